@@ -147,7 +147,7 @@ mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODUL
 docs: $(READY) ## write again what docs/ holds that is generated from the code
 	@$(BIN)/python -m tools.docs.settings_page < docs/operations.md > docs/operations.md.new
 	@mv docs/operations.md.new docs/operations.md
-	@$(BIN)/python -m tensorhub_common.telemetry.metrics_export < docs/metrics.md > docs/metrics.md.new
+	@$(BIN)/python -m tools.docs.metrics_page < docs/metrics.md > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
 	@$(BIN)/python -m tools.docs.asyncapi > docs/asyncapi.json.new
 	@mv docs/asyncapi.json.new docs/asyncapi.json

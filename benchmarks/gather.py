@@ -29,7 +29,7 @@ from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.ucxx.server import Book
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.programs.regions import Form, Regions
-from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_common.protocol.leases import LeaseGrant
 
 MIB: Final = 1024 * 1024
 UNIT_BYTES: Final = 4 * MIB

@@ -47,16 +47,16 @@ from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.app.main import GC_YOUNG
 from tensorhub_planner.catalog_view.catalog_replica import Fold
 from tensorhub_planner.catalog_view.holders import Found
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import Compiled, compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.compiler.layout_reader import Entries
 from tensorhub_planner.context.layout_store import Layouts
 from tensorhub_planner.context.program_store import Programs
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Reader
-from tensorhub_planner.planning.decision import found_in
+from tensorhub_planner.planning.decision import ProgramQuestion, found_in
 from tensorhub_planner.planning.plan_cache import Kept
-from tensorhub_planner.planning.request import Compiled
-from tensorhub_planner.planning.resharding import ProgramQuestion, source_set
+from tensorhub_planner.planning.resharding import source_set
 from tensorhub_planner.primitives.limits import Limits
 from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.source_set import SourceSet

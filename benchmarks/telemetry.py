@@ -34,8 +34,8 @@ from benchmarks.fleet import READERS, Fleet
 from benchmarks.ours import Ours
 from benchmarks.small import WARM_UP, Latency
 from tensorhub.local.hub import Up
+from tensorhub_common.observability.deferred_spans import LATER_S
 from tensorhub_common.observability.metrics import METRICS
-from tensorhub_common.telemetry.span_maker import LATER_S
 from tensorhub_common.telemetry.span_store import LOOK_EVERY_S, WRITE_EVERY_S
 
 RATIO_MIN: Final = 0.98

@@ -10,7 +10,7 @@ from typing import Final
 
 from tensorhub_agent.app.main import main
 from tensorhub_agent.transfer.verification import Proof
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.faultsim.mutants.planting import planted
 
 TORN: Final = "a piece is torn"

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tensorhub_common.jetstream.log_entry import Entry
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import decode_event
-from tensorhub_common.protocol.log.events import kind_of
-from tensorhub_common.protocol.log.shards import ShardFilled
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import AnyEvent, ShardFilled, VersionPublished, kind_of
 
 MSG_ID = "Nats-Msg-Id"
 

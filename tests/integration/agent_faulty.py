@@ -9,7 +9,8 @@ from typing import Final
 
 from tensorhub_agent.app.main import main
 from tensorhub_agent.core.agent import AgentCore
-from tensorhub_agent.core.effects import AnyCall, AnyEffect, CallPublish, Key
+from tensorhub_agent.core.effects import AnyCall, AnyEffect, CallPublish
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.runtime.supervision import Supervisor
 
 MODEL: Final = "fault"

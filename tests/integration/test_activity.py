@@ -13,7 +13,7 @@ from tests.stopping import stop
 from tensorhub import TensorSpec
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.introspection.activity import gather_activity
-from tensorhub_common.protocol.queries import Activity
+from tensorhub_common.protocol.activity import Activity
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -19,9 +19,8 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.request_server import answer_or_raise
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import decode_event
-from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected
 from tensorhub_common.protocol.subjects import HUB, PREFIX, agent_ask, ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

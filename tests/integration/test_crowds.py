@@ -7,7 +7,7 @@ from tests.chaos import crowds
 
 from tensorhub.arguments import INSTALLS
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
-from tensorhub_agent.leases.granting import LEASES_OF_ONE_MAX
+from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX
 from tensorhub_common.protocol.worker import REGISTERING_MAX
 
 COUNT = REGISTERING_MAX + 36

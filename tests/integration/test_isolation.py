@@ -17,7 +17,7 @@ from tensorhub.local.hub import Commands, Up
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.introspection.activity import gather_activity
-from tensorhub_common.protocol.queries import Activity
+from tensorhub_common.protocol.activity import Activity
 
 AGENT = "agent-0"
 WAIT_S = 30.0

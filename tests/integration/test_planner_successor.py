@@ -17,8 +17,10 @@ from tensorhub_agent.leases.table import TICKET_S
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseGrant, SourceId
-from tensorhub_common.protocol.queries import Beat, Status
+from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.plans import SourceId
+from tensorhub_common.protocol.queries import Status
 from tensorhub_common.protocol.subjects import agent_ask, beats
 
 MODEL = "m"

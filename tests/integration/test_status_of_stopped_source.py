@@ -20,7 +20,7 @@ import tensorhub
 from tensorhub.cli.hub_state import STILL_S
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.introspection.activity import gather_activity
-from tensorhub_common.protocol.queries import ReadUnderWay
+from tensorhub_common.protocol.activity import ReadUnderWay
 
 NBYTES = 48 * 1024 * 1024
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import command
+from tools.docs.metrics_page import prometheus_name
 
 from tensorhub import TensorSpec
 from tensorhub_common.bus.connection import Bus, connect
@@ -22,7 +23,6 @@ from tensorhub_common.introspection.span_query import gather
 from tensorhub_common.observability.metrics import METRICS
 from tensorhub_common.protocol.spans import Spans, SpansAsk, TransfersAsk
 from tensorhub_common.protocol.subjects import ask
-from tensorhub_common.telemetry.metrics_export import prometheus_name
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

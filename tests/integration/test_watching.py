@@ -11,8 +11,7 @@ from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.versions import VersionGone, VersionPublished
+from tensorhub_common.protocol.log.events import ReplicaReady, VersionGone, VersionPublished
 from tensorhub_common.protocol.subjects import event as subject_of
 
 WAIT_S = 60.0

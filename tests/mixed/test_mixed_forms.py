@@ -42,17 +42,17 @@ def without(roots: list[Kind], form: str) -> list[Kind]:
 def test_what_breaks_a_release_is_named(old: Forms, new: Forms) -> None:
     broken = copy.deepcopy(new)
     forms = broken["forms"]
-    del forms["plans.LeaseGrant"]["fields"]["ticket_s"]
+    del forms["leases.LeaseGrant"]["fields"]["ticket_s"]
     del forms["parts.Part"]["fields"]["cast"]
     forms["commands.Want"]["fields"]["why"] = {**TEXT, "required": True}
-    forms["queries.Beat"]["tag"] = "beat"
-    forms["shards.Sibling"]["fields"] = dict(reversed(forms["shards.Sibling"]["fields"].items()))
+    forms["heartbeat.Beat"]["tag"] = "beat"
+    forms["events.Sibling"]["fields"] = dict(reversed(forms["events.Sibling"]["fields"].items()))
     forms["program.Program"]["fields"]["unread_count"]["required"] = True
     del forms["worker.Loaded"]
     broken["roots"] = without(broken["roots"], "worker.Loaded")
     # What is new, and what has a default, breaks nothing.
-    forms["plans.LeaseGrant"]["fields"]["later"] = {**TEXT, "required": False}
-    forms["plans.Later"] = {**forms["plans.LeaseGrant"], "tag": "later"}
+    forms["leases.LeaseGrant"]["fields"]["later"] = {**TEXT, "required": False}
+    forms["leases.Later"] = {**forms["leases.LeaseGrant"], "tag": "later"}
     told = differences(old, broken)
     for sentence in (
         "asks.Beat has another tag or form: neither release reads it of the other",
@@ -73,7 +73,7 @@ NUMBER: Final = {"type": "float"}
 TEXT: Final = {"type": "str"}
 COUNT: Final = {"type": "int"}
 NONE: Final = {"type": "none"}
-KIND: Final = {"form": "plans.LeaseRefusal"}
+KIND: Final = {"form": "leases.LeaseRefusal"}
 NEITHER: Final = "neither reads the other's"
 NOT_HERE: Final = "this release does not read what the older one writes"
 NOT_THERE: Final = "the older release does not read all that this one may write"
@@ -98,7 +98,7 @@ NOT_THERE: Final = "the older release does not read all that this one may write"
         ({"values": ["a"]}, {"values": ["a", "b"]}, NOT_THERE),
         ({"values": ["a"]}, TEXT, NOT_THERE),
         (COUNT, {**COUNT, "bounds": {"ge": 0}}, NOT_HERE),
-        (KIND, {"form": "plans.LeaseAsk"}, NEITHER),
+        (KIND, {"form": "leases.LeaseAsk"}, NEITHER),
         (KIND, TEXT, NEITHER),
     ],
 )
@@ -106,11 +106,11 @@ def test_a_field_of_another_type_is_named(new: Forms, was: Kind, become: Kind, w
     """A reader may take more than the writer writes, and not less."""
     before, now = copy.deepcopy(new), copy.deepcopy(new)
     for forms, kind in ((before, was), (now, become)):
-        forms["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **kind}
+        forms["forms"]["leases.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **kind}
     told = differences(before, now)
     if why:
         (sentence,) = told
-        assert sentence.startswith("plans.LeaseGrant.ticket_s was ")
+        assert sentence.startswith("leases.LeaseGrant.ticket_s was ")
         assert sentence.endswith(f": {why}")
     else:
         assert told == []
@@ -119,11 +119,11 @@ def test_a_field_of_another_type_is_named(new: Forms, was: Kind, become: Kind, w
 def test_a_kind_of_message_that_is_new_breaks_no_field(new: Forms) -> None:
     """Beside kinds that were there before. Whether it may be sent yet is what a level says."""
     before, now = copy.deepcopy(new), copy.deepcopy(new)
-    now["forms"]["plans.Later"] = {**now["forms"]["plans.LeaseRefusal"], "tag": "later"}
-    later = {"form": "plans.Later"}
+    now["forms"]["leases.Later"] = {**now["forms"]["leases.LeaseRefusal"], "tag": "later"}
+    later = {"form": "leases.Later"}
     for was, become, is_read in ((KIND, [KIND, later], True), (NUMBER, [NUMBER, later], False)):
-        before["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **was}
-        now["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"] = {
+        before["forms"]["leases.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **was}
+        now["forms"]["leases.LeaseGrant"]["fields"]["ticket_s"] = {
             "required": True,
             "default": "",
             "any_of": become,
@@ -190,7 +190,7 @@ def read(data):
     }
     assert new["forms"].keys() >= {"state.Replica", "snapshot_store.Record", "manifest.Manifest", "hub_file.NatsEntry"}
     assert new["forms"]["parts.Part"]["array"]
-    assert new["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"]["type"] == "float"
+    assert new["forms"]["leases.LeaseGrant"]["fields"]["ticket_s"]["type"] == "float"
 
 
 def test_what_is_new_in_the_log_is_switched_by_a_level(old: Forms, new: Forms) -> None:

@@ -33,8 +33,7 @@ from tensorhub_common.protocol.log.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.versions import VersionExposed
+from tensorhub_common.protocol.log.events import Event, VersionExposed
 
 ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL = (
     pytest.param(False, id="once-all-was-seen"),

@@ -6,20 +6,27 @@ Always true: what it knows is what the catalog knows, so an event is never missi
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.catalog.transitions import VersionState
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.hub import JobDeleted
-from tensorhub_common.protocol.log.publications import PublishFailed, PublishJoined, PublishWithdrawn
-from tensorhub_common.protocol.log.replicas import ReplicaLost, ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundFailed, RoundJoined, RoundSettled, RoundStarted
-from tensorhub_common.protocol.log.shards import ShardDraining, ShardReleased
-from tensorhub_common.protocol.log.versions import (
+from tensorhub_common.protocol.log.events import (
+    Event,
+    JobDeleted,
     ModelDeleted,
+    PublishFailed,
+    PublishJoined,
+    PublishWithdrawn,
+    ReplicaLost,
+    ReplicaReady,
+    RoundFailed,
+    RoundJoined,
+    RoundSettled,
+    RoundStarted,
+    ShardDraining,
+    ShardReleased,
     VersionAvailable,
     VersionGone,
     VersionPublished,
     VersionRetired,
 )
+from tensorhub_common.protocol.queries import VersionState
 
 
 class Watcher:

@@ -17,7 +17,8 @@ from tensorhub_agent.leases.table import HOLD_S_MAX
 from tensorhub_agent.primitives.ranges import mark
 from tensorhub_agent.transfer import admission
 from tensorhub_agent.transfer.transfer import Phase, Transfer
-from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share, SourceId
+from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
+from tensorhub_common.protocol.ranges import Range
 
 ROWS_OF_EACH: Final = 2
 COLUMNS, READ = 16, slice(4, 12)

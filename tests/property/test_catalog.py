@@ -13,7 +13,7 @@ from tests.unit.common.catalog_world import JOB, MODEL, World, recoded
 
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.handlers import admin, filling, membership, rounds
+from tensorhub_common.catalog.handlers import admin, membership, rounds
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.transitions import (
     AGENT_MOVES,
@@ -25,10 +25,8 @@ from tensorhub_common.catalog.transitions import (
     move,
 )
 from tensorhub_common.protocol.log.commands import VERSION_MAX, Unreadable
-from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.events import Event, ReplicaReady, VersionPublished
 from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.versions import VersionPublished
 
 STEPS = 60
 SEEDED_RUNS = 150
@@ -74,7 +72,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         made.add((repr(state), repr(what)))
         return move(table, state, what)
 
-    for module in (availability, filling, membership, rounds, admin):
+    for module in (availability, membership, rounds, admin):
         monkeypatch.setattr(module, "move", recording)
     monkeypatch.setattr(availability, "VERSIONS_KEPT_MAX", 2)
     return made

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.plans import Demand, Plan, SourceId, Turn
+from tensorhub_common.protocol.ranges import Ranges, common, normal
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.planning.decision import Question
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.topology import Place, Topology
 
 KEY = root_key(1, 0, "layout")

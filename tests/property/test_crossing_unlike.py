@@ -12,13 +12,16 @@ from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, l
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import encoded
 from tensorhub_common.protocol.plans import Demand, Plan, SourceId, Turn
+from tensorhub_common.protocol.ranges import Ranges, common, normal
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.decision import ProgramQuestion
 from tensorhub_planner.planning.plan_cache import Kept
-from tensorhub_planner.planning.resharding import ProgramQuestion, program_sources
+from tensorhub_planner.planning.resharding import program_sources
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.source_set import SourceSet
 from tensorhub_planner.primitives.topology import Place, Topology
 

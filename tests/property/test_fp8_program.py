@@ -28,7 +28,8 @@ from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import decoded, encoded
 from tensorhub_common.programs.regions import Form, Regions
 from tensorhub_planner.compiler import overlaps
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 SCHEMES: Final = ("fp8-block-128", "fp8-block-128-nemo", "fp8-channel")
 UNIT_BYTES: Final = (128 * 128, 3 * 128 * 128, 4 << 20)

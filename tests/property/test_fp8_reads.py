@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 
 from tensorhub_simulator.faultsim.config import draw
-from tensorhub_simulator.faultsim.models.quantised import quantised_cuttings
+from tensorhub_simulator.faultsim.models.layouts import quantised_cuttings
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.mutants.planting import planted
 from tensorhub_simulator.faultsim.runner.run import scaled_down

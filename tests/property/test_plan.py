@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.protocol.plans import Demand, LinkRate, Plan, Range, Refusal, SourceId, Transport, Turn, precedes
+from tensorhub_common.protocol.plans import Demand, LinkRate, Plan, Refusal, SourceId, Transport, Turn, precedes
+from tensorhub_common.protocol.ranges import Range, Ranges, normal
 from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
 from tensorhub_planner.load.load import Busy, Lane
 from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
 from tensorhub_planner.planning.verifier import chain_ends, grounded
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.topology import Place, Topology
 
 PIECES = 24

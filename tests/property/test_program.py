@@ -16,7 +16,8 @@ from tensorhub_common.layout.layout import Layout, layout_digest, layout_of, pla
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import decoded, encoded
 from tensorhub_planner.compiler import overlaps
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 SMALL_UNIT_BYTES: Final = 24
 """So that small boxes are cut in every way in which huge ones are."""

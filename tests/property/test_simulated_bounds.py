@@ -12,8 +12,7 @@ from tests.examples_of import examples
 from tensorhub_simulator.performance import baselines
 from tensorhub_simulator.performance.config import Cluster, Generation, Link, Model, Replicas, Site, Spot, check
 from tensorhub_simulator.performance.lower_bound import Bound
-from tensorhub_simulator.performance.model.cluster import World
-from tensorhub_simulator.performance.model.running import run
+from tensorhub_simulator.performance.model.cluster import World, run
 from tensorhub_simulator.performance.model.topology import build
 from tensorhub_simulator.performance.results import Result
 

@@ -13,10 +13,11 @@ from typing import Final
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
 from tensorhub_agent.transfer import admission
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
-from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.source_pool import Todo
 from tensorhub_agent.transfer.transfer import Phase, Transfer
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share, SourceId
+from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
+from tensorhub_common.protocol.ranges import Range
 
 STALL_S: Final = 5.0
 CLOSE_S_MAX: Final = 0.5

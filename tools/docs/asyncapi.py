@@ -14,10 +14,9 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from tensorhub_common.protocol import plans, queries, spans
+from tensorhub_common.protocol import activity, heartbeat, leases, plans, queries, spans
 from tensorhub_common.protocol.log import commands
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.events import HUB_MODEL, Event
+from tensorhub_common.protocol.log.events import HUB_MODEL, AnyEvent, Event
 
 Json = dict[str, Any]
 Kind = type[msgspec.Struct]
@@ -372,17 +371,17 @@ def _fill(book: _Book) -> None:
     book.ask("plan", f"{_JOB}.ask.plan", plans.Demand, [plans.Plan, plans.Refusal, no])
     book.ask("transfers", f"{_JOB}.ask.transfers", spans.TransfersAsk, [spans.Spans, no])
     book.ask("spans", f"{_JOB}.ask.spans", spans.SpansAsk, [spans.Spans, no])
-    book.ask("activity", f"{_JOB}.ask.activity", None, [queries.Activity, no])
+    book.ask("activity", f"{_JOB}.ask.activity", None, [activity.Activity, no])
     book.ask("ping", f"{_HUB}.ask.ping.{{process}}", None, [queries.Pong])
     book.ask("folders", f"{_HUB}.ask.ping._folders", None, [queries.Pong])
     lease, digests = (f"{_HUB}.agent.{{agent}}.{what}.{{asker}}" for what in ("lease", "digests"))
-    book.ask("lease", lease, plans.LeaseAsk, [plans.LeaseGrant, plans.LeaseRefusal], _MSGPACK)
-    book.ask("digests", digests, plans.DigestsAsk, [plans.DigestsPage], _MSGPACK)
-    book.take([queries.Beat])
+    book.ask("lease", lease, leases.LeaseAsk, [leases.LeaseGrant, leases.LeaseRefusal], _MSGPACK)
+    book.ask("digests", digests, leases.DigestsAsk, [leases.DigestsPage], _MSGPACK)
+    book.take([heartbeat.Beat])
     book.channels["beat"] = _channel(
-        f"{_HUB}.beat.{{agent}}", "An agent lives, in all its jobs at once.", [queries.Beat]
+        f"{_HUB}.beat.{{agent}}", "An agent lives, in all its jobs at once.", [heartbeat.Beat]
     )
-    book.operations["hear.beat"] = _operation("receive", "beat", "Note that an agent is alive.", [queries.Beat])
+    book.operations["hear.beat"] = _operation("receive", "beat", "Note that an agent is alive.", [heartbeat.Beat])
     book.messages["Outcomes"] = {
         "name": "Outcomes",
         "summary": "A command's whole group of events.",

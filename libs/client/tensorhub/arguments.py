@@ -6,14 +6,12 @@ A mistake in a call is told at once and by its own name, with nothing changed: t
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Final, Literal, SupportsIndex, cast
 
-from tensorhub.aio.resuming import Resume
 from tensorhub.mapping import Mapping
-from tensorhub_common.catalog.state import RETAINED_MAX
 from tensorhub_common.errors import (
     InvalidName,
     LayoutMismatch,
@@ -22,8 +20,15 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.protocol.log.commands import SHARDS_MAX, VERSION_MAX
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.log.commands import RETAINED_MAX, SHARDS_MAX, VERSION_MAX
+from tensorhub_common.protocol.subjects import check_name
+
+Resume = Literal["memory", "values"]
+
+
+NAMES_MAX: Final = 3
+"""An error names this many tensors, and counts the rest."""
+
 
 TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """No call waits longer than a week."""
@@ -202,3 +207,10 @@ def mapping(value: object) -> Mapping | None:
         f"mapping is a tensorhub.mapping.Mapping, as mapping.llama(config, tp_size=2, tp_rank=0) makes it; got "
         f"{shown(value)}"
     )
+
+
+def listed(names: Sequence[str], count: int | None = None) -> str:
+    """Return the first names, and how many more there are; `count`: how many there are, if not all are given."""
+    more = (len(names) if count is None else count) - NAMES_MAX
+    shown = ", ".join(map(repr, names[:NAMES_MAX]))
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -7,8 +7,7 @@ from typing import Final
 from tensorhub_agent.core.config import Limits
 from tensorhub_planner.primitives.limits import Limits as PlannerLimits
 from tensorhub_planner.primitives.limits import Rates
-from tensorhub_simulator.faultsim.models.layouts import Cuttings, unlike_cuttings
-from tensorhub_simulator.faultsim.models.quantised import quantised_cuttings
+from tensorhub_simulator.faultsim.models.layouts import Cuttings, quantised_cuttings, unlike_cuttings
 
 STRIPED = PlannerLimits(network=Rates(ingest_bps=1e6, source_bps=10.0, setup_s=0.0))
 """With these the planner reads even a few bytes from all the sources that there are."""

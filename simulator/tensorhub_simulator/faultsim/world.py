@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from random import Random
 from typing import Final
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import Memory, Place
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.catalog.state import root_key
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_simulator.engine.clock import Clock, Node

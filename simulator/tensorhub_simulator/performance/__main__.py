@@ -19,8 +19,7 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.performance import calibration, svg, tables
 from tensorhub_simulator.performance.comparison import Case, cases
 from tensorhub_simulator.performance.config import Cluster, ClusterError, decode
-from tensorhub_simulator.performance.parallel import pairs
-from tensorhub_simulator.performance.progress import Bar
+from tensorhub_simulator.performance.parallel import Bar, pairs
 from tensorhub_simulator.performance.tables import Finding
 
 SCENARIOS: Final = ("standalone", "elastic", "across")

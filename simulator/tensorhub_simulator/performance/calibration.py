@@ -13,9 +13,8 @@ import msgspec
 
 from tensorhub_simulator.performance import baselines
 from tensorhub_simulator.performance.config import Cluster, Control, Model, Replicas, Site
-from tensorhub_simulator.performance.model.cluster import World
-from tensorhub_simulator.performance.model.running import run
-from tensorhub_simulator.performance.model.tcp import WIRE
+from tensorhub_simulator.performance.model.cluster import World, run
+from tensorhub_simulator.performance.model.network import WIRE
 
 FILE: Final = Path(__file__).with_name("measured.json")
 MIB: Final = 1 << 20

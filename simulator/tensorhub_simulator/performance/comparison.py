@@ -11,11 +11,9 @@ import msgspec
 from tensorhub_simulator.performance import baselines
 from tensorhub_simulator.performance.config import Cluster, ClusterError, check, converted
 from tensorhub_simulator.performance.lower_bound import Bound
-from tensorhub_simulator.performance.model.cluster import World
-from tensorhub_simulator.performance.model.running import run
+from tensorhub_simulator.performance.model.cluster import World, run
 from tensorhub_simulator.performance.model.topology import GBYTE
-from tensorhub_simulator.performance.results import Result, Update
-from tensorhub_simulator.performance.spread import Spread, spread
+from tensorhub_simulator.performance.results import Result, Spread, Update, spread
 
 WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
 """What the paper measured against each baseline."""

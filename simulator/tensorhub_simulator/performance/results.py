@@ -1,5 +1,9 @@
-"""What came of a run: when each replica had each version, and what links carried. Pure."""
+"""What came of a run: when each replica had each version, and what links carried. Pure.
 
+Numbers about many numbers. Pure.
+"""
+
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -56,3 +60,25 @@ class Result(msgspec.Struct, kw_only=True):
     def ended(self, kinds: "tuple[str, ...] | None" = None) -> list[Update]:
         """Return the updates that came to their end."""
         return [each for each in self.updates if each.ready_s is not None and (kinds is None or each.kind in kinds)]
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How some times lie."""
+
+    mean: float
+    median: float
+    p99: float
+    most: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return how values lie; of none, zeros."""
+    if not values:
+        return Spread(mean=0.0, median=0.0, p99=0.0, most=0.0)
+    ordered = sorted(values)
+    return Spread(
+        mean=sum(ordered) / len(ordered),
+        median=ordered[len(ordered) // 2],
+        p99=ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)],
+        most=ordered[-1],
+    )

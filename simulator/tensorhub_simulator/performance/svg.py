@@ -12,8 +12,7 @@ from typing import Final
 
 from tensorhub_simulator.performance.comparison import Pair
 from tensorhub_simulator.performance.config import ClusterError
-from tensorhub_simulator.performance.model.cluster import World
-from tensorhub_simulator.performance.model.running import run
+from tensorhub_simulator.performance.model.cluster import World, run
 from tensorhub_simulator.performance.model.topology import GBIT, GBYTE
 from tensorhub_simulator.performance.results import Result, Update
 from tensorhub_simulator.performance.tables import Finding, seconds

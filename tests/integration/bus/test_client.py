@@ -4,8 +4,8 @@ import asyncio
 
 from tests.bounds import WAIT_S
 
-from tensorhub_common.bus.client import parse_headers
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.message import parse_headers
 from tensorhub_common.jetstream.job_log import open_job
 from tensorhub_common.protocol.subjects import cmd
 

@@ -26,7 +26,7 @@ from tensorhub_common.jetstream.blob_store import Blobs
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol import subjects
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.steps import Acknowledged, Publication
+from tensorhub_registry.core.job_fold import Acknowledged, Publication
 from tensorhub_registry.jobs.log_writer import Storing
 
 NODES = 3

@@ -12,8 +12,8 @@ from tests.integration.planner.test_service import planning
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.heartbeat import Beat, Serving
 from tensorhub_common.protocol.plans import Plan
-from tensorhub_common.protocol.queries import Beat, Serving
 from tensorhub_planner.app.service import Planner
 
 HOLDERS = ("trainer", "second")

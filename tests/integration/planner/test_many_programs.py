@@ -15,7 +15,8 @@ from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
 from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, Refusal, Turn
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.context import program_store
 
 TRAINERS, ENGINES, TENSORS = 8, 12, 300

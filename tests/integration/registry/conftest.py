@@ -24,9 +24,9 @@ from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import Entry
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import decode_event, encode
 from tensorhub_common.protocol.log.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
+from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.queries import Error, JobOpened, Status
 
 WAIT_S_MAX = 60.0

@@ -15,7 +15,7 @@ from tensorhub_common.jetstream.job_log import open_job as open_log
 from tensorhub_common.jetstream.snapshot_store import Snapshots
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.commands import DeleteJob, Publish
-from tensorhub_common.protocol.log.hub import CommandRejected, JobDeleted
+from tensorhub_common.protocol.log.events import CommandRejected, JobDeleted
 from tensorhub_common.protocol.queries import Error, JobForgotten, JobOpened
 
 WISH = Publish(model="policy", replica="nobody")

@@ -16,9 +16,9 @@ from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJo
 
 from tensorhub.cli.doctor import hub_checks
 from tensorhub_common import errors
-from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, SnapshotBroken
+from tensorhub_common.bus.message import NO_HEADERS
 from tensorhub_common.catalog.handlers import membership
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
@@ -32,7 +32,7 @@ from tensorhub_common.log_follower import restore, set_aside
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import DeleteJob, Join, Lead, Publish, Sender
-from tensorhub_common.protocol.log.hub import AgentForgotten, AgentLost, JobDeleted
+from tensorhub_common.protocol.log.events import AgentForgotten, AgentLost, JobDeleted
 from tensorhub_common.protocol.log.levels import NEWEST
 from tensorhub_common.protocol.queries import Error, Health, JobHealth, Status
 from tensorhub_common.runtime.supervision import fault_counts

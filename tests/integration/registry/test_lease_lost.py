@@ -16,7 +16,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.log.hub import RegistryLeads
+from tensorhub_common.protocol.log.events import RegistryLeads
 from tensorhub_common.protocol.queries import Status
 from tensorhub_registry.app import leader_lease
 from tensorhub_registry.app.leader_lease import LeaderLease

@@ -13,11 +13,17 @@ from tensorhub_common.bus.errors import LogFull
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.log.commands import Join, Publish, Ready, Register, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, CommandRejected, RegistryLeads
-from tensorhub_common.protocol.log.versions import VersionPublished
-from tensorhub_common.protocol.queries import Beat, Error, Outcome, Replicas, Status, Story, Versions
+from tensorhub_common.protocol.log.events import (
+    AgentJoined,
+    AgentLost,
+    AnyEvent,
+    CommandRejected,
+    RegistryLeads,
+    VersionPublished,
+)
+from tensorhub_common.protocol.queries import Error, Outcome, Replicas, Status, Story, Versions
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")

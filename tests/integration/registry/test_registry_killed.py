@@ -15,9 +15,9 @@ from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands,
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoBus
 from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.log.commands import Publish
-from tensorhub_common.protocol.log.hub import AgentLost
-from tensorhub_common.protocol.queries import Beat
+from tensorhub_common.protocol.log.events import AgentLost
 
 KILLS_MIN = 3
 

@@ -11,11 +11,11 @@ from tensorhub_common.bus.errors import WrongLastSequence
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.events import ReplicaReady
 from tensorhub_common.protocol.subjects import cmd
 from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_registry.core.job_fold import Acknowledged, Outgoing, Publication
 from tensorhub_registry.core.log_entries import subject_of
-from tensorhub_registry.core.steps import Acknowledged, Outgoing, Publication
 from tensorhub_registry.jobs.log_writer import CHAIN_EVENTS_MAX, CHAIN_EVENTS_MIN, Storing
 
 

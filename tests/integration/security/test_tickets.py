@@ -24,7 +24,8 @@ from tensorhub_agent.transports.ucxx.server import Book as ServingBook
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseGrant, SourceId, Transport
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.plans import SourceId, Transport
 from tensorhub_common.protocol.subjects import agent_ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -1,10 +1,11 @@
 """A transfer and its time, driven by hand."""
 
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
-from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.source_pool import Todo
 from tensorhub_agent.transfer.transfer import Phase, Transfer
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Plan, Range, Share, SourceId, Transport
+from tensorhub_common.protocol.plans import Plan, Share, SourceId, Transport
+from tensorhub_common.protocol.ranges import Range
 
 PIECES = 6
 PIECE_BYTES = 10

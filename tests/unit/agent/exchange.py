@@ -3,16 +3,18 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.primitives.lease_messages import Cede, Have, Promise, Retract, Stock
 from tensorhub_agent.primitives.ranges import count_of
-from tensorhub_agent.transfer.ceding import Ceded
+from tensorhub_agent.transfer.site_handoff import Ceded
 from tensorhub_agent.transfer.transfer import Phase, Transfer
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, Plan, Range, Share, SourceId, Turn
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn
+from tensorhub_common.protocol.ranges import Range, Ranges, common, normal
 from tensorhub_planner.planning.wan_fanout import divide
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 STEP_S = 0.05
 RENEW_S = 1.0

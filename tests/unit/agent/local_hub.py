@@ -19,7 +19,7 @@ from tensorhub_agent.transports.local import transport
 from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, send
 from tensorhub_agent.transports.local.session import OpenLease
 from tensorhub_agent.transports.local.transport import LocalTransport
-from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.runtime.framed_socket import Framed, PeerGone, connect
 
 MIB = 1024 * 1024

@@ -24,7 +24,6 @@ from tensorhub_agent.core.effects import (
     Digested,
     Keep,
     Kept,
-    Key,
     OpenSource,
     PlanCame,
     Post,
@@ -39,12 +38,14 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.shard_state import Memory, Place
 from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.primitives.digests import piece_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.invariants import check
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
 from tensorhub_common.protocol.log.commands import AnyCommand, Wish
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, Plan, Share, SourceId
+from tensorhub_common.protocol.log.events import AnyEvent
+from tensorhub_common.protocol.plans import Plan, Share, SourceId
 
 MODEL = "policy"
 NBYTES = (4, 4, 4)

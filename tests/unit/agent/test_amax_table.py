@@ -5,7 +5,8 @@ from tests.unit.planner.cut_blocks import SHAPE, reader, sources
 
 from tensorhub_agent.compute.amax_table import AmaxTable
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 LAYOUTS = sources(70, 200, 300, 390)
 EXECUTION = Execution(compile_program("reader", reader(), SourceIndex(LAYOUTS, set(LAYOUTS))))

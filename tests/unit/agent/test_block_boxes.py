@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensorhub_agent.compute.conversion import CastUnknown, converter
 from tensorhub_agent.primitives.block_forms import PART_AMAX_BYTES_MAX, amax_bytes, block_parts
 from tensorhub_agent.primitives.forms import BadForm, as_received, as_sent, check, check_amax, normal, packed_strides
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import AMAX_BYTES_MAX, COMPUTED_BYTES_MAX
+from tensorhub_agent.transports.ucxx.protocol.frames import AMAX_BYTES_MAX, COMPUTED_BYTES_MAX
 from tensorhub_agent.transports.ucxx.protocol.gather_plan import lots_of
 from tensorhub_common.layout.quantized import BLOCK_BYTES_MAX, DERIVED
 from tensorhub_common.programs.regions import DIMS_MAX, Blocks, Form, Regions, Sizes

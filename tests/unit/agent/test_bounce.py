@@ -6,7 +6,7 @@ import pytest
 
 from tensorhub_agent.transports.ucxx import bounce_buffers
 from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import SLOT_BYTES
+from tensorhub_agent.transports.ucxx.protocol.frames import SLOT_BYTES
 
 
 async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> None:

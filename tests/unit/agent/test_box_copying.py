@@ -13,8 +13,7 @@ from tests.unit.agent.box_samples import Gate, answer, dense, forms, regions, ro
 
 from tensorhub_agent.compute import conversion, strided_copy
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.compute.copy_job import CopyStopped
-from tensorhub_agent.compute.pool import CopyPool, Spans, memmove
+from tensorhub_agent.compute.pool import CopyPool, CopyStopped, Spans, memmove
 from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, copy_boxes
 from tensorhub_common.programs.regions import Form, Regions
 

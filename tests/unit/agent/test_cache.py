@@ -4,10 +4,10 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
 
 from tensorhub_agent.core.config import Limits
 from tensorhub_agent.core.effects import Answer, CopyMade, Free, MakeCopy, SourceLost
-from tensorhub_agent.core.effects import Key as AgentKey
 from tensorhub_agent.core.retained_copies import AGAIN_S, TRIES_MAX
 from tensorhub_agent.core.shard_state import Held, Memory, Place
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key as AgentKey
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Release, Retain, Stay
 

@@ -15,8 +15,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Keep, Key, Save
+from tensorhub_agent.core.effects import Keep, Save
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.storage.disk_segments import DiskStore
 from tensorhub_agent.storage.manifest import Adopted, Manifest, adopt, manifest_path, save
 from tensorhub_agent.storage.segments import Segment, SegmentStore

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tensorhub_agent.storage.cache_room import CacheRoom, Where, candidates, no_room
+from tensorhub_agent.storage.copy_allocator import Where, candidates, no_room
+from tensorhub_agent.storage.shard_store import CacheRoom
 
 NOTHING = CacheRoom(0, 0)
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from tensorhub_agent.core.effects import CallRead, Key
+from tensorhub_agent.core.effects import CallRead
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.jobs import pending_calls
 from tensorhub_agent.jobs.pending_calls import Callers, Waiting
 from tensorhub_agent.jobs.read_counts import ReadCounts
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.worker import Progress
 from tensorhub_common.runtime.supervision import Supervisor
 

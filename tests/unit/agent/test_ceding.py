@@ -8,13 +8,14 @@ from tests.unit.agent.one_agent import MODEL, OneAgent
 from tensorhub_agent.core.effects import Available, Show
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.primitives.lease_messages import HAVE_RANGES_MAX, Cede, Have, frames_of
-from tensorhub_agent.transfer import ceding
-from tensorhub_agent.transfer.ceding import Ceded, cede
+from tensorhub_agent.transfer import site_handoff
+from tensorhub_agent.transfer.site_handoff import Ceded, cede
 from tensorhub_agent.transfer.source import Reading, SourcePhase
 from tensorhub_agent.transfer.timeouts import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S
 from tensorhub_agent.transfer.transfer import Transfer
-from tensorhub_common.protocol.log.hub import AgentLost
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, Share, SourceId, Turn
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.log.events import AgentLost
+from tensorhub_common.protocol.plans import Share, SourceId, Turn
 
 FAST_BPS = 8.0 * PIECE_BYTES
 PIECES = 256
@@ -48,7 +49,7 @@ def test_what_a_slow_one_has_not_asked_for_is_brought_by_others_and_crosses_once
 
 def test_without_handing_over_all_wait_for_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above can fail."""
-    monkeypatch.setattr(ceding, "CEDE_GAIN_S", 1e9)
+    monkeypatch.setattr(site_handoff, "CEDE_GAIN_S", 1e9)
     found = site(FAST_BPS / 4)
     found.run(120)
     assert found.crossed == 1
@@ -226,7 +227,7 @@ def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain(monk
     """Two that are equally fast end together in half of the time, which is the gain."""
     left_s = sum(UNEVEN) / FAST_BPS
     for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
-        monkeypatch.setattr(ceding, "CEDE_GAIN_S", gain_s)
+        monkeypatch.setattr(site_handoff, "CEDE_GAIN_S", gain_s)
         far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
         ceded = cede([far, heir], UNEVEN, began=0.0, now=0.0)
         assert [each.heir.agent for each in ceded] == ["a"] * is_ceded

@@ -9,8 +9,7 @@ from typing import Final
 
 import pytest
 
-from tensorhub_agent.compute.chores import Chore
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import Chore, CopyPool, Spans
 
 GIVE_UP_S: Final = 60.0
 MIB: Final = 1024 * 1024

@@ -7,7 +7,7 @@ from tests.unit.span_places import place_at
 from tensorhub_agent.observability.recorder import WISHES_MAX
 from tensorhub_common.observability.trace_context import TRACEPARENT, TraceContext
 from tensorhub_common.protocol.log.commands import Publish
-from tensorhub_common.protocol.log.publications import PublishWished
+from tensorhub_common.protocol.log.events import PublishWished
 
 CLIENT = place_at(0xDDDD, 0xD1)
 

@@ -10,7 +10,6 @@ from tensorhub_agent.core.effects import (
     AskPlan,
     BatchDone,
     Confirmed,
-    Key,
     OpenSource,
     PlanCame,
     Post,
@@ -19,6 +18,7 @@ from tensorhub_agent.core.effects import (
 )
 from tensorhub_agent.core.operations.read_report import report_of_failure
 from tensorhub_agent.observability.recorder import SOURCES_NOTED_MAX
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
 from tensorhub_common.protocol.worker import Encoded
 

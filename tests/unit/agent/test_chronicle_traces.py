@@ -7,7 +7,7 @@ from tests.unit.span_places import place_at, place_of
 
 from tensorhub_agent.observability.records import ReadNote
 from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext
-from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.log.events import RoundDecided
 
 
 @pytest.mark.parametrize("garbage", ["", "nonsense", "00-0-0-00", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01", "é" * 60])

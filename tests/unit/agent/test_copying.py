@@ -9,8 +9,7 @@ import pytest
 import xxhash
 
 from tensorhub_agent.compute import pool as compute_pool
-from tensorhub_agent.compute.copy_job import CopyStopped
-from tensorhub_agent.compute.pool import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, Spans
+from tensorhub_agent.compute.pool import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, CopyStopped, Spans
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024

@@ -3,8 +3,9 @@
 import msgspec
 from tests.unit.agent.one_agent import MODEL, OneAgent
 
-from tensorhub_agent.core.early_asks import is_published, may_be_decided
-from tensorhub_common.protocol.plans import LeaseAsk, SourceId, Turn
+from tensorhub_agent.core.agent import is_published, may_be_decided
+from tensorhub_common.protocol.leases import LeaseAsk
+from tensorhub_common.protocol.plans import SourceId, Turn
 
 
 def question(replica: str) -> LeaseAsk:

@@ -6,8 +6,10 @@ from tensorhub_agent.primitives.ranges import count_of
 from tensorhub_agent.transfer.fold_progress import Folding
 from tensorhub_common.programs.amax_reductions import Folds
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Plan, Range, Share, SourceId
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_common.protocol.plans import Plan, Share, SourceId
+from tensorhub_common.protocol.ranges import Range
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 LAYOUTS = sources(70, 200, 300, 390)
 EXECUTION = Execution(compile_program("reader", reader(), SourceIndex(LAYOUTS, set(LAYOUTS))))

@@ -16,8 +16,9 @@ from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import CallRegister, CopyMade, Free, Key, MakeCopy, Raise, Save, Say
+from tensorhub_agent.core.effects import CallRegister, CopyMade, Free, MakeCopy, Raise, Save, Say
 from tensorhub_agent.core.shard_state import Held, Place
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.runtime.troubles import TROUBLES
 from tensorhub_agent.storage.disk_segments import DiskStore
 from tensorhub_agent.storage.manifest import Manifest, Room, adopt, load, manifest_path, save
@@ -26,8 +27,7 @@ from tensorhub_agent.storage.shard_store import Shelf, Shelves
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout.layout import layout_digest, segment_bytes
 from tensorhub_common.protocol.log.commands import Join, Release
-from tensorhub_common.protocol.log.replicas import CopyMember, CopyPlaced
-from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.protocol.log.events import CopyMember, CopyPlaced, ShardReleased
 from tensorhub_common.runtime.supervision import Fault
 
 GIB = 1 << 30

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.core.effects import Key
-from tensorhub_agent.leases.granting import (
+from tensorhub_agent.leases.lease import Lease, Offered
+from tensorhub_agent.leases.table import (
     LEASES_OF_ONE_MAX,
     READERS_MAX,
     bars_another,
@@ -12,10 +12,11 @@ from tensorhub_agent.leases.granting import (
     bars_waiting,
     is_asked_for,
 )
-from tensorhub_agent.leases.lease import Lease, Offered
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_common.protocol.heartbeat import Served
+from tensorhub_common.protocol.leases import LeaseAsk
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import LeaseAsk, SourceId, Turn
-from tensorhub_common.protocol.queries import Served
+from tensorhub_common.protocol.plans import SourceId, Turn
 
 ROOT = "a" * 32
 ASK = LeaseAsk(

@@ -4,7 +4,7 @@ from tests.unit.agent.driven import LIST, PIECES, STALL_S, Driven, source_id
 
 from tensorhub_agent.transfer.timeouts import WAITING_SILENT_S
 from tensorhub_agent.transfer.transfer import Phase
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 ALL: tuple[Range, ...] = ((0, PIECES),)
 

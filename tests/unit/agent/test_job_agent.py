@@ -26,7 +26,6 @@ from tensorhub_agent.core.effects import (
     Free,
     Keep,
     Kept,
-    Key,
     Probe,
     Probed,
     Raise,
@@ -41,14 +40,15 @@ from tensorhub_agent.jobs.worker_session import Desk
 from tensorhub_agent.leases.delta_store import DeltaBook
 from tensorhub_agent.observability.read_log import REFUSED_TOLD_S, NotBegun, ReadWatch
 from tensorhub_agent.observability.registry_watch import RegistryWatch
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_agent.storage.shard_store import Shelves
 from tensorhub_common.bus.errors import NoBus, NoResponder
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
-from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.protocol.log.events import ShardReleased
 from tensorhub_common.protocol.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
 
 KEY = Key("policy", "trainer", 0)

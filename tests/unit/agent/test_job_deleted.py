@@ -8,7 +8,7 @@ from tensorhub_agent.core.shard_state import Held, Memory, Place
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import DeleteJob, Retain
-from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.events import CommandRejected
 
 ROOT = root_digest(digests_of("a"))
 WHY = "job 'run-7' was deleted: take another name"

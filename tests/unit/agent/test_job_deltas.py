@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Base, Key, Save
+from tensorhub_agent.core.effects import Save
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.leases.delta_store import DeltaBook
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Base, Key
 from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
 from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
 from tensorhub_common.layout.layout import TensorEntry, layout_of

@@ -1,7 +1,7 @@
 """What a caller is told whose read ran out of time: what was missing, and what to do."""
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.core.operations.timeout_errors import Absent, not_in_time
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.errors import RoundTimeout, VersionUnavailable
 from tensorhub_common.protocol.log.commands import Wish
 

@@ -9,13 +9,15 @@ import pytest
 
 from tensorhub_agent.control.lease_client import HOLD_S
 from tensorhub_agent.control.program_cache import Programs
-from tensorhub_agent.core.effects import CloseSource, EnterSource, Key, OpenSource, SourceHeld, SourceLost, SourceOpened
+from tensorhub_agent.core.effects import CloseSource, EnterSource, OpenSource, SourceHeld, SourceLost, SourceOpened
 from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.sources.manager import Sources
 from tensorhub_agent.transports.registry import Transports
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, Share, SourceId
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.plans import Share, SourceId
 
 ME = SourceId("agent-1", 1, "rollout", 0)
 KEY = Key("m", "rollout", 0)

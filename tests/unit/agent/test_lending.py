@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from tensorhub_agent.control import lease_service
-from tensorhub_agent.control.lease_service import Lending
-from tensorhub_agent.control.postponed import Postponed
-from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseRefusal, SourceId
+from tensorhub_agent.control.lease_service import Lending, Postponed
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseRefusal
+from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.runtime.supervision import Supervisor
 
 ASK = LeaseAsk(

@@ -14,7 +14,6 @@ from tensorhub_agent.core.effects import (
     Digest,
     Digested,
     Free,
-    Key,
     MakeCopy,
     PlanCame,
     Raise,
@@ -26,6 +25,7 @@ from tensorhub_agent.core.retained_copies import AGAIN_S
 from tensorhub_agent.core.shard_state import Held, Memory, Place
 from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.transitions import ShardState

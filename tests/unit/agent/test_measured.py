@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.rates.link_rates import Link, Sample
-from tensorhub_agent.rates.measured import FALL, RISE, SLOW_SAMPLES_MIN, Measured
+from tensorhub_agent.rates.link_rates import FALL, RISE, SLOW_SAMPLES_MIN, Link, Measured, Sample
 from tensorhub_common.protocol.plans import RATES_MAX, LinkRate
 
 NEAR: Link = ("site/node-2", "ucxx")

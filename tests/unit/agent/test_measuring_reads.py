@@ -6,14 +6,16 @@ from tests.unit.agent.test_op_read import pair, publish
 
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import AskPlan, Key, Post, Progressed, Raise
+from tensorhub_agent.core.effects import AskPlan, Post, Progressed, Raise
 from tensorhub_agent.leases.reader_load import summed
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.rates import link_rates
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_agent.transfer.transfer import LOOK_S
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LinkRate, SourceId, Turn
-from tensorhub_common.protocol.queries import Served, Serving
+from tensorhub_common.protocol.heartbeat import Served, Serving
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.plans import LinkRate, SourceId, Turn
 
 LINK = "host"
 

@@ -3,13 +3,14 @@
 import pytest
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.core.effects import BatchDone, Duplicate, Duplicated, Key, LetGo, Post, Probe, Save, Say
+from tensorhub_agent.core.effects import BatchDone, Duplicate, Duplicated, LetGo, Post, Probe, Save, Say
 from tensorhub_agent.core.operations.reclaim import PROBE_AGAIN_S
 from tensorhub_agent.core.shard_state import Held, Memory, Place
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
 from tensorhub_common.protocol.log.commands import Drained, Filled, Register, ShardCommand, Unpublish
 from tensorhub_common.protocol.log.events import kind_of
-from tensorhub_common.protocol.plans import LeaseGrant, LeaseRefusal
 
 ROOT = root_digest(digests_of("one"))
 

@@ -6,8 +6,8 @@ from tensorhub_agent.core.effects import Answer, Raise
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
 from tensorhub_common.protocol.log.commands import NO_ROOT, Drained, Unpublish, Withdraw
-from tensorhub_common.protocol.plans import LeaseGrant, LeaseRefusal
 
 
 def trainer(*, digests: bool = True, shards: int = 1) -> OneAgent:

@@ -3,10 +3,11 @@
 import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SourceLost
+from tensorhub_agent.core.effects import Answer, AskPlan, PlanCame, Post, Raise, SourceLost
 from tensorhub_agent.core.operations.read import REPLAN_S
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX

@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, Base, BatchDone, Key, OpenSource, Post
+from tensorhub_agent.core.effects import Answer, BatchDone, OpenSource, Post
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.rates.link_rates import Sample
-from tensorhub_agent.rates.measured import SLOW_SAMPLES_MIN
+from tensorhub_agent.primitives.ids import Base, Key
+from tensorhub_agent.rates.link_rates import SLOW_SAMPLES_MIN, Sample
 from tensorhub_common.protocol.log.commands import Unpublish
 from tensorhub_common.protocol.worker import Encoded
 

@@ -9,7 +9,6 @@ from tensorhub_agent.core.effects import (
     BreakLease,
     Digest,
     Digested,
-    Key,
     OpenSource,
     PlanCame,
     Post,
@@ -20,12 +19,15 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.operations.read import REPLAN_S
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.leases.table import LeaseTable
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.primitives.program_units import Completion
 from tensorhub_agent.transfer.source import Reading, SourcePhase
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, pieces
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Refusal, Share, SourceId, Turn
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId, Turn
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 OTHER = SourceId("other", 1, "engine", 0)
 NOBODY = Refusal(error="VersionUnavailable", reason="nobody")

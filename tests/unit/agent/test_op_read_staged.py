@@ -8,8 +8,8 @@ from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.leases import LeaseRefusal
 from tensorhub_common.protocol.log.commands import Drained, Filled, GiveUp, Rewind, Unpublish
-from tensorhub_common.protocol.plans import LeaseRefusal
 
 OLD, NEW = root_digest(digests_of("a")), root_digest(digests_of("b"))
 

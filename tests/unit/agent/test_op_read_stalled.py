@@ -3,18 +3,9 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent.core.effects import (
-    Answer,
-    AskPlan,
-    Key,
-    OpenSource,
-    PlanCame,
-    Post,
-    Raise,
-    SourceClosed,
-    SourceLost,
-)
+from tensorhub_agent.core.effects import Answer, AskPlan, OpenSource, PlanCame, Post, Raise, SourceClosed, SourceLost
 from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_common.protocol.log.commands import Replan
 from tensorhub_common.protocol.plans import Refusal

@@ -7,14 +7,14 @@ from tests.unit.agent.one_agent import OneAgent
 from tests.unit.agent.told_agent import VERSION, ToldAgent, one
 from tests.unit.agent.told_reads import decided
 
-from tensorhub_agent.core.effects import Answer, AskPlan, Key, OpenSource, PlanCame, SourceClosed, SourceLost
+from tensorhub_agent.core.effects import Answer, AskPlan, OpenSource, PlanCame, SourceClosed, SourceLost
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.operations.read_report import transfer_s
 from tensorhub_agent.observability.read_log import ReadWatch
 from tensorhub_agent.observability.records import ReadNote
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.observability.trace_context import SpanRecord
-from tensorhub_common.protocol.log.events import kind_of
-from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.log.events import RoundDecided, kind_of
 from tensorhub_common.protocol.plans import Refusal
 from tensorhub_common.protocol.worker import ReadReport, ReadStages
 

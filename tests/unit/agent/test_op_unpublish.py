@@ -6,13 +6,14 @@ from itertools import count
 import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, BreakLease, CallUnpublish, Free, Key
+from tensorhub_agent.core.effects import Answer, BreakLease, CallUnpublish, Free
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.leases import LeaseRefusal
 from tensorhub_common.protocol.log.commands import Expire, Filled, Granted, Join, Retain, Sender, Want
-from tensorhub_common.protocol.plans import LeaseRefusal
 
 ROOT = root_digest(digests_of("a"))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorhub_agent.jobs.padding import blank
+from tensorhub_agent.jobs.memory_tasks import blank
 from tensorhub_common.layout.layout import TensorEntry, layout_of, placements, segment_bytes
 from tensorhub_common.layout.parts import Part, padding
 

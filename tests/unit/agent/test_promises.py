@@ -4,24 +4,16 @@ import msgspec
 import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.leases.lease import LeaseState
 from tensorhub_agent.leases.table import LeaseTable, Promised
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.source import HOPE_S
 from tensorhub_agent.transfer.timeouts import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, OPEN_S_MAX
 from tensorhub_agent.transfer.transfer import Phase
-from tensorhub_common.protocol.plans import (
-    LeaseAsk,
-    LeaseGrant,
-    LeaseRefusal,
-    Plan,
-    Range,
-    Refusal,
-    Share,
-    SourceId,
-    Turn,
-)
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId, Turn
+from tensorhub_common.protocol.ranges import Range
 
 KEY = Key("policy", "rollout-1", 0)
 TURN = Turn(10, 3)

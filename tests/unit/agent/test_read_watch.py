@@ -4,9 +4,10 @@ from collections import Counter
 
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent.core.effects import Answer, Key, Raise
+from tensorhub_agent.core.effects import Answer, Raise
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.observability.read_log import SLOW_BYTES_PER_S, ReadWatch
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.worker import ReadReport, ReadStages, SourceReport
 
 KEY = Key("policy", "rollout", 0)

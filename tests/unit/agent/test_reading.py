@@ -9,7 +9,8 @@ from tensorhub_agent.rates.source_rate import STALL_MIN_S, Pace
 from tensorhub_agent.transfer import source as transfer_source
 from tensorhub_agent.transfer.source import Reading, SourcePhase
 from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S
-from tensorhub_common.protocol.plans import Range, Share, SourceId
+from tensorhub_common.protocol.plans import Share, SourceId
+from tensorhub_common.protocol.ranges import Range
 
 STALL_S = 5.0
 MIB = 1024 * 1024

@@ -2,11 +2,12 @@
 
 import pytest
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId, Turn
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.plans import SourceId, Turn
 
 KEY = Key("m", "middle", 0)
 TURN = Turn(10, 3)

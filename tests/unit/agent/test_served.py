@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from tensorhub_agent.leases.reader_load import served, summed
-from tensorhub_common.protocol.plans import LeaseAsk, SourceId, Transport, Turn
-from tensorhub_common.protocol.queries import SERVED_MAX, Beat, Served, Serving
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Beat, Served, Serving
+from tensorhub_common.protocol.leases import LeaseAsk
+from tensorhub_common.protocol.plans import SourceId, Transport, Turn
 
 ASK = LeaseAsk(
     job="run-7",

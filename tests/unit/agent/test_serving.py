@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.core.effects import Key
-from tensorhub_agent.leases.granting import LEASES_OF_ONE_MAX, READERS_MAX
 from tensorhub_agent.leases.lease import LEASE_MOVES, LeaseMove, LeaseState
-from tensorhub_agent.leases.table import HOLD_S_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
+from tensorhub_agent.leases.table import HOLD_S_MAX, LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
+from tensorhub_common.protocol.plans import SourceId
 
 KEY = Key("policy", "trainer", 0)
 READER = SourceId("agent-1", 1, "rollout", 0)

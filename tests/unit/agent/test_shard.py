@@ -6,7 +6,7 @@ from tensorhub_agent.core.effects import Answer, CallRead, CallUnpublish, Digest
 from tensorhub_agent.core.shard import WISH_S_MAX
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_common.protocol.log.commands import Publish
-from tensorhub_common.protocol.log.publications import PublishDeclined
+from tensorhub_common.protocol.log.events import PublishDeclined
 
 
 def trainer(shards: int = 1) -> OneAgent:

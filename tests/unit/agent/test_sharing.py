@@ -23,7 +23,8 @@ from tensorhub_agent.transfer.balancing import (
 from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX, Trust
 from tensorhub_agent.transfer.role_index import Roster
 from tensorhub_agent.transfer.source import Reading, SourcePhase
-from tensorhub_common.protocol.plans import Plan, Range, Share, SourceId, Transport
+from tensorhub_common.protocol.plans import Plan, Share, SourceId, Transport
+from tensorhub_common.protocol.ranges import Range
 
 MIB = 1024 * 1024
 

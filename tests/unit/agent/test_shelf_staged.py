@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Key, Save
+from tensorhub_agent.core.effects import Save
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.storage import manifest as manifests
 from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace

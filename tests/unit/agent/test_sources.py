@@ -8,15 +8,17 @@ import msgspec
 import pytest
 
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.core.effects import Base, BatchDone, Key, OpenSource, Post, ShardNews, SourceLost, SourceOpened
+from tensorhub_agent.core.effects import BatchDone, OpenSource, Post, ShardNews, SourceLost, SourceOpened
 from tensorhub_agent.leases.delta_store import SIZE
 from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.primitives.ids import Base, Key
 from tensorhub_agent.sources.manager import Sources
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.protocol.plans import LeaseGrant, Share, SourceId
+from tensorhub_common.protocol.leases import LeaseGrant
+from tensorhub_common.protocol.plans import Share, SourceId
 
 KEY = Key("m", "engine", 0)
 THEIRS = SourceId("there", 1, "trainer", 0)

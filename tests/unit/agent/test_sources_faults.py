@@ -8,20 +8,13 @@ import msgspec
 import pytest
 
 from tensorhub_agent.compute.pool import CopyPoolFull
-from tensorhub_agent.core.effects import (
-    CloseSource,
-    Confirm,
-    Key,
-    OpenSource,
-    Post,
-    ShardNews,
-    SourceClosed,
-    SourceLost,
-)
+from tensorhub_agent.core.effects import CloseSource, Confirm, OpenSource, Post, ShardNews, SourceClosed, SourceLost
 from tensorhub_agent.core.effects import SourceOpened as Opened
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.sources.manager import Sources
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.protocol.plans import DIGESTS_PAGE_PIECES, LeaseGrant, Share, SourceId
+from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseGrant
+from tensorhub_common.protocol.plans import Share, SourceId
 from tensorhub_common.runtime.supervision import Fault
 
 KEY = Key("m", "engine", 0)

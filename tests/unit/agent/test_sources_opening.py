@@ -8,14 +8,16 @@ import msgspec
 import pytest
 
 from tensorhub_agent.control.program_cache import Programs
-from tensorhub_agent.core.effects import CloseSource, Key, OpenSource, SourceClosed, SourceLost, SourceOpened
+from tensorhub_agent.core.effects import CloseSource, OpenSource, SourceClosed, SourceLost, SourceOpened
 from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.sources.manager import Sources
 from tensorhub_agent.transports.base import TransportLost, TransportSilent
 from tensorhub_agent.transports.registry import Transports
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoResponder
-from tensorhub_common.protocol.plans import LeaseGrant, Share, SourceId
+from tensorhub_common.protocol.leases import LeaseGrant
+from tensorhub_common.protocol.plans import Share, SourceId
 
 ME = SourceId("agent-1", 1, "rollout", 0)
 KEY = Key("m", "rollout", 0)

@@ -3,10 +3,11 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, Key
-from tensorhub_agent.core.operations.superseding import FINISH_S, is_better_dropped
+from tensorhub_agent.core.effects import Answer
+from tensorhub_agent.core.operations.read import FINISH_S, is_better_dropped
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.log.commands import Drop, Join, Ready, Register, Sender
 
 

@@ -12,7 +12,8 @@ from tensorhub_agent.transfer.source_pool import SLOW_CLOSED_MAX
 from tensorhub_agent.transfer.transfer import Phase, Transfer
 from tensorhub_common.errors import IntegrityError, VersionUnavailable
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share
+from tensorhub_common.protocol.plans import Plan, Refusal, Share
+from tensorhub_common.protocol.ranges import Range
 
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
 

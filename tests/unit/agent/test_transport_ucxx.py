@@ -11,9 +11,10 @@ from tests.unit.agent.ucxx_hub import MIB, Hub, cut, digests_of, ucxx_hub
 
 from tensorhub_agent.compute.pool import Spans
 from tensorhub_agent.transports.base import Transport, TransportLost
-from tensorhub_agent.transports.ucxx import server, ucxx_idle
+from tensorhub_agent.transports.ucxx import server
 from tensorhub_agent.transports.ucxx import session as ucxx_session
-from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_agent.transports.ucxx import transport as ucxx_transport
+from tensorhub_common.protocol.leases import LeaseGrant
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -116,7 +117,7 @@ async def test_an_idle_connection_that_the_source_has_closed_is_replaced(
 
 
 async def test_idle_connections_are_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucxx_idle, "IDLE_LINKS_MAX", 2)
+    monkeypatch.setattr(ucxx_transport, "IDLE_LINKS_MAX", 2)
     segment = hub.segment(MIB)
     sessions = [await hub.open(segment, Lost(), f"lease-{number}") for number in range(4)]
     assert hub.reader.links == 4

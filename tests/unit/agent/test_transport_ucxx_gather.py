@@ -19,8 +19,7 @@ from tensorhub_agent.transports.base import LeaseOpened, TransportLost
 from tensorhub_agent.transports.ucxx import bounce_buffers
 from tensorhub_agent.transports.ucxx.gather_client import LOTS_MAX
 from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, Gathering
-from tensorhub_agent.transports.ucxx.protocol.frames import encode
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import Sums
+from tensorhub_agent.transports.ucxx.protocol.frames import Sums, encode
 from tensorhub_common.programs.regions import Form, Regions
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")

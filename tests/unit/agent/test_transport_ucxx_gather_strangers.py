@@ -24,13 +24,14 @@ from tensorhub_agent.transports.ucxx import gather_server, server
 from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
 from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, BeyondGrant, Gathering
 from tensorhub_agent.transports.ucxx.link import Batch
-from tensorhub_agent.transports.ucxx.protocol.frames import encode, from_reader
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
+from tensorhub_agent.transports.ucxx.protocol.frames import (
     BOXES_MAX,
     FORMS_MAX,
     MESSAGES_MAX,
     SLOT_BYTES,
     Gather,
+    encode,
+    from_reader,
 )
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.programs.regions import Blocks, Form

@@ -18,7 +18,7 @@ from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx import transport
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_common.programs.regions import Form, Regions
-from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_common.protocol.leases import LeaseGrant
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 

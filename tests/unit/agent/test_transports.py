@@ -6,7 +6,8 @@ from tensorhub_agent.primitives.lease_messages import Stock
 from tensorhub_agent.transports.base import OnHave, OnLost, SourceSession, TransportLost, unheard
 from tensorhub_agent.transports.registry import Transports
 from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
-from tensorhub_common.protocol.plans import LeaseGrant, Transport
+from tensorhub_common.protocol.leases import LeaseGrant
+from tensorhub_common.protocol.plans import Transport
 
 GRANT = LeaseGrant(lease="l", ticket="t", ticket_s=5.0, endpoint="there", pieces=0, digests=b"")
 

@@ -7,10 +7,11 @@ from tensorhub_agent.primitives.ranges import count_of
 from tensorhub_agent.transfer import trial
 from tensorhub_agent.transfer.plan_requests import PLAN_S_MAX
 from tensorhub_agent.transfer.source import SourcePhase
-from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.source_pool import Todo
 from tensorhub_agent.transfer.transfer import Phase
 from tensorhub_agent.transfer.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
-from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share
+from tensorhub_common.protocol.plans import Plan, Refusal, Share
+from tensorhub_common.protocol.ranges import Range
 
 ALL: tuple[Range, ...] = ((0, PIECES),)
 NOBODY = Refusal(error="VersionUnavailable", reason="nobody else has it")

@@ -7,13 +7,15 @@ from tests.unit.agent.box_samples import answer, places, regions, rows, source_o
 
 from tensorhub_agent.primitives.forms import BadForm
 from tensorhub_agent.transports.ucxx.protocol import gather_plan
-from tensorhub_agent.transports.ucxx.protocol.frames import FRAME_BYTES_MAX, encode, from_reader
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
+from tensorhub_agent.transports.ucxx.protocol.frames import (
     BOXES_MAX,
     FORMS_MAX,
+    FRAME_BYTES_MAX,
     MESSAGES_MAX,
     SLOT_BYTES,
     Gather,
+    encode,
+    from_reader,
 )
 from tensorhub_agent.transports.ucxx.protocol.gather_plan import LOT_BYTES_MAX, Lot, lots_of
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX, TINY_BYTES_MAX

@@ -5,8 +5,8 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent
 from tensorhub_agent.core.effects import AskPlan, OpenSource, PlanCame, SourceLost
 from tensorhub_agent.observability.read_status import reads_under_way
 from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S
+from tensorhub_common.protocol.activity import READS_TOLD_MAX, ReadUnderWay
 from tensorhub_common.protocol.plans import Refusal
-from tensorhub_common.protocol.queries import READS_TOLD_MAX, ReadUnderWay
 
 
 def told(agent: OneAgent) -> list[ReadUnderWay]:

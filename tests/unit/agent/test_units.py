@@ -18,7 +18,8 @@ from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.programs.regions import Form
 from tensorhub_planner.compiler import overlaps
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 SMALL_BYTES = 24
 

@@ -7,16 +7,16 @@ from typing import Any, Final
 from tests.unit.agent.one_agent import SESSION, OneAgent
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.core.effects import AnyEffect, CallPublish, CallRead, Key, OpenSource, Say, ShardNews
+from tensorhub_agent.core.effects import AnyEffect, CallPublish, CallRead, OpenSource, Say, ShardNews
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.observability.recorder import Chronicle
 from tensorhub_agent.observability.records import Note
 from tensorhub_agent.observability.span_builder import Teller
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.observability.trace_context import TRACEPARENT, SpanRecord, TraceContext
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import Wish
-from tensorhub_common.protocol.log.events import kind_of
+from tensorhub_common.protocol.log.events import AnyEvent, kind_of
 
 NS: Final = 1_000_000_000
 BEGAN: Final = 1000 * NS

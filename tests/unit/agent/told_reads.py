@@ -3,7 +3,7 @@
 from tests.unit.agent.told_agent import VERSION, ToldAgent
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.core.effects import Key
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.catalog.state import Catalog
 
 ENGINE = place_at(0xCCCC, 0xC1)

@@ -16,7 +16,7 @@ from tensorhub_agent.transports.ucxx import server, transport
 from tensorhub_agent.transports.ucxx.server import Book as ServingBook
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
-from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_common.protocol.leases import LeaseGrant
 
 MIB = 1024 * 1024
 

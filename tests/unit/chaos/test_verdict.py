@@ -7,11 +7,8 @@ import pytest
 from tests.chaos.verdict import LogVerdict
 
 from tensorhub_common.jetstream.log_entry import Entry
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.hub import CommandRejected
-from tensorhub_common.protocol.log.shards import ShardFilled
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected, ShardFilled, VersionPublished
 
 
 def command(seq: int, msg_id: str = "") -> Entry:

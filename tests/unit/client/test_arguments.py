@@ -9,8 +9,8 @@ import torch
 from tensorhub import arguments, mapping
 from tensorhub.arguments import SEQ_MAX
 from tensorhub_common.errors import LayoutMismatch, VersionConflict, VersionUnavailable
-from tensorhub_common.protocol.log.any_event import KINDS
 from tensorhub_common.protocol.log.commands import VERSION_MAX
+from tensorhub_common.protocol.log.events import KINDS
 
 
 @pytest.mark.parametrize("value", [True, "1", 1.0, torch.tensor([1, 2]), b"1"])

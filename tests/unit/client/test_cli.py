@@ -27,16 +27,8 @@ from tensorhub.cli.doctor.finding import Finding, ok
 from tensorhub.cli.hub_state import Nats, Picture, Process, Reading
 from tensorhub.cli.main import app
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.protocol.queries import (
-    AgentInfo,
-    ModelInfo,
-    ReadUnderWay,
-    ReplicaInfo,
-    ShardInfo,
-    SourceOfRead,
-    Status,
-    VersionInfo,
-)
+from tensorhub_common.protocol.activity import ReadUnderWay, SourceOfRead
+from tensorhub_common.protocol.queries import AgentInfo, ModelInfo, ReplicaInfo, ShardInfo, Status, VersionInfo
 
 COMMANDS = {each.callback.__name__: each.callback for each in app.registered_commands if each.callback is not None}
 

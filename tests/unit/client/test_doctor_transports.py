@@ -10,9 +10,22 @@ import pytest
 
 from tensorhub.cli.doctor import transport_probes, ucx_probe
 from tensorhub.cli.doctor.finding import Finding
-from tensorhub.cli.doctor.transport_advice import CUDA, SHARED, SHARED_UNSAFE, VERBS, judge
 from tensorhub.cli.doctor.transport_probes import Probe
-from tensorhub.cli.doctor.transports import Broken, Carried, Gpus, Rdma, Transports, Tried, Ucx, Way
+from tensorhub.cli.doctor.transports import (
+    CUDA,
+    SHARED,
+    SHARED_UNSAFE,
+    VERBS,
+    Broken,
+    Carried,
+    Gpus,
+    Rdma,
+    Transports,
+    Tried,
+    Ucx,
+    Way,
+    judge,
+)
 
 WHEEL = Ucx(
     "0.52.0", "1.21.0", "/v/lib/python3/site-packages/libucx/lib/libucp.so", ("tcp", "sysv", "cma"), ("tcp/eth0",)

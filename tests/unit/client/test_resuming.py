@@ -14,7 +14,7 @@ from torch import nn
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict, TensorSpec
 from tensorhub._tensors.description import Value
-from tensorhub.aio.resuming import OpenChoice
+from tensorhub.aio.shard import OpenChoice
 from tensorhub_common.protocol import worker as w
 
 WHY = (

@@ -11,7 +11,7 @@ from tests.unit.client.given import WAIT_S, Held, breaking, engine, refusing, tr
 
 import tensorhub
 from tensorhub import AsyncHub
-from tensorhub._agent import attachments
+from tensorhub._agent import shards as agent_shards
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -135,7 +135,7 @@ async def test_an_agent_without_the_memory_loses_the_shard_in_one_clear_sentence
 async def test_a_shard_that_another_worker_took_is_lost(
     agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "CONFLICT_S", 0.1)
+    monkeypatch.setattr(agent_shards, "CONFLICT_S", 0.1)
     shard = await trainer(hub)
     refusing(agent, w.RegisterCall, ReplicaConflict, times=1000)
     agent.drop()
@@ -156,7 +156,7 @@ async def test_shards_that_come_back_late_are_two_lines(
     agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many they are, and however often each is tried."""
-    monkeypatch.setattr(attachments, "AGAIN_S", 0.0)
+    monkeypatch.setattr(agent_shards, "AGAIN_S", 0.0)
     await trainer(hub)
     await engine(hub)
     refusing(agent, w.RegisterCall, RegistryUnavailable, times=9)

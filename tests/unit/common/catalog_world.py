@@ -38,10 +38,8 @@ from tensorhub_common.protocol.log.commands import (
     Wish,
     Withdraw,
 )
-from tensorhub_common.protocol.log.events import Event, kind_of, model_of
-from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.events import CommandRejected, Event, RoundDecided, RoundFailed, kind_of, model_of
 from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundFailed
 
 JOB = "run-7"
 MODEL = "policy"

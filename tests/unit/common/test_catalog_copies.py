@@ -7,8 +7,7 @@ from tests.unit.common.test_catalog_retention import joined, placed, retaining
 from tensorhub_common.catalog import cache_replicas
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.protocol.log.commands import NO_ROOT, DrainAgent, Pin, Retain, Rewind
-from tensorhub_common.protocol.log.replicas import CopyPlaced
-from tensorhub_common.protocol.log.versions import VersionGone
+from tensorhub_common.protocol.log.events import CopyPlaced, VersionGone
 
 FULL = RetentionFull.__name__
 

@@ -19,7 +19,7 @@ from tensorhub_common.protocol.log.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.protocol.log.hub import JobDeleted
+from tensorhub_common.protocol.log.events import JobDeleted
 
 
 def busy() -> World:

@@ -6,9 +6,14 @@ from tests.unit.common.catalog_world import MODEL, decided, failed, kinds, reade
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.log.commands import Granted, Wish
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundJoined, RoundReopened, RoundStarted, RoundWithdrawn
-from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.log.events import (
+    ReplicaReady,
+    RoundJoined,
+    RoundReopened,
+    RoundStarted,
+    RoundWithdrawn,
+    ShardFilled,
+)
 
 # --------------------------------------------------------------------------------------------- leases, then the writing
 

@@ -21,11 +21,14 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Unreadable,
 )
-from tensorhub_common.protocol.log.events import HUB_MODEL
-from tensorhub_common.protocol.log.hub import CommandRepeated
-from tensorhub_common.protocol.log.publications import PublishWished
-from tensorhub_common.protocol.log.shards import ShardDraining, ShardRegistered
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import (
+    HUB_MODEL,
+    CommandRepeated,
+    PublishWished,
+    ShardDraining,
+    ShardRegistered,
+    VersionPublished,
+)
 
 
 def ready_by(by: Sender, version: int | None = 12) -> Ready:

@@ -8,9 +8,7 @@ from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import SHUN_S
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.protocol.log.commands import DrainAgent, Holding, Join, Pin, Release, Retain, Sender, Unpublish
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.shards import ShardStays
-from tensorhub_common.protocol.log.versions import VersionExposed, VersionKept
+from tensorhub_common.protocol.log.events import Event, ShardStays, VersionExposed, VersionKept
 
 FULL = RetentionFull.__name__
 

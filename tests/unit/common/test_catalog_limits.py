@@ -6,9 +6,9 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.handlers import membership
 from tensorhub_common.catalog.state import VERSIONS_KEPT_MAX
-from tensorhub_common.catalog.transitions import VersionState
 from tensorhub_common.protocol.log.commands import SHARDS_MAX, VERSION_MAX, Expire, Lead, Sender
-from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_common.protocol.log.events import VersionRetired
+from tensorhub_common.protocol.queries import VersionState
 
 
 @pytest.fixture

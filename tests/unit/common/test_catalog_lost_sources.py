@@ -8,10 +8,8 @@ from tests.unit.common.catalog_world import World, decided, failed, kinds, reade
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.log.commands import GiveUp, Replan, Wish
-from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.events import Event, RoundStarted, VersionGone
 from tensorhub_common.protocol.log.levels import Level
-from tensorhub_common.protocol.log.rounds import RoundStarted
-from tensorhub_common.protocol.log.versions import VersionGone
 
 GONE = VersionUnavailable.__name__
 

@@ -19,10 +19,8 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.events import Event, ReplicaReady, RoundDecided
 from tensorhub_common.protocol.log.levels import NEWEST, Level
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundDecided
 
 
 def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> World:

@@ -14,11 +14,16 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Withdraw,
 )
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost
-from tensorhub_common.protocol.log.replicas import ReplicaLost
-from tensorhub_common.protocol.log.rounds import RoundFailed
-from tensorhub_common.protocol.log.shards import ShardRegistered, ShardReleased, Sibling
-from tensorhub_common.protocol.log.versions import VersionGone
+from tensorhub_common.protocol.log.events import (
+    AgentJoined,
+    AgentLost,
+    ReplicaLost,
+    RoundFailed,
+    ShardRegistered,
+    ShardReleased,
+    Sibling,
+    VersionGone,
+)
 
 
 def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:

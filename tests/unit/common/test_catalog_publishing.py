@@ -7,16 +7,16 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
 from tensorhub_common.errors import VersionConflict, from_code
 from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline, Rewind
-from tensorhub_common.protocol.log.publications import (
+from tensorhub_common.protocol.log.events import (
     PublishDeclined,
     PublishFailed,
     PublishJoined,
     PublishStands,
     PublishWished,
     PublishWithdrawn,
+    ReplicaReady,
+    VersionPublished,
 )
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.versions import VersionPublished
 
 
 @pytest.fixture

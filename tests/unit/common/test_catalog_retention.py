@@ -17,10 +17,7 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Unreadable,
 )
-from tensorhub_common.protocol.log.replicas import CopyPlaced
-from tensorhub_common.protocol.log.rounds import RoundDecided
-from tensorhub_common.protocol.log.shards import ShardStays
-from tensorhub_common.protocol.log.versions import VersionExposed, VersionRetired
+from tensorhub_common.protocol.log.events import CopyPlaced, RoundDecided, ShardStays, VersionExposed, VersionRetired
 
 
 def joined(world: World, agent: str, cache_bytes: int, host: str = "host-1") -> None:

@@ -5,9 +5,7 @@ from tests.unit.common.catalog_world import MODEL, World, decided, failed, kinds
 
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.log.commands import NO_ROOT, Holding, Join, Rewind, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined
-from tensorhub_common.protocol.log.replicas import ReplicaLost, ReplicaReady
-from tensorhub_common.protocol.log.versions import VersionGone
+from tensorhub_common.protocol.log.events import AgentJoined, ReplicaLost, ReplicaReady, VersionGone
 
 
 def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:

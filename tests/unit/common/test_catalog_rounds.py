@@ -7,7 +7,7 @@ from tensorhub_common.catalog.state import Model
 from tensorhub_common.catalog.version_selection import Fail, Settled, Wait, decide
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
 from tensorhub_common.protocol.log.commands import VERSION_MAX, Wish
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined, RoundSettled
+from tensorhub_common.protocol.log.events import RoundDecided, RoundJoined, RoundSettled
 
 # --------------------------------------------------------------------------------------------------------- the decision
 

@@ -3,12 +3,11 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused
 
-from tensorhub_common.catalog.state import ATTEMPTS_MAX, RETAINED_MAX
+from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.errors import ReplicaConflict, RetentionFull, VersionUnavailable
-from tensorhub_common.protocol.log.commands import Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.protocol.log.rounds import RoundDecided
-from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_common.protocol.log.commands import RETAINED_MAX, Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
+from tensorhub_common.protocol.log.events import RoundDecided, VersionRetired
 
 
 def two_lines() -> World:

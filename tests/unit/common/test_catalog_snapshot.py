@@ -23,7 +23,7 @@ from tensorhub_common.catalog.snapshot import (
     fields_of,
 )
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.log.levels import NEWEST
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)

@@ -4,9 +4,7 @@ import pytest
 from tests.unit.common.catalog_world import World, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.errors import IntegrityError
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundSettled
-from tensorhub_common.protocol.log.versions import VersionGone
+from tensorhub_common.protocol.log.events import ReplicaReady, RoundSettled, VersionGone
 
 
 def staged_over_twelve(*staged: int) -> World:

@@ -4,8 +4,7 @@ from typing import cast
 
 from tests.unit.common.catalog_world import MODEL, World
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected
 from tensorhub_registry.queries.version_history import line, story
 
 

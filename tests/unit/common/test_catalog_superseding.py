@@ -5,8 +5,7 @@ from tests.unit.common.catalog_world import MODEL, World, decided, kinds, refuse
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, SUPERSEDED_MAX
 from tensorhub_common.protocol.log.commands import Drop, Sender, Want, Wish
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.rounds import RoundOvertaken
+from tensorhub_common.protocol.log.events import Event, RoundOvertaken
 
 
 def want(world: World, replica: str, wish: Wish = "latest", *, supersede: bool = True) -> None:

@@ -5,8 +5,7 @@ from tests.unit.common.catalog_world import World, kinds
 from tests.unit.common.test_catalog_retention import joined
 
 from tensorhub_common.protocol.log.commands import Delete, Quota, Ready, Release, Retain
-from tensorhub_common.protocol.log.events import Event, model_of
-from tensorhub_common.protocol.log.replicas import CopyPlaced
+from tensorhub_common.protocol.log.events import CopyPlaced, Event, model_of
 
 FIRST, SECOND = "first", "second"
 

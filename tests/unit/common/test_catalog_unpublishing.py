@@ -3,10 +3,10 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
-from tensorhub_common.catalog.transitions import ShardState, VersionState
+from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.log.commands import Ready
-from tensorhub_common.protocol.log.shards import ShardDraining
-from tensorhub_common.protocol.log.versions import VersionGone
+from tensorhub_common.protocol.log.events import ShardDraining, VersionGone
+from tensorhub_common.protocol.queries import VersionState
 
 
 @pytest.fixture

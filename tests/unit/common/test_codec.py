@@ -7,7 +7,6 @@ from typing import get_args
 import msgspec
 import pytest
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import COMMAND_BYTES_MAX, decode_command, decode_event, encode
 from tensorhub_common.protocol.log.commands import (
     OUTSIDE_VERBS,
@@ -22,10 +21,17 @@ from tensorhub_common.protocol.log.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.protocol.log.events import HUB_MODEL, Event, kind_of, model_of
-from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.log.events import (
+    HUB_MODEL,
+    AgentJoined,
+    AnyEvent,
+    CommandRejected,
+    Event,
+    VersionPublished,
+    kind_of,
+    model_of,
+)
 from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.log.versions import VersionPublished
 
 COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)

@@ -9,7 +9,8 @@ from tensorhub_common.programs import numbered_program as executions
 from tensorhub_common.programs.amax_reductions import Folds, folds_of
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import Program, decoded, encoded
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 
 def compiled(*edges: int) -> Program:

@@ -13,7 +13,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log import codec, levels
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import Lead, Pin, Sender, Unreadable
-from tensorhub_common.protocol.log.hub import RegistryLeads
+from tensorhub_common.protocol.log.events import RegistryLeads
 from tensorhub_common.protocol.log.levels import NEWEST, Level, LevelUnknown
 
 JOIN = {"verb": "join", "by": {"lane": "a", "incarnation": 1, "n": 1}, "host": "h", "site": "s"}

@@ -20,6 +20,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from tools.docs import metrics_page
 
 from tensorhub_common.config.parsers import Listen
 from tensorhub_common.observability.metrics import METER, METRICS, Metric, by, observe, one, recorder
@@ -56,18 +57,18 @@ def shown() -> Iterator[Shown]:
 
 def test_the_documentation_is_as_the_code_is() -> None:
     """After a change of a metric: `make docs`."""
-    assert metrics_export.with_table(PAGE) == PAGE
+    assert metrics_page.with_table(PAGE) == PAGE
 
 
 def test_what_the_documentation_speaks_of_exists() -> None:
-    known = {metrics_export.prometheus_name(metric) for metric in METRICS.values()}
+    known = {metrics_page.prometheus_name(metric) for metric in METRICS.values()}
     known |= {f"{name}_bucket" for name in known}
     assert set(NAME.findall(PAGE)) <= known
 
 
 def test_every_service_s_metrics_begin_with_its_name_and_end_with_their_unit() -> None:
     for metric in METRICS.values():
-        name = metrics_export.prometheus_name(metric)
+        name = metrics_page.prometheus_name(metric)
         assert metric.role == "every" or metric.name.startswith(f"tensorhub.{metric.role}.")
         assert name.removesuffix("_total").endswith({"By": "_bytes", "s": "_seconds"}.get(metric.unit, ""))
         assert name.endswith("_total") == (metric.kind == "counter")
@@ -113,7 +114,7 @@ def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> Non
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_prometheus_has_one_name_for_each(metric: Metric) -> None:
-    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_export.prometheus_name(metric))
+    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_page.prometheus_name(metric))
 
 
 def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,14 +141,14 @@ PROGRAM = """
 import os, pathlib, sys
 from opentelemetry import metrics, trace
 from tensorhub_common.config import settings
-from tensorhub_common.telemetry import process as telemetry
+from tensorhub_common.telemetry import process as telemetry, process_spans
 from tensorhub_common.observability.metrics import METER, observe, one
 
 telemetry.start("tensorhub-agent", "agent-0", settings.load(os.environ), pathlib.Path(sys.argv[1]))
 observe(metrics.get_meter(METER), "tensorhub.agent.workers", one(lambda: 7))
 with trace.get_tracer("test").start_as_current_span("read"):
     pass
-print(telemetry.shutdown(10), telemetry.keeper() is None, "prometheus_client" in sys.modules)
+print(telemetry.shutdown(10), process_spans.keeper() is None, "prometheus_client" in sys.modules)
 """
 
 
@@ -183,7 +184,7 @@ taken: dict[str, int] = {}
 def test_metrics_are_pushed_to_the_endpoint_for_metrics_and_spans_are_kept(tmp_path: Path) -> None:
     taken.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         serving.start()
         url = f"http://127.0.0.1:{server.server_port}/v1/metrics"
         said = run_program(tmp_path, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=url, TENSORHUB_METRICS="0")

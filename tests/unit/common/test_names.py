@@ -3,7 +3,7 @@
 import pytest
 
 from tensorhub_common.errors import InvalidName
-from tensorhub_common.protocol.names import NAME_CHARS_MAX, check_name, is_name
+from tensorhub_common.protocol.subjects import NAME_CHARS_MAX, check_name, is_name
 
 GOOD = ["a", "A-9_z", "7", "-", "x" * NAME_CHARS_MAX]
 BAD: list[object] = [

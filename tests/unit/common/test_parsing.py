@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tensorhub_common.bus.client import LeanClient
+from tensorhub_common.bus.client import LeanClient, take_messages
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.parsing import take_messages
 from tensorhub_common.runtime.supervision import Supervisor
 
 SID = 7

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tensorhub_common.auth.permissions import Permissions, Role, User, inbox_of, permissions_of
-from tensorhub_common.auth.users_conf import users_conf
+from tensorhub_common.auth.permissions import Permissions, Role, User, inbox_of, permissions_of, users_conf
 from tensorhub_common.errors import InvalidName
 
 KEY = "UABC"

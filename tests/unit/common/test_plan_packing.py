@@ -5,9 +5,17 @@ import pytest
 import zstandard
 
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.protocol.names import NAME_CHARS_MAX
-from tensorhub_common.protocol.plan_packing import PACK_BYTES_MIN, PLAN_BYTES_MAX, packed, unpacked
-from tensorhub_common.protocol.plans import SHARES_MAX, Plan, Share, SourceId
+from tensorhub_common.protocol.plans import (
+    PACK_BYTES_MIN,
+    PLAN_BYTES_MAX,
+    SHARES_MAX,
+    Plan,
+    Share,
+    SourceId,
+    packed,
+    unpacked,
+)
+from tensorhub_common.protocol.subjects import NAME_CHARS_MAX
 
 NATS_BYTES_MAX = 1024 * 1024
 RUNS_OF_EACH = 20

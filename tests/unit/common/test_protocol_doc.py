@@ -16,8 +16,7 @@ from tensorhub_common import errors
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_command, decode_event
 from tensorhub_common.protocol.log.commands import Publish, Unreadable
-from tensorhub_common.protocol.log.events import Event, kind_of
-from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of
 from tensorhub_common.protocol.log.levels import NEWEST
 
 ROOT = Path(__file__).parents[3]

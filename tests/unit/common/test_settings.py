@@ -10,7 +10,7 @@ import pytest
 
 from tensorhub_common.config import settings
 from tensorhub_common.config.settings import InvalidSetting, Settings, load, strangers
-from tensorhub_common.protocol.names import is_name
+from tensorhub_common.protocol.subjects import is_name
 
 
 def _fits(value: object, annotation: object) -> bool:

@@ -12,10 +12,11 @@ from opentelemetry.trace import StatusCode
 from tests.bounds import WAIT_S
 from tests.unit.span_places import place_at
 
+from tensorhub_common.observability import deferred_spans
+from tensorhub_common.observability.deferred_spans import STORIES_MAX, TURN_STORIES_MAX, SpansLater, flush_waiting
 from tensorhub_common.observability.trace_context import SpanRecord, finished
-from tensorhub_common.telemetry import span_maker
 from tensorhub_common.telemetry.process import make_provider
-from tensorhub_common.telemetry.span_maker import STORIES_MAX, TURN_STORIES_MAX, SpanMaker, SpansLater, flush_waiting
+from tensorhub_common.telemetry.span_maker import SpanMaker
 
 PLACE, PARENT, OTHER = place_at(1, 2), place_at(1, 3), place_at(4, 5)
 
@@ -68,7 +69,7 @@ def test_without_a_provider_of_spans_there_is_no_maker(monkeypatch: pytest.Monke
 
 
 async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_maker, "SOON_S", 0.0)
+    monkeypatch.setattr(deferred_spans, "SOON_S", 0.0)
     told: list[int] = []
     later = SpansLater()
     for number in range(3 * TURN_STORIES_MAX):
@@ -86,7 +87,7 @@ async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.Monkey
 
 async def test_where_stories_end_all_the_time_their_spans_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first after a quiet time are made soon; the next wait until so much time has passed since then."""
-    monkeypatch.setattr(span_maker, "SOON_S", 0.0)
+    monkeypatch.setattr(deferred_spans, "SOON_S", 0.0)
     told: list[int] = []
     later = SpansLater()
     all_told = asyncio.Event()
@@ -97,14 +98,14 @@ async def test_where_stories_end_all_the_time_their_spans_are_made_seldom(monkey
     began = asyncio.get_running_loop().time()
     later.add(partial(told.append, 2))
     assert later._timer is not None
-    assert began < later._timer.when() <= began + span_maker.LATER_S
+    assert began < later._timer.when() <= began + deferred_spans.LATER_S
     assert told == [1]
     later.flush()
     assert told == [1, 2]
 
 
 async def test_who_asks_gets_what_waits_and_the_end_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_maker, "SOON_S", 3600.0)
+    monkeypatch.setattr(deferred_spans, "SOON_S", 3600.0)
     told: list[str] = []
     later = SpansLater(lambda: told.append("all"))
     for number in range(TURN_STORIES_MAX + 1):

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from tests.bounds import BUSY_S, WAIT_S
 
 from tensorhub_common.config import settings
+from tensorhub_common.observability import logs
 from tensorhub_common.telemetry import process
 
 
@@ -39,7 +40,7 @@ def stream() -> Iterator[io.StringIO]:
 
 def start_logs(stream: io.StringIO, **variables: str) -> None:
     environ = {f"TENSORHUB_{name.upper()}": value for name, value in variables.items()}
-    process.start_logs("registry", "registry-0", settings.load(environ), stream)
+    logs.start_logs("registry", "registry-0", settings.load(environ), stream)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -51,7 +52,7 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 
 def test_a_json_line_says_when_who_what_and_the_fields(stream: io.StringIO) -> None:
     start_logs(stream, log_format="json")
-    process.logger("tensorhub_registry.app.service").bind(job="run-7").warning("agent lost", agent="a-0", shards=(1, 2))
+    logs.logger("tensorhub_registry.app.service").bind(job="run-7").warning("agent lost", agent="a-0", shards=(1, 2))
     (line,) = lines(stream)
     assert str(line.pop("timestamp")).endswith("+00:00")
     assert line == {
@@ -68,7 +69,7 @@ def test_a_json_line_says_when_who_what_and_the_fields(stream: io.StringIO) -> N
 
 def test_a_line_within_a_span_carries_its_ids(stream: io.StringIO, provider: TracerProvider) -> None:
     start_logs(stream, log_format="json")
-    log = process.logger("tensorhub_agent.app.service")
+    log = logs.logger("tensorhub_agent.app.service")
     with provider.get_tracer("test").start_as_current_span("transfer") as span:
         log.info("within")
         logging.getLogger("nats").warning("of another library, within")
@@ -83,11 +84,11 @@ def test_a_line_within_a_span_carries_its_ids(stream: io.StringIO, provider: Tra
 
 def test_the_level_holds_for_us_and_others_are_heard_from_warning_on(stream: io.StringIO) -> None:
     start_logs(stream, log_format="json", log_level="debug")
-    process.logger("tensorhub").debug("ours")
+    logs.logger("tensorhub").debug("ours")
     logging.getLogger("nats").info("chatter")
     logging.getLogger("nats").error("trouble %d", 7)
     start_logs(stream, log_format="json", log_level="error")
-    process.logger("tensorhub").warning("not wanted now")
+    logs.logger("tensorhub").warning("not wanted now")
     assert [line["event"] for line in lines(stream)] == ["ours", "trouble 7"]
 
 
@@ -97,7 +98,7 @@ def test_an_exception_is_written_with_its_traceback_in_both_formats(stream: io.S
         try:
             raise KeyError(form)  # noqa: TRY301 (the fault is the subject)
         except KeyError:
-            process.logger("tensorhub").exception("it broke")
+            logs.logger("tensorhub").exception("it broke")
     first, *rest = stream.getvalue().splitlines()
     assert "KeyError: 'json'" in str(json.loads(first)["exception"])
     assert "it broke" in rest[0]
@@ -106,7 +107,7 @@ def test_an_exception_is_written_with_its_traceback_in_both_formats(stream: io.S
 
 def test_console_lines_have_no_colors_where_there_is_no_terminal(stream: io.StringIO) -> None:
     start_logs(stream)
-    process.logger("tensorhub").info("hello", model="policy")
+    logs.logger("tensorhub").info("hello", model="policy")
     assert "hello" in stream.getvalue()
     assert "model=policy" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
@@ -115,14 +116,14 @@ def test_console_lines_have_no_colors_where_there_is_no_terminal(stream: io.Stri
 def test_starting_again_replaces_the_stream(stream: io.StringIO) -> None:
     start_logs(io.StringIO())
     start_logs(stream, log_format="json")
-    process.logger("tensorhub").info("once")
+    logs.logger("tensorhub").info("once")
     assert len(lines(stream)) == 1
 
 
 def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK configures nothing: a trainer's own handlers get our lines as text."""
     caplog.set_level(logging.WARNING, logger="tensorhub")
-    process.logger("tensorhub.aio.hub").warning("agent %s is gone", "a-0", wait_s=0.5)
+    logs.logger("tensorhub.aio.hub").warning("agent %s is gone", "a-0", wait_s=0.5)
     assert caplog.messages == ["agent a-0 is gone wait_s=0.5"]
 
 
@@ -256,9 +257,9 @@ def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
 def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
     headers: dict[str, str], ids: dict[str, str]
 ) -> None:
-    told = process.ANSWERING.set(headers)
+    told = logs.ANSWERING.set(headers)
     try:
-        assert process.trace_ids() == ids
+        assert logs.trace_ids() == ids
     finally:
-        process.ANSWERING.reset(told)
-    assert process.trace_ids() == {}
+        logs.ANSWERING.reset(told)
+    assert logs.trace_ids() == {}

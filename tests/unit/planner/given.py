@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.protocol.plans import Demand, Plan, Range, Refusal, SourceId, Turn
+from tensorhub_common.protocol.plans import Demand, Plan, Refusal, SourceId, Turn
+from tensorhub_common.protocol.ranges import Range, Ranges
 from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
 from tensorhub_planner.load.ledger import Load
 from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.topology import Place, Topology
 
 LAYOUT = "l" * 64

@@ -13,11 +13,13 @@ from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, l
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.protocol.plans import Demand, LinkRate, Plan, Share, SourceId, Turn
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Roll, Seat
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Reader
+from tensorhub_planner.planning.decision import ProgramQuestion
 from tensorhub_planner.planning.plan_cache import Kept
-from tensorhub_planner.planning.resharding import ProgramQuestion, in_units
+from tensorhub_planner.planning.resharding import in_units
 from tensorhub_planner.planning.verifier import PlanError, prove, prove_again
 from tensorhub_planner.primitives.limits import Limits
 from tensorhub_planner.primitives.piece_sizes import Sizes

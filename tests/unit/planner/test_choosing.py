@@ -3,9 +3,9 @@
 import pytest
 from tests.unit.planner.given import MIB, SIZES, source
 
+from tensorhub_common.protocol.ranges import Ranges, normal
 from tensorhub_planner.planning.selection import Choice, Offer, choose
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, normal
 from tensorhub_planner.primitives.topology import Distance
 
 ALL = SIZES.all()

@@ -9,8 +9,9 @@ from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import Program
-from tensorhub_planner.compiler import compiler, tiling
-from tensorhub_planner.compiler.compiler import TENSORS_TOLD_MAX, SourceIndex, compile_program, hash_of, region
+from tensorhub_planner.compiler import layout_index, tiling
+from tensorhub_planner.compiler.compiler import compile_program, hash_of, region
+from tensorhub_planner.compiler.layout_index import TENSORS_TOLD_MAX, SourceIndex
 from tensorhub_planner.compiler.tiling import FIRST_OWNERS, OWNERS_MAX
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
@@ -106,8 +107,8 @@ def test_forgotten_patterns_are_worked_out_again(monkeypatch: pytest.MonkeyPatch
     readers = [rows(at, at + 5, "uvw") for at in range(20)]
     kept = SourceIndex(sources)
     expected = [compile_program("x", reader, kept) for reader in readers]
-    monkeypatch.setattr(compiler, "PATTERNS_MAX", 2)
-    monkeypatch.setattr(compiler, "GRIDS_MAX", 1)
+    monkeypatch.setattr(layout_index, "PATTERNS_MAX", 2)
+    monkeypatch.setattr(layout_index, "GRIDS_MAX", 1)
     index = SourceIndex(sources)
     for reader, program in [*zip(readers, expected, strict=True)] * 2:
         assert compile_program("x", reader, index) == program
@@ -121,13 +122,13 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
 
     def count(name: str) -> None:
-        function = getattr(compiler, name)
+        function = getattr(layout_index, name)
 
         def counting(*given: Any) -> Any:
             called.append(name)
             return function(*given)
 
-        monkeypatch.setattr(compiler, name, counting)
+        monkeypatch.setattr(layout_index, name, counting)
 
     count("cut_up")
     count("pattern_of")
@@ -136,7 +137,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_is_cut_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch, worked_out: list[str]) -> None:
     """Also where as many patterns are kept as can be."""
-    monkeypatch.setattr(compiler, "PATTERNS_MAX", 2)
+    monkeypatch.setattr(layout_index, "PATTERNS_MAX", 2)
     index = SourceIndex({"a": rows(0, 12, "uvw"), "b": rows(12, 24, "uvw")})
     for _ in range(2):
         for at in (0, 1):

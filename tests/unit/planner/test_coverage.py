@@ -4,9 +4,10 @@ import pytest
 from tests.unit.planner.given import ME, MY_TURN, holder, source
 
 from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn
+from tensorhub_common.protocol.ranges import Ranges
 from tensorhub_planner.catalog_view.holders import Holder
 from tensorhub_planner.planning.verifier import PlanError, chain_ends, grounded, prove
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 SIZES = Sizes([10] * 8)
 ALL = ((0, 8),)

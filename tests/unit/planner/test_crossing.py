@@ -21,12 +21,13 @@ from tests.unit.planner.given import (
 )
 
 from tensorhub_common.protocol.plans import Demand, Plan, Share, SourceId, Turn
+from tensorhub_common.protocol.ranges import Ranges, common, count_of, normal
 from tensorhub_planner.catalog_view.holders import Holder, Holders
 from tensorhub_planner.load.load import Busy
 from tensorhub_planner.planning.plan import plan
 from tensorhub_planner.planning.wan_fanout import divide, shares_out
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, count_of, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 CROSSERS = [SourceId(f"agent-{number}", 1, f"rollout-{number}", 0) for number in range(8)]
 FAR = holder("far")

@@ -14,8 +14,9 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.protocol.plans import Demand, Plan, Range, Share, Turn
-from tensorhub_common.protocol.queries import Beat, Serving
+from tensorhub_common.protocol.heartbeat import Beat, Serving
+from tensorhub_common.protocol.plans import Demand, Plan, Share, Turn
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Busy, Reader

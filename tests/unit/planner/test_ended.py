@@ -2,11 +2,17 @@
 
 import pytest
 
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundFailed, RoundReopened, RoundStarted
-from tensorhub_common.protocol.log.shards import ShardFilled, ShardReleased
-from tensorhub_planner.load.ended import Ended
+from tensorhub_common.protocol.log.events import (
+    Event,
+    ReplicaReady,
+    RoundDecided,
+    RoundFailed,
+    RoundReopened,
+    RoundStarted,
+    ShardFilled,
+    ShardReleased,
+)
+from tensorhub_planner.load.ledger import Ended
 from tensorhub_planner.load.load import Reader
 from tensorhub_planner.primitives.limits import Limits
 

@@ -11,7 +11,7 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
 from tensorhub_common.layout.parts import Part
 from tensorhub_planner.compiler.layout_reader import Entries
-from tensorhub_planner.compiler.trials import Trials
+from tensorhub_planner.compiler.memo import Trials
 
 
 def rows(name: str, first: int, stop: int, dtype: str = "bfloat16") -> TensorEntry:

@@ -11,7 +11,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Join, Publish, Retain, Sender, Unreadable
-from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.log.events import AgentJoined, CommandRejected
 from tensorhub_common.protocol.plans import Demand, Plan, Turn
 from tensorhub_planner.catalog_view.catalog_replica import Fold
 from tensorhub_planner.catalog_view.holders import Found

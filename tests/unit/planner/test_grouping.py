@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner.compiler.grouping import Groupings
+from tensorhub_planner.compiler.layout_index import Groupings
 
 Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

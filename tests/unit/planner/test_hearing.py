@@ -9,7 +9,7 @@ from tests.bounds import WAIT_S
 from tensorhub_common.bus.client import Handler
 from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.protocol.queries import Beat
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.subjects import beat, beats
 from tensorhub_planner.context import load_subscriber as module
 from tensorhub_planner.context.load_subscriber import Hearing

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.hub import AgentLost
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundFailed, RoundReopened
-from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.heartbeat import Beat, Served, Serving
+from tensorhub_common.protocol.log.events import AgentLost, Event, ReplicaReady, RoundFailed, RoundReopened, ShardFilled
 from tensorhub_common.protocol.plans import Plan, Share, Transport
-from tensorhub_common.protocol.queries import Beat, Served, Serving
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Busy, Lane, Reader
 from tensorhub_planner.primitives.limits import Limits

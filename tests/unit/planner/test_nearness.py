@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner.planning.nearness import Measure, ranks
+from tensorhub_planner.planning.selection import Measure, ranks
 from tensorhub_planner.primitives.limits import Limits
 from tensorhub_planner.primitives.topology import Distance
 

@@ -21,13 +21,14 @@ from tests.unit.planner.given import (
 )
 
 from tensorhub_common.protocol.plans import Plan
+from tensorhub_common.protocol.ranges import NOTHING
 from tensorhub_planner.catalog_view.holders import Holders
 from tensorhub_planner.load.ledger import Load
 from tensorhub_planner.load.load import Busy, Lane
 from tensorhub_planner.planning.plan import RANGES_MAX, plan
 from tensorhub_planner.planning.verifier import PlanError
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import NOTHING, Sizes
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 GIB = 1024 * MIB
 

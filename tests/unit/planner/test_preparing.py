@@ -8,8 +8,7 @@ from tests.unit.common.catalog_world import MODEL, World
 from tests.unit.planner.test_ahead import given, wait
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.protocol.log.rounds import RoundJoined
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import RoundJoined, VersionPublished
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.context import prefetch
 from tensorhub_planner.context.prefetch import Preparing

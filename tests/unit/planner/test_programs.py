@@ -11,7 +11,8 @@ from tensorhub_common.jetstream.blob_store import Blobs, digest_of
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
 from tensorhub_common.programs.program import decoded
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.context import program_store as module
 from tensorhub_planner.context.layout_store import Layouts
 from tensorhub_planner.context.program_store import Programs

@@ -7,18 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.planner.given import pieces_of
 
-from tensorhub_planner.primitives.piece_sizes import (
-    ENDS_KEPT_MAX,
-    NOTHING,
-    Ranges,
-    Sizes,
-    common,
-    count_of,
-    cut,
-    normal,
-    told,
-    without,
-)
+from tensorhub_common.protocol.ranges import NOTHING, Ranges, common, count_of, normal, told, without
+from tensorhub_planner.primitives.piece_sizes import ENDS_KEPT_MAX, Sizes, cut
 
 PIECES = 40
 some_pieces = st.lists(

@@ -9,7 +9,8 @@ from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.protocol.plans import Plan, Refusal
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Roll
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.planning.plan import LayoutsDiffer
 from tensorhub_planner.planning.resharding import (
     cannot_be_filled,

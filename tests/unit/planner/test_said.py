@@ -2,7 +2,7 @@
 
 from tests.unit.planner.given import holder, planned
 
-from tensorhub_common.protocol.queries import SERVED_MAX, Beat, Served, Serving
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Beat, Served, Serving
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Busy, Lane, Reader
 from tensorhub_planner.load.reports import NBYTES_MAX, Named, Said, Word

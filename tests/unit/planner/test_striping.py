@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tensorhub_planner.planning.striping import Candidate, stripe
+from tensorhub_planner.planning.cost_model import Candidate, stripe
 from tensorhub_planner.primitives.limits import LOCAL, NETWORK, Rates
 
 GB = 10**9

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
-from tensorhub_planner.compiler import templates
+from tensorhub_planner.compiler import layout_reader
 from tensorhub_planner.compiler.layout_reader import Entries
 
 NAMES = [f"model.layers.{number:02}.of_a_name_that_is_longer_than_what_blobs_begin_with" for number in range(12)]
@@ -107,7 +107,7 @@ def test_what_is_no_layout_is_none_though_a_template_fits(data: bytes) -> None:
 
 
 def test_so_much_is_remembered_of_layouts_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "ALIKE_MAX", 2)
+    monkeypatch.setattr(layout_reader, "ALIKE_MAX", 2)
     entries = Entries()
     for size in range(8):
         for each in ("1", "2", "3"):

@@ -1,6 +1,6 @@
 """Whether to look for what is known: as long as it has paid, or where a sample says so."""
 
-from tensorhub_planner.compiler.trials import SAMPLE, Trials
+from tensorhub_planner.compiler.memo import SAMPLE, Trials
 
 
 def nothing(_: int) -> bool:

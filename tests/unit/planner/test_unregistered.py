@@ -7,7 +7,7 @@ import pytest
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
 from tensorhub_common.layout.parts import Part
 from tensorhub_common.programs.program import UNREAD_MAX
-from tensorhub_planner.compiler.compiler import SourceIndex
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.planning.unregistered import Unregistered, global_names, unregistered
 
 

@@ -6,12 +6,13 @@ from tests.unit.planner.given import ME, MY_TURN, demand, holder
 
 from tensorhub_common.layout.layout import layout_digest
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Plan, Range, Share
+from tensorhub_common.protocol.plans import Plan, Share
+from tensorhub_common.protocol.ranges import Range, common, normal, without
 from tensorhub_planner.catalog_view.holders import Holder, Holders
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.planning.fp8_strategies import made_of, prove_folds, ways
 from tensorhub_planner.planning.verifier import PlanError
-from tensorhub_planner.primitives.piece_sizes import common, normal, without
 
 LAYOUTS = sources(70, 200, 300, 390)
 FILLED = reader("filled")

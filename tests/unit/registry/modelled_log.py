@@ -6,12 +6,11 @@ import msgspec
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import encode, read_event
 from tensorhub_common.protocol.log.commands import Command, Unreadable
-from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.events import AnyEvent, Event
+from tensorhub_registry.core.job_fold import LastEvent, Outgoing
 from tensorhub_registry.core.log_entries import LogEntry, read
-from tensorhub_registry.core.steps import LastEvent, Outgoing
 
 JOB = "run-7"
 

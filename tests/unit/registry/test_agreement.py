@@ -5,12 +5,16 @@ import json
 import msgspec
 import pytest
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Holding, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
-from tensorhub_common.protocol.log.rounds import RoundDecided
-from tensorhub_common.protocol.log.shards import ShardRegistered, Sibling
+from tensorhub_common.protocol.log.events import (
+    AgentJoined,
+    AnyEvent,
+    CommandRejected,
+    RoundDecided,
+    ShardRegistered,
+    Sibling,
+)
 from tensorhub_registry.core.release_agreement import agrees
 
 BY = Sender("a", 1, 1)

@@ -5,9 +5,7 @@ import pytest
 from tests.unit.span_places import place_at
 
 from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import AnyEvent, RoundDecided, RoundJoined, VersionPublished
 from tensorhub_registry.core.trace_causes import ONE_TRACE_S_MAX, ROUNDS_MAX, VERSIONS_MAX, Cause, Causes
 
 PUBLICATION = place_at(0xA, 0xA1)

@@ -2,8 +2,8 @@
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import Lead, Sender
+from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.log.levels import NEWEST
 from tensorhub_registry.core.term_fence import PROCESS, Claim
 

@@ -1,7 +1,6 @@
 """The last outcomes and events, and no more of them than their limits say."""
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_common.protocol.log.events import AnyEvent, VersionRetired
 from tensorhub_registry.core.outcome_history import STORY_EVENTS_MAX, History
 
 

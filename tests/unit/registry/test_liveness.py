@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 
 from tensorhub_common.machine import Tick
-from tensorhub_common.protocol.queries import Beat
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_registry.core.liveness import Deaf, ExpireAgent, Forget, Input, Listening, Liveness, Unwatch, Watch
 
 WINDOW_S = 3.0

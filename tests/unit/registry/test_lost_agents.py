@@ -2,9 +2,8 @@
 
 import pytest
 
-from tensorhub_registry.core import lost_agents
-from tensorhub_registry.core.liveness import ExpireAgent
-from tensorhub_registry.core.lost_agents import LostAgents
+from tensorhub_registry.core import liveness
+from tensorhub_registry.core.liveness import ExpireAgent, LostAgents
 
 
 def expiry(agent: str, job: str) -> ExpireAgent:
@@ -21,7 +20,7 @@ def test_an_agent_is_lost_once_and_back_once() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_agents, "LOST_MAX", 2)
+    monkeypatch.setattr(liveness, "LOST_MAX", 2)
     agents = LostAgents()
     assert len(agents.lost([expiry(name, "one") for name in "abc"], 0.0)) == 3
     assert agents.beats("a", 1.0) is None

@@ -8,12 +8,19 @@ from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Join, Lead, Publish, Register, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.log.events import AgentJoined, CommandRejected, ShardRegistered
 from tensorhub_common.protocol.log.levels import NEWEST, LevelUnknown
-from tensorhub_common.protocol.log.shards import ShardRegistered
-from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.core.job_fold import (
+    Acknowledged,
+    Decided,
+    JobFold,
+    OutOfOrder,
+    Publication,
+    Refused,
+    Stands,
+    Unanswered,
+)
 from tensorhub_registry.core.log_entries import FoldMismatch
-from tensorhub_registry.core.steps import Acknowledged, Decided, OutOfOrder, Publication, Refused, Stands, Unanswered
 
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
 LOOSE_WISH = Publish(model="m", replica="r")

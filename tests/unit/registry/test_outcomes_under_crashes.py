@@ -32,8 +32,7 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.core.steps import Acknowledged, Outgoing, Refused, Stands, Unanswered
+from tensorhub_registry.core.job_fold import Acknowledged, JobFold, Outgoing, Refused, Stands, Unanswered
 
 AGENTS = ("a", "b")
 ROOT = "a" * 32

@@ -5,9 +5,8 @@ from tests.unit.registry.modelled_log import JOB, Entry
 
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Join, Publish, Sender, Unreadable
-from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.events import CommandRejected, VersionRetired
 from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.log.versions import VersionRetired
 from tensorhub_registry.core.log_entries import HEADER_CHARS_MAX, FoldMismatch, Origin, origin_of, read, subject_of
 
 PREFIX = f"tensorhub.v1.{JOB}"

@@ -3,7 +3,7 @@
 import pytest
 
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.protocol.log.events import ShardReleased
 from tensorhub_simulator.engine.clock import Clock, Node
 from tensorhub_simulator.faultsim.models.job_log import Follower, ModelLog, WrongLast
 

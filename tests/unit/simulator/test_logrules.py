@@ -5,13 +5,19 @@ from typing import Any
 
 import pytest
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import AnyCommand, Drained, Expire, Join, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, CommandRejected
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundDecided
-from tensorhub_common.protocol.log.shards import ShardDrained, ShardFilled, ShardRegistered
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import (
+    AgentJoined,
+    AgentLost,
+    AnyEvent,
+    CommandRejected,
+    ReplicaReady,
+    RoundDecided,
+    ShardDrained,
+    ShardFilled,
+    ShardRegistered,
+    VersionPublished,
+)
 from tensorhub_simulator.faultsim.invariants.log_rules import LogRules
 from tensorhub_simulator.faultsim.models.segments import Violation
 

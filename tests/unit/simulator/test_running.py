@@ -5,7 +5,7 @@ import pytest
 from tensorhub_agent.core.operations.drain import Draining
 from tensorhub_agent.rates import source_rate
 from tensorhub_simulator.__main__ import FINDING_SEEDS
-from tensorhub_simulator.faultsim.mutants import bugs_trust
+from tensorhub_simulator.faultsim.mutants import agent
 from tensorhub_simulator.faultsim.mutants.planting import BUGS, planted
 from tensorhub_simulator.faultsim.runner.parallel import processes_here, spread
 from tensorhub_simulator.faultsim.runner.run import Totals, run
@@ -37,7 +37,7 @@ def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_doe
 
     The first is the one that did when last looked for.
     """
-    for owner, name, wrong in bugs_trust.patch_from_another_version():
+    for owner, name, wrong in agent.patch_from_another_version():
         monkeypatch.setattr(owner, name, wrong)
     totals = Totals()
     for seed in (37, *range(1, 121)):

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import AnyCommand, Granted, Join, Sender, Want, Wish
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.log.events import (
+    AgentLost,
+    AnyEvent,
+    Event,
+    ModelRewound,
+    ReplicaReady,
+    RoundDecided,
+    RoundJoined,
+    RoundStarted,
+    ShardDraining,
+)
 from tensorhub_common.protocol.log.levels import Level
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined, RoundStarted
-from tensorhub_common.protocol.log.shards import ShardDraining
-from tensorhub_common.protocol.log.versions import ModelRewound
-from tensorhub_simulator.faultsim.invariants.update_floors import UpdateFloors
+from tensorhub_simulator.faultsim.invariants.log_rules import UpdateFloors
 from tensorhub_simulator.faultsim.models.segments import Violation
 
 BY = Sender("a/1", 1, 1)

@@ -26,12 +26,14 @@ from tensorhub._agent.channel import Broken
 from tensorhub._agent.process_end import at_child_end
 from tensorhub._agent.shards import Attachment, Place
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.observability import trace_context
+from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
 from tensorhub_common.observability.span_lines import of_record
 from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished, parse
 from tensorhub_common.protocol.spans import Span
 from tensorhub_common.protocol.worker import Traced
 from tensorhub_common.telemetry import process
-from tensorhub_common.telemetry.span_maker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.telemetry.span_maker import SpanMaker
 
 SERVICE: Final = "tensorhub-sdk"
 
@@ -197,7 +199,7 @@ def _private() -> SpanMaker | None:
 
 
 def _make_private() -> SpanMaker | None:
-    if process.is_disabled(os.environ):
+    if trace_context.is_disabled(os.environ):
         return None
     provider, exporting = process.make_provider(SERVICE, str(os.getpid()), os.environ)
     if exporting is not None:

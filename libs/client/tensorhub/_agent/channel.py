@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub._agent.connection import Connection, OnFrame, dial
+from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError, from_code
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.handshake import OLDEST, Speaks, agreed, speaks
 from tensorhub_common.protocol.log.commands import PROTOCOL
 from tensorhub_common.protocol.worker import Attach, Attached, Frame, FromAgent, Refused
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Fault, Supervisor
-from tensorhub_common.telemetry import process
 
 ATTACH_S: Final = 5.0
 DRAIN_S: Final = 0.2
@@ -30,7 +31,7 @@ DRAIN_S: Final = 0.2
 RECONNECT_WAIT_S: Final = 0.05
 RECONNECT_WAIT_MAX_S: Final = 0.5
 
-log = process.logger(__name__)
+log = logs.logger(__name__)
 
 
 class Broken(Exception):
@@ -240,11 +241,6 @@ class Link:
         """Close the socket alone. A child of `fork` must, or its copy would hide the parent's end from the agent."""
         if self._connection is not None:
             self._connection.abandon()
-
-
-def closed_error() -> AgentUnavailable:
-    """Return the error for whatever is asked of a hub after its end."""
-    return AgentUnavailable("this hub is closed: call tensorhub.connect() again")
 
 
 _links: "weakref.WeakSet[Link]" = weakref.WeakSet()

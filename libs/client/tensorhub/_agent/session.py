@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorhub._agent.attachments import Attachments
 from tensorhub._agent.call_spans import Tracing
 from tensorhub._agent.calls import Question, Read, Release, Unpublish
-from tensorhub._agent.channel import Broken, Link, closed_error
-from tensorhub._agent.shards import Attachment, Place
+from tensorhub._agent.channel import Broken, Link
+from tensorhub._agent.shards import Attachment, Attachments, Place
+from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.call_deadlines import END_S_MIN, bound_of
 from tensorhub_common.protocol.worker import (
     CALLS_MAX,
@@ -33,12 +34,11 @@ from tensorhub_common.protocol.worker import (
     Spare,
     Swapped,
 )
-from tensorhub_common.telemetry import process
 
 OnProgress = Callable[[int, int], None]
 """Takes (bytes done, bytes in all) a few times a second. The event loop calls it, so it must return soon."""
 
-log = process.logger(__name__)
+log = logs.logger(__name__)
 
 
 @dataclass(slots=True)

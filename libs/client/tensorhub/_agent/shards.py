@@ -3,17 +3,41 @@
 Always true: `handle` is set exactly while the present connection to the agent has registered the shard; `segment` and
 `spare` never change once a caller's tensors stand in one of them, because an attachment whose memory was replaced is
 `lost`. A mapped shard has no segment of its own, and shows that of a holder, which no agent can take away.
+
+The shards of one session: registering them, and bringing them back on each new connection.
+
+An agent that restarts adopts its segments, so a shard that is brought back stands in the same memory and nothing
+changes for its tensors. Where the agent has other memory for it, the shard is lost and says so, for its tensors stand
+where nobody reads any more.
+
+Always true: of one name at most one attachment is kept; it is unclaimed only where a register was cancelled or failed
+after the agent had answered, or where the memory was replaced, and the next who registers that name takes it over.
 """
 
+import asyncio
+import contextlib
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.worker import ReadReport, RegisterCall
+from tensorhub._agent.channel import Broken, Link
+from tensorhub.errors import closed_error
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    DrainTimeout,
+    LayoutMismatch,
+    RegistryUnavailable,
+    ReplicaConflict,
+    TensorHubError,
+)
+from tensorhub_common.observability import logs
+from tensorhub_common.protocol.worker import Loaded, ReadReport, RegisterCall, Registered
+from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.supervision import Fault
 
 
 class Key(NamedTuple):
@@ -130,3 +154,258 @@ def segment_of(fd: int | None) -> Segment | None:
         return None
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
+
+
+BRING_BACK_S: Final = 10.0
+AGAIN_S: Final = 0.2
+CONFLICT_S: Final = 3.0
+"""How long the agent may take to notice that the connection before this one has ended."""
+
+Ask = Callable[[Attachment, float], Awaitable[None]]
+"""Registers an attachment on the present connection, within a number of seconds. Raises `Broken` when that ends."""
+
+log = logs.logger(__name__)
+
+
+class Attachments:
+    """All shards that this process has at one agent."""
+
+    def __init__(self, link: Link, ask: Ask) -> None:
+        self._link = link
+        self._ask = ask
+        self._loop = asyncio.get_running_loop()
+        self._by_key: dict[Key, Attachment] = {}
+        self._by_handle: dict[int, Attachment] = {}
+        self._attaching = Counterpart(
+            "attaching this process's shards again", lost="fails, so it is tried again", back="is done"
+        )
+
+    def is_gone(self, attachment: Attachment) -> bool:
+        """Whether it was released, lost or replaced."""
+        return self._by_key.get(attachment.place.key) is not attachment
+
+    # ---------------------------------------------------------------------------------------------- registering
+
+    def forsaken(self, place: Place) -> Attachment | None:
+        """Return a shard of this name that nobody claims and that must be freed before `place` can be registered."""
+        known = self._by_key.get(place.key)
+        if known is None or known.registering or known.place == place:
+            return None
+        return None if known.claimed or known.version is not None else known
+
+    async def register(self, place: Place, deadline: float) -> Attachment:
+        """Register a shard, or take over the unclaimed one. Cancelled, it goes on and leaves the shard unclaimed."""
+        known = self._by_key.get(place.key)
+        if known is not None:
+            return await self._claim(known, place, deadline)
+        attachment = Attachment(place)
+        self._by_key[place.key] = attachment
+        what = f"registering {place.where}"
+        task = self._link.work.start(self._register(attachment, deadline), what, awaited=True)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            attachment.claimed = False
+            if task.cancelled():
+                # Not the caller was cancelled, but the hub was closed.
+                raise closed_error() from None
+            raise
+        return attachment
+
+    async def _claim(self, known: Attachment, place: Place, deadline: float) -> Attachment:
+        if known.claimed:
+            raise ReplicaConflict(f"{place.where} is registered by this process already: release it first")
+        if known.place != place:
+            raise LayoutMismatch(f"{place.where} stands with other tensors than these: register it with the same ones")
+        known.claimed = True
+        try:
+            await self.attached(known, deadline)
+        except BaseException:
+            known.claimed = False
+            raise
+        return known
+
+    def leave(self, attachment: Attachment) -> None:
+        """Keep the shard no longer, and leave it with the agent: the next who registers it gets the agent's word."""
+        attachment.lost = attachment.lost or ReplicaConflict(f"{attachment.place.where} was not registered to its end")
+        self.forget(attachment)
+
+    async def _register(self, attachment: Attachment, deadline: float) -> None:
+        try:
+            await self._insist(attachment, deadline)
+        except BaseException as error:
+            attachment.lost = error if isinstance(error, TensorHubError) else closed_error()
+            self.forget(attachment)
+            raise
+        attachment.registering = False
+        if attachment.handle is None and self._link.is_up:
+            self._begin_bringing_back(attachment)
+
+    async def _insist(self, attachment: Attachment, deadline: float) -> None:
+        """Register a shard, again after each break."""
+        patient_until = 0.0
+        while True:
+            await self._link.until_up(deadline)
+            try:
+                await self._ask(attachment, max(0.0, deadline - self._loop.time()))
+            except Broken:
+                patient_until = min(deadline, self._loop.time() + CONFLICT_S)
+            except ReplicaConflict:
+                if self._loop.time() >= patient_until:
+                    raise
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
+
+    def spare(self, attachment: Attachment, fd: int | None) -> None:
+        """Take the descriptor of a staged shard's other segment, which comes before the word for the shard."""
+        if attachment.spare is None:
+            attachment.spare_fd, attachment.spare = fd, segment_of(fd)
+        else:
+            _close(fd)
+
+    def swapped(self, handle: int, segment: int) -> None:
+        """Take the agent's word for where a staged shard stands."""
+        attachment = self._by_handle.get(handle)
+        if attachment is not None:
+            attachment.live = segment
+
+    def lend(self, handle: int, fd: int, version: int) -> None:
+        """Take the memory that a mapped shard is to show next."""
+        attachment = self._by_handle.get(handle)
+        if attachment is None:
+            _close(fd)
+        else:
+            attachment.lend((fd, version))
+
+    def registered(self, attachment: Attachment, frame: Registered, fd: int | None) -> None:
+        """Take the agent's word for a shard, and its descriptor."""
+        segment = segment_of(fd)
+        if attachment.segment is None:
+            attachment.fd, attachment.segment, attachment.fresh = fd, segment, frame.fresh
+        elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.place.is_mapped:
+            _close(fd)
+        else:
+            attachment = self._replaced(attachment, fd, segment)
+        attachment.live = segment[1] if segment is not None else 0
+        attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
+        attachment.found = frame.version
+        self._by_handle[frame.handle] = attachment
+        if attachment.load_untold and frame.version is None:
+            self.loaded(attachment)
+        self._link.notify()
+
+    def _replaced(self, old: Attachment, fd: int | None, segment: tuple[int, int] | None) -> Attachment:
+        """The agent has other memory for the shard than that in which the caller's tensors stand."""
+        old.lost = AgentUnavailable(
+            f"the agent came back without the memory of {old.place.where}, so what its tensors hold is no longer in "
+            "the hub: register it again"
+        )
+        old.close_fd()
+        new = Attachment(old.place, claimed=False, registering=False, fd=fd, segment=segment, fresh=True)
+        self._by_key[old.place.key] = new
+        log.warning("the agent came back without a shard's memory", shard=old.place.where)
+        return new
+
+    async def attached(self, attachment: Attachment, deadline: float) -> int:
+        """Wait until the shard is registered on the present connection and return its handle there."""
+        await self._link.until(lambda: attachment.handle is not None or attachment.lost is not None, deadline)
+        if attachment.lost is not None:
+            raise attachment.lost
+        if attachment.handle is None:
+            raise attachment.delayed or self._link.unavailable()
+        return attachment.handle
+
+    # ------------------------------------------------------------------------------------------- coming and going
+
+    def loaded(self, attachment: Attachment) -> None:
+        """Tell the agent that every tensor's values stand in the memory; again on a later connection if need be."""
+        attachment.load_untold = True
+        if attachment.handle is not None:
+            with contextlib.suppress(Broken):
+                self._link.send(Loaded(handle=attachment.handle))
+
+    def holds(self, handle: int, version: int | None, trouble: str = "") -> None:
+        """Take the agent's word for what a shard's replica holds now, and what is wrong with it."""
+        attachment = self._by_handle.get(handle)
+        if attachment is None:
+            return
+        attachment.version = version
+        if trouble:
+            log.error("published tensors were overwritten", shard=attachment.place.where, why=trouble)
+
+    def detach(self) -> None:
+        """The connection ended."""
+        self._by_handle.clear()
+        for attachment in self._by_key.values():
+            attachment.handle = None
+
+    def bring_back(self) -> None:
+        """There is a new connection: register every shard on it."""
+        for attachment in self._by_key.values():
+            if not attachment.registering:
+                self._begin_bringing_back(attachment)
+
+    def _begin_bringing_back(self, attachment: Attachment) -> None:
+        def lose(fault: Fault) -> None:
+            why = f"this program failed with {type(fault.error).__name__}; its log says where"
+            self._lose(attachment, AgentUnavailable(why))
+
+        where = attachment.place.where
+        self._link.work.start(self._bring_back(attachment), f"attaching {where} again", lose)
+
+    async def _bring_back(self, attachment: Attachment) -> None:
+        """Register a shard on this connection, and say it once all of them are where that had failed."""
+        await self._try_to_bring_back(attachment)
+        # A shard that waits for the next connection is still late.
+        if not any(each.delayed is not None for each in self._by_key.values()):
+            self._attaching.answers()
+
+    async def _try_to_bring_back(self, attachment: Attachment) -> None:
+        """What can pass is tried again; any other refusal loses the shard."""
+        patient_until = self._loop.time() + CONFLICT_S
+        epoch = self._link.epoch
+        while self._link.is_up and self._link.epoch == epoch and not self.is_gone(attachment):
+            try:
+                await self._ask(attachment, BRING_BACK_S)
+            except Broken:
+                return
+            except (AgentUnavailable, RegistryUnavailable, DrainTimeout) as error:
+                attachment.delayed = error
+                # What nobody waits for any more may go on at the agent, which refuses a second one meanwhile.
+                patient_until = self._loop.time() + CONFLICT_S
+                self._attaching.is_silent(f"{attachment.place.where}: {error}")
+            except TensorHubError as error:
+                if not isinstance(error, ReplicaConflict) or self._loop.time() >= patient_until:
+                    self._lose(attachment, error)
+                    return
+            else:
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    def _lose(self, attachment: Attachment, error: TensorHubError) -> None:
+        attachment.lost = type(error)(f"{attachment.place.where} could not be attached again, so it is lost: {error}")
+        self.forget(attachment)
+        log.warning("lost a shard", shard=attachment.place.where, why=str(error))
+
+    def forget(self, attachment: Attachment) -> None:
+        """Keep the shard no longer."""
+        if not self.is_gone(attachment):
+            del self._by_key[attachment.place.key]
+        if attachment.handle is not None:
+            self._by_handle.pop(attachment.handle, None)
+            attachment.handle = None
+        attachment.close_fd()
+        attachment.lend(None)
+        self._link.notify()
+
+    def close(self) -> None:
+        """Forget all shards, which stay with the agent."""
+        for attachment in list(self._by_key.values()):
+            attachment.lost = closed_error()
+            self.forget(attachment)
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)

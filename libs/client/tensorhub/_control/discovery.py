@@ -17,7 +17,7 @@ from tensorhub._control.hub_file import AgentEntry, HubFile
 from tensorhub._control.registry_client import NatsAddress
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import AgentUnavailable, RegistryUnavailable
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.subjects import check_name
 
 _START: Final = "start one with 'tensorhub up'"
 

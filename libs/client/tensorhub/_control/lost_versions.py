@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Final
 
 from tensorhub._control.registry_client import Registry
-from tensorhub_common.catalog.transitions import VersionState
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
+from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo, VersionState
 
 ASK_S_MAX: Final = 1.0
 """A read that has failed waits for its explanation at most this long."""

@@ -16,8 +16,8 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from tensorhub._agent.channel import closed_error
 from tensorhub._control.watch import Watched, watch
+from tensorhub.errors import closed_error
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
 from tensorhub_common.bus.errors import Busy, NoAnswer, NoBus, NoResponder
@@ -27,11 +27,10 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol import queries, subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Command, DeleteJob
-from tensorhub_common.protocol.log.hub import CommandRejected
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected
+from tensorhub_common.protocol.subjects import check_name
 
 ASK_S: Final = 5.0
 ATTEMPT_S: Final = 2.0

@@ -19,8 +19,7 @@ from tensorhub_common.jetstream.log_entry import Entry
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.codec import read_event
-from tensorhub_common.protocol.log.events import kind_of
-from tensorhub_common.protocol.log.hub import JobDeleted
+from tensorhub_common.protocol.log.events import JobDeleted, kind_of
 
 VERSION_KINDS: Final = frozenset({"version.published", "version.available", "version.unavailable", "version.retired"})
 """What is watched by default: how the versions of a model come and go."""

@@ -8,27 +8,54 @@ is unpublished, the agent copies it into the other one, and the tensors stand th
 Always true: all tensors show one memory, but for the moment of the swap; the other one may be written by the agent. So
 what a caller has taken from a tensor that outlives the swap (a view, a numpy array, a pointer) shows the old version
 until the next read begins, and then bytes that change.
+
+A mapped shard: its tensors show the memory of a holder on this host, and can't be written.
+
+Nothing is copied. The agent hands over a read-only descriptor whose open file description carries a shared lock; the
+mapping keeps that description, so the lock is held exactly as long as the memory is mapped: by this process, whatever
+becomes of its agents, and by children that it forks. While it is held the holder overwrites nothing there.
+
+Always true: all tensors show one version, but for the moment of the swap; what a caller keeps of an older one (a view,
+a numpy array, the tensor's storage) keeps that version's mapping, and with it the lock. A write is SIGSEGV.
 """
 
+import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tensorhub._tensors.description import bind, stand
-from tensorhub._tensors.segment_mapping import map_segment, populate, tensors_at
+from tensorhub._tensors.segment_mapping import map_readonly, map_segment, populate, private_memory, tensors_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from tensorhub._agent.shards import Attachment
     from tensorhub._tensors.description import Described
+
+
+class StoredShard(Protocol):
+    """What these need of a shard that the agent has registered."""
+
+    fd: int | None
+    spare_fd: int | None
+    live: int
+    found: int | None
+    version: int | None
+
+    @property
+    def segments(self) -> tuple[int, int]: ...
+
+    @property
+    def lent(self) -> tuple[int, int] | None: ...
+
+    def take_lent(self) -> tuple[int, int] | None: ...
 
 
 class Staged:
     """`shown` is the inode of the segment that `tensors` stand in."""
 
-    def __init__(self, described: "Described", attachment: "Attachment") -> None:
+    def __init__(self, described: "Described", attachment: "StoredShard") -> None:
         """Map both segments of a shard that was just registered, and let what was described stand in the live one."""
         assert attachment.fd is not None
         assert attachment.spare_fd is not None
@@ -71,3 +98,35 @@ class Staged:
                 self.shown = self._attachment.live
                 stand(self._described, self.tensors, self._standing[self.shown])
             self._version = self._attachment.version
+
+
+class Mapped:
+    """The tensors of one mapped shard, and what they show. Before the first read that is private memory."""
+
+    def __init__(self, described: "Described", attachment: "StoredShard") -> None:
+        """Let what was described stand in memory of this process alone, which goes at the first swap."""
+        self._attachment = attachment
+        self._layout = described.layout
+        self.tensors = bind(described, private_memory(described.layout))
+        self.version: int | None = None
+        self._described = described.without_values()
+        self._swapping = threading.Lock()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a read has brought what the tensors do not show yet."""
+        return self._attachment.lent is not None
+
+    def show(self) -> None:
+        """Let the tensors show what the last read has brought."""
+        with self._swapping:
+            lent = self._attachment.take_lent()
+            if lent is None:
+                return
+            fd, version = lent
+            try:
+                memory = map_readonly(fd, self._layout)
+            finally:
+                os.close(fd)
+            stand(self._described, self.tensors, tensors_at(self._layout, memory))
+            self.version = version

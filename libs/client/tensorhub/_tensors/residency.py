@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from tensorhub._tensors.adoption import named_members
-from tensorhub.aio.resuming import listed
+from tensorhub.arguments import listed
 from tensorhub_common.errors import LayoutMismatch, NotFilled
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from tensorhub._agent.shards import Attachment, Place
 from tensorhub._control.discovery import find_agent
 from tensorhub._control.registry_client import ASK_S, NatsAddress, Registry, left_s
 from tensorhub._control.watch import Watched
-from tensorhub.aio.lifetime import Uncopied, leave, leave_when_dropped
-from tensorhub.aio.resuming import OpenChoice, Resume
-from tensorhub.aio.shard import AsyncShard
-from tensorhub.aio.threads import in_thread
+from tensorhub.aio.lifetime import Uncopied, in_thread, leave, leave_when_dropped
+from tensorhub.aio.shard import AsyncShard, OpenChoice
+from tensorhub.arguments import Resume
 from tensorhub.mapping import Mapping
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
@@ -34,19 +33,17 @@ from tensorhub_common.config import settings as settings_module
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import JobGone, TensorHubError
 from tensorhub_common.layout.layout import encoded
-from tensorhub_common.protocol.log.any_event import KINDS, AnyEvent
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.commands import Command, Delete, Pin, Retain, Rewind, Unpin
-from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_common.protocol.log.events import KINDS, AnyEvent, VersionRetired
 from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
 from tensorhub_common.protocol.subjects import check_job
 from tensorhub_common.protocol.worker import Attached
-from tensorhub_common.telemetry import process
 
 if TYPE_CHECKING:
     from tensorhub._tensors.description import Described, Tensors
     from tensorhub._tensors.fsdp import Gathered
-    from tensorhub._tensors.installs import Staged
-    from tensorhub._tensors.mapped import Mapped
+    from tensorhub._tensors.installs import Mapped, Staged
     from tensorhub._tensors.residency import Standing
 
 CONNECT_S: Final = 10.0
@@ -55,7 +52,7 @@ CLOSE_AWAY_S: Final = 3.0
 FREE_S: Final = 5.0
 ZSTD_LEVEL: Final = 3
 
-log = process.logger(__name__)
+log = logs.logger(__name__)
 
 
 class AsyncHub(Uncopied):
@@ -415,7 +412,7 @@ def _bound(described: "Described", attachment: Attachment) -> _Bound:
         staged = Staged(described, attachment)
         return _Bound(staged.tensors, staged, Standing(described, staged.tensors, staged.home, has_values=has_values))
     if attachment.place.is_mapped:
-        from tensorhub._tensors.mapped import Mapped  # noqa: PLC0415
+        from tensorhub._tensors.installs import Mapped  # noqa: PLC0415
 
         mapped = Mapped(described, attachment)
         return _Bound(mapped.tensors, mapped)

@@ -3,6 +3,8 @@
 That is what happens to a process that ends; a program that makes hub objects in a loop must not run out of threads and
 descriptors. Garbage is collected in any thread, so what is left to do is handed to the hub's own event loop, and nobody
 waits for it.
+
+Work that may take long, beside the event loop.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NoReturn, Protocol, SupportsIndex
+from typing import Final, NoReturn, Protocol, SupportsIndex, TypeVar
 
 from tensorhub_common.errors import TensorHubError
 
@@ -77,3 +79,16 @@ def _leave_soon(pid: int, loop: asyncio.AbstractEventLoop, session: Session, reg
         loop.call_soon_threadsafe(begin)
     except RuntimeError:
         session.drop()
+
+
+Result = TypeVar("Result")
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Do what may take long in a thread. When cancelled, wait for its end all the same: it looks at memory."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -9,10 +9,10 @@ A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at th
 memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorhub import arguments
 from tensorhub._agent.calls import Publish, Read, Unpublish
@@ -20,25 +20,45 @@ from tensorhub._agent.session import OnProgress, Session
 from tensorhub._agent.shards import Attachment
 from tensorhub._control import lost_versions
 from tensorhub._control.registry_client import Registry
-from tensorhub.aio.lifetime import Uncopied
-from tensorhub.aio.resuming import OpenChoice, listed
-from tensorhub.aio.threads import in_thread
+from tensorhub.aio.lifetime import Uncopied, in_thread
+from tensorhub.arguments import listed
 from tensorhub_common.errors import NotPublished, ReplicaConflict, VersionUnavailable
 from tensorhub_common.layout.layout import Layout
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.worker import ReadReport
-from tensorhub_common.telemetry import process
 
-log = process.logger(__name__)
+log = logs.logger(__name__)
 
 if TYPE_CHECKING:
     import torch
 
     from tensorhub._tensors.fsdp import Gathered
-    from tensorhub._tensors.installs import Staged
-    from tensorhub._tensors.mapped import Mapped
+    from tensorhub._tensors.installs import Mapped, Staged
     from tensorhub._tensors.residency import Standing
 
-log = process.logger(__name__)
+
+class OpenChoice(NamedTuple):
+    """The hub holds `version`, and `register` gave other values for the tensors of these names.
+
+    A restarted trainer that has loaded a checkpoint gives other values than those that the hub still holds. Only its
+    author knows which are right, so `register(…, resume=…)` says it. Without a choice reading goes on, and what would
+    publish or overwrite raises. A choice ends with a read, which replaces the memory, or with `mark_loaded`, which says
+    that all was written. Equal values, and specs, which give none, need no choice.
+    """
+
+    version: int
+    names: Sequence[str]
+
+    def error(self, where: str) -> ReplicaConflict:
+        """Return what `publish`, `unpublish` and `overwriting` raise meanwhile."""
+        return ReplicaConflict(
+            f"{where} was found with version {self.version}, and register was given other values for "
+            f"{listed(self.names)}: register it with resume='memory' to go on from version {self.version}, or with "
+            "resume='values' to replace it by the given values"
+        )
+
+
+log = logs.logger(__name__)
 
 
 class AsyncShard(Uncopied):

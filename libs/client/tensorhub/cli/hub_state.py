@@ -22,19 +22,17 @@ from tensorhub_common.bus.errors import Busy, NoAnswer, NoBus, NoResponder, NotP
 from tensorhub_common.errors import TensorHubError, VersionUnavailable
 from tensorhub_common.introspection.activity import gather_activity
 from tensorhub_common.introspection.ping import ping
+from tensorhub_common.protocol.activity import Activity, ReadUnderWay, Trouble
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.queries import (
-    Activity,
     AgentInfo,
     Error,
     Health,
     JobHealth,
     JobState,
     ModelInfo,
-    ReadUnderWay,
     ReplicaInfo,
     Status,
-    Trouble,
 )
 from tensorhub_common.protocol.subjects import ask, hub_ask
 

@@ -13,8 +13,7 @@ import typer
 from tensorhub.arguments import SEQ_MAX, TIMEOUT_S_MAX
 from tensorhub_common.config import parsers as values
 from tensorhub_common.protocol.log.commands import VERSION_MAX
-from tensorhub_common.protocol.names import check_name
-from tensorhub_common.protocol.subjects import check_job
+from tensorhub_common.protocol.subjects import check_job, check_name
 
 T = TypeVar("T")
 

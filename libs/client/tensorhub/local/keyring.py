@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub_common.auth.keys import SUFFIX, KeyUnusable, make_key, public_key_of, read_seed
-from tensorhub_common.auth.permissions import Role, User
-from tensorhub_common.auth.users_conf import users_conf
+from tensorhub_common.auth.permissions import Role, User, users_conf
 
 FOLDER_MODE: Final = 0o700
 CONF_MODE: Final = 0o600

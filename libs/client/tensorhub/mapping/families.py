@@ -11,8 +11,17 @@ from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypedDict, Unpack
 
 from tensorhub.mapping.cuts import Padded
-from tensorhub.mapping.decoder_rules import attention, fused_attention, fused_latent_attention, latent_attention
-from tensorhub.mapping.feedforward import SHARED, dense, expert_stacks, experts, router
+from tensorhub.mapping.decoder_rules import (
+    SHARED,
+    attention,
+    dense,
+    expert_stacks,
+    experts,
+    fused_attention,
+    fused_latent_attention,
+    latent_attention,
+    router,
+)
 from tensorhub.mapping.fp8 import Fp8
 from tensorhub.mapping.model_config import Config, lookup_of
 from tensorhub.mapping.nodes import AS_IT_IS, tensor

@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tensorhub import arguments
-from tensorhub._agent.channel import closed_error
 from tensorhub._agent.session import OnProgress
 from tensorhub._control.registry_client import ASK_S
 from tensorhub._control.watch import Watched
 from tensorhub.aio.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.aio.lifetime import Uncopied
-from tensorhub.aio.resuming import Resume
 from tensorhub.aio.shard import AsyncShard
+from tensorhub.arguments import Resume
+from tensorhub.errors import closed_error
 from tensorhub.mapping import Mapping
 from tensorhub.sync.loop_thread import Background
 from tensorhub_common.errors import NotPublished, TensorHubError

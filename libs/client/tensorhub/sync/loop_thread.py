@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 # It registers its end with the interpreter, which is to come after the end that is registered here.
 import tensorhub._agent.call_spans  # noqa: F401
-from tensorhub._agent.channel import closed_error
 from tensorhub._agent.process_end import at_child_end
+from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable
 
 END_S: Final = 1.0

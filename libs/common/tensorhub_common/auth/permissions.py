@@ -6,15 +6,19 @@ events, snapshots, leases and streams are the registry's; a client of one job ca
 
 What these lists can't say: JetStream sends its answers wherever a request's reply subject points, so whoever may ask it
 anything can make *its* words appear on any subject. `bus/entry.py` tells such words from those of a user.
+
+What nats-server is told of a hub's users: public keys and allow lists, in its own configuration's form. Pure.
 """
 
+import json
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.subjects import check_name
 
 _API: Final = "$JS.API"
 _LEASES: Final = "$KV.tensorhub.>"
@@ -145,3 +149,35 @@ def _reading(stream: str) -> list[str]:
         f"{_API}.CONSUMER.MSG.NEXT.{stream}.*",
         f"{_API}.DIRECT.GET.{stream}",
     ]
+
+
+def users_conf(users: Mapping[User, str]) -> str:
+    """Return the file for these users, by their public keys; it holds no secret."""
+    entries = "\n".join(_entry(user, key) for user, key in sorted(users.items(), key=_order))
+    return f"""\
+# Written by TensorHub; changes are lost. Public keys and what each may do: docs/security.md says why.
+authorization {{
+  users: [
+{entries}
+  ]
+}}
+"""
+
+
+def _order(entry: tuple[User, str]) -> tuple[str, str]:
+    return (entry[0].role, entry[0].name or "")
+
+
+def _entry(user: User, key: str) -> str:
+    permissions = permissions_of(user, inbox_of(key))
+    return f"""\
+    # {user}
+    {{ nkey: {key}, permissions: {{
+      publish: {{ allow: {_listed(permissions.publish)} }}
+      subscribe: {{ allow: {_listed(permissions.subscribe)} }}
+    }} }}"""
+
+
+def _listed(subjects: Iterable[str]) -> str:
+    # NATS's configuration takes JSON's strings.
+    return json.dumps(list(subjects))

@@ -16,8 +16,7 @@ from tensorhub_common.auth.keys import KeyUnusable, is_seed, public_key_of
 from tensorhub_common.auth.permissions import inbox_of
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.protocol.names import is_name
-from tensorhub_common.protocol.subjects import INBOX
+from tensorhub_common.protocol.subjects import INBOX, is_name
 
 _CREDS: Final = "BEGIN NATS USER JWT"
 

@@ -9,80 +9,83 @@ replica, that is a good part of a process's work. Handlers therefore don't wait;
 Always true: whatever comes over the wire, reading goes on, and messages are handled in the order in which they came; a
 handler's exception ends neither it nor the handler; while the socket takes nothing, nats-py's own bound on what waits
 to be sent holds.
+
+Reading NATS's protocol, where what has come is whole messages, which is nearly always.
+
+nats-py wakes a task for all that comes, copies it twice and tries regular expressions on it. `take_messages` reads the
+messages at the beginning of what has come where it stands, and leaves the rest to nats-py: a message of which a part is
+still on its way, the server's pings, errors and news, and whatever can't be understood.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import ParseResult
 
 from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
 from nats.errors import SecureConnRequiredError, StaleConnectionError, UnexpectedEOF
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.parsing import SlowParser, take_messages
+from tensorhub_common.bus.message import NO_HEADERS, Headers, Message
 from tensorhub_common.runtime.supervision import Supervisor, handled
 
-NO_HEADERS: Final[Mapping[str, str]] = {}
+Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
+"""Takes the subscription's number, the subject, the reply subject or b"", the header block or b"", and the data."""
+
+_LINE_END: Final = b"\r\n"
+_PLAIN: Final = (b"MSG", 4)
+_WITH_HEADERS: Final = (b"HMSG", 5)
+"""How a message begins, and of how many words its line is where no reply is wanted."""
+
+
+def take_messages(came: bytes, deliver: Deliver) -> int:
+    """Deliver the whole messages that stand at the beginning, and return how many bytes they are."""
+    at, length = 0, len(came)
+    while at < length:
+        line_end = came.find(_LINE_END, at)
+        if line_end < 0:
+            break
+        words = came[at:line_end].split()
+        verb, count = words[0] if words else b"", len(words)
+        least = _WITH_HEADERS[1] if verb == _WITH_HEADERS[0] else _PLAIN[1]
+        if verb not in (_WITH_HEADERS[0], _PLAIN[0]) or not least <= count <= least + 1:
+            break
+        try:
+            number, size = int(words[2]), int(words[-1])
+            header_size = int(words[-2]) if verb == _WITH_HEADERS[0] else 0
+        except ValueError:
+            break
+        data, end = line_end + len(_LINE_END) + header_size, line_end + len(_LINE_END) + size
+        if not 0 <= header_size <= size or end + len(_LINE_END) > length:
+            break
+        deliver(number, words[1], words[3] if count > least else b"", came[data - header_size : data], came[data:end])
+        at = end + len(_LINE_END)
+    return at
+
+
+class SlowParser(Parser):
+    """nats-py's own, which tells whether it is in the middle of something."""
+
+    def __init__(self, client: object) -> None:
+        super().__init__(client)
+        self._busy = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was given to it is read, so that what comes next may be read elsewhere."""
+        return not self._busy and not self.buf and self.state == AWAITING_CONTROL_LINE
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Read what has come, and do what it asks."""
+        self._busy = True
+        try:
+            await super().parse(data)
+        finally:
+            self._busy = False
+
 
 Handler = Callable[[Message], None]
-
-_LINE: Final = b"NATS/1.0"
-_STATUS_DIGITS: Final = 3
-
-
-class Headers(Mapping[str, str]):
-    """A message's headers, read when somebody looks at them, which few do."""
-
-    __slots__ = ("_parsed", "_raw")
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._parsed: dict[str, str] | None = None
-
-    def __getitem__(self, key: str) -> str:
-        return self._read()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __bool__(self) -> bool:
-        # Whether there is a header block at all: who only wants to know that has nothing read for it.
-        return bool(self._raw)
-
-    def __repr__(self) -> str:
-        return repr(self._read())
-
-    def count(self, name: bytes) -> int:
-        """Tell how often a header of this name stands there, which the mapping hides; it may count a value too."""
-        return self._raw.count(b"\r\n" + name + b":")
-
-    def _read(self) -> dict[str, str]:
-        if self._parsed is None:
-            self._parsed = parse_headers(self._raw)
-        return self._parsed
-
-
-def parse_headers(raw: bytes) -> dict[str, str]:
-    """Read a header block; what can't be a header is left out. The server's status stands under "Status"."""
-    parsed: dict[str, str] = {}
-    first, *lines = raw.split(b"\r\n")
-    status = first.removeprefix(_LINE).strip()
-    code, _, description = status.partition(b" ")
-    if first.startswith(_LINE) and len(code) == _STATUS_DIGITS and code.isdigit():
-        parsed["Status"] = code.decode()
-        if description:
-            parsed["Description"] = description.decode(errors="replace").strip()
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        key = name.decode(errors="replace").strip()
-        if colon and key and key.isascii() and " " not in key:
-            parsed[key] = value.strip().decode(errors="replace")
-    return parsed
 
 
 def _in_words(error: Exception) -> str:

@@ -21,12 +21,12 @@ import nats.errors
 
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import Login, addresses, login, shown
-from tensorhub_common.bus.client import NO_HEADERS, LeanClient
 from tensorhub_common.bus.client import Handler as OnMessage
+from tensorhub_common.bus.client import LeanClient
 from tensorhub_common.bus.connection_state import Presence, Watcher
 from tensorhub_common.bus.errors import MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.keepalive import PING_EVERY_S, PINGS_OUTSTANDING_MAX
-from tensorhub_common.bus.message import Message, header_bytes
+from tensorhub_common.bus.message import NO_HEADERS, Message, header_bytes
 from tensorhub_common.bus.permission_errors import Refusals
 from tensorhub_common.bus.request_mux import CHANCE_BYTES, Awaited
 from tensorhub_common.bus.request_server import (
@@ -35,10 +35,11 @@ from tensorhub_common.bus.request_server import (
     PENDING_MAX,
     Answering,
     Handler,
+    Service,
     answer_or_raise,
 )
 from tensorhub_common.bus.server_check import check_server, why_never
-from tensorhub_common.bus.subscription import Service, Subscription
+from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.runtime.supervision import Supervisor, handled
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from tensorhub_common.bus.errors import Busy, MessageTooLarge
 from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.protocol.subjects import is_inbox
 from tensorhub_common.runtime.supervision import Supervisor, handled
@@ -175,3 +176,18 @@ def answer_or_raise(answer: Message) -> bytes:
         return answer.data
     text = answer.data.decode(errors="replace")
     raise Busy(text) if code == Busy.__name__ else from_code(code, text)
+
+
+class Service:
+    """A handler that answers the questions on a subject, until `close`."""
+
+    def __init__(self, subscription: Subscription, answering: Answering) -> None:
+        self._subscription = subscription
+        self._answering = answering
+        self.is_closed = False
+
+    async def close(self) -> None:
+        """Take no more questions and cancel those under way."""
+        self.is_closed = True
+        await self._subscription.close()
+        await self._answering.stop()

@@ -7,7 +7,6 @@ import nats.errors
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from tensorhub_common.bus.client import Handler, LeanClient
-from tensorhub_common.bus.request_server import Answering
 
 
 class Subscription:
@@ -48,18 +47,3 @@ class Subscription:
 
 async def _never(_: object) -> None:
     """Stand where nats-py wants a callback; `LeanClient` hands messages to the handler instead."""
-
-
-class Service:
-    """A handler that answers the questions on a subject, until `close`."""
-
-    def __init__(self, subscription: Subscription, answering: Answering) -> None:
-        self._subscription = subscription
-        self._answering = answering
-        self.is_closed = False
-
-    async def close(self) -> None:
-        """Take no more questions and cancel those under way."""
-        self.is_closed = True
-        await self._subscription.close()
-        await self._answering.stop()

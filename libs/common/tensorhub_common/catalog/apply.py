@@ -10,10 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from tensorhub_common.catalog import reconcile
-from tensorhub_common.catalog.handlers import admin, filling, membership, publishing, rounds, superseding
-from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.handlers import admin, membership, publishing, rounds
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
-from tensorhub_common.catalog.validation import check_sender, is_hub, is_sender
+from tensorhub_common.catalog.validation import Refused, check_sender, is_hub, is_sender
 from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
 from tensorhub_common.protocol.log.commands import (
     AnyCommand,
@@ -48,10 +47,9 @@ from tensorhub_common.protocol.log.commands import (
     Want,
     Withdraw,
 )
-from tensorhub_common.protocol.log.events import HUB_MODEL, Event, kind_of
-from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
+from tensorhub_common.protocol.log.events import HUB_MODEL, CommandRejected, CommandRepeated, Event, kind_of
 from tensorhub_common.protocol.log.levels import VERBS_SINCE
-from tensorhub_common.protocol.names import is_name
+from tensorhub_common.protocol.subjects import is_name
 
 _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Publish: publishing.publish,
@@ -64,10 +62,10 @@ _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Want: rounds.want,
     Settle: rounds.settle,
     GiveUp: rounds.give_up,
-    Granted: filling.granted,
+    Granted: rounds.granted,
     Replan: rounds.replan,
-    Drop: superseding.drop,
-    Filled: filling.filled,
+    Drop: rounds.drop,
+    Filled: rounds.filled,
     Join: membership.join,
     Register: membership.register,
     Release: membership.release,

@@ -14,17 +14,9 @@ from tensorhub_common.catalog.state import (
     Shard,
     Version,
 )
-from tensorhub_common.catalog.transitions import (
-    SHARD_MOVES,
-    VERSION_MOVES,
-    ShardMove,
-    ShardState,
-    VersionMove,
-    VersionState,
-    move,
-)
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.versions import VersionAvailable, VersionGone, VersionRetired
+from tensorhub_common.catalog.transitions import SHARD_MOVES, VERSION_MOVES, ShardMove, ShardState, VersionMove, move
+from tensorhub_common.protocol.log.events import Event, VersionAvailable, VersionGone, VersionRetired
+from tensorhub_common.protocol.queries import VersionState
 
 Out = list[Event]
 

@@ -22,10 +22,9 @@ from tensorhub_common.catalog.state import (
 )
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.log.events import CopyMember, CopyPlaced, ShardReleased
 from tensorhub_common.protocol.log.levels import Level
-from tensorhub_common.protocol.log.replicas import CopyMember, CopyPlaced
-from tensorhub_common.protocol.log.shards import ShardReleased
-from tensorhub_common.protocol.names import cache_name
+from tensorhub_common.protocol.subjects import cache_name
 
 _ABSENT: Final = object()
 

@@ -2,7 +2,8 @@
 
 from tensorhub_common.catalog.retention import is_coming, must_stay
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, Catalog, Model, Replica, known_root
-from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState, VersionState
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
+from tensorhub_common.protocol.queries import VersionState
 
 
 def check(catalog: Catalog) -> None:

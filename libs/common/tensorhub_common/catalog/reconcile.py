@@ -6,15 +6,14 @@ nothing is retained, rewound or drained it does nothing, and an old log folds as
 
 from tensorhub_common.catalog import cache_replicas, retention
 from tensorhub_common.catalog.availability import Out
-from tensorhub_common.catalog.handlers import filling, rounds
+from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.handlers.publishing import drain
 from tensorhub_common.catalog.state import Catalog, Model, Replica
-from tensorhub_common.catalog.transitions import RoundMove, ShardState, VersionState
+from tensorhub_common.catalog.transitions import RoundMove, ShardState
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.protocol.log.commands import AnyCommand, Delete
-from tensorhub_common.protocol.log.hub import AgentDrained
-from tensorhub_common.protocol.log.shards import ShardStays
-from tensorhub_common.protocol.log.versions import VersionExposed, VersionKept
+from tensorhub_common.protocol.log.events import AgentDrained, ShardStays, VersionExposed, VersionKept
+from tensorhub_common.protocol.queries import VersionState
 
 
 def settle(catalog: Catalog, command: AnyCommand, out: Out) -> None:
@@ -94,7 +93,7 @@ def _release_held(catalog: Catalog, model: Model, replica: Replica, out: Out) ->
     for shard in leaving:
         drain(model, replica, shard, out)
     if current is not None:
-        filling.begin(catalog, model, replica, current, out)
+        rounds.begin(catalog, model, replica, current, out)
 
 
 def _stays(model: Model, replica: Replica, shard: int, version: int, why: str) -> ShardStays:

@@ -4,10 +4,12 @@ Always true of what `must_stay` guards: a retained version that a replica which 
 having one through every orderly act (unpublish, refill, release, drain of an agent). Only a crash can take the last.
 """
 
-from tensorhub_common.catalog.refusal import Refused
-from tensorhub_common.catalog.state import RETAINED_MAX, Catalog, Model, Replica
-from tensorhub_common.catalog.transitions import AgentState, RoundState, VersionState
+from tensorhub_common.catalog.state import Catalog, Model, Replica
+from tensorhub_common.catalog.transitions import AgentState, RoundState
+from tensorhub_common.catalog.validation import Refused
 from tensorhub_common.errors import RetentionFull
+from tensorhub_common.protocol.log.commands import RETAINED_MAX
+from tensorhub_common.protocol.queries import VersionState
 
 
 def retained(model: Model) -> set[int]:

@@ -20,7 +20,7 @@ import msgspec
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.log.levels import STATE_FIELDS_SINCE, LevelUnknown, check_level
 
 FORMAT: Final = 1

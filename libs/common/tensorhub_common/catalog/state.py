@@ -8,8 +8,9 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState, VersionState
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
 from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.queries import VersionState
 
 VERSIONS_KEPT_MAX: Final = 64
 """So many unavailable versions of a model are remembered before the oldest is retired."""
@@ -32,8 +33,6 @@ HUB_LANES_MAX: Final = 16
 ATTEMPTS_MAX: Final = 64
 """A round is planned again at most so often before it fails."""
 
-RETAINED_MAX: Final = 32
-"""So many of the last versions of a model may be retained, and so many pinned: fewer than are remembered."""
 
 SUPERSEDED_MAX: Final = 4
 """A round takes up a newer version so often instead of the one that it was decided for; then it reads to the end, so

@@ -6,6 +6,8 @@ The catalog changes a state only through `move`, so a move that is not written h
 from enum import StrEnum
 from typing import Final, TypeVar
 
+from tensorhub_common.protocol.queries import VersionState
+
 
 class ShardState(StrEnum):
     """What a shard's memory is, as far as the log knows."""
@@ -28,14 +30,6 @@ class ShardMove(StrEnum):
     SWAPPED = "swapped"
     LOST = "lost"
     RESTATED = "restated"
-
-
-class VersionState(StrEnum):
-    """Whether a version can be read."""
-
-    AVAILABLE = "available"
-    UNAVAILABLE = "unavailable"
-    RETIRED = "retired"
 
 
 class VersionMove(StrEnum):

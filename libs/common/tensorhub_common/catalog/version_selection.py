@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, SUPERSEDED_MAX, Model, Round, newest
-from tensorhub_common.catalog.transitions import VersionState
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
 from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.queries import VersionState
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from tensorhub_common.errors import InvalidName
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.subjects import check_name
 
 COUNT_MAX: Final = 9999
 

@@ -15,7 +15,7 @@ from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.introspection.gather import GATHER_S_MAX, gather_answers
-from tensorhub_common.protocol.queries import Activity
+from tensorhub_common.protocol.activity import Activity
 from tensorhub_common.protocol.subjects import AskSubject, ask, asks_of_all_jobs, parse
 from tensorhub_common.runtime.supervision import fault_counts
 

@@ -14,14 +14,14 @@ import msgspec
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.subscription import Service
+from tensorhub_common.bus.request_server import Service
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.commands import PROTOCOL
 from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.names import check_name
 from tensorhub_common.protocol.queries import Pong
+from tensorhub_common.protocol.subjects import check_name
 from tensorhub_common.protocol.subjects import folders as folders_subject
 from tensorhub_common.protocol.subjects import ping as ping_subject
 from tensorhub_common.runtime.release import release

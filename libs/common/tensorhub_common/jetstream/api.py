@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tensorhub_common.bus.client import NO_HEADERS, Headers
 from tensorhub_common.bus.connection import REQUEST_TIMEOUT_S, Bus
 from tensorhub_common.bus.errors import (
     LogFull,
@@ -25,7 +24,7 @@ from tensorhub_common.bus.errors import (
     StreamMismatch,
     WrongLastSequence,
 )
-from tensorhub_common.bus.message import STREAM
+from tensorhub_common.bus.message import NO_HEADERS, STREAM, Headers
 
 API: Final = "$JS.API"
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogMissing, NoAnswer, NoBus, NoResponder, StreamFailure, WrongLastSequence
+from tensorhub_common.bus.message import NO_HEADERS
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.log_entry import Entry
 from tensorhub_common.jetstream.log_reader import Following, Told, Wanted

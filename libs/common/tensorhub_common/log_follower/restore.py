@@ -11,8 +11,8 @@ from tensorhub_common.bus.errors import LogGap, LogShorter, SnapshotBroken
 from tensorhub_common.catalog.snapshot import Snapshot, SnapshotNewer, SnapshotUnreadable, decode
 from tensorhub_common.jetstream.job_log import Extent, JobLog
 from tensorhub_common.jetstream.snapshot_store import Index, Record, Snapshots
+from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.levels import LevelUnknown
-from tensorhub_common.telemetry.process import logger
 
 LOOKS_MAX: Final = 4
 LOOK_AGAIN_S: Final = 0.3

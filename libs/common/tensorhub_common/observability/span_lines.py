@@ -1,14 +1,12 @@
 """From a finished span, in whichever form somebody has it, to the line of JSON that is kept. Pure.
 
 A span of our own is a `SpanRecord`, which is encoded as it is: nothing is made between it and its line. What arrives
-from another process is a `Span`, and what a library made by OpenTelemetry's own means a `ReadableSpan`.
+from another process is a `Span`, and so is what a library made by OpenTelemetry itself, once `span_of` has read it.
 """
 
 from typing import Final
 
 import msgspec
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from tensorhub_common.observability.trace_context import SpanRecord
 from tensorhub_common.protocol.spans import Attribute, Link, Span
@@ -16,7 +14,7 @@ from tensorhub_common.protocol.spans import Attribute, Link, Span
 TEXT_CHARS_MAX: Final = 1_000
 """An attribute's text is cut to this."""
 
-FinishedSpan = SpanRecord | Span | ReadableSpan
+FinishedSpan = SpanRecord | Span
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -37,7 +35,7 @@ class SpanLines:
             if len(line) <= TEXT_CHARS_MAX or not _is_to_be_cut(span):
                 return line
             return _encode(_cut(of_record(span, self._service, self._instance)))
-        return _encode(_cut(span) if isinstance(span, Span) else span_of(span))
+        return _encode(_cut(span))
 
 
 def of_record(record: SpanRecord, service: str, instance: str) -> Span:
@@ -57,30 +55,6 @@ def of_record(record: SpanRecord, service: str, instance: str) -> Span:
     )
 
 
-def span_of(span: ReadableSpan) -> Span:
-    """Return a finished span of OpenTelemetry's in the hub's own form."""
-    context = span.get_span_context()
-    assert context is not None, "a finished span has ids"
-    resource = span.resource.attributes
-    failed = span.status.status_code is StatusCode.ERROR
-    return Span(
-        trace=format_trace_id(context.trace_id),
-        span=format_span_id(context.span_id),
-        parent=None if span.parent is None else format_span_id(span.parent.span_id),
-        name=span.name[:TEXT_CHARS_MAX],
-        service=str(resource.get("service.name", "")),
-        instance=str(resource.get("service.instance.id", "")),
-        start_ns=span.start_time or 0,
-        end_ns=span.end_time or 0,
-        error=(span.status.description or "failed")[:TEXT_CHARS_MAX] if failed else None,
-        attributes={str(key): _attribute(value) for key, value in (span.attributes or {}).items()},
-        links=tuple(
-            Link(trace=format_trace_id(link.context.trace_id), span=format_span_id(link.context.span_id))
-            for link in span.links
-        ),
-    )
-
-
 def _is_to_be_cut(span: SpanRecord) -> bool:
     texts = (span.error or "", *span.attributes.values())
     return any(len(each) > TEXT_CHARS_MAX for each in texts if isinstance(each, str))
@@ -92,11 +66,12 @@ def _cut(span: Span) -> Span:
         span,
         name=span.name[:TEXT_CHARS_MAX],
         error=None if span.error is None else span.error[:TEXT_CHARS_MAX],
-        attributes={key: _attribute(value) for key, value in span.attributes.items()},
+        attributes={key: attribute(value) for key, value in span.attributes.items()},
     )
 
 
-def _attribute(value: object) -> Attribute:
+def attribute(value: object) -> Attribute:
+    """Return a value as spans may carry it, its text cut to the bound."""
     match value:
         case str():
             return value[:TEXT_CHARS_MAX]

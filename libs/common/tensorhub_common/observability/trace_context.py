@@ -113,3 +113,8 @@ def context_in(headers: Mapping[str, str], name: str = TRACEPARENT) -> TraceCont
 def headers_of(context: TraceContext | None) -> dict[str, str]:
     """Return the headers that name a span as the cause of a message."""
     return {} if context is None else {TRACEPARENT: context.traceparent}
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Tell whether OpenTelemetry's own switch turns all telemetry but the logs off."""
+    return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"

@@ -3,14 +3,23 @@
 A reader's agent asks the planner with a `Demand` and gets a `Plan` or a `Refusal`. It asks each source's agent for a
 lease with a `LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the
 source's pieces.
+
+A plan as one message: compressed where it has many sources. Pure.
+
+A plan from thousands of sources names each by its agent, layout and root, and has more bytes than NATS lets through
+(1 MiB by default). Compressed it is a small part of that. Only who says that it can read it so is answered so
+(`Demand.packs`): a planner answers agents of older releases as ever.
+
+Always true: what is packed begins unlike any JSON, and nothing inflates beyond `PLAN_BYTES_MAX`.
 """
 
 from typing import Final, Literal
 
 import msgspec
+import zstandard
 
-DIGESTS_PAGE_PIECES: Final = 16_384
-"""A grant carries the digests of so many pieces at most (256 KiB); the rest is asked for by page."""
+from tensorhub_common.errors import BadCommand
+from tensorhub_common.protocol.ranges import Range
 
 PLAN_ASK_S: Final = 0.9
 """Who asks for a plan has given up after this, a little before a read asks again: a planner drops what is older."""
@@ -22,9 +31,6 @@ RATES_MAX: Final = 64
 """A demand tells the rates of so many links at most."""
 
 Transport = Literal["local", "ucxx"]
-
-Range = tuple[int, int]
-"""(first, count) of consecutive piece numbers."""
 
 
 class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False, cache_hash=True):
@@ -153,89 +159,31 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
 PlanAnswer = Plan | Refusal
 
 
-class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """A reader's agent asks a source's agent to keep (model, version, shard) as it is while it reads."""
+PACK_BYTES_MIN: Final = 64 * 1024
+"""Shorter answers go as they are: most plans name a handful of sources."""
 
-    job: str
-    model: str
-    source: SourceId
-    version: int
-    root: str | None
-    reader: SourceId
-    transport: Transport = "local"
-    turn: Turn | None = None
-    """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
-    mapped: bool = False
-    """The reader's worker will map the shard's segment, for as long as it wants."""
-    units: bool = False
-    """The reader goes by a transfer program, and needs no digests of the source's pieces."""
-    nbytes: int = 0
-    """So much of it the reader was planned to read."""
-    base: str | None = None
-    """The root of a version whose bytes the reader holds: patches from there to what it wants would do."""
-    awaits_patches: bool = True
-    """To wait until they are made takes the reader less time than to read the pieces at once."""
-    promises: bool = False
-    """Of what does not stand there yet the reader waits only for what is promised, so the source's turn may be any."""
-    program: str | None = None
-    """The transfer program by which the reader goes: a source that is filled by the same one may tell of its units."""
-    hold_s: float = 0.0
-    """The ticket is shown later, since the reader has many sources: it is to be good for so long, if it may."""
-    wrong: bool = False
-    """No lease is asked for: bytes that came under one that held were not those that the log has of the version. The
-    source's agent looks whether its memory still has them, and tells the worker if not."""
-    again: str = ""
-    """The lease that the reader has, and whose ticket it has not shown: hold it for `hold_s` from now on; where that is
-    zero, end it."""
+PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A plan has at most so many bytes when it is uncompressed."""
+
+MAGIC: Final = b"\x28\xb5\x2f\xfd"
+"""What each frame of zstd begins with."""
+
+ZSTD_LEVEL: Final = 1
+"""It takes some milliseconds for a plan of 4,096 sources, in the planner's loop."""
 
 
-class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """The lease stands. `ticket` opens the transport once, within `ticket_s`. `digests` is the first page of them."""
-
-    lease: str
-    ticket: str
-    ticket_s: float
-    endpoint: str
-    """Where the transport listens: a socket's path for "local", address:port for "ucxx"."""
-    pieces: int
-    digests: bytes
-    filling: bool = False
-    """The source is being filled with the version: it says over the transport what it has, and gives that."""
-    promises: bool = False
-    """The source says what it promises, and of what it lacks the reader waits for that alone."""
-    program: str | None = None
-    """What the source tells of are units of this program, the reader's own; None: pieces of the source's layout."""
-    mapped: bool = False
-    """The descriptor that comes with the transport's welcome carries a lock, and may be handed on to be mapped."""
-    patch_sizes: bytes = b""
-    """Of the pieces of the first page, how many bytes their patches have: 4 bytes each, little endian, all ones where
-    there is none. Empty: there are no patches from the reader's base."""
-    patches_coming: bool = False
-    """Patches are being made: the pages of their sizes may be asked for again."""
+def packed(answer: bytes) -> bytes:
+    """Return the message for an answer to somebody who can read packed ones."""
+    return answer if len(answer) < PACK_BYTES_MIN else zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(answer)
 
 
-class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
-    """The source does not hold it (any more), or has no room for another reader."""
-
-    reason: str
-    is_early: bool = False
-    """It may hold it soon: ask again."""
-
-
-class DigestsAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """The page of digests that begins at piece `first`."""
-
-    lease: str
-    first: int
-
-
-class DigestsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of consecutive pieces, and the sizes of their patches; empty when the lease is over."""
-
-    digests: bytes
-    patch_sizes: bytes = b""
-    patches_coming: bool = False
-    """As in the grant."""
-
-
-LeaseAnswer = LeaseGrant | LeaseRefusal
+def unpacked(message: bytes) -> bytes:
+    """Return the answer in a message. Raises `BadCommand` where it is damaged, or inflates beyond its bound."""
+    if not message.startswith(MAGIC):
+        return message
+    try:
+        if zstandard.get_frame_parameters(message).content_size > PLAN_BYTES_MAX:
+            raise BadCommand(f"a plan has more than {PLAN_BYTES_MAX} bytes")
+        return zstandard.ZstdDecompressor().decompress(message, max_output_size=PLAN_BYTES_MAX)
+    except zstandard.ZstdError as why:
+        raise BadCommand(f"a packed plan can't be read: {why}") from None

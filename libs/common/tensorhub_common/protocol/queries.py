@@ -9,20 +9,13 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.plans import Transport
+from tensorhub_common.protocol.log.events import AnyEvent
 
 OUTCOMES_KEPT_MAX: Final = 65_536
 """The registry answers `ask.outcome` for so many of the last commands."""
 
 STORY_LINES_MAX: Final = 2_000
 """A story is cut to its last lines."""
-
-READS_TOLD_MAX: Final = 256
-"""An agent tells of at most this many reads under way; of the others it tells how many there are."""
-
-SOURCES_TOLD_MAX: Final = 16
-"""Of one read at most this many sources are told, those that have brought most first."""
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
@@ -246,114 +239,9 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, tag="story"):
     lines: tuple[str, ...]
 
 
-SERVED_MAX: Final = 128
-"""A beat names so many readers of each transport at most; of the others it tells how many there are."""
+class VersionState(StrEnum):
+    """Whether a version can be read."""
 
-
-class Served(msgspec.Struct, frozen=True, array_like=True):
-    """A shard that reads from an agent, and how many bytes it was planned to read there.
-
-    `decided` is the place in the job's log where its round was decided for what it reads: when the log says after that
-    that the read is over, or decides anew, then this word is over too, however late it is heard.
-    """
-
-    job: str
-    model: str
-    replica: str
-    shard: int
-    decided: int
-    nbytes: int
-
-
-class Serving(msgspec.Struct, frozen=True, array_like=True):
-    """How many shards read from an agent over a transport, and how many bytes these were planned to read there."""
-
-    transport: Transport
-    readers: int
-    nbytes: int
-    served: tuple[Served, ...] = ()
-    """Some of them by name; an agent of an earlier release names none."""
-
-
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent is alive. Sent on `beat.<agent>`, for all jobs at once."""
-
-    agent: str
-    incarnation: int
-    serving: tuple[Serving, ...] = ()
-    """Who reads from it just now; a transport without readers is left out."""
-
-
-class SourceOfRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of a read that is under way. `silent_s` is the time since it last brought a byte."""
-
-    agent: str
-    transport: str
-    phase: str
-    nbytes: int
-    silent_s: float
-
-
-class ReadUnderWay(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is being filled by an agent.
-
-    `stage` is how far the call is: joining (no version is decided), leasing (plan and leases), granted (waits for the
-    replica's other shards), draining (waits for its own readers), filling (bytes come), digesting, keeping (its
-    manifest is written), filled (waits for the replica's other shards), ending.
-    """
-
-    model: str
-    replica: str
-    shard: int
-    want: str
-    version: int | None
-    """What the log has decided; None before that."""
-    stage: str
-    done_bytes: int
-    total_bytes: int
-    bytes_per_s: float
-    """The mean since the first byte was asked for; 0 before that."""
-    for_s: float
-    """The time since the worker called."""
-    still_s: float
-    """The time since the last byte came, or since filling began; 0 before that."""
-    plan_s: float | None = None
-    """For how long the planner has not answered this read's question; None while no question is open."""
-    trace: str | None = None
-    sources: tuple[SourceOfRead, ...] = ()
-
-
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a process can't do just now, while it goes on with everything else."""
-
-    kind: str
-    """`job-set-aside`, `shards-set-aside`, `no-memory`, `no-room-for-manifests`, `no-copy` or `no-room-for-state`; a
-    later release may know more."""
-    why: str
-    """What is wrong, and what to do."""
-    since: float
-    """Since when, in seconds since the epoch."""
-    job: str = ""
-    """The job that is concerned, where it is one."""
-
-
-class Activity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
-    """What one process of the hub does just now. Registries, planners and agents answer, each for itself."""
-
-    process: str
-    role: str
-    up_s: float
-    """How long the process has run."""
-    nats_s: float
-    """How long its connection to NATS has held without a pause."""
-    nats_lost: int
-    """How many times the connection was lost since the process began."""
-    faults: int
-    """How many errors have escaped from background work since the process began; its log has them."""
-    planner_silent_s: float | None = None
-    """An agent's word: for how long no planner has answered any of its questions; None where the last was answered."""
-    reads: tuple[ReadUnderWay, ...] = ()
-    """An agent's reads in the job that was asked about, oldest first."""
-    reads_left_out: int = 0
-    troubles: tuple[Trouble, ...] = ()
-    """What an agent can't do just now, in whatever job."""
+    AVAILABLE = "available"
+    UNAVAILABLE = "unavailable"
+    RETIRED = "retired"

@@ -84,3 +84,12 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, tag="spans"):
     process: str
     spans: tuple[Span, ...]
     left_out: int = 0
+
+
+TRANSFERS: Final = "transfers"
+
+
+SPANS: Final = "spans"
+
+
+QUESTIONS_PENDING_MAX: Final = 16

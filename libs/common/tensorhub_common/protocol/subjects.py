@@ -12,6 +12,11 @@ wildcard or reach another job's subjects. `parse` is the way back: it takes exac
     tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
     tensorhub.v1._hub.agent.<agent>.<what>.<asker>   request and reply: that agent answers, and knows which one asks
     tensorhub.v1._hub.beat.<agent>                   an agent lives
+
+Which names may stand in a NATS subject.
+
+Jobs, models, replicas, agents and sites appear as subject tokens, so anything but letters, digits, `_` and `-` is
+refused before it reaches NATS. Names that begin with `_` are the hub's own.
 """
 
 import re
@@ -20,7 +25,38 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.errors import InvalidName
-from tensorhub_common.protocol.names import check_name, is_name
+
+NAME_CHARS_MAX: Final = 64
+_CACHE: Final = re.compile(r"_cache-(0|[1-9][0-9]{0,15})-[0-9]{1,20}", re.ASCII)
+_NAME: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARS_MAX}}}", re.ASCII)
+
+
+def is_name(text: object) -> bool:
+    """Tell whether `text` may stand in a subject, the hub's own names included."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+def cache_name(version: int, seq: int) -> str:
+    """Return the name of the cache replica of a version that was placed by the command at `seq`: used once."""
+    return f"_cache-{version}-{seq}"
+
+
+def cached_version(replica: str) -> int | None:
+    """Return the version that a cache replica is for, or None for any other replica."""
+    found = _CACHE.fullmatch(replica)
+    return None if found is None else int(found[1])
+
+
+def check_name(what: str, text: object) -> str:
+    """Return `text` if users may call a `what` ("model", "replica") so; raise `InvalidName` otherwise."""
+    if not isinstance(text, str) or _NAME.fullmatch(text) is None:
+        raise InvalidName(
+            f"{what} name {text!r:.80} can't be used: take 1 to {NAME_CHARS_MAX} letters, digits, '_' or '-'"
+        )
+    if text.startswith("_"):
+        raise InvalidName(f"{what} name {text!r} begins with '_', which is kept for the hub itself: choose another")
+    return text
+
 
 PREFIX: Final = "tensorhub.v1"
 HUB: Final = "_hub"

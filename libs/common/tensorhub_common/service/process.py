@@ -22,7 +22,8 @@ from tensorhub_common.bus.keepalive import ping_every_s
 from tensorhub_common.config.settings import InvalidSetting, Settings, load, strangers
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.activity import answer_activity
-from tensorhub_common.introspection.span_query import answer_traces
+from tensorhub_common.introspection.span_answers import answer_traces
+from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import Fault, Supervisor, set_last_resort, watch_loop
 from tensorhub_common.telemetry import process
 
@@ -34,7 +35,7 @@ CLOSE_S_MAX: Final = 1.2
 EXPORT_S_MAX: Final = 0.4
 """Together with `CLOSE_S_MAX` this stays below the two seconds that a process is given to end."""
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Faulted(TensorHubError):

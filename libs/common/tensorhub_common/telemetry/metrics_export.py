@@ -7,7 +7,6 @@ Where nobody asks for metrics this is not even imported, and what records one do
 """
 
 import logging
-import sys
 from collections.abc import Callable
 from http.server import HTTPServer
 from typing import Final, NamedTuple
@@ -20,13 +19,10 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, start_http_server
 
 from tensorhub_common.config.parsers import Listen
-from tensorhub_common.observability.metrics import METER, METRICS, Metric, by, observe, one, recorder
+from tensorhub_common.observability.metrics import METER, by, observe, one
 from tensorhub_common.observability.span_cost import SPANS
 from tensorhub_common.runtime.supervision import fault_counts
 from tensorhub_common.telemetry.span_store import SpanKeeper
-
-TABLE_BEGIN: Final = "<!-- metrics: begin (written by `make docs`) -->"
-TABLE_END: Final = "<!-- metrics: end -->"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -83,47 +79,9 @@ def serve(listen: Listen) -> Page | None:
         return None
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     _log.info("metrics at http://%s:%d/metrics", host, server.server_port)
-    return Page(_reader(registry), server)
+    return Page(metric_reader(registry), server)
 
 
-def _reader(registry: CollectorRegistry) -> MetricReader:
+def metric_reader(registry: CollectorRegistry) -> MetricReader:
+    """Return what writes the metrics of a process into a registry of Prometheus."""
     return PrometheusMetricReader(registry=registry, scope_info_enabled=False)
-
-
-# ---------------------------------------------------------------------------------------------------- documentation
-
-
-def prometheus_name(metric: Metric) -> str:
-    """Return what Prometheus calls a metric, by asking the exporter."""
-    registry = CollectorRegistry()
-    provider = MeterProvider([_reader(registry)], Resource.get_empty(), shutdown_on_exit=False)
-    meter = provider.get_meter(METER)
-    if metric.kind == "histogram":
-        recorder(meter, metric.name)(1.0)
-    else:
-        observe(meter, metric.name, one(lambda: 1.0))
-    (family,) = [family for family in registry.collect() if family.name != "target"]
-    provider.shutdown()
-    return f"{family.name}_total" if metric.kind == "counter" else family.name
-
-
-def table_markdown() -> str:
-    """Return the table as Markdown, without a newline at its end."""
-    rows = ["| metric | kind | of | labels | meaning |", "|---|---|---|---|---|"]
-    for metric in METRICS.values():
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{prometheus_name(metric)}` | {metric.kind} | {metric.role} | {labels} | {metric.meaning} |")
-    return "\n".join(rows)
-
-
-def with_table(page: str) -> str:
-    """Return a page of documentation with the table, as it is now, between the page's markers."""
-    before, begin, rest = page.partition(TABLE_BEGIN)
-    _, end, after = rest.partition(TABLE_END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks the markers of the metrics: put {TABLE_BEGIN} and {TABLE_END} into it")
-    return f"{before}{begin}\n\n{table_markdown()}\n\n{end}{after}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(with_table(sys.stdin.read()))

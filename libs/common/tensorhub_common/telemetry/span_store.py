@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from tensorhub_common.observability.span_cost import SPANS
-from tensorhub_common.observability.span_lines import FinishedSpan, SpanLines
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.observability.span_lines import TEXT_CHARS_MAX, FinishedSpan, SpanLines, attribute
+from tensorhub_common.protocol.spans import Link, Span
 from tensorhub_common.telemetry.span_files import SpanFiles
 
 QUEUE_SPANS_MAX: Final = 8_192
@@ -44,7 +45,7 @@ class SpanKeeper(SpanProcessor):
         self._lines = SpanLines(service, instance)
         self.dropped = 0
         """How many spans were not kept, for whatever reason."""
-        self._queue: deque[FinishedSpan] = deque()
+        self._queue: deque[FinishedSpan | ReadableSpan] = deque()
         self._warned = False
         self._closed = threading.Event()
         self._writing = threading.Lock()
@@ -55,7 +56,7 @@ class SpanKeeper(SpanProcessor):
         """Take a finished span that somebody made by OpenTelemetry's own means."""
         self.take(span)
 
-    def take(self, span: FinishedSpan) -> None:
+    def take(self, span: FinishedSpan | ReadableSpan) -> None:
         """Take a finished span: of this process, as a record, or of another one, in the hub's own form."""
         if len(self._queue) >= QUEUE_SPANS_MAX:
             self.dropped += 1
@@ -110,12 +111,12 @@ class SpanKeeper(SpanProcessor):
             self._queue.popleft()
         return True
 
-    def _lines_of(self, batch: list[FinishedSpan]) -> list[bytes]:
+    def _lines_of(self, batch: list[FinishedSpan | ReadableSpan]) -> list[bytes]:
         """Return the lines of those that can be written: one that holds what is no text costs itself alone."""
         lines = []
         for span in batch:
             try:
-                lines.append(self._lines.line(span))
+                lines.append(self._lines.line(span_of(span) if isinstance(span, ReadableSpan) else span))
             except Exception as why:  # noqa: BLE001 (whatever a span holds, the service and the others go on)
                 self._warn(why)
         return lines
@@ -124,3 +125,27 @@ class SpanKeeper(SpanProcessor):
         if not self._warned:
             self._warned = True
             _log.warning("finished spans can't be kept in %s, so they are dropped: %s", self.files.directory, why)
+
+
+def span_of(span: ReadableSpan) -> Span:
+    """Return a finished span of OpenTelemetry's in the hub's own form."""
+    context = span.get_span_context()
+    assert context is not None, "a finished span has ids"
+    resource = span.resource.attributes
+    failed = span.status.status_code is StatusCode.ERROR
+    return Span(
+        trace=format_trace_id(context.trace_id),
+        span=format_span_id(context.span_id),
+        parent=None if span.parent is None else format_span_id(span.parent.span_id),
+        name=span.name[:TEXT_CHARS_MAX],
+        service=str(resource.get("service.name", "")),
+        instance=str(resource.get("service.instance.id", "")),
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        error=(span.status.description or "failed")[:TEXT_CHARS_MAX] if failed else None,
+        attributes={str(key): attribute(value) for key, value in (span.attributes or {}).items()},
+        links=tuple(
+            Link(trace=format_trace_id(link.context.trace_id), span=format_span_id(link.context.span_id))
+            for link in span.links
+        ),
+    )

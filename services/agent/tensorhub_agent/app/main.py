@@ -13,6 +13,7 @@ import uvloop
 from tensorhub_agent.app.service import FAILED, AgentService
 from tensorhub_common.config import settings as settings_of
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import set_last_resort, watch_loop
 from tensorhub_common.telemetry import process
 
@@ -31,7 +32,7 @@ def main() -> None:
         settings = settings_of.load(os.environ)
         process.start("tensorhub-agent", settings.agent_id, settings, settings.state_dir)
         for sentence in settings_of.strangers(os.environ):
-            process.logger(__name__).warning(sentence)
+            logs.logger(__name__).warning(sentence)
         uvloop.run(_run(AgentService(settings)))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub-agent: {why}\n")

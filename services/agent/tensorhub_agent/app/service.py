@@ -28,16 +28,15 @@ from tensorhub_agent.leases.delta_store import KEPT_VERSIONS, DeltaBook
 from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.leases.reader_load import summed
 from tensorhub_agent.observability.registry_watch import RegistryWatch
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_agent.runtime.rejections import REFUSED, Kind
 from tensorhub_agent.runtime.troubles import TROUBLES
 from tensorhub_agent.sources.source_watch import SourcesSeen
-from tensorhub_agent.storage.cache_room import CacheRoom
 from tensorhub_agent.storage.copy_allocator import CopyMaker
 from tensorhub_agent.storage.disk_segments import DiskStore
 from tensorhub_agent.storage.incarnation import Incarnation
 from tensorhub_agent.storage.segments import SegmentStore
-from tensorhub_agent.storage.shard_store import Shelves
+from tensorhub_agent.storage.shard_store import CacheRoom, Shelves
 from tensorhub_agent.transports.base import LeaseOpened, Refused
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.registry import Transports
@@ -49,13 +48,14 @@ from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.activity import answer_activity
 from tensorhub_common.introspection.ping import answer_pings
-from tensorhub_common.introspection.span_query import answer_traces
+from tensorhub_common.introspection.span_answers import answer_traces
 from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.protocol.activity import Activity, Trouble
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import OLDEST
+from tensorhub_common.protocol.heartbeat import Serving
+from tensorhub_common.protocol.leases import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.plans import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
-from tensorhub_common.protocol.queries import Activity, Serving, Trouble
 from tensorhub_common.protocol.subjects import agent_asks
 from tensorhub_common.protocol.worker import Attached
 from tensorhub_common.runtime.peer_status import Counterpart

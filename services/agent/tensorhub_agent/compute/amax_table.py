@@ -19,7 +19,7 @@ from tensorhub_common.layout.casts import FP8_SCHEMES
 from tensorhub_common.programs.amax_cells import Entries
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.regions import Form, Regions
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 Floats = npt.NDArray[np.float32]
 

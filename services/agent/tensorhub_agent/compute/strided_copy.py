@@ -18,8 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.compute.conversion import Convert, by_amax, check_cast, converter_of
-from tensorhub_agent.compute.copy_job import Job
-from tensorhub_agent.compute.pool import Columns, CopyPool, address_of, check_fits, memmove, merged, split
+from tensorhub_agent.compute.pool import Columns, CopyPool, Job, address_of, check_fits, memmove, merged, split
 from tensorhub_agent.primitives.block_forms import amax_bytes, is_by_amax
 from tensorhub_agent.primitives.forms import Part, check, check_amax, is_run, normal, parts, run_bytes
 from tensorhub_common.programs.regions import Form, Regions, Sizes

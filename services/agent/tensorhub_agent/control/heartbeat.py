@@ -21,7 +21,7 @@ from tensorhub_common.bus.errors import NoBus
 from tensorhub_common.bus.keepalive import ping_every_s
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.queries import Beat, Serving
+from tensorhub_common.protocol.heartbeat import Beat, Serving
 from tensorhub_common.protocol.subjects import beat
 from tensorhub_common.runtime.supervision import Supervisor
 

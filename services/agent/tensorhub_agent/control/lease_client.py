@@ -18,15 +18,15 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.plans import (
+from tensorhub_common.protocol.leases import (
     DIGESTS_PAGE_PIECES,
     DigestsAsk,
     DigestsPage,
     LeaseAnswer,
     LeaseAsk,
     LeaseGrant,
-    SourceId,
 )
+from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.subjects import agent_ask
 
 LEASE_ASK_S: Final = 1.5

@@ -2,6 +2,8 @@
 
 The core decides who gets a lease. Always true: a ticket opens memory once, and only to the agent that it was given to;
 a question whose answer is known soon waits for it, at most `LEASE_HOLD_S`.
+
+Questions for leases whose answer is known soon: each is asked again when something has happened, until its bound.
 """
 
 import asyncio
@@ -12,18 +14,52 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.control.postponed import Postponed
 from tensorhub_agent.control.tracer import NO_HEADERS, Tracing
 from tensorhub_agent.core.agent import AgentCore
-from tensorhub_agent.core.effects import AnyEffect, Key
+from tensorhub_agent.core.effects import AnyEffect
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.leases.lease import Lease, LeaseMove
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.runtime.timer import Alarm
 from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
 from tensorhub_agent.transports.base import LeaseOpened
 from tensorhub_agent.transports.registry import Transports
-from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseGrant, LeaseRefusal
 from tensorhub_common.runtime.supervision import Supervisor
+
+
+class Postponed:
+    """The questions that wait. Nothing is done for them while there are none."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._waiting: list[asyncio.Event] = []
+
+    def happened(self) -> None:
+        """Let all that wait be asked again."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                each.set()
+
+    async def answer(self, question: Callable[[], LeaseAnswer | None], bound_s: float) -> LeaseAnswer | None:
+        """Return the first answer that is not None; None after the bound."""
+        answer = question()
+        until = asyncio.get_running_loop().time() + bound_s
+        while answer is None:
+            something = asyncio.Event()
+            self._waiting.append(something)
+            try:
+                async with asyncio.timeout_at(until):
+                    await something.wait()
+            except TimeoutError:
+                return None
+            finally:
+                if something in self._waiting:
+                    self._waiting.remove(something)
+            answer = question()
+        return answer
+
 
 LEASE_HOLD_S: Final = 1.0
 """A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""

@@ -20,9 +20,8 @@ from tensorhub_common.jetstream.blob_store import Blobs
 from tensorhub_common.layout.layout import Layout, PieceTable, shared_mismatch
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.shards import Sibling
-from tensorhub_common.protocol.plan_packing import unpacked
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.protocol.log.events import Sibling
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal, unpacked
 from tensorhub_common.protocol.queries import Error, JobOpened
 from tensorhub_common.protocol.subjects import ask
 from tensorhub_common.runtime.peer_status import Counterpart

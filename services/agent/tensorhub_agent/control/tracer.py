@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from tensorhub_agent.core.effects import AnyCall, AnyEffect, Key, OpenSource, ShardNews
+from tensorhub_agent.core.effects import AnyCall, AnyEffect, OpenSource, ShardNews
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.observability.recorder import NOTED, NOTED_EVENTS, Chronicle
 from tensorhub_agent.observability.records import Note
 from tensorhub_agent.observability.span_builder import Teller
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.source import Reading
+from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
 from tensorhub_common.observability.trace_context import TraceContext, context_in, finished, parse
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseRefusal
-from tensorhub_common.telemetry.span_maker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseRefusal
+from tensorhub_common.protocol.log.events import AnyEvent
+from tensorhub_common.telemetry.span_maker import SpanMaker
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 

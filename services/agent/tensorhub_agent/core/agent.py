@@ -2,6 +2,10 @@
 
 Everything that an agent decides is decided here and in the files that this one calls; `service.py` and the simulator
 only carry out what comes back. Each method takes what happened and the time, and returns effects.
+
+Which operation does which call. Pure.
+
+Questions for leases that come before this agent has heard what its log says: which are worth waiting. Pure.
 """
 
 from collections import Counter
@@ -10,30 +14,34 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.begin_operation import begin
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX, Speech
 from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.early_asks import is_published, may_be_decided
 from tensorhub_agent.core.effects import (
     Answer,
     AnyCall,
     AnyEffect,
     AskPlan,
     BreakLease,
+    CallPublish,
+    CallRead,
+    CallRegister,
     CallRelease,
+    CallUnpublish,
     CopyMade,
     Fenced,
     Free,
     Kept,
-    Key,
     PlanCame,
     Raise,
     Rejoin,
     Say,
     ShardNews,
 )
+from tensorhub_agent.core.operation import Operation
+from tensorhub_agent.core.operations.drain import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.core.operations.publish import PublishOperation
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read import ReadOperation, Stage
+from tensorhub_agent.core.operations.register import RegisterOperation
 from tensorhub_agent.core.plan_queue import PlanQueue
 from tensorhub_agent.core.retained_copies import Keeper
 from tensorhub_agent.core.shard import ShardCore
@@ -41,16 +49,55 @@ from tensorhub_agent.core.shard_state import Held, Memory, Place
 from tensorhub_agent.leases.lease import Lease, LeaseMove
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.deadlines import Deadlines
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, RegistryUnavailable, StaleSender, gone
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
 from tensorhub_common.protocol.log.commands import Holding, Join, Release, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, CommandRejected, JobDeleted
-from tensorhub_common.protocol.log.replicas import CopyPlaced
-from tensorhub_common.protocol.log.rounds import RoundJoined, RoundStarted
-from tensorhub_common.protocol.log.shards import ShardReleased
-from tensorhub_common.protocol.names import cached_version
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.log.events import (
+    AgentJoined,
+    AgentLost,
+    AnyEvent,
+    CommandRejected,
+    CopyPlaced,
+    JobDeleted,
+    RoundJoined,
+    RoundStarted,
+    ShardReleased,
+)
+from tensorhub_common.protocol.subjects import cached_version
+
+
+def begin(core: ShardCore, call: AnyCall) -> Operation:
+    """Return the operation that does a call; it has not started."""
+    match call:
+        case CallRegister():
+            return AttachOperation(core, call) if core.registered else RegisterOperation(core, call)
+        case CallPublish():
+            return PublishOperation(core, call)
+        case CallUnpublish():
+            return UnpublishOperation(core, call)
+        case CallRead():
+            return ReadOperation(core, call)
+        case CallRelease():
+            return ReleaseOperation(core, call)
+
+
+def is_published(core: ShardCore | None, ask: LeaseAsk) -> bool:
+    """Tell whether the log has taken the version that is asked for as published by this shard."""
+    return core is not None and (core.held.memory, core.held.version) == (Memory.READY, ask.version)
+
+
+def may_be_decided(core: ShardCore | None, ask: LeaseAsk) -> bool:
+    """Tell whether the log may have decided what this agent has not heard yet, and the reader has.
+
+    Or whether it is not known yet by which program the shard will be filled.
+    """
+    operation = core.operation if core is not None else None
+    if not isinstance(operation, ReadOperation):
+        return False
+    return operation.stage is Stage.JOINING or (ask.program is not None and operation.may_turn_to_program)
+
 
 UNSAID_MAX: Final = 64
 """At this many commands of a shard that wait until the agent has joined its calls are refused."""

@@ -7,9 +7,9 @@ twice; and a shard that comes back has the lane that it had, so what it says sta
 from collections.abc import Container
 from typing import Final
 
-from tensorhub_agent.core.effects import Key
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.log.commands import Sender
+from tensorhub_common.protocol.log.events import AnyEvent
 
 SHARDS_MAX: Final = 1000
 """An agent holds at most so many shards of one job; each has a lane of its own in the log."""

@@ -7,24 +7,17 @@ that takes time is answered later by the event named beside it; an answer that n
 import msgspec
 
 from tensorhub_agent.primitives.amax import Table
+from tensorhub_agent.primitives.ids import Base, Key
 from tensorhub_agent.primitives.lease_messages import Stock
 from tensorhub_agent.primitives.program_units import Completion
 from tensorhub_common.programs.amax_reductions import Folds
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import AnyCommand, Wish
-from tensorhub_common.protocol.log.shards import Sibling
-from tensorhub_common.protocol.plans import Demand, PlanAnswer, Range, Share, Turn
+from tensorhub_common.protocol.log.events import Sibling
+from tensorhub_common.protocol.plans import Demand, PlanAnswer, Share, Turn
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import Encoded, ReadReport
-
-
-class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Names a shard within one job."""
-
-    model: str
-    replica: str
-    shard: int
-
 
 # Calls of workers. `call` is the driver's own number; every call is answered once, by Answer or Raise.
 
@@ -181,13 +174,6 @@ class AskPlan(Effect, frozen=True):
     key: Key
     number: int
     demand: Demand
-
-
-class Base(msgspec.Struct, frozen=True):
-    """A version whose bytes the reader's shard holds whole when it begins to be filled with another one."""
-
-    version: int
-    root: str
 
 
 class OpenSource(Effect, frozen=True):

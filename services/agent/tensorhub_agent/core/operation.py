@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from tensorhub_agent.core.effects import AnyCall, ShardNews
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.events import AnyEvent
 
 
 class Operation(Protocol):

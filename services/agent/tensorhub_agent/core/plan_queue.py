@@ -11,7 +11,8 @@ Invariants:
 
 from typing import Final
 
-from tensorhub_agent.core.effects import AskPlan, Key
+from tensorhub_agent.core.effects import AskPlan
+from tensorhub_agent.primitives.ids import Key
 
 PLANS_OUT_MAX: Final = 16
 """One agent asks a planner for so many plans of one job at a time."""

@@ -12,12 +12,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Answer, CallRead, CallRelease, Key, MakeCopy, Raise
+from tensorhub_agent.core.effects import Answer, CallRead, CallRelease, MakeCopy, Raise
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import Memory
-from tensorhub_common.protocol.log.replicas import CopyPlaced
-from tensorhub_common.protocol.log.rounds import RoundJoined
-from tensorhub_common.protocol.names import cached_version
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_common.protocol.log.events import CopyPlaced, RoundJoined
+from tensorhub_common.protocol.subjects import cached_version
 
 KEEPER: Final = -1
 """The session of the keeper's calls; those of workers count from 1."""

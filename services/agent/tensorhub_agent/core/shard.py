@@ -29,7 +29,7 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.operation import Lingering, Operation
 from tensorhub_agent.core.shard_state import Held, Memory, Place
 from tensorhub_agent.leases.table import LeaseTable
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_common.errors import (
     AgentUnavailable,
     DrainTimeout,
@@ -38,11 +38,8 @@ from tensorhub_common.errors import (
     StaleSender,
     TensorHubError,
 )
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import AnyCommand, Decline, Drained, Sender, Unpublish
-from tensorhub_common.protocol.log.publications import PublishWished
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.protocol.log.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.protocol.worker import ReadReport
 
 WISH_S_MAX: Final = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tensorhub_agent.core.effects import Key
+from tensorhub_agent.primitives.ids import Key
 
 
 class Memory(StrEnum):

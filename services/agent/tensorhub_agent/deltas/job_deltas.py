@@ -7,11 +7,12 @@ their roots; whether that is what comes out is for the digests in the destinatio
 from collections.abc import Callable
 
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.core.effects import Base, Key, Save
+from tensorhub_agent.core.effects import Save
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.deltas.builder import DeltaMaker, Publication
 from tensorhub_agent.leases.delta_store import Delta, DeltaBook, Offer
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.ids import Base, Key
 from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import ShelfPlace
 

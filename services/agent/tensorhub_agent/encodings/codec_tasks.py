@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tensorhub_agent.compute.copy_job import Job
-from tensorhub_agent.compute.pool import CopyJob, CopyPool, Spans, check_fits, columns
+from tensorhub_agent.compute.pool import CopyJob, CopyPool, Job, Spans, check_fits, columns
 from tensorhub_agent.encodings.byte_planes import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.leases.delta_store import DeltaBook
 from tensorhub_agent.observability.registry_watch import RegistryWatch
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_agent.sources.source_watch import SourcesSeen
 from tensorhub_agent.storage.copy_allocator import CopyMaker
 from tensorhub_agent.storage.incarnation import Incarnation

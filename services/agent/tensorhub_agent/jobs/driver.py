@@ -16,9 +16,8 @@ import msgspec
 
 from tensorhub_agent.compute.amax_table import AmaxTable
 from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, Lanes
-from tensorhub_agent.control.lease_service import Lending
+from tensorhub_agent.control.lease_service import Lending, Postponed
 from tensorhub_agent.control.planner_client import Questions, Target
-from tensorhub_agent.control.postponed import Postponed
 from tensorhub_agent.control.program_cache import Programs
 from tensorhub_agent.control.tracer import NO_HEADERS, Tracing
 from tensorhub_agent.core.agent import AgentCore
@@ -43,7 +42,6 @@ from tensorhub_agent.core.effects import (
     Hold,
     Keep,
     Kept,
-    Key,
     LetGo,
     MakeCopy,
     OpenSource,
@@ -68,6 +66,7 @@ from tensorhub_agent.jobs.pending_calls import Callers, Waiting
 from tensorhub_agent.jobs.worker_server import Worker
 from tensorhub_agent.observability.read_log import NotBegun, ReadWatch
 from tensorhub_agent.observability.read_status import reads_under_way
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.runtime.timer import Alarm
 from tensorhub_agent.sources.manager import Sources
 from tensorhub_agent.storage.manifest import Adopted
@@ -78,16 +77,16 @@ from tensorhub_common.errors import AgentUnavailable, JobGone, RegistryUnavailab
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.observability.trace_context import TraceContext, headers_of
 from tensorhub_common.programs.amax_reductions import folds_of
+from tensorhub_common.protocol.activity import ReadUnderWay
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.codec import read_event
-from tensorhub_common.protocol.log.hub import AgentJoined
+from tensorhub_common.protocol.log.events import AgentJoined
 from tensorhub_common.protocol.plans import SourceId
-from tensorhub_common.protocol.queries import ReadUnderWay
 from tensorhub_common.protocol.subjects import events_of
 from tensorhub_common.protocol.worker import ReadReport
 from tensorhub_common.runtime.peer_status import Counterpart
 from tensorhub_common.runtime.supervision import Fault, Supervisor
-from tensorhub_common.telemetry import process
+from tensorhub_common.telemetry import process_spans
 
 JOIN_S_MAX: Final = 10.0
 """How long a worker's first call waits for the agent to have joined the job."""
@@ -129,7 +128,7 @@ class JobAgent:
         self.callers = Callers(self.core.shards, self.shelf, self._work, around.reads)
         limits = around.limits
         self._watch = ReadWatch(limits.stall_s, limits.slow_read_s, around.reads.late)
-        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=process.span_maker())
+        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=process_spans.span_maker())
         self._alarm = Alarm(self._work, self._tick)
         self._joined = asyncio.Event()
         self._postponed = Postponed()

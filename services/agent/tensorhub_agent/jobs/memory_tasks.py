@@ -2,17 +2,38 @@
 
 Always true: each work ends in one piece of news, unless its shard is gone, be it before the work begins; none of it
 changes what readers may have.
+
+Padding of mapped tensors: elements that no global tensor has, and that no program writes.
+
+Replicas of one layout must hold equal bytes at equal versions, so whoever was filled by a program makes its padding
+zero before it says what its memory hashes to: whatever stood there belonged to nobody.
 """
 
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
+
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Digest, Digested, Duplicated, Key, Probe, Probed, ShardNews
+from tensorhub_agent.core.effects import Digest, Digested, Duplicated, Probe, Probed, ShardNews
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.jobs.padding import blank
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.storage.shard_store import Shelf
+from tensorhub_common.layout.layout import Layout, placements
+
+
+def blank(view: memoryview, layout: Layout) -> None:
+    """Write zeros into the padding of a segment of this layout."""
+    if not any(entry.parts for entry in layout.tensors):
+        return
+    memory = np.frombuffer(view, np.uint8)
+    for entry, at in zip(layout.tensors, placements(layout), strict=True):
+        empty = [part for part in entry.parts if part.is_padding and 0 not in part.shape]
+        if empty:
+            tensor = memory[at : at + entry.nbytes].reshape(*entry.shape, entry.itemsize)
+            for part in empty:
+                tensor[tuple(slice(a, b) for a, b in zip(part.start, part.stop, strict=True))] = 0
 
 
 class MemoryWork:

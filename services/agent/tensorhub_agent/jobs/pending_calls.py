@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Answer, Hold, Key, Raise
+from tensorhub_agent.core.effects import Answer, Hold, Raise
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import Worker
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.storage.shard_store import Shelf
 from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.layout.layout import segment_bytes

@@ -11,12 +11,13 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish, Key
+from tensorhub_agent.core.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish
 from tensorhub_agent.core.shard_state import Place
 from tensorhub_agent.jobs.driver import JOIN_S_MAX, JobAgent
 from tensorhub_agent.jobs.pending_calls import Waiting
 from tensorhub_agent.jobs.worker_server import Worker
 from tensorhub_agent.observability.read_log import NotBegun
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.runtime.troubles import TROUBLES, Kind
 from tensorhub_agent.storage.manifest import unpack_layout
 from tensorhub_common.errors import (
@@ -29,7 +30,7 @@ from tensorhub_common.errors import (
 )
 from tensorhub_common.layout.layout import Layout, difference, encoded, layout_digest
 from tensorhub_common.protocol.call_deadlines import Bound, bound_of
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.subjects import check_name
 from tensorhub_common.protocol.worker import (
     REGISTERING_MAX,
     Attach,
@@ -48,7 +49,7 @@ from tensorhub_common.protocol.worker import (
     UnpublishCall,
 )
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
-from tensorhub_common.telemetry.process import keep_foreign
+from tensorhub_common.telemetry.process_spans import keep_foreign
 
 TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """A call's bound is cut to a week."""

@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.leases.delta_store import Offer
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.primitives.program_units import Completion
 from tensorhub_agent.primitives.ranges import marked
-from tensorhub_common.protocol.plans import Range, Transport, Turn
-from tensorhub_common.protocol.queries import Served
+from tensorhub_common.protocol.heartbeat import Served
+from tensorhub_common.protocol.plans import Transport, Turn
+from tensorhub_common.protocol.ranges import Range
 
 
 class LeaseState(StrEnum):

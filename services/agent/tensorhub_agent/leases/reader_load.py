@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tensorhub_common.protocol.names import is_name
-from tensorhub_common.protocol.plans import LeaseAsk, Transport
-from tensorhub_common.protocol.queries import SERVED_MAX, Served, Serving
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Served, Serving
+from tensorhub_common.protocol.leases import LeaseAsk
+from tensorhub_common.protocol.plans import Transport
+from tensorhub_common.protocol.subjects import is_name
 
 
 def served(ask: LeaseAsk) -> Served:

@@ -14,6 +14,11 @@ for those that are promised. What is promised is what the shard itself waits for
 A shard that is filled by a transfer program tells of its pieces to readers of whatever layout and program; one that
 goes by the same program is told of units. Only such a one may count on promises: the units of another program are other
 bytes.
+
+What stands against a lease that is asked for: the reason in words, or nothing. Pure.
+
+Always true: whoever is let in reads exactly the version that was asked for, and nobody is let in who could wait for
+himself, over however many others.
 """
 
 from collections.abc import Sequence
@@ -21,25 +26,66 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.leases.delta_store import Offer
-from tensorhub_agent.leases.granting import bars_another, bars_reading, bars_waiting, is_asked_for
 from tensorhub_agent.leases.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
 from tensorhub_agent.leases.reader_load import served
 from tensorhub_agent.primitives.deadlines import Deadlines
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.primitives.program_units import Completion
 from tensorhub_agent.primitives.ranges import mark, split, unmark
-from tensorhub_common.protocol.plans import (
-    DIGESTS_PAGE_PIECES,
-    LeaseAsk,
-    LeaseGrant,
-    LeaseRefusal,
-    Range,
-    Transport,
-    Turn,
-)
-from tensorhub_common.protocol.queries import Served
+from tensorhub_common.protocol.heartbeat import Served
+from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import Transport, Turn, precedes
+from tensorhub_common.protocol.ranges import Range
+
+READERS_MAX: Final = 256
+"""A shard serves at most so many readers at once."""
+
+LEASES_OF_ONE_MAX: Final = 64
+"""Of which one agent has at most so many, so that one that only asks leaves room for the others."""
+
+
+def is_asked_for(coming: Offered, ask: LeaseAsk) -> bool:
+    """Tell whether what a shard is being filled with is what is asked for. A reader by a program may know no root."""
+    if coming.version != ask.version:
+        return False
+    return coming.root == ask.root or (ask.units and None in (coming.root, ask.root))
+
+
+def bars_reading(offered: Offered, ask: LeaseAsk) -> str | None:
+    """Tell why what stands ready is not what is asked for."""
+    if ask.root is not None and ask.root != offered.root:
+        return f"the shard holds other bytes than version {ask.version} has by the log"
+    if offered.version is not None and offered.version != ask.version:
+        return f"the shard holds version {offered.version}, not {ask.version}"
+    if offered.version is None and (ask.root is None or ask.root == NO_ROOT):
+        # Only a root of real digests says that these are the bytes of the version that the log has numbered meanwhile.
+        return "the shard's publication has no number yet"
+    return None
+
+
+def bars_waiting(coming: Offered, ask: LeaseAsk, program: str | None) -> str | None:
+    """Tell why the reader may not wait for what a shard is being filled with, by `program` if it goes by one."""
+    assert coming.turn is not None
+    if ask.promises and ask.program != program:
+        return "the shard is not filled by the program by which the reader goes"
+    if not ask.promises and not precedes(coming.turn, ask.turn):
+        return "the shard is being filled, and its turn is not earlier than the reader's"
+    if coming.units is not None and not ask.units:
+        return "the shard is filled by a program: what its pieces hash to is not known yet"
+    return None
+
+
+def bars_another(offered: Offered, agent: str) -> str | None:
+    """Tell why there is no room for another lease of this agent."""
+    if len(offered.leases) >= READERS_MAX:
+        return f"the shard has {READERS_MAX} readers already"
+    if sum(lease.reader.startswith(f"{agent}/") for lease in offered.leases.values()) >= LEASES_OF_ONE_MAX:
+        return f"agent {agent!r} has {LEASES_OF_ONE_MAX} leases on the shard already"
+    return None
+
 
 TICKET_S: Final = 5.0
 """A ticket that was not shown within this is void, and its lease over."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.core.effects import Answer, Key, Raise
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.effects import Answer, Raise
+from tensorhub_agent.core.operations.read import ReadOperation, Stage
 from tensorhub_agent.core.operations.read_report import transfer_s
-from tensorhub_agent.core.operations.stage import Stage
 from tensorhub_agent.observability.read_status import still_s
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_common.protocol.worker import ReadReport, SourceReport
 

@@ -11,7 +11,7 @@ from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.transfer.source import Reading
 from tensorhub_agent.transfer.transfer import Phase, Transfer
-from tensorhub_common.protocol.queries import READS_TOLD_MAX, SOURCES_TOLD_MAX, ReadUnderWay, SourceOfRead
+from tensorhub_common.protocol.activity import READS_TOLD_MAX, SOURCES_TOLD_MAX, ReadUnderWay, SourceOfRead
 
 
 def reads_under_way(

@@ -21,7 +21,6 @@ from tensorhub_agent.core.effects import (
     CallRead,
     Digest,
     Digested,
-    Key,
     OpenSource,
     PlanCame,
     Raise,
@@ -32,16 +31,24 @@ from tensorhub_agent.core.effects import (
     SourceOpened,
 )
 from tensorhub_agent.observability.records import Note, PlanNote, PublishNote, ReadNote, SourceNote
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.source import Reading
 from tensorhub_common.observability.trace_context import PUBLISH, TraceContext, context_in
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import Filled, Ready, ShardCommand, Want
-from tensorhub_common.protocol.log.events import RoundEvent
-from tensorhub_common.protocol.log.hub import CommandRejected
-from tensorhub_common.protocol.log.publications import PublishFailed, PublishWished, PublishWithdrawn
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined, RoundReopened, RoundStarted
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import (
+    AnyEvent,
+    CommandRejected,
+    PublishFailed,
+    PublishWished,
+    PublishWithdrawn,
+    ReplicaReady,
+    RoundDecided,
+    RoundEvent,
+    RoundJoined,
+    RoundReopened,
+    RoundStarted,
+    VersionPublished,
+)
 
 PLANS_NOTED_MAX: Final = 16
 SOURCES_NOTED_MAX: Final = 64

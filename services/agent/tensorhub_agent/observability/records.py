@@ -5,7 +5,8 @@ Times are in ns since the epoch, 0 where something has not happened; the driver 
 
 from dataclasses import dataclass, field
 
-from tensorhub_agent.core.effects import CallPublish, CallRead, Key
+from tensorhub_agent.core.effects import CallPublish, CallRead
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.source import Reading
 from tensorhub_common.observability.trace_context import TraceContext
 from tensorhub_common.protocol.log.commands import Sender

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.observability.records import Note, PlanNote, PublishNote, ReadNote, SourceNote
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.transfer.source import Reading
 from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished
 from tensorhub_common.protocol.log.commands import NO_ROOT

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tensorhub_common.programs.regions import Regions
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 
 class Table(Protocol):

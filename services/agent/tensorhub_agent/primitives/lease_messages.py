@@ -22,7 +22,8 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.plans import Range, SourceId
+from tensorhub_common.protocol.plans import SourceId
+from tensorhub_common.protocol.ranges import Range
 
 REASON_CHARS_MAX: Final = 500
 

@@ -19,7 +19,7 @@ from tensorhub_agent.primitives.ranges import mark, marked, merged
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import PieceTable
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 FAR_BEHIND: Final = 1 << 62
 """No segment is so long."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 MARK = b"\x01"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_common.protocol.queries import Trouble
+from tensorhub_common.protocol.activity import Trouble
 
 TOLD_S: Final = 600.0
 """A trouble that came once is told for this long."""

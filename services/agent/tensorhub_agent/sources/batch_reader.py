@@ -22,7 +22,8 @@ from tensorhub_agent.primitives.digests import digest_of
 from tensorhub_agent.rates.encoding_choice import Line, takes_patches
 from tensorhub_agent.transports.base import EncodingSession
 from tensorhub_common.layout.layout import PieceTable
-from tensorhub_common.protocol.plans import DIGESTS_PAGE_PIECES, Range
+from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import Encoded
 
 PATCHES_S: Final = 2.5

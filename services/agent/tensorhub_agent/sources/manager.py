@@ -21,13 +21,11 @@ from tensorhub_agent.control.program_cache import Programs
 from tensorhub_agent.core.effects import (
     Accuse,
     Available,
-    Base,
     BatchDone,
     CloseSource,
     Confirm,
     Confirmed,
     EnterSource,
-    Key,
     OpenSource,
     Post,
     Progressed,
@@ -37,6 +35,7 @@ from tensorhub_agent.core.effects import (
     SourceOpened,
 )
 from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.primitives.ids import Base, Key
 from tensorhub_agent.primitives.lease_messages import Have, Stock
 from tensorhub_agent.primitives.program_units import Availability
 from tensorhub_agent.rates.encoding_choice import Line, awaits_patches
@@ -53,7 +52,8 @@ from tensorhub_common.layout.layout import PieceTable
 from tensorhub_common.observability.trace_context import TraceContext, headers_of
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.regions import Regions
-from tensorhub_common.protocol.plans import LeaseGrant, SourceId
+from tensorhub_common.protocol.leases import LeaseGrant
+from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
 
 NOTHING: Final = (b"", b"")

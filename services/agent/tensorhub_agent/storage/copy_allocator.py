@@ -1,19 +1,51 @@
-"""Makes what a copy of a retained version stands on, as the log has placed it: memory, or a file on the disk."""
+"""Makes what a copy of a retained version stands on, as the log has placed it: memory, or a file on the disk.
+
+Where an agent keeps a copy of a retained version: in memory while its limit allows it, then on its disk. Pure.
+
+The log knows one number, the room in all; which of the two a copy takes is the agent's business, because only it sees
+its disk. A copy that fits into neither is given up with a reason, and the log places it elsewhere.
+"""
 
 import asyncio
 import logging
+from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from tensorhub_agent.core.effects import CopyMade, MakeCopy
 from tensorhub_agent.runtime.troubles import TROUBLES, Kind
-from tensorhub_agent.storage.cache_room import CacheRoom, Where, candidates, no_room
-from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace, Shelves
+from tensorhub_agent.storage.shard_store import CacheRoom, Shelf, ShelfPlace, Shelves
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.jetstream.blob_store import Blobs
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol.decoding import MALFORMED
+
+
+class Where(StrEnum):
+    """What a copy stands on."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+def candidates(nbytes: int, limits: CacheRoom, taken: CacheRoom) -> tuple[Where, ...]:
+    """Return where a copy of so many bytes may be tried, the best first."""
+    left = (
+        (Where.MEMORY, limits.memory_bytes - taken.memory_bytes),
+        (Where.DISK, limits.disk_bytes - taken.disk_bytes),
+    )
+    return tuple(where for where, room in left if room >= nbytes)
+
+
+def no_room(nbytes: int, limits: CacheRoom, taken: CacheRoom) -> str:
+    """Say why there is no candidate, and what to do."""
+    return (
+        f"a copy of {nbytes} bytes fits neither into memory ({taken.memory_bytes} of {limits.memory_bytes} bytes are "
+        f"taken) nor onto the disk ({taken.disk_bytes} of {limits.disk_bytes}): raise TENSORHUB_CACHE_BYTES or "
+        "TENSORHUB_CACHE_DISK_BYTES"
+    )
+
 
 LAYOUT_S_MAX: Final = 10.0
 """The layout is had within this, or the copy is given up."""

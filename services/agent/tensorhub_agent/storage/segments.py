@@ -30,7 +30,7 @@ from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.layout.layout import Layout
-from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.subjects import check_name
 
 SEGMENT_MODE: Final = 0o600
 SEGMENT_SUFFIX: Final = ".seg"

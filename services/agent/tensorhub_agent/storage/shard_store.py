@@ -12,18 +12,32 @@ import msgspec
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
-from tensorhub_agent.core.effects import Keep, Key, Save
+from tensorhub_agent.core.effects import Keep, Save
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_agent.runtime.troubles import TROUBLES, Kind
 from tensorhub_agent.storage import manifest as manifests
-from tensorhub_agent.storage.cache_room import CacheRoom
 from tensorhub_agent.storage.disk_segments import DiskStore
 from tensorhub_agent.storage.manifest import Adopted, Aside, Manifest, pack_layout
 from tensorhub_agent.storage.mapped_descriptors import Borrowed
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout.layout import Layout, PieceTable, pieces, segment_bytes
-from tensorhub_common.protocol.names import cached_version
+from tensorhub_common.protocol.subjects import cached_version
 from tensorhub_common.runtime.supervision import OnFault, Supervisor, handled
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """Bytes of copies on either: the limits, or what is taken."""
+
+    memory_bytes: int
+    disk_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Both together, which is what the log is told."""
+        return self.memory_bytes + self.disk_bytes
+
 
 _log: Final = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from tensorhub_agent.primitives.ranges import count_of, mark, marked, split, tak
 from tensorhub_agent.rates.source_rate import BATCHES_MIN
 from tensorhub_agent.transfer.role_index import CROSSING, GIVING, IDLE, SLOWABLE, Roster, in_order
 from tensorhub_agent.transfer.source import Reading
-from tensorhub_common.protocol.plans import Plan, Range, Share
+from tensorhub_common.protocol.plans import Plan, Share
+from tensorhub_common.protocol.ranges import Range
 
 Batch = tuple[tuple[Range, ...], int]
 """Pieces, and their bytes."""

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from tensorhub_agent.primitives.ranges import mark, marked, merged, split, unmark
 from tensorhub_agent.transfer.balancing import spread
 from tensorhub_common.programs.amax_reductions import Folds
-from tensorhub_common.protocol.plans import Plan, Range, Share
+from tensorhub_common.protocol.plans import Plan, Share
+from tensorhub_common.protocol.ranges import Range
 
 
 class Folding:

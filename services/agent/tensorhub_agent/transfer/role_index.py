@@ -14,7 +14,7 @@ from typing import Final
 
 from tensorhub_agent.transfer.source import Reading, SourcePhase
 from tensorhub_agent.transfer.timeouts import FOREVER
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 
 class Role(IntFlag):

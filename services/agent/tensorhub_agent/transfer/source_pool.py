@@ -2,28 +2,52 @@
 
 Always true: a piece that is missing is loose or with one source; what a source has under way is loose again only once
 that source is closed.
+
+What one read wants of its driver. Pure.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from tensorhub_agent.primitives.ranges import count_of, merged, split, take_first
 from tensorhub_agent.rates.link_rates import Meters
 from tensorhub_agent.transfer.admission import Doors
 from tensorhub_agent.transfer.balancing import check, feed, fill, share_out, too_slow
-from tensorhub_agent.transfer.ceding import cede
 from tensorhub_agent.transfer.exclusions import Trust
-from tensorhub_agent.transfer.flow_control import Hungry
+from tensorhub_agent.transfer.flow_control import Hungry, is_early_word_wanted
 from tensorhub_agent.transfer.fold_progress import Folding
-from tensorhub_agent.transfer.relaying import is_early_word_wanted
 from tensorhub_agent.transfer.role_index import BUSY, GATED, GIVING, LIVE, PROMISING, SETTLED, UNWOKEN, Roster, in_order
-from tensorhub_agent.transfer.site_handoff import Mates
+from tensorhub_agent.transfer.site_handoff import Ceded, Mates, cede
 from tensorhub_agent.transfer.source import Reading, SourcePhase
-from tensorhub_agent.transfer.todo import Todo
 from tensorhub_agent.transfer.trial import NO_FASTER, Trial
 from tensorhub_agent.transfer.verification import Proof
 from tensorhub_common.programs.amax_reductions import Folds
-from tensorhub_common.protocol.plans import SHARES_MAX, Plan, Range, Share, SourceId
+from tensorhub_common.protocol.plans import SHARES_MAX, Plan, Share, SourceId
+from tensorhub_common.protocol.ranges import Range
+
+
+@dataclass(slots=True)
+class Todo:
+    """What a read wants of its driver now."""
+
+    plan: tuple[tuple[Range, ...], tuple[SourceId, ...]] | None = None
+    open: list[tuple[int, Share]] = field(default_factory=list)
+    hold: list[tuple[int, Share]] = field(default_factory=list)
+    """Of these the lease alone is wanted, until they enter."""
+    enter: list[int] = field(default_factory=list)
+    post: list[tuple[int, int, tuple[Range, ...]]] = field(default_factory=list)
+    confirm: list[int] = field(default_factory=list)
+    accuse: list[int] = field(default_factory=list)
+    """Sources whose bytes were wrong though their lease held."""
+    close: list[int] = field(default_factory=list)
+    fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
+    """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""
+    ceded: list[Ceded] = field(default_factory=list)
+    """Of what would be this reader's to bring over to its site, what a mate brings over from now on."""
+    proven: list[Range] = field(default_factory=list)
+    """Pieces that stand in the destination, verified: others may read them there."""
+
 
 SLOW_CLOSED_MAX: Final = 4
 """So many sources are closed for being slow in one read."""

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.core.effects import Base
+from tensorhub_agent.primitives.ids import Base
 from tensorhub_agent.primitives.ranges import count_of
-from tensorhub_agent.transfer.ceding import CEDE_PAUSE_S
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, Asking
+from tensorhub_agent.transfer.site_handoff import CEDE_PAUSE_S
 from tensorhub_agent.transfer.source import Reading, SourcePhase
-from tensorhub_agent.transfer.source_pool import Readings, everything, nothing
+from tensorhub_agent.transfer.source_pool import Readings, Todo, everything, nothing
 from tensorhub_agent.transfer.timeouts import FOREVER
-from tensorhub_agent.transfer.todo import Todo
 from tensorhub_agent.transfer.verification import Proof
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.programs.amax_reductions import Folds
-from tensorhub_common.protocol.plans import PlanAnswer, Range, Refusal, Share, SourceId
+from tensorhub_common.protocol.plans import PlanAnswer, Refusal, Share, SourceId
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import Encoded
 
 LOOK_S: Final = 0.25

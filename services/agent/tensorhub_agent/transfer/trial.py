@@ -20,7 +20,8 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Reading, SourcePhase
-from tensorhub_common.protocol.plans import Range, SourceId
+from tensorhub_common.protocol.plans import SourceId
+from tensorhub_common.protocol.ranges import Range
 
 TRIAL_S: Final = 1.0
 """A half-filled source is alone for so long, and expected to be for as long again, before another one is tried."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, root_digest
 from tensorhub_agent.primitives.ranges import mark, unmarked
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 
 
 class Proof:

@@ -20,7 +20,8 @@ from tensorhub_agent.primitives.lease_messages import Stock
 from tensorhub_agent.storage.segments import Segment
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.programs.regions import Regions
-from tensorhub_common.protocol.plans import LeaseGrant, Range
+from tensorhub_common.protocol.leases import LeaseGrant
+from tensorhub_common.protocol.ranges import Range
 
 
 class TransportLost(TensorHubError):

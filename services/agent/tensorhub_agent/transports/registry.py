@@ -10,7 +10,7 @@ from typing import Final
 from tensorhub_agent.primitives.lease_messages import Stock
 from tensorhub_agent.transports.base import OnHave, OnLost, SourceSession, Transport, TransportLost
 from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
-from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Transport as Name
 
 _log: Final = logging.getLogger(__name__)

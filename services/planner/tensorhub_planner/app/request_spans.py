@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tensorhub_common.bus.message import Message
+from tensorhub_common.observability import logs
+from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
 from tensorhub_common.observability.trace_context import Value, context_in, finished
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
 from tensorhub_common.protocol.queries import Error
 from tensorhub_common.protocol.subjects import AskSubject, parse
-from tensorhub_common.telemetry import process
-from tensorhub_common.telemetry.span_maker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.telemetry import process_spans
+from tensorhub_common.telemetry.span_maker import SpanMaker
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class Tracing:
 
     def __init__(self) -> None:
         """Make spans if this process makes any."""
-        self._maker = process.span_maker()
+        self._maker = process_spans.span_maker()
         self._later = SpansLater()
 
     @contextmanager
@@ -43,11 +45,11 @@ class Tracing:
         if self._maker is None or not headers:
             yield asked
             return
-        told = process.ANSWERING.set(headers)
+        told = logs.ANSWERING.set(headers)
         try:
             yield asked
         finally:
-            process.ANSWERING.reset(told)
+            logs.ANSWERING.reset(told)
             # The headers are read later too.
             self._later.add(partial(_tell, self._maker, asked, headers, time.time_ns()))
 

@@ -7,7 +7,6 @@ that lags behind the log sequence which a demand names folds on first, for a bou
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -18,30 +17,26 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.introspection.ping import answer_folders, answer_pings
 from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.plan_packing import packed
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, PlanAnswer, Refusal
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, PlanAnswer, Refusal, packed
 from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Error, Health
 from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, hub_ask, parse
 from tensorhub_common.runtime.supervision import Supervisor, handled
 from tensorhub_common.service.systemd import serving
-from tensorhub_common.telemetry import process
 from tensorhub_planner.app.metrics import AnswerCounts
 from tensorhub_planner.app.request_spans import Tracing
-from tensorhub_planner.catalog_view.catalog_replica import Fold
 from tensorhub_planner.context.catalogs import Catalogs
+from tensorhub_planner.context.job_context import Known
 from tensorhub_planner.context.layout_store import Layouts
 from tensorhub_planner.context.load_subscriber import Hearing
 from tensorhub_planner.context.prefetch import Preparing
 from tensorhub_planner.context.program_store import Programs
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.planning.plan_cache import Kept
-from tensorhub_planner.planning.request import Answering, Compiled
-from tensorhub_planner.planning.unregistered import Unregistered
+from tensorhub_planner.planning.request import Answering
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.source_set import SourceSet
 
 ROLE: Final = "planner"
 QUEUE: Final = "planners"
@@ -51,7 +46,7 @@ ASKS_AT_ONCE_MAX: Final = 1024
 ASKS_PENDING_MAX: Final = 8192
 
 _demands: Final = msgspec.json.Decoder(Demand)
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Planner:
@@ -155,43 +150,6 @@ class Planner:
     def _answering(self, job: str) -> Answering:
         known = Known(job, self._catalogs, self._layouts, self._programs, self._hearing)
         return Answering(job, known, self.ledger, self._limits, self._kept)
-
-
-class Known:
-    """What this planner knows of one job: see `answering.Knowledge`."""
-
-    def __init__(self, job: str, catalogs: Catalogs, layouts: Layouts, programs: Programs, hearing: Hearing) -> None:
-        """Ask each about this job."""
-        self._job, self._catalogs, self._layouts = job, catalogs, layouts
-        self._programs, self._hearing = programs, hearing
-
-    async def fold(self, at_seq: int) -> Fold:
-        """Return the log, folded at least so far."""
-        return await self._catalogs.at(self._job, at_seq)
-
-    async def sizes(self, layout: str) -> Sizes:
-        """Return the sizes of a layout's pieces."""
-        return await self._layouts.sizes(self._job, layout)
-
-    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
-        """Return the program that fills a layout from those."""
-        return await self._programs.compiled(self._job, layout, sources)
-
-    async def program(self, digest: str) -> Compiled:
-        """Return a program that a reader names."""
-        return await self._programs.known(self._job, digest)
-
-    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
-        """Return of which of the sources' tensors none of these layouts has anything."""
-        return await self._programs.unregistered(self._job, layouts, sources)
-
-    async def heard(self, agents: Collection[str]) -> None:
-        """Return once these have told who reads from them, or won't soon."""
-        await self._hearing.wait_for(agents)
-
-    def now(self) -> float:
-        """Return the planner's time."""
-        return time.monotonic()
 
 
 def _code(error: TensorHubError) -> str:

@@ -12,9 +12,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Granted, Unreadable
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.rounds import RoundStarted
-from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.log.events import Event, RoundStarted, ShardFilled
 from tensorhub_planner.catalog_view.holders import Rolls
 
 _KIND: Final = 3

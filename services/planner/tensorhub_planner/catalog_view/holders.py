@@ -17,11 +17,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, Version, root_key
-from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState, VersionState
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
 from tensorhub_common.errors import BadCommand, ReplicaConflict, VersionUnavailable
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import Demand, Refusal, SourceId, Turn
-from tensorhub_planner.primitives.piece_sizes import Ranges
+from tensorhub_common.protocol.queries import VersionState
+from tensorhub_common.protocol.ranges import Ranges
 from tensorhub_planner.primitives.source_set import SourceSet
 from tensorhub_planner.primitives.topology import Distance, Place, Topology, between
 

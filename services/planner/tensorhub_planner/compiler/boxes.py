@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 
 from tensorhub_common.layout.layout import Layout, TensorEntry, room
 from tensorhub_common.layout.parts import Part, Shape
-from tensorhub_planner.compiler.memo import Remembered
-from tensorhub_planner.compiler.trials import Trials
+from tensorhub_planner.compiler.memo import Remembered, Trials
 
 EMPTY: Final = -1
 """The number of every cutout without an element."""

@@ -8,93 +8,21 @@ Always true: every element of every destination atom is in exactly one cell, and
 none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.layout.parts import Shape
 from tensorhub_common.layout.quantized import derived
-from tensorhub_common.programs.numbered_program import Patterns
+from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.program import UNREAD_MAX, Cell, Group, Program
-from tensorhub_planner.compiler.boxes import Cutout, Cutouts
+from tensorhub_planner.compiler.boxes import Cutout
 from tensorhub_planner.compiler.fp8_blocks import Lacking
-from tensorhub_planner.compiler.grouping import Groupings, picking
-from tensorhub_planner.compiler.layout_index import Joined, Tensor
-from tensorhub_planner.compiler.overlaps import converts
-from tensorhub_planner.compiler.tiling import Gap, Grid, Pattern, cut_up, lots, pattern_of
-
-TENSORS_TOLD_MAX: Final = 4
-"""A refusal names so many tensors; the others are counted."""
-
-PATTERNS_MAX: Final = 100_000
-"""So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
-
-GRIDS_MAX: Final = 256
-"""And so many grids, of which readers with unlike lots make their patterns."""
-
-ANY_LOT: Final = -1
-"""A pattern of which every cell has all of its owners is the same for every reader."""
-
-
-class SourceIndex:
-    """The atoms of several source layouts, by tensor. Made once for a set of layouts, and used for all readers."""
-
-    def __init__(self, layouts: Mapping[str, Layout], originals: Collection[str] = ()) -> None:
-        """Take the layouts by digest; their order decides in which order a program's units stand.
-
-        `originals` are those in which the version was published: what stands in them may be cast.
-        """
-        self.layouts = tuple(layouts)
-        self.cutouts = Cutouts()
-        self.groupings = Groupings()
-        self.executed = Patterns()
-        """What its programs' executions know of patterns."""
-        self._patterns: dict[tuple[int, int, int], _Chosen | Gap] = {}
-        self._grids: dict[tuple[int, int], Grid | Gap] = {}
-        published = frozenset(originals)
-        joined = Joined([self.cutouts.atoms(each, is_original=name in published) for name, each in layouts.items()])
-        self.tensors, self._lists = joined.tensors, joined.lists
-        self._lots = [lots(len(boxes)) for boxes in self._lists]
-
-    def chosen(self, cutout: int, alike: int, lot: int) -> "_Chosen | Gap":
-        """Return how an atom of this cutout is made up of boxes that are cut like those."""
-        known = self._patterns.get((cutout, alike, ANY_LOT))
-        if known is not None:
-            return known
-        # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
-        key = (cutout, alike, lot % self._lots[alike])
-        known = self._patterns.get(key)
-        if known is None:
-            if len(self._patterns) >= PATTERNS_MAX:
-                self._patterns.clear()
-            grid = self._grid(cutout, alike)
-            known = grid if isinstance(grid, Gap) else _chosen(pattern_of(self.cutouts[cutout], grid, key[2]))
-            is_for_all = isinstance(known, Gap) or known.pattern.is_for_all
-            self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
-        return known
-
-    def _grid(self, cutout: int, alike: int) -> Grid | Gap:
-        """Return a grid that other lots may have asked for before."""
-        known = self._grids.get((cutout, alike))
-        if known is None:
-            if len(self._grids) >= GRIDS_MAX:
-                self._grids.clear()
-            known = self._grids[cutout, alike] = cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
-        return known
-
-    def fits(self, cutout: Cutout, tensor: Tensor) -> bool:
-        """Tell whether any box is of the same global tensor, and of a dtype that can be converted."""
-        boxes = (self.cutouts[each] for each in self._lists[tensor.alike])
-        return any(box.global_shape == cutout.global_shape and converts(box, cutout) is not None for box in boxes)
-
-    def told(self, name: str) -> str:
-        """Say what there is under a name."""
-        tensor = self.tensors.get(name)
-        boxes = () if tensor is None else (self.cutouts[each] for each in self._lists[tensor.alike])
-        some = dict.fromkeys(_kind_of(box) for box in boxes)
-        return " and ".join(list(some)[:TENSORS_TOLD_MAX]) or "nothing of that name"
+from tensorhub_planner.compiler.layout_index import TENSORS_TOLD_MAX, SourceIndex, Tensor, _Chosen, _kind_of
+from tensorhub_planner.compiler.tiling import Gap, Pattern
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 
 def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> Program:
@@ -141,28 +69,6 @@ def _chosen_of(name: str, cutout: int, tensor: Tensor, sources: SourceIndex, lot
         return sources.chosen(cutout, tensor.alike, lot)
     except LayoutMismatch as why:
         raise LayoutMismatch(f"tensor {name!r} {why}") from None
-
-
-class _Chosen(NamedTuple):
-    """A pattern, and what its boxes are of those that there are of a tensor."""
-
-    pattern: Pattern
-    take: Callable[[tuple[int, ...]], tuple[int, ...]]
-    """Takes what it has out of a column of all boxes."""
-    are_first: bool
-    """They are the first ones that there are, in their order."""
-
-    def places(self, tensor: Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        """Return where its boxes begin, of tensors that are all of one kind, and begin there."""
-        takes_all = self.are_first and len(self.pattern.boxes) == len(tensor.sources)
-        if takes_all or max(map(len, at)) == 1:
-            return at
-        return tuple([each if len(each) == 1 else self.take(each) for each in at])
-
-
-def _chosen(pattern: Pattern) -> _Chosen:
-    boxes = pattern.boxes
-    return _Chosen(pattern, picking(boxes), boxes == tuple(range(len(boxes))))
 
 
 class _Grouped(NamedTuple):
@@ -213,11 +119,6 @@ def _lacks_parts(name: str, cutout: Cutout, gap: Gap, lacking: Lacking) -> str:
     )
 
 
-def _kind_of(cutout: Cutout) -> str:
-    cast = f" ({cutout.cast})" if cutout.cast else ""
-    return f"{cutout.dtype}{cast} of global shape {list(cutout.global_shape)}"
-
-
 def hash_of(digest: str) -> int:
     """Return a number that differs from reader to reader: the lot by which they take different sources of many."""
     return int.from_bytes(digest[:8].encode(), "big")
@@ -226,3 +127,13 @@ def hash_of(digest: str) -> int:
 def region(start: Shape, stop: Shape) -> str:
     """Write a box as a slice: "[0:4, 8:16]"."""
     return f"[{', '.join(f'{a}:{b}' for a, b in zip(start, stop, strict=True))}]"
+
+
+class Compiled(NamedTuple):
+    """A program, its digest, and the sizes of its units."""
+
+    digest: str
+    execution: Execution
+    sizes: Sizes
+    names: tuple[str, ...] | None = None
+    """The global tensors that its layout has; None where it reads all that there are, or was compiled elsewhere."""

@@ -5,17 +5,28 @@ atoms are looked at by column: the first of all ranks, the second, and so on. In
 the others each has an expert that stands nowhere else. What is neither is joined box by box.
 
 Always true: a tensor's boxes are in the order of the layouts, and those of one layout in its own.
+
+Which atoms of a reader's layout make up a group of its program, worked out once for all that are alike. Pure.
+
+Atoms are of one group where they have one cutout and the sources have their tensors alike (`kind`). Thousands of ranks
+differ in which experts they have, and hardly in which of their atoms go together: so that, and where these begin in the
+segment, is one object for many readers.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from tensorhub_planner.compiler.boxes import Atoms
+from tensorhub_common.layout.layout import Layout
+from tensorhub_common.programs.numbered_program import Patterns
+from tensorhub_planner.compiler.boxes import Atoms, Cutout, Cutouts
+from tensorhub_planner.compiler.memo import Remembered
+from tensorhub_planner.compiler.overlaps import converts
+from tensorhub_planner.compiler.tiling import Gap, Grid, Pattern, cut_up, lots, pattern_of
 
 _Item = TypeVar("_Item")
 
@@ -136,3 +147,145 @@ def _several(names: Sequence[str]) -> set[str]:
 
 def _numbered(table: dict[_Item, int], item: _Item) -> int:
     return table.setdefault(item, len(table))
+
+
+class Together(NamedTuple):
+    """Atoms of one group."""
+
+    first: int
+    """The number of the first one in its layout."""
+    cutout: int
+    to: tuple[int, ...]
+    """Where they begin."""
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    """Takes theirs out of a column that has something for each atom of the layout."""
+
+
+class Groupings:
+    """How atoms go together, by where they are, what they are cut out of, and which of them are of one kind."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._known = Remembered[tuple[tuple[int, ...], ...], list[Together]]()
+
+    def of(self, at: tuple[int, ...], cutouts: tuple[int, ...], kinds: Sequence[int]) -> list[Together]:
+        """Return a layout's groups in the order of their first atoms; each column has an item for each atom."""
+        # Whatever numbers the kinds have: what counts is which atom is the first one of the same kind.
+        first = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
+        key = (at, cutouts, tuple(map(first.__getitem__, kinds)))
+        return self._known.get(key) or self._known.keep(key, len(kinds), _groups(at, cutouts, kinds))
+
+
+def _groups(at: Sequence[int], cutouts: Sequence[int], kinds: Sequence[int]) -> list[Together]:
+    members: dict[tuple[int, int], list[int]] = {}
+    for number, both in enumerate(zip(cutouts, kinds, strict=True)):
+        members.setdefault(both, []).append(number)
+    picks = [(numbers[0], cutout, picking(numbers)) for (cutout, _), numbers in members.items()]
+    return [Together(first, cutout, pick(at), pick) for first, cutout, pick in picks]
+
+
+def picking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return what takes these items out of a tuple, as a tuple: one by itself would come as it is."""
+    return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(numbers[0], numbers[0] + 1))
+
+
+TENSORS_TOLD_MAX: Final = 4
+"""A refusal names so many tensors; the others are counted."""
+
+
+PATTERNS_MAX: Final = 100_000
+"""So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
+
+
+GRIDS_MAX: Final = 256
+"""And so many grids, of which readers with unlike lots make their patterns."""
+
+
+ANY_LOT: Final = -1
+"""A pattern of which every cell has all of its owners is the same for every reader."""
+
+
+class SourceIndex:
+    """The atoms of several source layouts, by tensor. Made once for a set of layouts, and used for all readers."""
+
+    def __init__(self, layouts: Mapping[str, Layout], originals: Collection[str] = ()) -> None:
+        """Take the layouts by digest; their order decides in which order a program's units stand.
+
+        `originals` are those in which the version was published: what stands in them may be cast.
+        """
+        self.layouts = tuple(layouts)
+        self.cutouts = Cutouts()
+        self.groupings = Groupings()
+        self.executed = Patterns()
+        """What its programs' executions know of patterns."""
+        self._patterns: dict[tuple[int, int, int], _Chosen | Gap] = {}
+        self._grids: dict[tuple[int, int], Grid | Gap] = {}
+        published = frozenset(originals)
+        joined = Joined([self.cutouts.atoms(each, is_original=name in published) for name, each in layouts.items()])
+        self.tensors, self._lists = joined.tensors, joined.lists
+        self._lots = [lots(len(boxes)) for boxes in self._lists]
+
+    def chosen(self, cutout: int, alike: int, lot: int) -> "_Chosen | Gap":
+        """Return how an atom of this cutout is made up of boxes that are cut like those."""
+        known = self._patterns.get((cutout, alike, ANY_LOT))
+        if known is not None:
+            return known
+        # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
+        key = (cutout, alike, lot % self._lots[alike])
+        known = self._patterns.get(key)
+        if known is None:
+            if len(self._patterns) >= PATTERNS_MAX:
+                self._patterns.clear()
+            grid = self._grid(cutout, alike)
+            known = grid if isinstance(grid, Gap) else _chosen(pattern_of(self.cutouts[cutout], grid, key[2]))
+            is_for_all = isinstance(known, Gap) or known.pattern.is_for_all
+            self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
+        return known
+
+    def _grid(self, cutout: int, alike: int) -> Grid | Gap:
+        """Return a grid that other lots may have asked for before."""
+        known = self._grids.get((cutout, alike))
+        if known is None:
+            if len(self._grids) >= GRIDS_MAX:
+                self._grids.clear()
+            known = self._grids[cutout, alike] = cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
+        return known
+
+    def fits(self, cutout: Cutout, tensor: Tensor) -> bool:
+        """Tell whether any box is of the same global tensor, and of a dtype that can be converted."""
+        boxes = (self.cutouts[each] for each in self._lists[tensor.alike])
+        return any(box.global_shape == cutout.global_shape and converts(box, cutout) is not None for box in boxes)
+
+    def told(self, name: str) -> str:
+        """Say what there is under a name."""
+        tensor = self.tensors.get(name)
+        boxes = () if tensor is None else (self.cutouts[each] for each in self._lists[tensor.alike])
+        some = dict.fromkeys(_kind_of(box) for box in boxes)
+        return " and ".join(list(some)[:TENSORS_TOLD_MAX]) or "nothing of that name"
+
+
+class _Chosen(NamedTuple):
+    """A pattern, and what its boxes are of those that there are of a tensor."""
+
+    pattern: Pattern
+    take: Callable[[tuple[int, ...]], tuple[int, ...]]
+    """Takes what it has out of a column of all boxes."""
+    are_first: bool
+    """They are the first ones that there are, in their order."""
+
+    def places(self, tensor: Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        """Return where its boxes begin, of tensors that are all of one kind, and begin there."""
+        takes_all = self.are_first and len(self.pattern.boxes) == len(tensor.sources)
+        if takes_all or max(map(len, at)) == 1:
+            return at
+        return tuple([each if len(each) == 1 else self.take(each) for each in at])
+
+
+def _chosen(pattern: Pattern) -> _Chosen:
+    boxes = pattern.boxes
+    return _Chosen(pattern, picking(boxes), boxes == tuple(range(len(boxes))))
+
+
+def _kind_of(cutout: Cutout) -> str:
+    cast = f" ({cutout.cast})" if cutout.cast else ""
+    return f"{cutout.dtype}{cast} of global shape {list(cutout.global_shape)}"

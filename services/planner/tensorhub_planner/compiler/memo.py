@@ -1,8 +1,14 @@
 """What was worked out of lists that many layouts have alike. Pure.
 
 Always true: at most `PLACES_MAX` places of all lists that are remembered, or those of one that has more.
+
+Whether it pays to look for what is known already, by whether it did so far. Pure.
+
+Thousands of ranks by stages and experts have most of their entries alike, and to know those again saves most of the
+work; ranks of FSDP have nothing alike, and to look for it makes the work half as much again.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 PLACES_MAX: Final = 131_072
@@ -34,3 +40,31 @@ class Remembered(Generic[_Key, _Value]):
             self.places = places
         self._known[key] = value
         return value
+
+
+TRIALS_MAX: Final = 16_384
+"""So many entries are looked for before it has paid: some dozens of layouts, as thousands of ranks have them."""
+
+SAMPLE: Final = 16
+"""So many entries of a layout tell whether most of it is known."""
+
+_Item = TypeVar("_Item")
+
+
+class Trials:
+    """Each thing that was known earns a trial, each that was not costs one. Without trials a sample decides."""
+
+    def __init__(self, trials_max: int = TRIALS_MAX) -> None:
+        """Begin with all trials."""
+        self._max = self._left = trials_max
+
+    def pays(self, items: Sequence[_Item], is_known: Callable[[_Item], bool]) -> bool:
+        """Tell whether to look for these."""
+        if self._left >= len(items):
+            return True
+        sample = items[:: -(-len(items) // SAMPLE)]
+        return 2 * sum(map(is_known, sample)) > len(sample)
+
+    def count(self, known: int, unknown: int) -> None:
+        """Take how it went."""
+        self._left = max(0, min(self._max, self._left + known - unknown))

@@ -28,11 +28,11 @@ from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.log_entry import Entry
 from tensorhub_common.log_follower import restore
+from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.log.levels import LevelUnknown
 from tensorhub_common.protocol.queries import JobHealth, JobState
 from tensorhub_common.runtime.supervision import Fault, Supervisor
-from tensorhub_common.telemetry.process import logger
 from tensorhub_planner.catalog_view.catalog_replica import Fold
 
 FOLD_S_MAX: Final = 0.7

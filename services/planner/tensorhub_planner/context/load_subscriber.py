@@ -15,10 +15,10 @@ import msgspec
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.queries import Beat
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.subjects import BeatSubject, beats, parse
-from tensorhub_common.telemetry import process
 from tensorhub_planner.load.ledger import Ledger
 
 LISTEN_S: Final = 1.5
@@ -27,7 +27,7 @@ WAIT_S_MAX: Final = 0.6
 """A question waits for beats for so long: one by default comes in time, and the agent that asked still waits."""
 
 _beats: Final = msgspec.json.Decoder(Beat)
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Hearing:

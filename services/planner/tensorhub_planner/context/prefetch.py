@@ -12,12 +12,10 @@ from typing import Final
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.rounds import RoundJoined
-from tensorhub_common.protocol.log.shards import ShardRegistered
+from tensorhub_common.observability.logs import logger
+from tensorhub_common.protocol.log.events import Event, RoundJoined, ShardRegistered
 from tensorhub_common.runtime.gather_bounded import each
 from tensorhub_common.runtime.supervision import Supervisor, handled
-from tensorhub_common.telemetry.process import logger
 from tensorhub_planner.catalog_view.upcoming_programs import Expected, expected
 from tensorhub_planner.context.program_store import PROGRAMS_MAX, Programs
 

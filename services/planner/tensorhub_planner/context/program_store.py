@@ -16,9 +16,9 @@ from tensorhub_common.programs.numbered_program import Execution, Patterns
 from tensorhub_common.programs.program import Program, decoded, encoded
 from tensorhub_common.runtime.gather_bounded import each
 from tensorhub_common.runtime.supervision import Supervisor, result_of
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import Compiled, compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.context.layout_store import Layouts
-from tensorhub_planner.planning.request import Compiled
 from tensorhub_planner.planning.unregistered import NOTHING, Unregistered, global_names, unregistered
 from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.source_set import SourceSet

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tensorhub_common.protocol.queries import SERVED_MAX, Beat, Served, Serving
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Beat, Served, Serving
 from tensorhub_planner.load.load import TRANSPORTS, Busy, Lane, Reader
 from tensorhub_planner.primitives.limits import Limits
 

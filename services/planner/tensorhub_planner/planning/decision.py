@@ -7,19 +7,23 @@ who may read from nobody else, would share that with it.
 
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Demand, Plan, Refusal
+from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.protocol.ranges import count_of, normal
 from tensorhub_planner.catalog_view.catalog_replica import Fold
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat, find
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Reader
 from tensorhub_planner.planning.fp8_strategies import prove_folds, ways
-from tensorhub_planner.planning.plan import Answer, plan
+from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
+from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.planning.resharding import in_units
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes, count_of, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 
 def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = False) -> Found | Refusal:
@@ -116,3 +120,31 @@ class Question:
             for holder in holders.able
         )
         return msgspec.structs.replace(holders, able=able)
+
+
+class ProgramQuestion(NamedTuple):
+    """A demand of a reader that goes by a program, and who has the version in any layout."""
+
+    job: str
+    demand: Demand
+    found: Found
+    execution: Execution
+    sizes: Sizes
+
+    def decide(self, kept: Kept, ledger: Ledger, limits: Limits, now: float) -> PlanAnswer:
+        """Answer with the reader's last plan where that still holds, else decide anew; count it in the ledger."""
+        demand, found = self.demand, self.found
+        reader = Reader(self.job, demand.model, demand.replica, demand.shard)
+        plan = kept.again(reader, demand, found, ledger, limits, now)
+        if plan is not None:
+            return plan
+        if self.execution.values or not found.originals or not found.published_in(self.execution.program.sources):
+            # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
+            # so nobody is waited for.
+            demand = msgspec.structs.replace(demand, promises=False)
+        question = Question(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
+        answer = question.decide(ledger, limits, now)
+        assert not isinstance(answer, LayoutsDiffer)
+        if isinstance(answer, Plan):
+            kept.keep(reader, demand, question.found, answer, ledger, limits, now)
+        return answer

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
+from tensorhub_common.protocol.ranges import Ranges, count_of
 from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holder, Holders, named
 from tensorhub_planner.planning.selection import Choice, Offer, Part
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, count_of
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.topology import WORDS
 
 CHOICES_TOLD_MAX: Final = 4

@@ -14,9 +14,9 @@ import msgspec
 from tensorhub_common.programs.amax_reductions import folds_of
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.protocol.plans import Demand, Plan, SourceId, precedes
+from tensorhub_common.protocol.ranges import NOTHING, Ranges, common, normal, told, without
 from tensorhub_planner.catalog_view.holders import Holder, Holders
 from tensorhub_planner.planning.verifier import PlanError
-from tensorhub_planner.primitives.piece_sizes import NOTHING, Ranges, common, normal, told, without
 
 
 def made_of(execution: Execution, holders: Sequence[Holder]) -> Ranges:

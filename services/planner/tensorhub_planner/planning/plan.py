@@ -14,6 +14,10 @@ one of another layout has of a program's units `resharding` has found out before
 
 Always true: equal arguments give equal plans; a plan has passed `coverage.prove`; there is a refusal only when some
 wanted piece has no source left, and it says who was left out, and why.
+
+The one source of a reader that maps: a ready holder of equal bytes on the reader's own host. Pure.
+
+A mapping is of one segment, so nothing is striped, nothing half-filled is mapped, and another host's memory can't be.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,18 +29,38 @@ import xxhash
 
 from tensorhub_common.errors import BadCommand, VersionUnavailable
 from tensorhub_common.protocol.plans import Demand, Plan, Refusal, Share, SourceId, precedes
+from tensorhub_common.protocol.ranges import Ranges, common, normal, told
 from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat, named
 from tensorhub_planner.load.ledger import Load
 from tensorhub_planner.load.load import IDLE, Busy
 from tensorhub_planner.planning.cost_model import believed, link_of, measured_limits, stepped
-from tensorhub_planner.planning.explain import why_mapped, why_plan, why_refusal, why_share
-from tensorhub_planner.planning.mapping import not_here, the_one
+from tensorhub_planner.planning.explain import absentees, why_mapped, why_plan, why_refusal, why_share
 from tensorhub_planner.planning.selection import Choice, Offer, Part, choose
 from tensorhub_planner.planning.verifier import chain_ends, grounded, prove
 from tensorhub_planner.planning.wan_fanout import groups_of, shares_of
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, normal, told
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.topology import TRANSPORTS, WORDS, Distance, Topology, between
+
+
+def the_one(offers: Sequence[Offer]) -> Offer | None:
+    """Return the nearest, and of those the one with the fewest readers; mapping costs its holder nothing."""
+    return min(offers, key=lambda offer: (offer.distance, offer.readers, offer.assigned, offer.lot), default=None)
+
+
+def not_here(
+    demand: Demand, seat: Seat, left_out: Sequence[str], strangers: Sequence[Holder], holders: Holders
+) -> Refusal:
+    """Say that nothing can be mapped here, why, and what to do."""
+    return Refusal(
+        error=VersionUnavailable.__name__,
+        reason=(
+            f"no holder of version {demand.version} of {demand.model!r} stands ready on the host of agent "
+            f"{seat.me.agent!r} with this layout, and install='mapped' maps the memory of one "
+            f"({absentees(left_out, strangers, holders)}): hold it there, or register with install='staged'"
+        ),
+    )
+
 
 RANGES_MAX: Final = 32_768
 """A demand names so many ranges at most, so that its plan fits into a NATS message."""

@@ -6,21 +6,21 @@ the decisions here in the same order.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError, VersionUnavailable
-from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.protocol.ranges import count_of, normal
 from tensorhub_planner.catalog_view.catalog_replica import Fold
 from tensorhub_planner.catalog_view.holders import Found, is_held, registered_layouts, replica_layouts
+from tensorhub_planner.compiler.compiler import Compiled
 from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.decision import Question, found_in
+from tensorhub_planner.planning.decision import ProgramQuestion, Question, found_in
 from tensorhub_planner.planning.plan import LayoutsDiffer
 from tensorhub_planner.planning.plan_cache import Kept
 from tensorhub_planner.planning.resharding import (
-    ProgramQuestion,
     cannot_be_filled,
     nobody_has_it,
     program_sources,
@@ -29,18 +29,8 @@ from tensorhub_planner.planning.resharding import (
 )
 from tensorhub_planner.planning.unregistered import NOTHING, Unregistered
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes, count_of, normal
+from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.source_set import SourceSet
-
-
-class Compiled(NamedTuple):
-    """A program, its digest, and the sizes of its units."""
-
-    digest: str
-    execution: Execution
-    sizes: Sizes
-    names: tuple[str, ...] | None = None
-    """The global tensors that its layout has; None where it reads all that there are, or was compiled elsewhere."""
 
 
 class Knowledge(Protocol):

@@ -4,24 +4,16 @@ A reader goes by a program where nobody of its own layout has held the version y
 shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
 """
 
-from typing import NamedTuple
-
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.protocol.plans import Demand, PlanAnswer, Refusal
 from tensorhub_planner.catalog_view.holders import Found, Holders, holders_by_layout, layouts_in_order, published_set
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Reader
-from tensorhub_planner.planning.decision import Question
 from tensorhub_planner.planning.explain import absentees, why_refusal
 from tensorhub_planner.planning.fp8_strategies import made_of
 from tensorhub_planner.planning.plan import Answer, LayoutsDiffer
-from tensorhub_planner.planning.plan_cache import Kept
 from tensorhub_planner.planning.wan_fanout import shares_out
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
 from tensorhub_planner.primitives.source_set import SourceSet
 
 
@@ -82,34 +74,6 @@ def in_units(found: Found, execution: Execution) -> Found:
     ]
     made = made_of(execution, able) if execution.partials else ()
     return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able), made=made))
-
-
-class ProgramQuestion(NamedTuple):
-    """A demand of a reader that goes by a program, and who has the version in any layout."""
-
-    job: str
-    demand: Demand
-    found: Found
-    execution: Execution
-    sizes: Sizes
-
-    def decide(self, kept: Kept, ledger: Ledger, limits: Limits, now: float) -> PlanAnswer:
-        """Answer with the reader's last plan where that still holds, else decide anew; count it in the ledger."""
-        demand, found = self.demand, self.found
-        reader = Reader(self.job, demand.model, demand.replica, demand.shard)
-        plan = kept.again(reader, demand, found, ledger, limits, now)
-        if plan is not None:
-            return plan
-        if self.execution.values or not found.originals or not found.published_in(self.execution.program.sources):
-            # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
-            # so nobody is waited for.
-            demand = msgspec.structs.replace(demand, promises=False)
-        question = Question(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
-        answer = question.decide(ledger, limits, now)
-        assert not isinstance(answer, LayoutsDiffer)
-        if isinstance(answer, Plan):
-            kept.keep(reader, demand, question.found, answer, ledger, limits, now)
-        return answer
 
 
 def nobody_has_it(demand: Demand, holders: Holders) -> Refusal:

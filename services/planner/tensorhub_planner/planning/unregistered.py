@@ -12,7 +12,7 @@ import msgspec
 
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.programs.program import UNREAD_MAX
-from tensorhub_planner.compiler.compiler import SourceIndex
+from tensorhub_planner.compiler.layout_index import SourceIndex
 
 
 class Unregistered(msgspec.Struct, frozen=True):

@@ -18,8 +18,9 @@ reader waits for such a piece only while its source promises it, and nobody prom
 from collections.abc import Mapping, Sequence
 
 from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn, precedes
+from tensorhub_common.protocol.ranges import NOTHING, Ranges, common, normal, told, without
 from tensorhub_planner.catalog_view.holders import Holder, named
-from tensorhub_planner.primitives.piece_sizes import NOTHING, Ranges, Sizes, common, normal, told, without
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 
 class PlanError(AssertionError):

@@ -19,10 +19,11 @@ import msgspec
 import xxhash
 
 from tensorhub_common.protocol.plans import Demand, Share, SourceId
+from tensorhub_common.protocol.ranges import Ranges, common, normal, without
 from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
 from tensorhub_planner.planning.verifier import chain_ends
 from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, cut, normal, without
+from tensorhub_planner.primitives.piece_sizes import Sizes, cut
 from tensorhub_planner.primitives.topology import TRANSPORTS, Distance, Topology
 
 BLOCKS: Final = 32

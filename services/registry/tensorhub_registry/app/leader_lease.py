@@ -27,7 +27,7 @@ from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFail
 from tensorhub_common.errors import InvalidName, TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.names import is_name
+from tensorhub_common.protocol.subjects import is_name
 from tensorhub_common.runtime.supervision import Supervisor, handled
 
 BUCKET: Final = "tensorhub"

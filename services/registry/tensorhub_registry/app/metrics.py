@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
-from tensorhub_common.catalog.transitions import AgentState, VersionState
+from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.observability.metrics import METER, Value, observe, one
+from tensorhub_common.protocol.queries import VersionState
 from tensorhub_registry.app.service import Registry
 from tensorhub_registry.jobs.job import Job
 

@@ -11,11 +11,11 @@ from typing import Final
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.ping import folders, is_known
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.names import is_name
 from tensorhub_common.protocol.queries import Pong
+from tensorhub_common.protocol.subjects import is_name
 from tensorhub_common.runtime.gather_bounded import each
-from tensorhub_common.telemetry import process
 
 LOOK_S: Final = 5.0
 """How often a registry asks who there is."""
@@ -24,7 +24,7 @@ FIRST_WAIT_S: Final = 1.0
 
 ROLE: Final = "registry"
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Folders:

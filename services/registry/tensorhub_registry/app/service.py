@@ -28,17 +28,18 @@ from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import Blobs
 from tensorhub_common.log_follower.set_aside import Aside, set_aside
 from tensorhub_common.machine import Tick
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Beat, Health, JobHealth, JobState
+from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, JobHealth, JobState
 from tensorhub_common.runtime.supervision import Supervisor, result_of
 from tensorhub_common.service.systemd import serving
-from tensorhub_common.telemetry import process
 from tensorhub_registry.app.leader_lease import LeaderLease
 from tensorhub_registry.app.release_survey import ROLE, Folders
 from tensorhub_registry.core import election, liveness
 from tensorhub_registry.core.job_health import Failure, health_of
-from tensorhub_registry.core.lost_agents import LostAgents
+from tensorhub_registry.core.liveness import LostAgents
 from tensorhub_registry.jobs.deletion import too_many
 from tensorhub_registry.jobs.job import Job
 from tensorhub_registry.queries.server import READY_WAIT_S_MAX, Questions
@@ -66,7 +67,7 @@ FIRST_LEASE_WAIT_S: Final = 1.0
 
 _NO_ANSWER: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Registry:

@@ -9,6 +9,8 @@ snapshot on, finds in the log what was said already, and goes on with the next e
 Always true: the events in the log are a prefix of all that the fold has decided or will decide; what stands in the log
 is compared with what was decided here in all that both releases know (`agreement.py`), and a difference there stops the
 fold (`FoldMismatch`); at most one publication is under way.
+
+What goes into a job's fold and what comes out of it: the inputs and outputs of `outcomes.JobFold`.
 """
 
 from collections import deque
@@ -17,32 +19,101 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, Self, cast
 
+import msgspec
+
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Due, Snapshot, Told
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.machine import Tick
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
-from tensorhub_common.protocol.log.events import Event, kind_of
+from tensorhub_common.protocol.log.events import AnyEvent, Event, kind_of
 from tensorhub_registry.core.log_entries import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of
 from tensorhub_registry.core.outcome_history import History
 from tensorhub_registry.core.release_agreement import agrees
-from tensorhub_registry.core.steps import (
-    Acknowledged,
-    Decided,
-    Input,
-    LastEvent,
-    Outgoing,
-    OutOfOrder,
-    Output,
-    PassedOver,
-    Publication,
-    Refused,
-    Stands,
-    Unanswered,
-)
 from tensorhub_registry.core.trace_causes import Cause, Causes
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """The first `count` events of the publication under way stand in the log; the last of them has this sequence."""
+
+    count: int
+    seq: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The publication under way was refused: the log's last event is another one."""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """Nobody knows what became of the publication under way."""
+
+
+class LastEvent(msgspec.Struct, frozen=True):
+    """The log's last event, asked for directly: what stands there although it has not been read in order yet.
+
+    Behind it, up to `end`, stands nothing on events' subjects but what is none. `entry` None: there is no event behind
+    what was read in order.
+    """
+
+    entry: LogEntry | None
+    end: int = 0
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """A command was folded. Its events may not stand in the log yet."""
+
+    events: tuple[AnyEvent, ...]
+
+
+class Stands(msgspec.Struct, frozen=True):
+    """A command's whole group stands in the log."""
+
+    events: tuple[AnyEvent, ...]
+    origin: Origin | None
+    causes: tuple[Cause, ...] = ()
+
+
+class PassedOver(msgspec.Struct, frozen=True):
+    """What stands on an event's subject is none; nothing was folded, and the log goes on behind it."""
+
+    seq: int
+    subject: str
+
+
+class OutOfOrder(msgspec.Struct, frozen=True):
+    """The entry that was given is not the next one. Nothing was folded."""
+
+    expected: int
+    found: int
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One event on its way into the log."""
+
+    event: AnyEvent
+    subject: str
+    body: bytes
+    trace: Mapping[str, str]
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
+
+    The others may be sent before the first is acknowledged, each to be stored right behind the one before it and
+    nowhere else: behind its id, and at the sequence that it has if nobody else writes meanwhile, which for the first is
+    `ahead`. The sequence alone would not do for a third one: with a command at `ahead`, the first event would stand
+    where the third one expects the second.
+    """
+
+    expected: int
+    ahead: int
+    events: tuple[Outgoing, ...]
+
+
+Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
+Output = Decided | Stands | PassedOver | OutOfOrder
+
 
 UNPUBLISHED_MAX: Final = 65_536
 """With so many events unpublished no further command is folded; one group comes on top at most."""

@@ -13,10 +13,9 @@ import msgspec
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import decode_command, read_event
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
-from tensorhub_common.protocol.log.events import HUB_MODEL, Event, kind_of, model_of
+from tensorhub_common.protocol.log.events import HUB_MODEL, AnyEvent, Event, kind_of, model_of
 
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
 """W3C trace context, which goes from a command over to its events."""

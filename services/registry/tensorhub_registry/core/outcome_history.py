@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.queries import OUTCOMES_KEPT_MAX
 
 STORY_EVENTS_MAX: Final = 20_000

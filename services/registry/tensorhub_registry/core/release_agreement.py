@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.events import AnyEvent
 
 WORDS: Final = ("message", "reason")
 """The fields of an event that are sentences for people: a release may put them otherwise."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import Lead, Sender
-from tensorhub_common.protocol.log.hub import RegistryLeads
+from tensorhub_common.protocol.log.events import AnyEvent, RegistryLeads
 
 PROCESS: Final = "_registry"
 """The sender of every leader's word, in the subject and in the body."""

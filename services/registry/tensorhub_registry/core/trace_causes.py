@@ -11,9 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext, context_in
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined
-from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.log.events import AnyEvent, RoundDecided, RoundJoined, VersionPublished
 
 ONE_TRACE_S_MAX: Final = 600.0
 """A transfer that is decided later than this after the publication has a trace of its own, linked to the version's."""

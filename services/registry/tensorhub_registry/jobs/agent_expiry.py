@@ -16,11 +16,11 @@ from typing import Final
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, ForgetAgent, Sender
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_common.telemetry import process
 from tensorhub_registry.core.agent_forgetting import Forgettable
 from tensorhub_registry.core.liveness import ExpireAgent
 from tensorhub_registry.core.term_fence import PROCESS
@@ -31,7 +31,7 @@ APPEND_TIMEOUT_S: Final = 2.0
 
 Told = Callable[[Exception | None], None]
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Expiring:

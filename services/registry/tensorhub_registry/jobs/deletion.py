@@ -15,8 +15,8 @@ from typing import Final
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_common.telemetry import process
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_registry.jobs.snapshot_maker import Snapshotting
 
@@ -29,7 +29,7 @@ TOMBSTONES_MAX: Final = 100
 AGAIN_S: Final = 2.0
 """The pause after something could not be removed."""
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 def too_many(tombstones: Iterable[tuple[float, str]], now: float) -> list[str]:

@@ -10,11 +10,14 @@ Invariants:
 - What the job can't go on from (another fold spoke, the log was replaced), and any error that escapes from its tasks,
   sets this job aside (`failure`). The process and the other jobs go on, and the registry tries the job again.
 - Nothing of another job waits for a task of this one.
+
+What one job's commands came to: plain numbers for the metrics, counted as they are folded.
 """
 
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
@@ -35,18 +38,24 @@ from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import Entry
 from tensorhub_common.log_follower import restore
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, JobDeleted, RegistryLeads
+from tensorhub_common.observability import logs
+from tensorhub_common.protocol.log.events import (
+    AgentJoined,
+    AgentLost,
+    AnyEvent,
+    CommandRejected,
+    JobDeleted,
+    RegistryLeads,
+    kind_of,
+)
 from tensorhub_common.runtime.peer_status import Counterpart
 from tensorhub_common.runtime.supervision import Fault, Supervisor
-from tensorhub_common.telemetry import process
 from tensorhub_registry.core import snapshot_policy
 from tensorhub_registry.core.agent_forgetting import Forgetting
-from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.core.job_health import Failure, Troubles
-from tensorhub_registry.core.liveness import ExpireAgent, Forget, Unwatch, Watch
-from tensorhub_registry.core.steps import (
+from tensorhub_registry.core.job_fold import (
     Acknowledged,
     Decided,
+    JobFold,
     OutOfOrder,
     Output,
     PassedOver,
@@ -55,16 +64,35 @@ from tensorhub_registry.core.steps import (
     Stands,
     Unanswered,
 )
+from tensorhub_registry.core.job_health import Failure, Troubles
+from tensorhub_registry.core.liveness import ExpireAgent, Forget, Unwatch, Watch
 from tensorhub_registry.jobs.agent_expiry import Expiring
-from tensorhub_registry.jobs.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
-from tensorhub_registry.jobs.counts import CommandCounts
 from tensorhub_registry.jobs.deletion import Clearing
 from tensorhub_registry.jobs.last_event import last_event
-from tensorhub_registry.jobs.log_writer import CHAIN_EVENTS_MAX, Storing
+from tensorhub_registry.jobs.log_writer import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, CHAIN_EVENTS_MAX, Storing
 from tensorhub_registry.jobs.outcome_replies import Replies
 from tensorhub_registry.jobs.outcome_spans import Tracing
 from tensorhub_registry.jobs.snapshot_maker import Snapshotting
 from tensorhub_registry.jobs.term_claim import Claiming
+
+
+class CommandCounts:
+    """The commands of one job that came while this registry was leading: a log that is read again counts nothing."""
+
+    def __init__(self) -> None:
+        self.commands: Counter[tuple[str, str]] = Counter()
+        """How many, by (outcome, error); the error is "" where the command was not refused."""
+        self.events = 0
+        self.passed_over = 0
+        """Entries on events' subjects that are none, also of a log that is read again."""
+
+    def add(self, events: tuple[AnyEvent, ...]) -> None:
+        """Count a command by the group of events that it led to."""
+        first = events[0]
+        error = first.error if isinstance(first, CommandRejected) else ""
+        self.commands[kind_of(first), error] += 1
+        self.events += len(events)
+
 
 FOLD_BURST: Final = 8
 """After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
@@ -88,7 +116,7 @@ WRITING: Final = "writing"
 _UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 """Nobody knows whether what was asked was done. All of it may be repeated."""
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 OnAgent = Callable[[Watch | Unwatch | Forget], None]
 OnAside = Callable[["Job"], None]

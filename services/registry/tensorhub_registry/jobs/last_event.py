@@ -14,8 +14,7 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import Entry
 from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.subjects import events_of
-from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.core.steps import LastEvent
+from tensorhub_registry.core.job_fold import JobFold, LastEvent
 
 LOOK_S_MAX: Final = 5.0
 """Looking through what is not folded yet takes no longer, or is tried again later: a million entries in that time."""

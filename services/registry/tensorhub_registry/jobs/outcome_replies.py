@@ -10,14 +10,14 @@ import msgspec
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.telemetry import process
-from tensorhub_registry.core.steps import Stands
+from tensorhub_common.observability import logs
+from tensorhub_registry.core.job_fold import Stands
 
 REPLIES_KEPT_MAX: Final = 256
 REPLY_AGAIN_S: Final = 5.0
 """Whoever asked for an outcome so shortly before the log's end may have missed it when a leader died: send it again."""
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Replies:

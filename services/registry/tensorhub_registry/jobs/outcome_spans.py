@@ -8,11 +8,11 @@ import time
 from functools import partial
 from typing import Final
 
+from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
 from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished
-from tensorhub_common.protocol.log.events import kind_of
-from tensorhub_common.protocol.log.versions import VersionPublished
-from tensorhub_common.telemetry import process
-from tensorhub_common.telemetry.span_maker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.protocol.log.events import VersionPublished, kind_of
+from tensorhub_common.telemetry import process_spans
+from tensorhub_common.telemetry.span_maker import SpanMaker
 from tensorhub_registry.core.trace_causes import Cause
 
 NS_PER_S: Final = 1_000_000_000
@@ -24,7 +24,7 @@ class Tracing:
     def __init__(self, job: str) -> None:
         """Make spans if this process makes any."""
         self._job = job
-        self._maker = process.span_maker()
+        self._maker = process_spans.span_maker()
         self._later = SpansLater()
 
     def stands(self, causes: tuple[Cause, ...]) -> None:

@@ -14,8 +14,8 @@ from tensorhub_common.catalog.snapshot import decode, encode
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.snapshot_store import SNAPSHOT_BYTES_MAX, Index, Packed, Snapshots
+from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_common.telemetry import process
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_registry.core.log_entries import LogEntry
 from tensorhub_registry.core.snapshot_policy import FULL_SHARE_MAX, Pace
@@ -26,7 +26,7 @@ ENTRY_OVERHEAD_BYTES: Final = 150
 AGAIN_S: Final = 10.0
 """The pause after a snapshot that could not be kept."""
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Snapshotting:

@@ -7,9 +7,9 @@ from typing import Final
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Lead
+from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.subjects import cmd
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.term_fence import PROCESS, Claim

@@ -20,6 +20,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.request_server import CONCURRENT_MAX, PENDING_MAX, Answering
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import BadCommand, TensorHubError, VersionUnavailable, gone
+from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.levels import NEWEST
@@ -40,7 +41,6 @@ from tensorhub_common.protocol.queries import (
     StoryAsk,
     Versions,
 )
-from tensorhub_common.telemetry import process
 from tensorhub_registry.jobs.job import Job
 from tensorhub_registry.queries import views
 from tensorhub_registry.queries.version_history import story
@@ -69,7 +69,7 @@ Answer = Callable[[Job, Message], msgspec.Struct]
 Behind = Callable[[int], Awaitable[list[Pong]]]
 """Returns the registries and planners that can't fold a level."""
 
-_log: Final = process.logger(__name__)
+_log: Final = logs.logger(__name__)
 
 
 class Jobs(Protocol):

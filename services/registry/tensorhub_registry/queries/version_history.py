@@ -4,9 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.events import kind_of, model_of
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost
+from tensorhub_common.protocol.log.events import AgentJoined, AgentLost, AnyEvent, kind_of, model_of
 
 _COMMON = frozenset({"cmd", "i", "k", "time", "by", "model", "kind"})
 

@@ -6,7 +6,7 @@ again.
 
 from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import Catalog, Model, Replica, Shard, Version
-from tensorhub_common.catalog.transitions import AgentState, VersionState
+from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.queries import (
     AgentInfo,
     ModelInfo,
@@ -16,6 +16,7 @@ from tensorhub_common.protocol.queries import (
     Status,
     VersionInfo,
     Versions,
+    VersionState,
 )
 
 

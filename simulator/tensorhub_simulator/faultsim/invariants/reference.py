@@ -10,18 +10,20 @@ from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.invariants import check
 from tensorhub_common.catalog.state import Catalog, root_key
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import NO_ROOT, Filled, Ready, Sender
-from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
-from tensorhub_common.protocol.log.rounds import RoundJoined
-from tensorhub_common.protocol.log.versions import VersionPublished
-from tensorhub_common.protocol.names import cached_version
+from tensorhub_common.protocol.log.events import (
+    AnyEvent,
+    CommandRejected,
+    CommandRepeated,
+    RoundJoined,
+    VersionPublished,
+)
+from tensorhub_common.protocol.subjects import cached_version
 from tensorhub_registry.queries.version_history import line
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import NEW, built
-from tensorhub_simulator.faultsim.invariants.log_rules import LogRules
+from tensorhub_simulator.faultsim.invariants.log_rules import LogRules, UpdateFloors
 from tensorhub_simulator.faultsim.invariants.retention import Retained
-from tensorhub_simulator.faultsim.invariants.update_floors import UpdateFloors
 from tensorhub_simulator.faultsim.models.job_log import Entry
 from tensorhub_simulator.faultsim.models.layouts import Layouts, Values, bytes_of, values_of
 from tensorhub_simulator.faultsim.models.segments import Segment, Shelved, Violation

@@ -7,10 +7,10 @@ crash takes the last copy, or a publication that was given up without the log's 
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import Catalog, Model
-from tensorhub_common.catalog.transitions import ShardState, VersionState
+from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.log.commands import Command, Expire, Join, Unpublish, Unreadable
-from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.log.versions import VersionExposed
+from tensorhub_common.protocol.log.events import Event, VersionExposed
+from tensorhub_common.protocol.queries import VersionState
 from tensorhub_simulator.faultsim.models.segments import Violation
 
 Copy = tuple[str, int]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tensorhub_agent.core.effects import Key
 from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_simulator.faultsim.models.byte_ranges import Pieces, bytes_folded, bytes_here
 from tensorhub_simulator.faultsim.models.segments import Violation
 

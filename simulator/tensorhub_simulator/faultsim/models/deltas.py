@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Key, Save
+from tensorhub_agent.core.effects import Save
 from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_simulator.faultsim.models.segments import Segment
 
 VERSIONS_MAX: Final = 3

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.codec import decode_event
+from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_simulator.engine.clock import Clock, Node
 from tensorhub_simulator.faultsim.models.snapshots import Shelf
 

@@ -13,7 +13,7 @@ from tensorhub_agent.primitives.amax import Table
 from tensorhub_agent.primitives.forms import packed_strides
 from tensorhub_common.programs.numbered_program import Execution
 from tensorhub_common.programs.regions import Form
-from tensorhub_common.protocol.plans import Range
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.faultsim.models.byte_ranges import bytes_folded
 from tensorhub_simulator.faultsim.models.segments import Segment, Violation
 

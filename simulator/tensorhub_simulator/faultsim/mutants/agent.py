@@ -1,17 +1,47 @@
-"""Planted bugs of what an agent keeps that it must not, and leaves out that it must say."""
+"""Planted bugs of what an agent keeps that it must not, and leaves out that it must say.
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+Planted bugs of patience: a read that gives up though it need not, a drain and a queue that nothing brings back.
+
+Planted bugs of what is believed: bytes without a lease, a foreign root, tickets, the dead, half of a replica.
+"""
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
+from tensorhub_agent.core.operations.drain import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read_target import Destination
 from tensorhub_agent.core.operations.register import RegisterOperation
+from tensorhub_agent.core.plan_queue import PlanQueue
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_common.protocol.log.commands import AnyCommand
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.leases.table import LeaseTable
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_of
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.transfer.plan_requests import Asking
+from tensorhub_agent.transfer.transfer import Transfer
+from tensorhub_agent.transfer.verification import Proof
+from tensorhub_common.catalog import apply, availability, validation
+from tensorhub_common.catalog.handlers import membership, rounds
+from tensorhub_common.catalog.handlers import rounds as handlers_rounds
+from tensorhub_common.catalog.state import Catalog, known_root
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardMove, ShardState
+from tensorhub_common.catalog.validation import Refused
+from tensorhub_common.errors import ReplicaConflict, StaleSender
+from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Sender
+from tensorhub_simulator.faultsim.faults import rolling_upgrade
+from tensorhub_simulator.faultsim.models.deltas import Delta, Deltas
 from tensorhub_simulator.faultsim.nodes.command_queue import Lanes
+from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
+from tensorhub_simulator.faultsim.nodes.worker import Rank
+from tensorhub_simulator.faultsim.transfers.source_session import Link
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.mutants.planting import Replacement
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+
 
 ROOM: Final = 2
 """So many commands of a lane wait, and the next one is left out."""
@@ -57,3 +87,228 @@ def given_up_kept() -> list["Replacement"]:
         del version
 
     return [(ShardCore, "overwritten_for_log", overwritten)]
+
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+
+
+def gives_up_early() -> list["Replacement"]:
+    """A read whose sources stand still gives up though the log counts a holder."""
+    refused = Asking.refused
+
+    def refuse(self: Any, refusal: Any, *rest: Any) -> bool:
+        return refused(self, refusal, *rest) and not refusal.is_held
+
+    return [(Asking, "refused", refuse)]
+
+
+def drains_for_ever() -> list["Replacement"]:
+    """Memory that a reader had mapped at the bound of an update is never read into again."""
+    start = ReadOperation.start
+
+    def begin(self: Any, now: float) -> None:
+        if self.core.held.memory is Memory.DRAINING:
+            self.core.fail(ReplicaConflict, "the memory drains: wait until that has ended")
+        else:
+            start(self, now)
+
+    return [(ReadOperation, "start", begin)]
+
+
+def place_kept() -> list["Replacement"]:
+    """A question for a plan that was answered keeps its place, so that those that wait never go out."""
+
+    def answered(self: PlanQueue, *_: Any) -> None:
+        """Forget nothing."""
+
+    def ended(self: PlanQueue, *_: Any) -> None:
+        """Forget nothing."""
+
+    return [(PlanQueue, "answered", answered), (PlanQueue, "ended", ended)]
+
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+
+
+def lease_not_asked() -> list["Replacement"]:
+    """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
+    take = Transfer.todo
+
+    def todo(self: Any) -> Any:
+        while True:
+            wanted = take(self)
+            if self.proof.verify or not wanted.confirm:
+                return wanted
+            numbers, wanted.confirm = wanted.confirm, []
+            self.readings.todo = wanted
+            for number in numbers:
+                self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
+
+    return [(Transfer, "todo", todo)]
+
+
+def values_without_a_drain() -> list["Replacement"]:
+    """A trainer that comes back with values of its own copies them over what is published, and does not unpublish."""
+
+    def resume(self: Any) -> None:
+        self.published, self.version, self.trusts = False, None, None
+        self._overwrite()
+        self._loop()
+
+    return [(Rank, "_resume_with_values", resume)]
+
+
+def values_over_a_drain() -> list["Replacement"]:
+    """A worker that comes back to a shard which still drains gets the memory at once."""
+
+    def start(self: Any, now: float) -> None:  # noqa: ARG001 (as the machine takes it)
+        self.core.forsake()
+        self.core.finish()
+
+    return [(AttachOperation, "start", start)]
+
+
+def digests_of_the_next() -> list["Replacement"]:
+    """A source grants whatever it holds, and its reader takes that list of digests for the version that it reads."""
+    grant = LeaseTable.grant
+
+    def whatever(self: LeaseTable, ask: Any, *rest: Any) -> Any:
+        offered = self.offers.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        if offered is not None:
+            version = ask.version if offered.version is None else offered.version
+            ask = msgspec.structs.replace(ask, version=version, root=offered.root)
+        return grant(self, ask, *rest)
+
+    def vouched(self: Proof, digests: bytes) -> bool:
+        if self.digests is None and len(digests) == len(self.done) * PIECE_DIGEST_BYTES:
+            self.digests = digests
+        return digests == self.digests
+
+    return [(LeaseTable, "grant", whatever), (Proof, "vouched", vouched)]
+
+
+def ticket_twice() -> list["Replacement"]:
+    """A ticket goes on being good after it was shown, as long as its lease would have lived."""
+    redeem = LeaseTable.redeem
+
+    def again(self: Any, ticket: str, now: float) -> Any:
+        shown = self.__dict__.setdefault("shown", {})
+        lease = redeem(self, ticket, now)
+        if lease is not None:
+            shown[ticket] = lease
+        return shown.get(ticket)
+
+    return [(LeaseTable, "redeem", again)]
+
+
+def incarnation_ignored() -> list["Replacement"]:
+    """Whoever has an agent's name speaks for it, also a process that died long ago."""
+
+    def live_agent(catalog: Catalog, by: Sender | None) -> Any:
+        agent = catalog.agents.get(by.process) if by is not None else None
+        if agent is None or agent.state is not AgentState.LIVE:
+            raise Refused(StaleSender, "this agent has not joined")
+        return agent
+
+    return [(validation, "live_agent", live_agent), (membership, "live_agent", live_agent)]
+
+
+def ready_before_all() -> list["Replacement"]:
+    """A replica is ready, and its calls return, as soon as its first shard is filled."""
+
+    def filled(catalog: Catalog, command: Filled, out: Any) -> None:
+        handlers_rounds.filled(catalog, command, out)
+        model = catalog.models[command.model]
+        replica = model.replicas[command.replica]
+        current = replica.round
+        if current is None or current.state is not RoundState.STARTED:
+            return
+        for index, shard in replica.members.items():
+            if index not in current.filled:
+                root = known_root(model, replica, shard, command.version)
+                if shard.state is ShardState.FILLING:
+                    availability.shift(shard, ShardMove.FILLED, command.version, root)
+                else:
+                    current.staged[index] = root
+        rounds.complete(catalog, model, replica, current, command.version, out)
+
+    handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
+    return [(apply, "_HANDLERS", handlers)]
+
+
+def filled_forgotten() -> list["Replacement"]:
+    """A shard that was filled forgets that when its round fails, though the log goes on counting it as ready."""
+    take = Destination._take  # noqa: SLF001
+
+    def forget(self: Any) -> bool:
+        before = self._vacated
+        taken = take(self)
+        self._vacated = before
+        return taken
+
+    return [(Destination, "_take", forget)]
+
+
+def turns_forgotten() -> list["Replacement"]:
+    """A planner that begins with a snapshot knows no turn of a round that was decided before: nobody is half-filled."""
+    restore = PlannerNode._restore  # noqa: SLF001
+
+    def forget(self: Any) -> None:
+        restore(self)
+        for model in self.fold.catalog.models.values():
+            for replica in model.replicas.values():
+                if replica.round is not None:
+                    replica.round.decided = 0
+
+    return [(PlannerNode, "_restore", forget)]
+
+
+def patch_from_another_version() -> list["Replacement"]:
+    """A source gives the last delta that it has, from whatever version that leads; digests find out."""
+
+    def between(self: Any, key: Key, _base: str, root: str | None) -> Any:
+        stood = self._stood.get(key, {})
+        others = [data for other, data in stood.items() if other != root]
+        return Delta(others[-1], stood[root]) if others and root in stood else None
+
+    return [(Deltas, "between", between)]
+
+
+def patch_not_judged() -> list["Replacement"]:
+    """A source gives a delta from whatever version, and a patched piece is taken for what the source says of it."""
+    found = Link.found
+
+    def believed(self: Any, pieces: list[int]) -> bytes:
+        return b"".join(
+            digest_of(self._digests, piece) if self._wire.is_patched(piece) else found(self, [piece])
+            for piece in pieces
+        )
+
+    return [*patch_from_another_version(), (Link, "found", believed)]
+
+
+def change_not_switched() -> list["Replacement"]:
+    """A new build folds with its changed transition at once, while others still run the old one."""
+    return [(rolling_upgrade, "is_on", lambda build, _catalog: build >= rolling_upgrade.NEW)]
+
+
+def unpublish_forgotten() -> list["Replacement"]:
+    """An unpublish that the log answers after its caller has given up is forgotten: a holder that grants no lease."""
+    linger = ShardCore.linger
+
+    def forget(self: ShardCore, what: Any) -> None:
+        if not isinstance(what, UnpublishOperation):
+            linger(self, what)
+
+    return [(ShardCore, "linger", forget)]
+
+
+def release_forgotten() -> list["Replacement"]:
+    """A release is given up with its caller, who was told that the shard goes as soon as the registry answers."""
+    linger = ShardCore.linger
+
+    def forget(self: ShardCore, what: Any) -> None:
+        if not isinstance(what, ReleaseOperation):
+            linger(self, what)
+
+    return [(ShardCore, "linger", forget)]

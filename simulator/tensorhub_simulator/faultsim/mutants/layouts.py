@@ -1,18 +1,32 @@
-"""Planted bugs of blocks that no source has whole: folds known too early, and a table that is not the read's."""
+"""Planted bugs of blocks that no source has whole: folds known too early, and a table that is not the read's.
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+Planted bugs of reads by programs: other layouts, half-filled ones, and plans that number other things.
+"""
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read_driver import Carrier
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.primitives.program_units import Completion
+from tensorhub_agent.primitives.ranges import merged
+from tensorhub_agent.transfer import balancing
 from tensorhub_agent.transfer.fold_progress import Folding
 from tensorhub_agent.transfer.source import Reading
+from tensorhub_agent.transfer.transfer import Phase, Transfer
 from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.regions import Regions
+from tensorhub_common.protocol.ranges import Range
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.mutants.planting import Replacement
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
 
 
 def values_before_amax() -> list["Replacement"]:
@@ -49,3 +63,94 @@ def table_of_another_read() -> list["Replacement"]:
         self._table = tables.setdefault(program.table_bytes, np.zeros_like(self._table))
 
     return [(AmaxTable, "__init__", init)]
+
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+
+
+def units_as_pieces() -> list["Replacement"]:
+    """A read that is writing pieces takes a plan in units for one in pieces."""
+    planned: Callable[[Any, Any, float], None] = Carrier._planned  # noqa: SLF001
+
+    def take(self: Any, news: Any, now: float) -> None:
+        if self.program is None and self.transfer.phase is not Phase.LEASING:
+            self.transfer.planned(news.answer, now)
+            return
+        planned(self, news, now)
+
+    return [(Carrier, "_planned", take)]
+
+
+def units_shown_early() -> list["Replacement"]:
+    """What came by a program is shown to others at once, before its source has said that its lease held."""
+    done = Transfer.batch_done
+
+    def batch_done(self: Any, number: int, batch: int, *rest: Any) -> None:
+        source = self.sources.get(number)
+        flying = source.flying.get(batch) if source is not None else None
+        if flying is not None and not self.proof.verify:
+            self.readings.todo.proven.extend(flying[0])
+        done(self, number, batch, *rest)
+
+    def stand(self: Completion, units: Iterable[Range]) -> list[Range]:
+        told: set[int] = self.__dict__.setdefault("told", set())
+        fresh = {unit for first, count in units for unit in range(first, first + count)} - told
+        told |= fresh
+        return once(self, merged((unit, 1) for unit in fresh))
+
+    once = Completion.stand
+    return [(Transfer, "batch_done", batch_done), (Completion, "stand", stand)]
+
+
+def tensor_stands_early() -> list["Replacement"]:
+    """A tensor that is filled by strided boxes is said to stand with the first of them."""
+    stand = Completion.stand
+
+    def claim(self: Any, units: Iterable[Range]) -> list[Range]:
+        ranges = list(units)
+        found = stand(self, ranges)
+        for place in self._program.places(ranges):
+            first, count = self._pieces_of(self._table.tensor[self._table.piece_at(place.to)])
+            found += self._fresh(first, count)
+        return merged(found)
+
+    return [(Completion, "stand", claim)]
+
+
+def foreign_view() -> list["Replacement"]:
+    """Boxes are gathered where another source's layout has them."""
+    regions = Execution.regions
+
+    def elsewhere(self: Execution, layout: str, ranges: Iterable[Range]) -> Regions:
+        units = list(ranges)
+        for other in self.program.sources:
+            try:
+                return regions(self, other, units)
+            except KeyError:
+                continue
+        return regions(self, layout, units)
+
+    return [(Execution, "regions", elsewhere)]
+
+
+def foreign_units_taken() -> list["Replacement"]:
+    """An idle source takes over what its layout does not have."""
+    take_over = balancing.take_over
+
+    def take(taker: Reading, others: Iterable[Reading]) -> None:
+        able, taker.able = taker.able, None
+        take_over(taker, others)
+        taker.able = able
+
+    return [(balancing, "take_over", take), (Reading, "kind", property(lambda _: None))]
+
+
+def root_of_another() -> list["Replacement"]:
+    """Who was filled by a program says the root of what a source of another layout holds."""
+    filled: Callable[[Any, str | None], None] = ReadOperation._filled  # noqa: SLF001
+
+    def say(self: Any, root: str | None) -> None:
+        foreign = [source.share.root for source in self.transfer.sources.values() if source.share.root is not None]
+        filled(self, foreign[0] if foreign and root == root_digest(self._carrier.digests) else root)
+
+    return [(ReadOperation, "_filled", say)]

@@ -15,11 +15,10 @@ import msgspec
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import Probed
 from tensorhub_agent.core.operations.drain import Draining
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read import ReadOperation, Stage
 from tensorhub_agent.core.operations.reclaim import Vacancy
-from tensorhub_agent.core.operations.stage import Stage
 from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.leases import granting
+from tensorhub_agent.leases import table as leases_table
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.transfer import source_pool
@@ -27,12 +26,14 @@ from tensorhub_agent.transfer.source_pool import Readings
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_agent.transfer.verification import Proof
 from tensorhub_common.catalog import retention
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import Drained
-from tensorhub_common.protocol.log.rounds import RoundJoined
-from tensorhub_common.protocol.log.versions import VersionPublished
-from tensorhub_common.protocol.plans import LeaseGrant, Range
+from tensorhub_common.protocol.log.events import RoundJoined, VersionPublished
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_planner.planning import plan, verifier
-from tensorhub_simulator.faultsim.mutants import agent, bugs_layouts, bugs_patience, bugs_trust, layouts, registry
+from tensorhub_simulator.faultsim.mutants import agent, layouts, registry
+from tensorhub_simulator.faultsim.mutants import agent as mutants_agent
+from tensorhub_simulator.faultsim.mutants import layouts as mutants_layouts
 from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
 from tensorhub_simulator.faultsim.transfers.source_session import Link
 
@@ -207,7 +208,7 @@ def _wait_cycle() -> list[Replacement]:
     def precedes(_source: Any, reader: Any) -> bool:
         return reader is not None
 
-    return [(module, "precedes", precedes) for module in (plan, verifier, granting)]
+    return [(module, "precedes", precedes) for module in (plan, verifier, leases_table)]
 
 
 def _promise_kept() -> list[Replacement]:
@@ -310,31 +311,31 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "readers-kept": _readers_kept,
     "swap-per-shard": _swap_per_shard,
     "mapped-not-waited-for": _mapped_not_waited_for,
-    "values-without-a-drain": bugs_trust.values_without_a_drain,
-    "values-over-a-drain": bugs_trust.values_over_a_drain,
-    "lease-not-asked": bugs_trust.lease_not_asked,
-    "digests-of-the-next": bugs_trust.digests_of_the_next,
-    "ticket-twice": bugs_trust.ticket_twice,
-    "incarnation-ignored": bugs_trust.incarnation_ignored,
-    "ready-before-all": bugs_trust.ready_before_all,
-    "filled-forgotten": bugs_trust.filled_forgotten,
-    "patch-not-judged": bugs_trust.patch_not_judged,
-    "turns-forgotten": bugs_trust.turns_forgotten,
-    "change-not-switched": bugs_trust.change_not_switched,
-    "unpublish-forgotten": bugs_trust.unpublish_forgotten,
-    "release-forgotten": bugs_trust.release_forgotten,
-    "units-as-pieces": bugs_layouts.units_as_pieces,
-    "units-shown-early": bugs_layouts.units_shown_early,
-    "tensor-stands-early": bugs_layouts.tensor_stands_early,
-    "foreign-view": bugs_layouts.foreign_view,
-    "foreign-units-taken": bugs_layouts.foreign_units_taken,
-    "root-of-another": bugs_layouts.root_of_another,
+    "values-without-a-drain": mutants_agent.values_without_a_drain,
+    "values-over-a-drain": mutants_agent.values_over_a_drain,
+    "lease-not-asked": mutants_agent.lease_not_asked,
+    "digests-of-the-next": mutants_agent.digests_of_the_next,
+    "ticket-twice": mutants_agent.ticket_twice,
+    "incarnation-ignored": mutants_agent.incarnation_ignored,
+    "ready-before-all": mutants_agent.ready_before_all,
+    "filled-forgotten": mutants_agent.filled_forgotten,
+    "patch-not-judged": mutants_agent.patch_not_judged,
+    "turns-forgotten": mutants_agent.turns_forgotten,
+    "change-not-switched": mutants_agent.change_not_switched,
+    "unpublish-forgotten": mutants_agent.unpublish_forgotten,
+    "release-forgotten": mutants_agent.release_forgotten,
+    "units-as-pieces": mutants_layouts.units_as_pieces,
+    "units-shown-early": mutants_layouts.units_shown_early,
+    "tensor-stands-early": mutants_layouts.tensor_stands_early,
+    "foreign-view": mutants_layouts.foreign_view,
+    "foreign-units-taken": mutants_layouts.foreign_units_taken,
+    "root-of-another": mutants_layouts.root_of_another,
     "values-before-amax": layouts.values_before_amax,
     "fold-lacks-a-part": layouts.fold_lacks_a_part,
     "table-of-another-read": layouts.table_of_another_read,
-    "gives-up-early": bugs_patience.gives_up_early,
-    "drains-for-ever": bugs_patience.drains_for_ever,
-    "place-kept": bugs_patience.place_kept,
+    "gives-up-early": mutants_agent.gives_up_early,
+    "drains-for-ever": mutants_agent.drains_for_ever,
+    "place-kept": mutants_agent.place_kept,
     "refused-kept": agent.refused_kept,
     "lane-leaves-out": agent.lane_leaves_out,
     "counts-unkept": agent.counts_unkept,

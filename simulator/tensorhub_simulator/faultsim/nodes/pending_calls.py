@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.core.effects import Answer, AnyCall, CallPublish, CallRead, CallUnpublish, Key, Raise
+from tensorhub_agent.core.effects import Answer, AnyCall, CallPublish, CallRead, CallUnpublish, Raise
 from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Sender

@@ -8,12 +8,13 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs.program import encoded
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.plans import Demand, PlanAnswer, Turn
-from tensorhub_common.protocol.queries import Beat
 from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.compiler import Compiled, compile_program
+from tensorhub_planner.compiler.layout_index import SourceIndex
 from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.request import Answering, Compiled
+from tensorhub_planner.planning.request import Answering
 from tensorhub_planner.planning.unregistered import Unregistered, global_names, unregistered
 from tensorhub_planner.primitives.limits import Limits
 from tensorhub_planner.primitives.piece_sizes import Sizes

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, Lead, Sender
-from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, JobDeleted
-from tensorhub_common.protocol.queries import Beat
+from tensorhub_common.protocol.log.events import AgentJoined, AgentLost, JobDeleted
 from tensorhub_registry.core import election as leading
 from tensorhub_registry.core import liveness as living
-from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.core.liveness import ExpireAgent, Liveness
-from tensorhub_registry.core.steps import (
+from tensorhub_registry.core.job_fold import (
     Acknowledged,
     Decided,
+    JobFold,
     LastEvent,
     Outgoing,
     OutOfOrder,
@@ -28,10 +27,11 @@ from tensorhub_registry.core.steps import (
     Refused,
     Unanswered,
 )
+from tensorhub_registry.core.liveness import ExpireAgent, Liveness
 from tensorhub_registry.core.term_fence import PROCESS, Claim
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import OLD, built
-from tensorhub_simulator.faultsim.invariants.leaders import Leaders
+from tensorhub_simulator.faultsim.invariants.log_rules import Leaders
 from tensorhub_simulator.faultsim.models.job_log import Entry, Follower, WrongLast
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.models.snapshots import Snapshotting

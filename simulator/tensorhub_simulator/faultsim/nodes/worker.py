@@ -17,10 +17,10 @@ from tensorhub_agent.core.effects import (
     CallRegister,
     CallRelease,
     CallUnpublish,
-    Key,
     Raise,
 )
 from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.protocol.log.commands import Wish
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.models.segments import Segment, Violation

@@ -19,7 +19,7 @@ from tensorhub_agent.leases import table as leases_table
 from tensorhub_agent.transfer.source import Reading, SourcePhase
 from tensorhub_agent.transfer.trial import Trial, TrialState
 from tensorhub_common.catalog import availability
-from tensorhub_common.catalog.handlers import admin, filling, membership, rounds
+from tensorhub_common.catalog.handlers import admin, membership, rounds
 from tensorhub_registry.core import election
 
 Move = tuple[str, str]
@@ -28,7 +28,7 @@ Move = tuple[str, str]
 LOOKED_UP: Final[tuple[tuple[str, tuple[ModuleType, ...], str], ...]] = (
     ("shard", (availability,), "SHARD_MOVES"),
     ("version", (availability, admin), "VERSION_MOVES"),
-    ("round", (rounds, filling), "ROUND_MOVES"),
+    ("round", (rounds,), "ROUND_MOVES"),
     ("agent", (membership,), "AGENT_MOVES"),
     ("lease", (leases_table,), "LEASE_MOVES"),
     ("leader", (election,), "LEADER_MOVES"),

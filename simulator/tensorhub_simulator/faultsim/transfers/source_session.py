@@ -3,8 +3,20 @@
 Both ends and what is between them may fail by themselves: the source is stopped, killed or slow, the path between the
 two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes,
 `telling.py` what the source says of its pieces.
+
+Whether a lease has held until after the last byte, as its reader asks it over the connection.
+
+Always true: each question is answered once; a source that is gone, or silent for too long, has said no.
+
+A lease that its reader holds until it opens the transport, as `leasing.py` of the agent keeps it.
+
+What a half-filled source tells a reader of its pieces, on its way.
+
+Always true: it comes in order, over a path that is cut not before that is whole again, and nothing is lost of what was
+told before the reader saw that the source was open.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +24,7 @@ from tensorhub_agent.core.effects import (
     Available,
     BatchDone,
     Confirm,
-    Key,
+    Confirmed,
     OpenSource,
     Post,
     Progressed,
@@ -23,21 +35,171 @@ from tensorhub_agent.core.effects import (
 )
 from tensorhub_agent.leases.lease import LeaseMove
 from tensorhub_agent.primitives.digests import digest_of
-from tensorhub_agent.primitives.lease_messages import Have, Promise
+from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.lease_messages import Have, Promise, Stock
 from tensorhub_agent.primitives.program_units import Availability
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.plans import SourceId
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.engine.clock import Action
 from tensorhub_simulator.faultsim.models.byte_ranges import Pieces, Spans, Units
 from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
 from tensorhub_simulator.faultsim.models.segments import Segment
 from tensorhub_simulator.faultsim.models.unit_compute import Computing
-from tensorhub_simulator.faultsim.transfers.byte_stream import Half, Receives, Wire
-from tensorhub_simulator.faultsim.transfers.confirming import Confirming
-from tensorhub_simulator.faultsim.transfers.holding import HOLD_S, Holding
-from tensorhub_simulator.faultsim.transfers.telling import Telling
+from tensorhub_simulator.faultsim.transfers.byte_stream import STUCK_S, Half, Receives, Wire
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+
+CONFIRM_S: Final = 2.0
+
+
+class Confirming:
+    """The questions over one connection."""
+
+    def __init__(self, link: "Link") -> None:
+        """Begin with none."""
+        self._link = link
+        self._questions = 0
+
+    def ask(self) -> None:
+        """Ask the source."""
+        link = self._link
+        self._questions += 1
+        question = self._questions
+        link.at_reader(CONFIRM_S, lambda: self._answered(question, holds=False))
+        if not link.source_lives:
+            link.at_reader(link.clock.lag(), lambda: self._answered(question, holds=False))
+        elif not link.is_cut:
+            link.clock.after(link.clock.lag(), link.source, lambda: self._arrives(question))
+
+    def _arrives(self, question: int) -> None:
+        link = self._link
+        holds = link.source.core.table.holds(link.lease)
+        if not link.is_cut:
+            link.at_reader(link.clock.lag(), lambda: self._answered(question, holds=holds))
+
+    def _answered(self, question: int, *, holds: bool) -> None:
+        link = self._link
+        if not link.closed and question == self._questions:
+            self._questions += 1
+            link.reader.news(Confirmed(link.key, link.number, holds))
+
+
+HOLD_S: Final = 3.0
+HOLD_TIMES: Final = 3
+
+
+class Holding:
+    """What one link has instead of a transport."""
+
+    def __init__(self, link: "Link") -> None:
+        """Hold nothing yet."""
+        self._link, self._clock = link, link.clock
+        self._grant: LeaseGrant | None = None
+        self._over = 0.0
+        self.entered = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a lease, and no transport is wanted yet."""
+        return self._grant is not None
+
+    def take(self, grant: LeaseGrant) -> None:
+        """Keep a lease that was granted."""
+        link = self._link
+        self._grant, self._over = grant, self._clock.now + grant.ticket_s
+        digests = b"" if link.program is not None else grant.digests
+        link.tell(SourceHeld(link.key, link.number, digests))
+        self._again_later()
+
+    def enter(self) -> LeaseGrant | None:
+        """The transport is wanted; returns the lease whose ticket is to be shown, if it is there already."""
+        self.entered = True
+        grant, self._grant = self._grant, None
+        return grant
+
+    def _again_later(self) -> None:
+        if self._grant is not None:
+            self._link.at_reader(self._grant.ticket_s / HOLD_TIMES, self._again)
+
+    def _again(self) -> None:
+        """Ask to hold it longer; what is asked or said may be lost."""
+        link, grant = self._link, self._grant
+        if grant is None or link.closing:
+            return
+        if self._clock.now >= self._over:
+            self._grant = None
+            link.lost("its agent did not say that it still holds the lease")
+            return
+        if link.source_lives and not link.reader.world.net_loses(link.reader, link.source):
+            ask = link.question(hold_s=HOLD_S, again=grant.lease)
+            self._clock.after(self._clock.lag(), link.source, lambda: self._asked(ask))
+        self._again_later()
+
+    def _asked(self, ask: LeaseAsk) -> None:
+        link = self._link
+        answer = link.source.core.lease_asked(ask, "", "", "here", link.source.now)
+        link.source.set_timer()
+        if answer is not None and not link.reader.world.net_loses(link.reader, link.source):
+            link.at_reader(self._clock.lag(), lambda: self._answer(answer))
+
+    def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
+        if self._grant is None:
+            return
+        if isinstance(answer, LeaseGrant):
+            self._over = self._clock.now + answer.ticket_s
+        else:
+            self._grant = None
+            self._link.lost(answer.reason)
+
+
+class Telling:
+    """The words of one source to one reader."""
+
+    def __init__(self, link: "Link") -> None:
+        """Begin with nothing told."""
+        self._link = link
+        self.availability: Availability | None = None
+        """Which units stand at a source whose pieces are of another layout."""
+        self._early: list[Stock] = []
+        """What has come before the reader saw that it was open."""
+        self._untold: deque[Stock] = deque()
+        """What the source has said and the reader has not heard: a connection keeps the order."""
+
+    def show(self, news: Stock) -> None:
+        """The source tells of its pieces."""
+        self._untold.append(news)
+        if len(self._untold) == 1:
+            self._link.at_reader(self._link.clock.lag(), self._hear)
+
+    def _hear(self) -> None:
+        if self._link.is_cut and self._link.source_lives:
+            self._link.at_reader(STUCK_S, self._hear)
+            return
+        while self._untold:
+            self.heard(self._untold.popleft())
+
+    def opened(self) -> None:
+        """The reader hears what came early."""
+        for later in self._early:
+            self.heard(later)
+
+    def heard(self, news: Stock) -> None:
+        """The reader hears of pieces."""
+        link = self._link
+        if not link.is_open:
+            self._early.append(news)
+        elif link.closing:
+            return
+        elif isinstance(news, Have):
+            if self.availability is not None:
+                news = Have(self.availability.units(news.pieces))
+            link.tell(Available(link.key, link.number, news))
+        else:
+            # These come in order, over a connection: an older one does not come again.
+            link.reader.news(Available(link.key, link.number, news))
+
 
 LEASE_ASK_S: Final = 1.5
 RENEW_S: Final = 0.5

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import Memory
 from tensorhub_agent.leases.lease import LeaseMove
-from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, SourceId
+from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.plans import SourceId
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.models.segments import Segment

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
+from tensorhub_common.protocol.heartbeat import Beat
 from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, PlanAnswer, Refusal, SourceId, Turn
-from tensorhub_common.protocol.queries import Beat
 from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat
 from tensorhub_planner.load.ledger import Ledger
 from tensorhub_planner.load.load import Reader

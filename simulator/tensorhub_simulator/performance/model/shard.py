@@ -7,16 +7,17 @@ verified is told of, leases are broken before memory is used again, and a rank t
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.core.config import Limits as AgentLimits
-from tensorhub_agent.leases.granting import READERS_MAX
 from tensorhub_agent.leases.reader_load import summed
+from tensorhub_agent.leases.table import READERS_MAX
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ranges import count_of, marked
-from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.rates.link_rates import Measured
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.transfer import Phase, Transfer
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX
-from tensorhub_common.protocol.plans import Demand, PlanAnswer, Range, SourceId, Turn
-from tensorhub_common.protocol.queries import Beat, Served, Serving
+from tensorhub_common.protocol.heartbeat import Beat, Served, Serving
+from tensorhub_common.protocol.plans import Demand, PlanAnswer, SourceId, Turn
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.performance.model.planner import JOB, MODEL, source_of
 
 if TYPE_CHECKING:

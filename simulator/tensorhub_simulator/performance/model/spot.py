@@ -5,8 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from tensorhub_simulator.performance.config import Cluster
-from tensorhub_simulator.performance.wrongs import SPOT_AFTER_S
+from tensorhub_simulator.performance.config import SPOT_AFTER_S, Cluster
 
 
 class Move(msgspec.Struct, frozen=True, order=True):

@@ -12,8 +12,7 @@ from typing import Final
 
 from tensorhub_simulator.performance.config import Cluster, ClusterError, Site
 from tensorhub_simulator.performance.config import Link as Line
-from tensorhub_simulator.performance.model.network import UNBOUND, Connection, Link
-from tensorhub_simulator.performance.model.tcp import stream_bytes_s
+from tensorhub_simulator.performance.model.network import UNBOUND, Connection, Link, stream_bytes_s
 
 GBIT: Final = 1_000_000_000 // 8
 GBYTE: Final = 1_000_000_000

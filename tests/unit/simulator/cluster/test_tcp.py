@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from tensorhub_simulator.performance.model.network import UNBOUND
-from tensorhub_simulator.performance.model.tcp import stream_bytes_s
+from tensorhub_simulator.performance.model.network import UNBOUND, stream_bytes_s
 
 
 def test_a_window_in_each_round_trip() -> None:

@@ -18,9 +18,8 @@ from tensorhub_simulator.performance.config import (
     Spot,
 )
 from tensorhub_simulator.performance.config import Link as Line
-from tensorhub_simulator.performance.model import running
-from tensorhub_simulator.performance.model.cluster import World
-from tensorhub_simulator.performance.model.running import run
+from tensorhub_simulator.performance.model import cluster as model_cluster
+from tensorhub_simulator.performance.model.cluster import World, run
 from tensorhub_simulator.performance.results import Result
 
 FREE = Control(log_s=0, command_s=0, plan_s=0, plan_holder_s=0, open_s=0, batch_s=0, digest_gbyte_s=1e9)
@@ -54,7 +53,7 @@ def test_one_reader_alone_takes_its_bytes_over_its_card() -> None:
 
 
 def test_a_run_that_goes_on_and_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "SECONDS_MAX", SECONDS / 2)
+    monkeypatch.setattr(model_cluster, "SECONDS_MAX", SECONDS / 2)
     with pytest.raises(ClusterError, match=r"the run has no end within 0\.2 s of its own time"):
         run(World(star(1)))
 

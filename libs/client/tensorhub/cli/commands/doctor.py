@@ -7,13 +7,13 @@ from typing import Annotated, Final
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.doctor import transport_advice, transport_probes
+from tensorhub.cli.doctor import transport_probes, transports
 from tensorhub.cli.doctor.finding import Finding, fail
 from tensorhub.cli.doctor.hub_checks import hub
 from tensorhub.cli.doctor.machine_checks import machine
+from tensorhub.cli.local_processes import running_agents
 from tensorhub.cli.output import json_line, line
 from tensorhub.cli.runner import SAID_NO, job_of, run, settings_of
-from tensorhub.cli.running_agents import running_agents
 from tensorhub_common.config.settings import Settings
 
 HUB_S_MAX: Final = 20.0
@@ -54,7 +54,7 @@ def doctor(
 def _transports(settings: Settings) -> Iterator[Finding]:
     agent = next(iter(running_agents(settings)), None)
     found = transport_probes.find(agent.environment, agent.interpreter) if agent else transport_probes.find(None, None)
-    return transport_advice.judge(found)
+    return transports.judge(found)
 
 
 async def _hub(settings: Settings, job: str, nats: str | None, tell: Callable[[Finding], None]) -> None:

@@ -27,12 +27,11 @@ from tensorhub.cli.output import json_line, line, rate, readable
 from tensorhub.cli.progress_bar import Bar
 from tensorhub.cli.runner import TIDY_S, Bound, Door, door_of, hub_of, need, run
 from tensorhub.specs import TensorSpec
-from tensorhub_common.catalog.transitions import VersionState
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import TensorEntry, payload_bytes
 from tensorhub_common.layout.parts import Shape
 from tensorhub_common.layout.quantized import derived
-from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
+from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo, VersionState
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,9 @@ from tensorhub._control.registry_client import Registry
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, size
 from tensorhub.cli.runner import Bound, registry_of, run
-from tensorhub_common.catalog.state import RETAINED_MAX
 from tensorhub_common.config.parsers import byte_count
-from tensorhub_common.protocol.log.any_event import AnyEvent
-from tensorhub_common.protocol.log.commands import Command, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_common.protocol.log.commands import RETAINED_MAX, Command, Pin, Quota, Retain, Rewind, Unpin
+from tensorhub_common.protocol.log.events import AnyEvent, VersionRetired
 
 Bytes = Annotated[
     int,

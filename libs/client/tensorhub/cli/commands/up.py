@@ -15,7 +15,7 @@ from tensorhub.cli.runner import Interrupted, job_of, need, run, settings_of
 from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, Up
 from tensorhub_common.bus.address import shown
 from tensorhub_common.config import settings as settings_module
-from tensorhub_common.telemetry import process
+from tensorhub_common.observability import logs
 
 
 def up(
@@ -56,7 +56,7 @@ def up(
     settings = settings_of(directory)
     name = job_of(job, settings)
     # It stays, so what becomes of its processes is worth a line.
-    process.start_logs("tensorhub", "up", settings)
+    logs.start_logs("tensorhub", "up", settings)
     hub = Up(
         settings.dir.absolute(),
         agents,

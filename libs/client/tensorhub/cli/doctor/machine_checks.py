@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub.cli.doctor.finding import Finding, fail, ok, warn
+from tensorhub.cli.local_processes import running_agents
 from tensorhub.cli.output import size
-from tensorhub.cli.running_agents import running_agents
 from tensorhub.local.nats_server import find_program
 from tensorhub_common.config.settings import Settings, strangers
 from tensorhub_common.errors import TensorHubError

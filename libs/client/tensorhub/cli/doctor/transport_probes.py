@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tensorhub.cli.doctor import transport_advice as advice
+from tensorhub.cli.doctor import transports as advice
 from tensorhub.cli.doctor import ucx_probe
 from tensorhub.cli.doctor.transports import Broken, Carried, Gpus, Rdma, Transports, Tried, Ucx, Way
 from tensorhub.cli.output import size

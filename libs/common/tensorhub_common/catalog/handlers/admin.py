@@ -8,19 +8,9 @@ from tensorhub_common.catalog import cache_replicas, retention
 from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.handlers.publishing import fail
-from tensorhub_common.catalog.lookup import the_model
-from tensorhub_common.catalog.refusal import Refused
-from tensorhub_common.catalog.state import ATTEMPTS_MAX, RETAINED_MAX, Catalog, Model, Replica, Round
-from tensorhub_common.catalog.transitions import (
-    VERSION_MOVES,
-    AgentState,
-    RoundMove,
-    RoundState,
-    VersionMove,
-    VersionState,
-    move,
-)
-from tensorhub_common.catalog.validation import checked_number
+from tensorhub_common.catalog.state import ATTEMPTS_MAX, Catalog, Model, Replica, Round
+from tensorhub_common.catalog.transitions import VERSION_MOVES, AgentState, RoundMove, RoundState, VersionMove, move
+from tensorhub_common.catalog.validation import Refused, checked_number, the_model
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -29,17 +19,30 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.protocol.log.commands import Delete, DeleteJob, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.protocol.log.hub import AgentDraining, JobDeleted, JobQuota
-from tensorhub_common.protocol.log.shards import ShardReleased
-from tensorhub_common.protocol.log.versions import (
+from tensorhub_common.protocol.log.commands import (
+    RETAINED_MAX,
+    Delete,
+    DeleteJob,
+    DrainAgent,
+    Pin,
+    Quota,
+    Retain,
+    Rewind,
+    Unpin,
+)
+from tensorhub_common.protocol.log.events import (
+    AgentDraining,
+    JobDeleted,
+    JobQuota,
     ModelDeleted,
     ModelRetention,
     ModelRewound,
+    ShardReleased,
     VersionPinned,
     VersionRetired,
     VersionUnpinned,
 )
+from tensorhub_common.protocol.queries import VersionState
 
 NAMED_MAX = 8
 """A refusal names at most so many replicas."""

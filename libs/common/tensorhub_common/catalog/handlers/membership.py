@@ -9,8 +9,6 @@ from typing import Final
 from tensorhub_common.catalog import cache_replicas
 from tensorhub_common.catalog.availability import Out, common_version, refresh, shift
 from tensorhub_common.catalog.handlers import rounds
-from tensorhub_common.catalog.lookup import checked_name, live_agent, owned_shard
-from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import (
     AGENTS_MAX,
     LANES_MAX,
@@ -35,7 +33,15 @@ from tensorhub_common.catalog.transitions import (
     ShardState,
     move,
 )
-from tensorhub_common.catalog.validation import checked_digest, checked_number, is_hub
+from tensorhub_common.catalog.validation import (
+    Refused,
+    checked_digest,
+    checked_name,
+    checked_number,
+    is_hub,
+    live_agent,
+    owned_shard,
+)
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -54,10 +60,18 @@ from tensorhub_common.protocol.log.commands import (
     Register,
     Release,
 )
-from tensorhub_common.protocol.log.hub import AgentForgotten, AgentJoined, AgentLost, RegistryLeads
+from tensorhub_common.protocol.log.events import (
+    AgentForgotten,
+    AgentJoined,
+    AgentLost,
+    RegistryLeads,
+    ReplicaLost,
+    ReplicaReady,
+    ShardRegistered,
+    ShardReleased,
+    Sibling,
+)
 from tensorhub_common.protocol.log.levels import Level, check_level
-from tensorhub_common.protocol.log.replicas import ReplicaLost, ReplicaReady
-from tensorhub_common.protocol.log.shards import ShardRegistered, ShardReleased, Sibling
 
 NEIGHBOURS_MAX: Final = 32
 """A shard is compared with so many before it and so many after it, and with few farther ones."""

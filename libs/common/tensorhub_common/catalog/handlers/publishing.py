@@ -8,9 +8,7 @@ from collections.abc import Mapping
 
 from tensorhub_common.catalog import cache_replicas, retention
 from tensorhub_common.catalog.availability import Out, refresh, shift
-from tensorhub_common.catalog.handlers import rounds, superseding
-from tensorhub_common.catalog.lookup import owned_shard, the_replica
-from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.state import (
     Catalog,
     Model,
@@ -24,7 +22,7 @@ from tensorhub_common.catalog.state import (
     root_key,
 )
 from tensorhub_common.catalog.transitions import ShardMove, ShardState
-from tensorhub_common.catalog.validation import checked_digest, checked_number
+from tensorhub_common.catalog.validation import Refused, checked_digest, checked_number, owned_shard, the_replica
 from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict, from_code
 from tensorhub_common.protocol.log.commands import (
     NO_ROOT,
@@ -37,17 +35,20 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Withdraw,
 )
-from tensorhub_common.protocol.log.publications import (
+from tensorhub_common.protocol.log.events import (
     PublishDeclined,
     PublishFailed,
     PublishJoined,
     PublishStands,
     PublishWished,
     PublishWithdrawn,
+    ReplicaReady,
+    ShardDrained,
+    ShardDraining,
+    ShardStays,
+    UnpublishHeld,
+    VersionPublished,
 )
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.shards import ShardDrained, ShardDraining, ShardStays, UnpublishHeld
-from tensorhub_common.protocol.log.versions import VersionPublished
 
 FIRST_VERSION = 1
 REASON_CHARS_MAX = 1000
@@ -223,7 +224,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
     refresh(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
     rounds.wake(catalog, model, out)
-    superseding.overtake(model, version, out)
+    rounds.overtake(model, version, out)
 
 
 def _in_order(replica: Replica) -> list[Shard]:

@@ -11,9 +11,8 @@ from typing import Final, get_args
 import msgspec
 
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, VERSION_MAX, AnyCommand, Command, Unreadable
-from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.events import AnyEvent, Event
 from tensorhub_common.protocol.log.levels import COMMAND_FIELDS_SINCE, NEWEST, VERBS_SINCE, Level
 
 COMMAND_BYTES_MAX: Final = 256 * 1024

@@ -339,3 +339,7 @@ OUTSIDE_VERBS: Final = frozenset(
     {"publish", "retain", "pin", "unpin", "rewind", "delete", "delete_job", "drain", "quota"}
 )
 """Verbs that anyone with the job's credentials may use; all others carry their sender in the subject."""
+
+
+RETAINED_MAX: Final = 32
+"""So many of the last versions of a model may be retained, and so many pinned: fewer than are remembered."""

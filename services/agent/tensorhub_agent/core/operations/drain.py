@@ -26,10 +26,16 @@ from tensorhub_common.errors import (
     RetentionFull,
     TensorHubError,
 )
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import Drained, Release, Sender, Stay, Unpublish
-from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
-from tensorhub_common.protocol.log.shards import ShardDrained, ShardDraining, ShardStays, UnpublishHeld
+from tensorhub_common.protocol.log.events import (
+    AnyEvent,
+    CommandRejected,
+    CommandRepeated,
+    ShardDrained,
+    ShardDraining,
+    ShardStays,
+    UnpublishHeld,
+)
 
 HELD: Final = "unpublish.held"
 

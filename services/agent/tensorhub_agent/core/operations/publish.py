@@ -17,11 +17,17 @@ from tensorhub_common.errors import (
     RoundTimeout,
     VersionConflict,
 )
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import NO_ROOT, Ready, Sender, Withdraw
-from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
-from tensorhub_common.protocol.log.publications import PublishFailed, PublishJoined, PublishStands, PublishWithdrawn
-from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.events import (
+    AnyEvent,
+    CommandRejected,
+    CommandRepeated,
+    PublishFailed,
+    PublishJoined,
+    PublishStands,
+    PublishWithdrawn,
+    ReplicaReady,
+)
 
 
 class PublishOperation:

@@ -4,8 +4,18 @@ join the round -> the log decides a version -> plan and lease -> every shard has
 -> the manifest says so -> every shard is filled. Nothing is overwritten before the log says `round.started` (a mapped
 shard overwrites nothing, and doesn't wait for that where it is the last that is missing), and no call is answered
 before the read is quiet: whatever was asked for has come or can come no more.
+
+How far a read call is. Pure.
+
+Whether to read on when a newer version comes, or to drop what is being read for it. Pure.
+
+An engine stands still while its memory is overwritten. Reading on costs what is left of this read, and then a whole
+one for the newer version; dropping costs a whole one now. So it saves what is left, and throws away what has come.
+The replica is ready when its last shard is, so the shard that is furthest behind judges for all: one wish to drop is
+enough, and the log bounds how often a round may be turned (`SUPERSEDED_MAX`), so that every round ends.
 """
 
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -15,8 +25,6 @@ from tensorhub_agent.core.operations.read_driver import Carrier
 from tensorhub_agent.core.operations.read_report import report_of, report_of_failure, stages_of
 from tensorhub_agent.core.operations.read_target import Destination
 from tensorhub_agent.core.operations.round_client import Voice
-from tensorhub_agent.core.operations.stage import REACHED, WRITES, Stage
-from tensorhub_agent.core.operations.superseding import is_better_dropped
 from tensorhub_agent.core.operations.timeout_errors import Absent, not_in_time, still_mapped, unanswered
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import Memory
@@ -29,13 +37,14 @@ from tensorhub_common.errors import (
     RoundTimeout,
     VersionUnavailable,
 )
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import NO_ROOT, Sender
-from tensorhub_common.protocol.log.events import RoundEvent
-from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
-from tensorhub_common.protocol.log.replicas import ReplicaReady
-from tensorhub_common.protocol.log.rounds import (
+from tensorhub_common.protocol.log.events import (
+    AnyEvent,
+    CommandRejected,
+    CommandRepeated,
+    ReplicaReady,
     RoundDecided,
+    RoundEvent,
     RoundFailed,
     RoundJoined,
     RoundOvertaken,
@@ -43,11 +52,49 @@ from tensorhub_common.protocol.log.rounds import (
     RoundSettled,
     RoundStarted,
     RoundWithdrawn,
+    ShardFilled,
 )
-from tensorhub_common.protocol.log.shards import ShardFilled
-from tensorhub_common.protocol.names import cached_version
 from tensorhub_common.protocol.plans import Turn
+from tensorhub_common.protocol.subjects import cached_version
 from tensorhub_common.protocol.worker import ReadReport
+
+
+class Stage(StrEnum):
+    """The stages of a call, in their order; `op_read.py` says what leads from one to the next."""
+
+    JOINING = "joining"
+    LEASING = "leasing"
+    GRANTED = "granted"
+    DRAINING = "draining"
+    FILLING = "filling"
+    DIGESTING = "digesting"
+    KEEPING = "keeping"
+    FILLED = "filled"
+    ENDING = "ending"
+
+
+REACHED: Final = frozenset((Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.KEEPING, Stage.FILLED, Stage.ENDING))
+"""From here on memory is being written, or was."""
+
+WRITES: Final = REACHED - {Stage.ENDING}
+"""The call takes what the log has given up to be overwritten."""
+
+
+FINISH_FRACTION: Final = 0.5
+"""With so much of it there, what is left costs less than what would be thrown away: it is finished."""
+
+FINISH_S: Final = 0.5
+"""What is predicted to end within this is finished: to get leases anew takes about as long."""
+
+
+def is_better_dropped(done_bytes: int, total_bytes: int, elapsed_s: float) -> bool:
+    """Judge a read of which so much has come in `elapsed_s`, with the rest predicted to come at the same rate."""
+    if done_bytes >= total_bytes * FINISH_FRACTION:
+        return False
+    if done_bytes <= 0:
+        return True
+    return elapsed_s * (total_bytes - done_bytes) / done_bytes > FINISH_S
+
 
 REPLAN_S: float = 0.1
 """How long to wait before the log is asked to decide again, when no lease can be had."""

@@ -9,7 +9,7 @@ from tensorhub_agent.core.effects import Keep, Kept, ShardNews
 from tensorhub_agent.core.operations.reclaim import Vacancy, Where
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import Memory
-from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.log.events import ShardFilled
 
 
 class Destination:

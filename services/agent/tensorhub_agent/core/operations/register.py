@@ -6,10 +6,8 @@ The log orders registrations, so of two siblings with clashing layouts the later
 from tensorhub_agent.core.effects import CallRegister, CheckSiblings, ShardNews, SiblingsChecked
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
-from tensorhub_common.protocol.log.any_event import AnyEvent
 from tensorhub_common.protocol.log.commands import Register, Release, Sender
-from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
-from tensorhub_common.protocol.log.shards import ShardRegistered
+from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected, CommandRepeated, ShardRegistered
 
 
 class RegisterOperation:

@@ -1,6 +1,6 @@
 """What a call that ran out of time tells its caller: who or what was missing, and what to do. Pure."""
 
-from tensorhub_agent.core.effects import Key
+from tensorhub_agent.primitives.ids import Key
 from tensorhub_common.errors import DrainTimeout, RegistryUnavailable, RoundTimeout, VersionUnavailable
 from tensorhub_common.protocol.log.commands import Wish
 

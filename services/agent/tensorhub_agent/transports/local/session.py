@@ -15,8 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from tensorhub_agent.compute.copy_job import CopyStopped, Job
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool, CopyStopped, Job, Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.forms import BadForm
 from tensorhub_agent.primitives.lease_messages import RENEW_S, Broken, Cede, Done, Have, Holds, Promise, Renew, Retract

@@ -51,8 +51,8 @@ from tensorhub_agent.transports.local.session import LentSession, LocalSession, 
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import OLDEST, Speaks, agreed, speaks
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.plans import LeaseGrant
 from tensorhub_common.runtime.framed_socket import Framed, PeerGone, connect, peer_of
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
 

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import SLOT_BYTES
+from tensorhub_agent.transports.ucxx.protocol.frames import SLOT_BYTES
 
 KEPT_SLOTS_MAX: Final = 16
 """A transport keeps so many slots that nobody uses."""

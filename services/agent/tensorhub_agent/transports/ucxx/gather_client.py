@@ -16,16 +16,14 @@ from itertools import chain, islice
 from typing import Final, Protocol
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.copy_job import CopyStopped, Job
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool, CopyStopped, Job, Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.forms import check_boxes
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
 from tensorhub_agent.transports.ucxx.link import Batch, Link, LinkDown
-from tensorhub_agent.transports.ucxx.protocol.frames import encode
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import Sums
+from tensorhub_agent.transports.ucxx.protocol.frames import Sums, encode
 from tensorhub_agent.transports.ucxx.protocol.gather_plan import Lot, lots_of, starts
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.programs.regions import Regions

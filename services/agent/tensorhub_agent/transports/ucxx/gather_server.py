@@ -22,8 +22,7 @@ from tensorhub_agent.primitives.forms import check
 from tensorhub_agent.runtime.shield import settled
 from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
 from tensorhub_agent.transports.ucxx.link import Batch, Link
-from tensorhub_agent.transports.ucxx.protocol.frames import encode
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
+from tensorhub_agent.transports.ucxx.protocol.frames import (
     AMAX_BYTES_MAX,
     BOXES_MAX,
     COMPUTED_BYTES_MAX,
@@ -33,6 +32,7 @@ from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
     SLOT_BYTES,
     Gather,
     Sums,
+    encode,
 )
 from tensorhub_agent.transports.ucxx.protocol.gather_plan import starts
 from tensorhub_common.errors import BadCommand

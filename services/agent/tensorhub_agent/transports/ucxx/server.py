@@ -34,8 +34,16 @@ from tensorhub_agent.transports.base import LeaseOpened, Refused
 from tensorhub_agent.transports.ucxx.gather_server import BeyondGrant, Gathering, Lacks
 from tensorhub_agent.transports.ucxx.link import Link
 from tensorhub_agent.transports.ucxx.pack_server import Packing
-from tensorhub_agent.transports.ucxx.protocol.frames import Fetch, Idle, Pack, Want, WantPatches, encode, from_reader
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import Gather
+from tensorhub_agent.transports.ucxx.protocol.frames import (
+    Fetch,
+    Gather,
+    Idle,
+    Pack,
+    Want,
+    WantPatches,
+    encode,
+    from_reader,
+)
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGES_MAX, messages_in
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED

@@ -45,12 +45,12 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
     Idle,
     Pack,
     Packed,
+    Sums,
     Want,
     WantPatches,
     encode,
     from_source,
 )
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import Sums
 from tensorhub_agent.transports.ucxx.protocol.message_plan import Messages, messages_in, messages_of
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import Regions

@@ -17,7 +17,7 @@ from typing import Final
 
 from tensorhub_agent.primitives.block_forms import amax_bytes
 from tensorhub_agent.primitives.forms import Part, as_received, as_sent, check, is_run, normal, parts, run
-from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
+from tensorhub_agent.transports.ucxx.protocol.frames import (
     AMAX_BYTES_MAX,
     BOXES_MAX,
     COMPUTED_BYTES_MAX,

@@ -1,0 +1,34 @@
+"""The span maker of each service of this process, and the store of its recent spans."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from tensorhub_common.observability.span_cost import SPANS
+from tensorhub_common.protocol.spans import Span
+from tensorhub_common.telemetry.span_maker import SpanMaker
+from tensorhub_common.telemetry.span_store import SpanKeeper
+
+_keepers: Final[list[SpanKeeper]] = []
+"""The keeper of this process's spans; none before `start`, and none with telemetry off."""
+
+
+_makers: Final[list[SpanMaker]] = []
+"""The maker of this process's spans; none before `start`, and none with telemetry off."""
+
+
+def keeper() -> SpanKeeper | None:
+    """Return what keeps this process's spans, if anything does."""
+    return _keepers[0] if _keepers else None
+
+
+def span_maker() -> SpanMaker | None:
+    """Return what makes this process's spans, if anything does."""
+    return _makers[0] if _makers else None
+
+
+def keep_foreign(spans: Iterable[Span]) -> None:
+    """Keep finished spans of a process that has no store of its own: a worker's, which it hands to its agent."""
+    with SPANS.counted():
+        for each in _keepers:
+            for span in spans:
+                each.take(span)

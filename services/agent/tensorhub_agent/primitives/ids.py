@@ -1,0 +1,18 @@
+"""Names of shards and versions that all packages of the agent use. Pure."""
+
+import msgspec
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Names a shard within one job."""
+
+    model: str
+    replica: str
+    shard: int
+
+
+class Base(msgspec.Struct, frozen=True):
+    """A version whose bytes the reader's shard holds whole when it begins to be filled with another one."""
+
+    version: int
+    root: str
