@@ -28,7 +28,7 @@ from tensorhub_agent.transports.base import LeaseOpened, SourceSession, Transpor
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.ucxx.server import Book
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.protocol.leases import LeaseGrant
 
 MIB: Final = 1024 * 1024
@@ -89,20 +89,20 @@ async def source(kind: str, folder: Path, nbytes: int) -> AsyncIterator[str]:
         await process.wait()
 
 
-def boxes(form: Form, count: int) -> Regions:
+def boxes(form: StridedForm, count: int) -> StridedCopies:
     """Return so many boxes of a form, one behind another at both ends."""
-    return Regions(
+    return StridedCopies(
         [number * form.span_bytes for number in range(count)],
         [number * form.origin_span_bytes for number in range(count)],
         [form] * count,
     )
 
 
-def forms() -> dict[str, Form]:
+def forms() -> dict[str, StridedForm]:
     """Return what is compared: boxes of one size, cut in rows of other lengths, at both ends or at one."""
 
-    def rows(nbytes: int, to_stride: int, origin_stride: int) -> Form:
-        return Form((UNIT_BYTES // nbytes, nbytes // 2), (to_stride, 2), (origin_stride, 2), 2, 2)
+    def rows(nbytes: int, to_stride: int, origin_stride: int) -> StridedForm:
+        return StridedForm((UNIT_BYTES // nbytes, nbytes // 2), (to_stride, 2), (origin_stride, 2), 2, 2)
 
     return {
         "one piece": rows(UNIT_BYTES, UNIT_BYTES, UNIT_BYTES),
@@ -125,7 +125,7 @@ def contenders(session: SourceSession, memory: memoryview, nbytes: int, *, diges
     async def memcpy() -> None:
         np.copyto(here, other)
 
-    def gather(form: Form) -> Contender:
+    def gather(form: StridedForm) -> Contender:
         regions = boxes(form, nbytes // UNIT_BYTES)
         return lambda: session.gather(memory, regions, digests=digests)
 

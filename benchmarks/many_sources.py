@@ -22,8 +22,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from tensorhub_agent.primitives.ranges import count_of
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.plans import Plan, Share, SourceId
 
 UNITS_OF_EACH: Final = 16
@@ -89,8 +89,8 @@ class Read:
         self._take()
         self.transfer.planned(self._plan(), self.now)
         self._take()
-        while self.transfer.phase is not Phase.DONE or not self.transfer.quiet:
-            if self.transfer.phase is Phase.LEASED:
+        while self.transfer.phase is not TransferPhase.DONE or not self.transfer.quiet:
+            if self.transfer.phase is TransferPhase.LEASED:
                 self.transfer.start(self.now)
                 self._take()
             self._answer(*self._answers.popleft())
@@ -133,7 +133,7 @@ def measure(sources: int, *, alike: bool) -> tuple[int, float]:
         began = time.process_time()
         read.run()
         took_s += time.process_time() - began
-        assert count_of(read.transfer.readings.loose) == 0
+        assert total_count(read.transfer.readings.loose) == 0
         events, reads = events + read.events, reads + 1
     return events // reads, 1e6 * took_s / events
 

@@ -25,7 +25,7 @@ from benchmarks.fleet import READERS, Fleet
 from benchmarks.llama import MIB, shapes
 from benchmarks.memcpy import Memcpy
 from benchmarks.plan import RAY_QUIET
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_common.config.settings import load
 
 MODEL: Final = "mapped"
@@ -103,7 +103,7 @@ async def measure(options: argparse.Namespace, environment: Mapping[str, str]) -
         arena = stack.enter_context(Arena.create(load(environment).shm_dir, options.mib * MIB, readers=1))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorhub-mapped-"))
         fleet = await stack.enter_async_context(await Fleet.start(environment))
-        up = await stack.enter_async_context(Up(Path(folder), agents=1 + READERS, environment=environment))
+        up = await stack.enter_async_context(LocalHub(Path(folder), agents=1 + READERS, environment=environment))
         await fleet.register(up.hub, MODEL, shapes(options.mib), installs=("staged", "mapped"))
         program = None
         if ray is not None:

@@ -11,7 +11,7 @@ from benchmarks.fleet import READERS, Fleet
 from benchmarks.llama import shapes
 from benchmarks.processor import used_s
 from tensorhub._control.hub_file import HubFile
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 
 MODEL: Final = "large"
 HOSTS: Final = {"local": 1, "ucxx": 1 + READERS}
@@ -30,7 +30,7 @@ class Ours:
         self._fleet, self._mib, self._transport = fleet, mib, transport
         self._environment = dict(environment) | {"TENSORHUB_DIGESTS": "on" if digests else "off"}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._up: Up | None = None
+        self._up: LocalHub | None = None
 
     @property
     def hub(self) -> HubFile:
@@ -57,7 +57,7 @@ class Ours:
     async def start(self) -> None:
         """Bring the hub up, and register everybody."""
         self._folder = tempfile.TemporaryDirectory(prefix="tensorhub-bench-")
-        up = Up(
+        up = LocalHub(
             Path(self._folder.name), agents=1 + READERS, hosts=HOSTS[self._transport], environment=self._environment
         )
         await up.start()

@@ -26,7 +26,7 @@ from benchmarks.hosts import AGENT, PREFIX, Hosts, address
 from benchmarks.llama import shapes
 from benchmarks.ours import check_reads
 from tensorhub.local import nats_server
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 
 MODEL: Final = "pipeline"
 COUNTS: Final = (1, 2, 4, 8)
@@ -57,7 +57,9 @@ async def measure(way: str, hosts: Hosts, mib: int, times: int) -> list[Took]:
         tempfile.TemporaryDirectory(prefix="tensorhub-pipeline-") as folder,
         mock.patch.object(nats_server, "LISTEN", address(0)),
     ):
-        up = Up(Path(folder), agents=agents, hosts=agents, commands=Commands(agent=AGENT), environment=environment)
+        up = LocalHub(
+            Path(folder), agents=agents, hosts=agents, commands=ServiceCommands(agent=AGENT), environment=environment
+        )
         async with await Fleet.start(environment, readers=max(COUNTS)) as fleet, up:
             await fleet.register(up.hub, MODEL, shapes(mib))
             for _ in range(times):

@@ -37,29 +37,29 @@ from benchmarks import moe
 from benchmarks.page import write
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, Version, root_key
 from tensorhub_common.catalog.transitions import AgentState, ShardState
-from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.jetstream.blob_store import BlobStore, blob_digest
 from tensorhub_common.layout.layout import Layout, encoded, layout_digest
 from tensorhub_common.programs import program as programs
-from tensorhub_common.programs.numbered_program import Execution, Patterns
-from tensorhub_common.programs.program import Program
-from tensorhub_common.protocol.plans import Demand, Plan, Turn
+from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache
+from tensorhub_common.programs.program import TransferProgram
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.app.main import GC_YOUNG
-from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.catalog_view.holders import Found
-from tensorhub_planner.compiler.compiler import Compiled, compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
-from tensorhub_planner.compiler.layout_reader import Entries
-from tensorhub_planner.context.layout_store import Layouts
-from tensorhub_planner.context.program_store import Programs
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Reader
-from tensorhub_planner.planning.decision import ProgramQuestion, found_in
-from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.catalog_view.holders import Candidates
+from tensorhub_planner.compiler.compiler import CompiledProgram, compile_program
+from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.compiler.layout_reader import LayoutReader
+from tensorhub_planner.context.layout_store import LayoutStore
+from tensorhub_planner.context.program_store import ProgramStore
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import ReaderId
+from tensorhub_planner.planning.decision import ProgramPlanDecision, found_in
+from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import source_set
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 MODEL: Final = "policy"
 HOST_GPUS: Final = 8
@@ -135,11 +135,11 @@ class World:
         self.model.versions[version] = Version(version, 0.0, "trainer", roots)
         self.catalog.seq += 1
 
-    def demands(self, version: int) -> list[Demand]:
+    def demands(self, version: int) -> list[PlanRequest]:
         """Return what the readers ask."""
         seq = self.catalog.seq
         return [
-            Demand(
+            PlanRequest(
                 model=MODEL,
                 version=version,
                 replica="rollout",
@@ -147,7 +147,7 @@ class World:
                 agent=f"rollout-{rank}",
                 root=None,
                 at_seq=seq,
-                turn=Turn(seq, seq),
+                turn=ReadPriority(seq, seq),
             )
             for rank in range(len(self.readers))
         ]
@@ -202,7 +202,7 @@ class Folder:
 
     async def put(self, _job: str, data: bytes) -> str:
         """Keep a blob."""
-        digest = digest_of(data)
+        digest = blob_digest(data)
         self.stored[digest] = data
         return digest
 
@@ -212,16 +212,18 @@ class Planner:
 
     def __init__(self, world: World) -> None:
         """Know what the trainer has published."""
-        self.world, self.limits = world, Limits()
-        self.fold, self.ledger, self.kept = Fold(world.catalog, 1), Ledger(self.limits), Kept()
+        self.world, self.limits = world, PlanLimits()
+        self.fold, self.ledger, self.kept = CatalogReplica(world.catalog, 1), LoadLedger(self.limits), PlanCache()
         self.chosen = source_set(self._found(world.demands(1)[0]))
 
-    def _found(self, demand: Demand) -> Found:
+    def _found(self, demand: PlanRequest) -> Candidates:
         found = found_in(self.fold, demand, self.limits, any_layout=True)
-        assert isinstance(found, Found), found
+        assert isinstance(found, Candidates), found
         return found
 
-    def plans(self, demands: Sequence[Demand], compiled: Mapping[str, tuple[Execution, Sizes]]) -> list[Plan]:
+    def plans(
+        self, demands: Sequence[PlanRequest], compiled: Mapping[str, tuple[NumberedProgram, PieceSizes]]
+    ) -> list[Plan]:
         """Plan for all readers."""
         self.fold.position = self.world.catalog.seq
         self.fold.rolls.clear()
@@ -231,7 +233,7 @@ class Planner:
             assert source_set(found) == self.chosen
             execution, sizes = compiled[found.seat.layout]
             asked = msgspec.structs.replace(demand, program=execution.digest)
-            question = ProgramQuestion("job", asked, found, execution, sizes)
+            question = ProgramPlanDecision("job", asked, found, execution, sizes)
             answer = question.decide(self.kept, self.ledger, self.limits, float(demand.version))
             assert isinstance(answer, Plan), answer
             answers.append(answer)
@@ -240,16 +242,16 @@ class Planner:
     def over(self) -> None:
         """Take from the log that all reads are over."""
         for rank in range(len(self.world.readers)):
-            self.ledger.done(Reader("job", MODEL, "rollout", rank))
+            self.ledger.done(ReaderId("job", MODEL, "rollout", rank))
 
 
-async def cached(folder: Folder, chosen: SourceSet, watch: "Stopwatch") -> None:
+async def cached(folder: Folder, chosen: LayoutSet, watch: "Stopwatch") -> None:
     """Ask for all programs again that a planner has compiled."""
-    blobs = cast("Blobs", folder)
+    blobs = cast("BlobStore", folder)
     work = Supervisor("the planner of a benchmark")
-    known = Programs(blobs, Layouts(blobs, work), work)
+    known = ProgramStore(blobs, LayoutStore(blobs, work), work)
 
-    async def all_programs() -> list[Compiled]:
+    async def all_programs() -> list[CompiledProgram]:
         return [await known.compiled("job", each, chosen) for each in folder.readers]
 
     before = await all_programs()
@@ -263,13 +265,13 @@ def run(folder: Path) -> dict[str, float]:
     """Plan one case from the blobs in a folder."""
     gc.set_threshold(GC_YOUNG, 20, 20)
     files, watch, before = Folder(folder), Stopwatch(), _rss_mib()
-    entries = Entries()
+    entries = LayoutReader()
     layouts = watch("decode", lambda: {digest: entries.decoded(data, digest) for digest, data in files.stored.items()})
     world = World(files.sources, files.readers)
     world.publish(1)
     planner = Planner(world)
     chosen = planner.chosen
-    index = watch("index", lambda: SourceIndex({each: layouts[each] for each in chosen.layouts}, chosen.originals))
+    index = watch("index", lambda: LayoutIndex({each: layouts[each] for each in chosen.layouts}, chosen.originals))
     made = watch("compile", lambda: {each: compile_program(each, layouts[each], index) for each in files.readers})
     sent = watch("encode", lambda: {each: programs.encoded(program) for each, program in made.items()})
     compiled = watch("ready", lambda: {each: _ready(program, each, index.executed) for each, program in made.items()})
@@ -299,9 +301,9 @@ def run(folder: Path) -> dict[str, float]:
     }
 
 
-def _ready(program: Program, digest: str, patterns: Patterns) -> tuple[Execution, Sizes]:
-    execution = Execution(program, digest, patterns)
-    return execution, Sizes.repeated(execution.runs())
+def _ready(program: TransferProgram, digest: str, patterns: PatternCache) -> tuple[NumberedProgram, PieceSizes]:
+    execution = NumberedProgram(program, digest, patterns)
+    return execution, PieceSizes.repeated(execution.runs())
 
 
 def _rss_mib() -> float:

@@ -34,7 +34,7 @@ from tensorhub_agent.core.operations.read import REPLAN_S
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import Busy, NoAnswer, NoResponder
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
@@ -51,7 +51,7 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal, Turn
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Plan, PlanAnswer, PlanRequest, ReadPriority, Refusal
 
 JOB: Final = "planning"
 MODEL: Final = "policy"
@@ -84,7 +84,7 @@ class Job:
         number = next(self._n)
         body = codec.encode(msgspec.structs.replace(command, by=Sender(agent, 1, number)))
         verb = str(command.__struct_config__.tag)
-        seq = await self.log.append(subjects.cmd(JOB, verb, agent), body, f"{agent}-{number}")
+        seq = await self.log.append(subjects.command_subject(JOB, verb, agent), body, f"{agent}-{number}")
         self.last_seq = max(self.last_seq, seq)
         return seq
 
@@ -118,15 +118,17 @@ class Job:
 
         async def one(rank: int) -> float:
             nonlocal questions
-            turn = Turn(self.last_seq, self.last_seq)
-            demand = Demand(
+            turn = ReadPriority(self.last_seq, self.last_seq)
+            demand = PlanRequest(
                 model=MODEL, version=version, replica="rollout", shard=rank, agent=f"rollout-{rank}",
                 root=None, at_seq=self.last_seq, turn=turn,
             )  # fmt: skip
             while True:
                 questions += 1
                 try:
-                    body = await self.bus.request(subjects.ask(JOB, "plan"), msgspec.json.encode(demand), PLAN_ASK_S)
+                    body = await self.bus.request(
+                        subjects.query_subject(JOB, "plan"), msgspec.json.encode(demand), PLAN_ASK_S
+                    )
                 except (NoAnswer, NoResponder, Busy):
                     await asyncio.sleep(REPLAN_S)
                     continue
@@ -189,7 +191,7 @@ async def run(case: str, number: int) -> dict[str, float]:
         names: dict[str, list[str]] = json.loads((directory / "ranks.json").read_text())
         async with nats(directory) as url, await connect(url, name="bench") as bus:
             await open_job(bus, JOB)
-            blobs = Blobs(bus)
+            blobs = BlobStore(bus)
 
             async def put(digest: str) -> None:
                 assert await blobs.put(JOB, (directory / digest).read_bytes()) == digest

@@ -23,7 +23,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.snapshot_store import Snapshots
+from tensorhub_common.jetstream.snapshot_store import SnapshotStore
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_event, encode
 from tensorhub_common.protocol.log.commands import Command, Drained, Join, Ready, Register, Sender, Unpublish
@@ -81,7 +81,7 @@ async def write_history(bus: Bus, job: str, count: int) -> None:
 
     async def put(command: Command) -> None:
         try:
-            subject = subjects.cmd(job, str(command.__struct_config__.tag), "agent-0")
+            subject = subjects.command_subject(job, str(command.__struct_config__.tag), "agent-0")
             await bus.request(subject, encode(command), ANSWER_S_MAX)
         finally:
             room.release()
@@ -127,7 +127,7 @@ async def _wait_answered(log: JobLog, seq: int) -> None:
 async def _wait_snapshot(bus: Bus, job: str, created: str) -> None:
     """Return once there is a snapshot, or after a while without one: a short history has none."""
     deadline = time.monotonic() + SNAPSHOT_S_MAX
-    while await Snapshots(bus, job).index(created) is None:
+    while await SnapshotStore(bus, job).index(created) is None:
         if time.monotonic() > deadline:
             return
         await asyncio.sleep(0.1)

@@ -22,7 +22,7 @@ from tensorhub.local.nats_server import find_program
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.jetstream import job_log
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_event, encode
@@ -73,7 +73,7 @@ class Lane:
         assert command.by is not None
         told = self._waiting[command.by.n] = asyncio.get_running_loop().create_future()
         began = time.perf_counter()
-        subject = subjects.cmd(self._log.job, str(command.__struct_config__.tag), self.name)
+        subject = subjects.command_subject(self._log.job, str(command.__struct_config__.tag), self.name)
         await self._log.append(subject, encode(command), f"{self.name}.{command.by.n}")
         async with asyncio.timeout(ANSWER_S_MAX):
             await told
@@ -158,7 +158,7 @@ class Registry:
 
 async def open_job(bus: Bus, job: str) -> None:
     """Make a job's streams, as a registry does when it is asked to."""
-    await Blobs(bus).open(job)
+    await BlobStore(bus).open(job)
     await job_log.open_job(bus, job)
 
 
@@ -167,6 +167,6 @@ async def wait_status(bus: Bus, job: str) -> Status:
     deadline = time.monotonic() + ANSWER_S_MAX
     while time.monotonic() < deadline:
         with contextlib.suppress(NoAnswer, NoResponder, NoBus, msgspec.MsgspecError):
-            return msgspec.json.decode(await bus.request(subjects.ask(job, "status"), b"", 1.0), type=Status)
+            return msgspec.json.decode(await bus.request(subjects.query_subject(job, "status"), b"", 1.0), type=Status)
         await asyncio.sleep(0.005)
     raise TimeoutError(f"nobody answers for job {job}")

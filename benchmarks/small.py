@@ -13,8 +13,8 @@ from benchmarks.ours import check_reads, stages
 from benchmarks.processor import used_s
 from benchmarks.results import Small
 from tensorhub._control.hub_file import HubFile
-from tensorhub._control.registry_client import NatsAddress, Registry
-from tensorhub.local.hub import Up
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub.local.hub import LocalHub
 
 MODEL: Final = "small"
 SHAPES: Final = {f"layer.{n}.weight": (128, 512) for n in range(8)}
@@ -34,7 +34,7 @@ class Latency:
 
     def __init__(self, fleet: Fleet, hub: HubFile, transport: str) -> None:
         self._fleet, self._hub, self._transport = fleet, hub, transport
-        self._registry = Registry(JOB, NatsAddress(hub.nats, Path(hub.credentials)))
+        self._registry = RegistryClient(JOB, NatsAddress(hub.nats, Path(hub.credentials)))
         self._published = False
 
     async def start(self) -> None:
@@ -113,5 +113,5 @@ def by_role(spent: Mapping[str, Any]) -> dict[str, float]:
 async def on_new_hub(fleet: Fleet, hosts: int, transport: str, environment: Mapping[str, str], count: int) -> Small:
     """Measure on a hub whose log holds nothing else."""
     with tempfile.TemporaryDirectory(prefix="tensorhub-bench-") as folder:
-        async with Up(Path(folder), agents=1 + READERS, hosts=hosts, environment=environment) as up:
+        async with LocalHub(Path(folder), agents=1 + READERS, hosts=hosts, environment=environment) as up:
             return await measure(fleet, up.hub, transport, count)

@@ -26,7 +26,7 @@ from benchmarks.growth import KIB, MIB, SAMPLES_MIN, Growth, first_settled, grow
 from benchmarks.llama import shapes
 from benchmarks.ours import HOSTS, check_reads
 from benchmarks.small import of_hub
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_agent.transports.ucxx import server
 from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.config.settings import load
@@ -127,7 +127,7 @@ async def soak(transport: str, updates: int, every: int, mib: int, environment: 
     with tempfile.TemporaryDirectory(prefix="tensorhub-soak-") as folder:
         async with (
             await Fleet.start(environment, readers=1) as fleet,
-            Up(Path(folder), AGENTS, hosts, environment={**environment, **COLLECTING}) as up,
+            LocalHub(Path(folder), AGENTS, hosts, environment={**environment, **COLLECTING}) as up,
         ):
             pids = of_hub(up.hub) | fleet.pids
             shm_dir, beginning = load(environment).shm_dir, segment_beginning(Path(folder))

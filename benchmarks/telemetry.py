@@ -33,7 +33,7 @@ from benchmarks import report
 from benchmarks.fleet import READERS, Fleet
 from benchmarks.ours import Ours
 from benchmarks.small import WARM_UP, Latency
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_common.observability.deferred_spans import LATER_S
 from tensorhub_common.observability.metrics import METRICS
 from tensorhub_common.telemetry.span_store import LOOK_EVERY_S, WRITE_EVERY_S
@@ -179,7 +179,7 @@ async def measure(mib: int, minutes: float, environment: Mapping[str, str]) -> l
             found.append(await compare(f"{mib} MiB, 1→{readers}", once, switch, costs.spent, seconds))
         await large.stop()
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorhub-bench-")))
-        up = await stack.enter_async_context(Up(directory, agents=1 + READERS, environment=environment))
+        up = await stack.enter_async_context(LocalHub(directory, agents=1 + READERS, environment=environment))
         small = Latency(fleet, up.hub, "local")
         await small.start()
         once = _publishing(small)

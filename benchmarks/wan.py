@@ -32,7 +32,7 @@ from benchmarks.llama import shapes
 from benchmarks.sites import AGENT, FAR, NEAR, NEAR_AGENTS, PREFIX, Sites, address
 from tensorhub._control.hub_file import AgentEntry
 from tensorhub.local import nats_server
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 
 MODEL: Final = "wan"
 MIB: Final = 1 << 20
@@ -224,7 +224,9 @@ async def measure(ways: Sequence[str], sites: Sites, mib: int, replicas: int, bo
         mock.patch.object(nats_server, "LISTEN", address(0)),
     ):
         agents = shards + replicas
-        up = Up(Path(folder), agents=agents, hosts=agents, commands=Commands(agent=AGENT), environment=environment)
+        up = LocalHub(
+            Path(folder), agents=agents, hosts=agents, commands=ServiceCommands(agent=AGENT), environment=environment
+        )
         async with up:
             far = Far(sites, up.hub.agents, shards, mib, bound_s)
             try:

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
 
 import tensorhub
-from tensorhub_common.observability.span_cost import SPANS
+from tensorhub_common.observability.span_cost import SPAN_CPU
 
 WAIT_S = 60.0
 
@@ -62,7 +62,7 @@ class Worker:
 
     def spans_cost(self) -> Answer:
         """Tell what this process has spent on finished spans."""
-        return {"seconds": SPANS.spent_s}
+        return {"seconds": SPAN_CPU.spent_s}
 
     def register(
         self,

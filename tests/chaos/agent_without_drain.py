@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tensorhub_agent.app.main import main
-from tensorhub_agent.transfer.verification import Proof
+from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.faultsim.mutants.planting import planted
 
@@ -18,15 +18,15 @@ TORN: Final = "a piece is torn"
 
 
 def _tell_torn() -> None:
-    count = Proof.count
+    count = Verification.count
 
-    def counted(self: Proof, ranges: Iterable[Range], digests: bytes) -> list[Range]:
+    def counted(self: Verification, ranges: Iterable[Range], digests: bytes) -> list[Range]:
         wrong = count(self, ranges, digests)
         if wrong:
             os.write(2, f"{TORN}: {wrong}\n".encode())
         return wrong
 
-    Proof.count = counted  # type: ignore[method-assign]
+    Verification.count = counted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ from tests.chaos.whole_log import read_whole_log
 from tests.stopping import stop
 
 from tensorhub._control import hub_file
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.queries import Status
-from tensorhub_common.protocol.subjects import ask, log_stream
+from tensorhub_common.protocol.subjects import log_stream, query_subject
 
 JOB: Final = "cluster"
 SEED: Final = 11
@@ -89,7 +89,7 @@ class Cluster:
     async def go(self) -> None:
         """Strike each blow, and read the log at the end. What was found stands in `findings.wrongs`."""
         async with AsyncExitStack() as stack:
-            up = Up(self.directory, agents=3, registries=3, nats_nodes=NODES, environment=dict(os.environ))
+            up = LocalHub(self.directory, agents=3, registries=3, nats_nodes=NODES, environment=dict(os.environ))
             hub = await stack.enter_async_context(up)
             key = Path(hub.hub.credentials).with_name("admin.nk")
             bus = await stack.enter_async_context(await connect(hub.hub.nats_all, name="chaos", credentials=key))
@@ -197,7 +197,9 @@ class Cluster:
         deadline = time.monotonic() + LEADS_S
         while time.monotonic() < deadline:
             try:
-                return msgspec.json.decode(await bus.request(ask(JOB, "status"), b"", ASK_S), type=Status).registry
+                return msgspec.json.decode(
+                    await bus.request(query_subject(JOB, "status"), b"", ASK_S), type=Status
+                ).registry
             except (*_unanswered, msgspec.MsgspecError):
                 await asyncio.sleep(LOOK_S)
         self.findings.wrong(f"no registry answered within {LEADS_S:g} s")

@@ -37,7 +37,7 @@ import tensorhub
 from tensorhub import AsyncShard
 from tensorhub._control.hub_file import AgentEntry
 from tensorhub.arguments import INSTALLS
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_agent.storage.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.config.segment_names import segment_beginning
@@ -102,7 +102,7 @@ class Crowd:
 class Place:
     """A hub with one agent, which may be killed."""
 
-    def __init__(self, up: Up, directory: Path) -> None:
+    def __init__(self, up: LocalHub, directory: Path) -> None:
         self._up, self._directory = up, directory
 
     @property
@@ -181,7 +181,7 @@ def hold_their_values(crowd: Crowd, made: dict[int, AsyncShard]) -> None:
 async def shards(directory: Path, count: int, refused: int) -> Crowd:
     """Fill an agent with shards, ask for more, kill it, and look for all of them."""
     crowd = Crowd()
-    async with Up(directory, agents=1, environment=dict(os.environ)) as up:
+    async with LocalHub(directory, agents=1, environment=dict(os.environ)) as up:
         place = Place(up, directory)
         hub, strangers = await place.connect(), await place.connect()
         async with hub, strangers:
@@ -209,7 +209,7 @@ async def shards(directory: Path, count: int, refused: int) -> Crowd:
 async def calls(directory: Path, count: int) -> Crowd:
     """Kill an agent while one connection has many calls under way."""
     crowd = Crowd()
-    async with Up(directory, agents=1, environment=dict(os.environ)) as up:
+    async with LocalHub(directory, agents=1, environment=dict(os.environ)) as up:
         place = Place(up, directory)
         async with await place.connect() as hub:
             made = await registered(crowd, hub, count)
@@ -238,7 +238,7 @@ async def readers(directory: Path, count: int, install: str, kib: int = 64, stop
     crowd = Crowd()
     # However long the source is stopped, the log counts it.
     environment = {**os.environ, "TENSORHUB_LOST_AFTER_S": "600"}
-    async with Up(directory, agents=2, environment=environment) as up:
+    async with LocalHub(directory, agents=2, environment=environment) as up:
         source, other = up.hub.agents
         async with (
             await tensorhub.connect_async(JOB, agent=source.socket, nats=up.hub.nats_all) as there,
@@ -300,7 +300,7 @@ def hold(crowd: Crowd, made: dict[int, AsyncShard], content: torch.Tensor) -> No
 async def jobs(directory: Path, count: int) -> Crowd:
     """Let many jobs begin at once on one agent, each with a trainer and a reader."""
     crowd = Crowd()
-    async with Up(directory, agents=1, environment=dict(os.environ)) as up:
+    async with LocalHub(directory, agents=1, environment=dict(os.environ)) as up:
         agent = up.hub.agents[0]
 
         async def play(number: int) -> None:

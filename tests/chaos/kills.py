@@ -35,7 +35,7 @@ from tests.chaos.worker import Config
 from tests.leftovers import memory_of
 
 from tensorhub._control import hub_file
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_common.bus.connection import Bus, connect
 
 JOB: Final = "chaos"
@@ -87,7 +87,7 @@ class Run:
         """Do all of it. What was found stands in `findings.wrongs` afterwards."""
         began = time.monotonic()
         environment = {**os.environ, "TENSORHUB_LOG_FORMAT": "console"}
-        async with Up(self.directory, agents=AGENTS, hosts=self.hosts, environment=environment) as up:
+        async with LocalHub(self.directory, agents=AGENTS, hosts=self.hosts, environment=environment) as up:
             url, key = up.hub.nats, up.hub.credentials
             async with await connect(url, name="chaos", credentials=key) as bus, Prober(bus, JOB) as prober:
                 fleet = self._fleet()

@@ -34,7 +34,7 @@ from tests.chaos.whole_log import read_whole_log
 from tests.stopping import stop
 
 from tensorhub._control import hub_file
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_common.bus.connection import connect
 
 JOB: Final = "matrix"
@@ -98,7 +98,7 @@ class Matrix:
     async def go(self) -> None:
         """Play each cell, and read the log at the end."""
         async with AsyncExitStack() as stack:
-            up = Up(self.directory, agents=3, hosts=HOSTS[self.transport], environment=dict(os.environ))
+            up = LocalHub(self.directory, agents=3, hosts=HOSTS[self.transport], environment=dict(os.environ))
             await stack.enter_async_context(up)
             fleet = self._fleet()
             await fleet.start()

@@ -24,7 +24,7 @@ from tests.chaos.content import MIB, Content
 
 import tensorhub
 from tensorhub import AsyncShard, TensorHubError, VersionUnavailable
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 
 JOB: Final = "only-holder"
 MORTAL: Final = "agent-0"
@@ -64,9 +64,9 @@ class Outcome:
 
 async def run(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1) -> Outcome:
     """Bring up a hub, kill the only holder in mid-transfer, and return what the reader got. Raises `TooLate`."""
-    commands = Commands()
+    commands = ServiceCommands()
     if not comes_back:
-        commands = Commands(agent=(sys.executable, "-m", "tests.chaos.agent_once"))
+        commands = ServiceCommands(agent=(sys.executable, "-m", "tests.chaos.agent_once"))
     # One thread and a narrow window, so that the middle of the transfer is long enough to be met.
     environment = {
         **os.environ,
@@ -74,7 +74,7 @@ async def run(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1)
         "TENSORHUB_COPY_THREADS": "1",
         "TENSORHUB_WINDOW_BYTES": "1MiB",
     }
-    async with Up(directory, agents=2, hosts=hosts, commands=commands, environment=environment) as up:
+    async with LocalHub(directory, agents=2, hosts=hosts, commands=commands, environment=environment) as up:
         holder, other = up.hub.agents
         trainer_hub = await tensorhub.connect_async(JOB, agent=holder.socket)
         try:

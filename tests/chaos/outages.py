@@ -27,7 +27,7 @@ from tests.stopping import stop
 
 import tensorhub
 from tensorhub import TensorHubError
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 
 JOB: Final = "outages"
 OUTAGES: Final = ("nats-stopped", "nats-killed", "planner-stopped", "registry-stopped", "source-stopped")
@@ -67,7 +67,7 @@ async def run(directory: Path, outage: str, seconds: float, hosts: int, mib: int
     logging.getLogger().addHandler(handler)
     _calls.setLevel(logging.INFO)
     try:
-        async with Up(directory / "hub", agents=2, hosts=hosts) as up, _working(up, mib):
+        async with LocalHub(directory / "hub", agents=2, hosts=hosts) as up, _working(up, mib):
             await asyncio.sleep(BEFORE_S)
             logs = [*sorted((directory / "hub").rglob("*.log")), own]
             sizes = {path: path.stat().st_size for path in logs}
@@ -85,7 +85,7 @@ async def run(directory: Path, outage: str, seconds: float, hosts: int, mib: int
 
 
 @asynccontextmanager
-async def _working(up: Up, mib: int) -> AsyncIterator[None]:
+async def _working(up: LocalHub, mib: int) -> AsyncIterator[None]:
     """Publish all the time on one agent, and read all the time on the other."""
     first, second = up.hub.agents
     nats = up.hub.nats
@@ -130,7 +130,7 @@ async def _told(what: str, call: object) -> None:
             _calls.info("%s returned %r after %.1f s", what, found, took_s)
 
 
-async def _away(up: Up, outage: str, seconds: float) -> None:
+async def _away(up: LocalHub, outage: str, seconds: float) -> None:
     part, how = outage.rsplit("-", 1)
     if how == "killed":
         await _keep_killing(up, seconds)
@@ -148,7 +148,7 @@ async def _away(up: Up, outage: str, seconds: float) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-async def _keep_killing(up: Up, seconds: float) -> None:
+async def _keep_killing(up: LocalHub, seconds: float) -> None:
     """Kill NATS each time that `up` has started it again."""
     until = time.monotonic() + seconds
     killed = 0

@@ -14,7 +14,7 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Publish
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 
 EVERY_S: Final = 0.05
 APPEND_S: Final = 30.0
@@ -48,7 +48,7 @@ class Prober:
 
     async def _speak(self) -> None:
         body = encode(Publish(model="nobody", replica="nobody"))
-        subject = cmd(self._joblog.job, "publish")
+        subject = command_subject(self._joblog.job, "publish")
         while not self._ending.is_set():
             msg_id = str(uuid4())
             try:

@@ -26,7 +26,7 @@ from tests.chaos.content import MIB, Content
 
 import tensorhub
 from tensorhub import AsyncShard, TensorHubError
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 
 JOB: Final = "reads-told"
 MODEL: Final = "policy"
@@ -61,7 +61,7 @@ Trouble = Callable[["Hub", "asyncio.Task[int]"], Awaitable[None]]
 class Hub:
     """A hub whose agent-0 holds the version that agent-1 reads."""
 
-    def __init__(self, up: Up, directory: Path, reader: AsyncShard) -> None:
+    def __init__(self, up: LocalHub, directory: Path, reader: AsyncShard) -> None:
         self._up, self._directory, self.reader = up, directory, reader
         self._began = time.monotonic()
         self.status = "nothing was asked"
@@ -192,7 +192,7 @@ async def run(directory: Path, kind: str, mib: int, hosts: int) -> None:
     """Bring a hub up, read once with this trouble, and print what all of them say."""
     trouble, timeout_s = READS[kind]
     content = Content(seed=7, shard=0, shards=1, nbytes=mib * MIB)
-    async with Up(directory, agents=2, hosts=hosts, environment={**os.environ, **ENVIRONMENT}) as up:
+    async with LocalHub(directory, agents=2, hosts=hosts, environment={**os.environ, **ENVIRONMENT}) as up:
         holder, other = up.hub.agents
         async with (
             await tensorhub.connect_async(JOB, agent=holder.socket, nats=up.hub.nats) as source,

@@ -27,7 +27,7 @@ from tests.chaos.content import MIB
 from tests.chaos.fleet import Findings, Fleet
 from tests.chaos.worker import Config
 
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 
 JOB: Final = "torn"
 HOSTS: Final = 2
@@ -64,10 +64,10 @@ class Hunt:
 
     async def go(self) -> None:
         """Let them run for that long."""
-        commands = Commands()
+        commands = ServiceCommands()
         if not self.drains:
-            commands = Commands(agent=(sys.executable, "-m", "tests.chaos.agent_without_drain"))
-        async with Up(
+            commands = ServiceCommands(agent=(sys.executable, "-m", "tests.chaos.agent_without_drain"))
+        async with LocalHub(
             self.directory, agents=1 + len(READERS), hosts=HOSTS, commands=commands, environment=dict(os.environ)
         ):
             fleet = self._fleet()

@@ -24,7 +24,7 @@ from tests.leftovers import memory_of
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, ReadReport
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub_agent.storage.segments import SEGMENT_SUFFIX
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.introspection.ping import ping
@@ -77,7 +77,7 @@ class Read:
 class Stage:
     """The hub, with the version on both holders. Make it with `two_holders`."""
 
-    def __init__(self, up: Up, directory: Path, content: Content, bus: Bus, readers: AsyncHub) -> None:
+    def __init__(self, up: LocalHub, directory: Path, content: Content, bus: Bus, readers: AsyncHub) -> None:
         self.content = content
         self.calm_s = 0.0
         """How long a read takes that nobody strikes."""
@@ -191,7 +191,7 @@ async def two_holders(directory: Path, nbytes: int, *, hosts: int, **environment
     content = Content(seed=7, shard=0, shards=1, nbytes=nbytes)
     async with AsyncExitStack() as stack:
         up = await stack.enter_async_context(
-            Up(directory, agents=3, hosts=hosts, environment={**os.environ, **environment})
+            LocalHub(directory, agents=3, hosts=hosts, environment={**os.environ, **environment})
         )
         bus = await stack.enter_async_context(
             await connect(up.hub.nats, name="two-holders", credentials=up.hub.credentials)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol.log.codec import decode_event
 from tensorhub_common.protocol.log.events import AnyEvent, ShardFilled, VersionPublished, kind_of
 
@@ -24,7 +24,7 @@ class LogVerdict:
     roots: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _event: AnyEvent | None = None
 
-    def read(self, entries: Iterable[Entry]) -> None:
+    def read(self, entries: Iterable[StoredEntry]) -> None:
         """Take the next entries of the log."""
         for entry in entries:
             if entry.seq != self.last + 1:

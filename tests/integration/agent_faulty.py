@@ -10,7 +10,7 @@ from typing import Final
 from tensorhub_agent.app.main import main
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import AnyCall, AnyEffect, CallPublish
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.runtime.supervision import Supervisor
 
 MODEL: Final = "fault"
@@ -32,7 +32,7 @@ def _fail() -> None:
 def _plant() -> None:
     called = AgentCore.called
 
-    def fails(self: AgentCore, key: Key, call: AnyCall, now: float) -> list[AnyEffect]:
+    def fails(self: AgentCore, key: ShardKey, call: AnyCall, now: float) -> list[AnyEffect]:
         if key.model == MODEL and isinstance(call, CallPublish):
             raise ArithmeticError("a planted fault")
         if key.model == NOBODYS and isinstance(call, CallPublish) and _is_first_life():

@@ -15,7 +15,7 @@ from typing import Final
 import xxhash
 
 from tensorhub_agent.app.main import main
-from tensorhub_agent.compute.pool import CopyJob
+from tensorhub_agent.compute.pool import CopyBatch
 from tensorhub_agent.transports.ucxx.server import Served
 
 HOLD: Final = "HOLD"
@@ -25,15 +25,15 @@ LOOK_S: Final = 0.01
 
 
 def _hold_copying(folder: Path) -> None:
-    works = CopyJob._do
+    works = CopyBatch._do
 
-    def held(self: CopyJob, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
+    def held(self: CopyBatch, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
         works(self, first, last, hasher)
         if self._from_address is not None:
             (folder / "held").touch()
             _wait_for(folder / "go-on")
 
-    CopyJob._do = held  # type: ignore[method-assign]
+    CopyBatch._do = held  # type: ignore[method-assign]
 
 
 def _wait_for(file: Path) -> None:

@@ -18,8 +18,8 @@ from tests.integration.agent_held import HELD_DIR, HOLD
 
 import tensorhub
 from tensorhub._control.hub_file import HubFile
-from tensorhub._control.registry_client import NatsAddress, Registry
-from tensorhub.local.hub import Commands, Up
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub.local.hub import LocalHub, ServiceCommands
 from tensorhub_common.auth.keys import public_key_of, read_seed
 from tensorhub_common.auth.permissions import inbox_of
 
@@ -29,7 +29,7 @@ _jobs: Final = count()
 class RunningHub:
     """A hub that is up. Each test takes a job of its own on it."""
 
-    def __init__(self, up: Up, directory: Path) -> None:
+    def __init__(self, up: LocalHub, directory: Path) -> None:
         self.up = up
         self.directory = directory
 
@@ -55,16 +55,16 @@ async def running_hub(
     directory: Path, agents: int = 2, hosts: int = 1, **environment: str
 ) -> AsyncIterator[RunningHub]:
     """Bring a hub up in this directory."""
-    async with Up(directory, agents=agents, hosts=hosts, environment={**os.environ, **environment}) as up:
+    async with LocalHub(directory, agents=agents, hosts=hosts, environment={**os.environ, **environment}) as up:
         yield RunningHub(up, directory)
 
 
 @asynccontextmanager
 async def held_hub(directory: Path, hold: str, hosts: int = 1, **environment: str) -> AsyncIterator[RunningHub]:
     """Bring a hub up whose agents are held in the middle of a read (agent_held.py), with their files in `directory`."""
-    commands = Commands(agent=(sys.executable, "-m", "tests.integration.agent_held"))
+    commands = ServiceCommands(agent=(sys.executable, "-m", "tests.integration.agent_held"))
     told = {**os.environ, HOLD: hold, HELD_DIR: str(directory), **environment}
-    async with Up(directory / "hub", agents=2, hosts=hosts, commands=commands, environment=told) as up:
+    async with LocalHub(directory / "hub", agents=2, hosts=hosts, commands=commands, environment=told) as up:
         yield RunningHub(up, directory)
 
 
@@ -78,7 +78,7 @@ async def until_held(directory: Path) -> None:
 @asynccontextmanager
 async def running_cluster(directory: Path, registries: int = 2) -> AsyncIterator[RunningHub]:
     """Bring a hub up on three nodes of NATS."""
-    async with Up(directory, agents=2, registries=registries, nats_nodes=3) as up:
+    async with LocalHub(directory, agents=2, registries=registries, nats_nodes=3) as up:
         yield RunningHub(up, directory)
 
 
@@ -116,7 +116,7 @@ def assert_same_bytes(found: Mapping[str, torch.Tensor], expected: Mapping[str, 
 
 async def catalog_of(hub: RunningHub, job: str) -> dict[str, object]:
     """Return all that the registry says of a job, but for how long its log is."""
-    async with Registry(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
+    async with RegistryClient(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
         status = await registry.status()
         models = [model.model for model in status.models]
         return {

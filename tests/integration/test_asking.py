@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tensorhub._control import registry_client as asking
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.protocol import subjects
@@ -29,7 +29,7 @@ async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(
             answer = bus.publish(question.reply, msgspec.json.encode(Versions(versions=())))
             answers.append(asyncio.ensure_future(answer))
 
-    await bus.subscribe(subjects.ask(job, "versions"), silent_at_first)
-    async with Registry(job, NatsAddress(bus.url)) as registry:
+    await bus.subscribe(subjects.query_subject(job, "versions"), silent_at_first)
+    async with RegistryClient(job, NatsAddress(bus.url)) as registry:
         assert await registry.versions("m", timeout_s=10.0) == []
     assert asked == 2

@@ -14,14 +14,14 @@ import torch
 from tests.bounds import WAIT_S
 from tests.integration.hubs import RunningHub, admin_key, catalog_of, new_job
 
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.request_server import answer_or_raise
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.log.codec import decode_event
 from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected
-from tensorhub_common.protocol.subjects import HUB, PREFIX, agent_ask, ask
+from tensorhub_common.protocol.subjects import HUB, PREFIX, agent_ask, query_subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -123,7 +123,7 @@ async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
         await trainer.publish()
         before = await catalog_of(hub, job)
         for subject in [
-            *(ask(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
+            *(query_subject(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
             *(agent_ask("agent-0", what, "agent-1") for what in ("lease", "digests")),
         ]:
             for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, DEEP, bytes(900 * 1024)):
@@ -166,8 +166,8 @@ async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
 async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> None:
     """Where NATS lets anybody write events, a forged one stops that job, which is better than to lie; others go on."""
     job = new_job()
-    async with Registry(job, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
-        await bus.request(ask(job, "open"))
+    async with RegistryClient(job, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
+        await bus.request(query_subject(job, "open"))
         assert await registry.versions("m") == []
         forged = b'{"kind":"version.published","cmd":1,"i":1,"k":1,"model":"m","version":9,"replica":"x","roots":[]}'
         await JobLog(bus, job).append(f"{PREFIX}.{job}.event.m.version.published", forged, "forged")
@@ -177,7 +177,7 @@ async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> N
         assert await (await fine.register("m", {"w": torch.ones(9)}, replica="trainer")).publish() == 1
 
 
-async def asked_until_refused(registry: Registry) -> None:
+async def asked_until_refused(registry: RegistryClient) -> None:
     async with asyncio.timeout(WAIT_S):
         while True:
             assert await registry.versions("m") == []

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tensorhub.cli.doctor.transport_probes import Probe
-from tensorhub.cli.doctor.transports import Broken, Carried, Ucx, Way
+from tensorhub.cli.doctor.transports import ProbeCase, ProbeFailed, Transferred, Ucx
 
 pytest.importorskip("libucx", reason="pip install 'tensorhub[agent]'")
 
@@ -17,13 +17,15 @@ def test_bytes_over_tcp() -> None:
     ucx = probe.about({})
     assert isinstance(ucx, Ucx), ucx
     assert "tcp" in ucx.components
-    carried = probe.carry(Way("tcp", {"UCX_TLS": "tcp"}))
-    assert isinstance(carried, Carried), carried
+    carried = probe.carry(ProbeCase("tcp", {"UCX_TLS": "tcp"}))
+    assert isinstance(carried, Transferred), carried
     assert carried.gbps > 0
     assert all(lane.startswith("tcp/") for lane in carried.lanes)
     assert carried.lanes
 
 
 def test_what_is_not_there_is_said_by_ucx() -> None:
-    result = Probe(sys.executable, os.environ).carry(Way("none", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "none-such"}))
-    assert isinstance(result, Broken), result
+    result = Probe(sys.executable, os.environ).carry(
+        ProbeCase("none", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "none-such"})
+    )
+    assert isinstance(result, ProbeFailed), result

@@ -16,7 +16,7 @@ from tests.integration.hubs import RunningHub, new_job
 from tests.integration.transports import UCXX
 
 import tensorhub
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.subjects import commands_of
@@ -54,7 +54,7 @@ async def two_sites(
     agents = 2 * REPLICAS if hosts == 2 else 2 + REPLICAS
     environment = {**os.environ, NEAR_HOSTS: str(near_hosts)}
     directory = tmp_path_factory.mktemp("hub")
-    up = Up(directory, agents=agents, hosts=hosts, commands=Commands(agent=AGENT), environment=environment)
+    up = LocalHub(directory, agents=agents, hosts=hosts, commands=ServiceCommands(agent=AGENT), environment=environment)
     async with up:
         near = [number for number in range(agents) if number % hosts < near_hosts]
         yield TwoSites(RunningHub(up, directory), near, [number for number in range(agents) if number not in near])

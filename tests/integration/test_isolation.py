@@ -13,7 +13,7 @@ from tests.integration.agent_faulty import MODEL, NOBODYS
 from tests.integration.hubs import RunningHub, running_hub
 
 from tensorhub import AsyncHub, TensorSpec, connect_async
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.introspection.activity import gather_activity
@@ -26,8 +26,8 @@ WEIGHTS = {"w": torch.arange(1000.0)}
 
 @pytest.fixture
 async def hub(tmp_path: Path) -> AsyncIterator[RunningHub]:
-    commands = Commands(agent=(sys.executable, "-m", "tests.integration.agent_faulty"))
-    async with Up(tmp_path, agents=1, commands=commands, environment=dict(os.environ)) as up:
+    commands = ServiceCommands(agent=(sys.executable, "-m", "tests.integration.agent_faulty"))
+    async with LocalHub(tmp_path, agents=1, commands=commands, environment=dict(os.environ)) as up:
         yield RunningHub(up, tmp_path)
 
 

@@ -16,7 +16,7 @@ from tests.integration.programs import command
 from tests.leftovers import memory_of
 
 import tensorhub
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.jetstream import api
@@ -132,7 +132,7 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", weights(1), replica="trainer")
         await trainer.publish(5)
-        two = [Registry(job, address(hub)) for _ in range(2)]
+        two = [RegistryClient(job, address(hub)) for _ in range(2)]
         calls = (here.delete_job(), *(each.delete_job() for each in two))
         said = await asyncio.gather(*calls, return_exceptions=True)
         assert None in said
@@ -198,7 +198,9 @@ async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: Runnin
         await trainer.publish(1)
         os.kill(hub.file.registry.pid, signal.SIGKILL)
         async with await connect(hub.file.nats, name="test", credentials=admin_key(hub.file)) as bus:
-            await JobLog(bus, job).append(subjects.cmd(job, "delete_job"), b'{"verb":"delete_job"}', "delete")
+            await JobLog(bus, job).append(
+                subjects.command_subject(job, "delete_job"), b'{"verb":"delete_job"}', "delete"
+            )
         await until(lambda: not files_of(hub, job), "the agent has freed it")
         await cleared(hub, job)
         os.kill(hub.file.registry.pid, signal.SIGKILL)

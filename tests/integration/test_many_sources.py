@@ -16,9 +16,9 @@ from tests.integration.hubs import RunningHub, running_hub
 from tests.integration.transports import BOTH, HUB_OF
 
 from tensorhub import AsyncShard
-from tensorhub_agent.transfer.admission import INSIDE_MAX
+from tensorhub_agent.transfer.admission import TRANSPORTS_MAX
 
-MORE: Final = INSIDE_MAX + 16
+MORE: Final = TRANSPORTS_MAX + 16
 SHARDS_MAX: Final = 800
 READ_S: Final = 60.0
 

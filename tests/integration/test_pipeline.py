@@ -17,7 +17,7 @@ from tests.stopping import stop
 
 import tensorhub
 from tensorhub import AsyncShard, ReadReport
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 
 MODEL: Final = "policy"
 READERS: Final = 4
@@ -38,7 +38,7 @@ class Missed(Exception):
 class Stage:
     """A hub of five agents, each on a host of its own, and a replica on each."""
 
-    up: Up
+    up: LocalHub
     content: Content
     trainer: AsyncShard
     readers: list[AsyncShard] = field(default_factory=list)
@@ -59,7 +59,7 @@ async def stage(directory: Path, **settings: str) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         agents = 1 + READERS
         environment = {**os.environ, **SETTINGS, **settings}
-        up = await stack.enter_async_context(Up(directory, agents=agents, hosts=agents, environment=environment))
+        up = await stack.enter_async_context(LocalHub(directory, agents=agents, hosts=agents, environment=environment))
         shards = []
         for agent in up.hub.agents:
             hub = await tensorhub.connect_async("pipeline", agent=agent.socket, nats=up.hub.nats)

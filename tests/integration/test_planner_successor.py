@@ -17,8 +17,8 @@ from tensorhub_agent.leases.table import TICKET_S
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.protocol.heartbeat import Beat
-from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.heartbeat import Heartbeat
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.queries import Status
 from tensorhub_common.protocol.subjects import agent_ask, beats
@@ -39,7 +39,7 @@ async def read_by_many(bus: Bus, source: SourceId, version: int) -> AsyncIterato
     async def take() -> None:
         for number in range(READERS):
             reader = SourceId(FAKE, 1, f"fake-{number}", 0)
-            ask = LeaseAsk(job=JOB, model=MODEL, source=source, version=version, root=None, reader=reader)
+            ask = LeaseRequest(job=JOB, model=MODEL, source=source, version=version, root=None, reader=reader)
             body = await bus.request(agent_ask(source.agent, "lease", FAKE), msgspec.msgpack.encode(ask), 5.0)
             assert isinstance(msgspec.msgpack.decode(body, type=LeaseAnswer), LeaseGrant)
 
@@ -68,7 +68,7 @@ async def successor(hub: RunningHub, bus: Bus) -> None:
         both = asyncio.Event()
 
         def on_beat(message: Message) -> None:
-            heard.add(msgspec.json.decode(message.data, type=Beat).agent)
+            heard.add(msgspec.json.decode(message.data, type=Heartbeat).agent)
             if heard >= set(HOLDERS):
                 both.set()
 

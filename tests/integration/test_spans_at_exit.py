@@ -11,7 +11,7 @@ from tests.integration.otlp_receiver import receiving
 from tests.integration.programs import run_program
 
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.introspection.span_query import gather
+from tensorhub_common.introspection.span_query import collect_spans
 from tensorhub_common.protocol.spans import SpansAsk, TransfersAsk
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
@@ -75,11 +75,11 @@ async def test_a_program_that_ends_without_close_leaves_its_spans(
         assert {span.name for span in receiver.spans(job)} == {"publish", "replicate"}
     async with asyncio.timeout(WAIT_S):
         while True:
-            transfers = (await gather(bus, job, TransfersAsk())).spans
+            transfers = (await collect_spans(bus, job, TransfersAsk())).spans
             found = {
                 span.name
                 for transfer in transfers
-                for span in (await gather(bus, job, SpansAsk(trace=transfer.trace))).spans
+                for span in (await collect_spans(bus, job, SpansAsk(trace=transfer.trace))).spans
             }
             if {"publish", "replicate"} <= found:
                 break

@@ -20,7 +20,7 @@ import tensorhub
 from tensorhub.cli.hub_state import STILL_S
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.introspection.activity import gather_activity
-from tensorhub_common.protocol.activity import ReadUnderWay
+from tensorhub_common.protocol.activity import ActiveRead
 
 NBYTES = 48 * 1024 * 1024
 
@@ -33,7 +33,7 @@ async def status(hub: RunningHub, job: str, *options: str) -> str:
         return (await process.communicate())[0].decode()
 
 
-async def until_still(hub: RunningHub, job: str) -> ReadUnderWay:
+async def until_still(hub: RunningHub, job: str) -> ActiveRead:
     """Return the read, by its agent's word, once nothing has come for so long that it is told as trouble."""
     async with await connect(hub.file.nats, name="test", credentials=hub.file.credentials) as bus:
         async with asyncio.timeout(WAIT_S):

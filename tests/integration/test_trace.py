@@ -19,10 +19,10 @@ from tensorhub import TensorSpec
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.introspection.span_query import gather
+from tensorhub_common.introspection.span_query import collect_spans
 from tensorhub_common.observability.metrics import METRICS
 from tensorhub_common.protocol.spans import Spans, SpansAsk, TransfersAsk
-from tensorhub_common.protocol.subjects import ask
+from tensorhub_common.protocol.subjects import query_subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -54,9 +54,9 @@ async def names_in(bus: Bus, job: str, wanted: set[str]) -> Spans:
     """Wait until the spans with these names are kept somewhere, and return those of their trace."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            transfers = (await gather(bus, job, TransfersAsk(), PROCESSES)).spans
+            transfers = (await collect_spans(bus, job, TransfersAsk(), PROCESSES)).spans
             if transfers:
-                found = await gather(bus, job, SpansAsk(trace=transfers[-1].trace), PROCESSES)
+                found = await collect_spans(bus, job, SpansAsk(trace=transfers[-1].trace), PROCESSES)
                 assert found.processes == PROCESSES
                 if wanted <= {span.name for span in found.spans}:
                     return Spans(process="all", spans=found.spans)
@@ -89,7 +89,7 @@ async def test_another_job_s_transfers_are_not_told(hub: RunningHub, bus: Bus) -
     job = new_job()
     await one_update(hub, job)
     await names_in(bus, job, {"transfer"})
-    assert (await gather(bus, new_job(), TransfersAsk(), PROCESSES)).spans == ()
+    assert (await collect_spans(bus, new_job(), TransfersAsk(), PROCESSES)).spans == ()
     code, out, err = await command(hub, "trace", "--job", new_job())
     assert (code, err) == (0, "")
     assert "no transfer" in out
@@ -125,16 +125,16 @@ async def test_what_an_agent_kept_outlives_its_sudden_end(hub: RunningHub, bus: 
 async def test_a_bad_question_is_answered_by_an_error_and_does_no_harm(
     hub: RunningHub, bus: Bus, what: str, question: bytes
 ) -> None:
-    answer = json.loads(await bus.request(ask("default", what), question))
+    answer = json.loads(await bus.request(query_subject("default", what), question))
     assert (answer["type"], answer["error"]) == ("error", "BadCommand")
     assert len(answer["message"]) > 10
-    assert (await gather(bus, "default", TransfersAsk(), PROCESSES)).processes == PROCESSES
+    assert (await collect_spans(bus, "default", TransfersAsk(), PROCESSES)).processes == PROCESSES
 
 
 async def test_asking_ends_in_time_though_somebody_never_answers(bus: Bus) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
-    found = await gather(bus, "default", TransfersAsk(), {*PROCESSES, "agent-9"}, timeout_s=0.6)
+    found = await collect_spans(bus, "default", TransfersAsk(), {*PROCESSES, "agent-9"}, timeout_s=0.6)
     assert found.processes == PROCESSES
     assert loop.time() - began < WAIT_S
 

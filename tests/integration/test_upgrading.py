@@ -12,8 +12,8 @@ from tests.integration.programs import command
 import tensorhub
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.introspection import ping
-from tensorhub_common.introspection.ping import answer_folders
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.introspection.ping import answer_follower_survey
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,11 +43,11 @@ async def test_a_job_goes_on_at_the_new_level(hub: RunningHub) -> None:
         assert await level_of(hub, job) == 0
         code, out, err = await command(hub, "upgrade", "--job", job, "--json")
         assert (code, err) == (0, "")
-        assert json.loads(out) == {"job": job, "before": 0, "level": NEWEST}
-        assert await level_of(hub, job) == NEWEST
+        assert json.loads(out) == {"job": job, "before": 0, "level": NEWEST_LEVEL}
+        assert await level_of(hub, job) == NEWEST_LEVEL
         code, out, err = await command(hub, "upgrade", "--job", job)
         assert (code, err) == (0, "")
-        assert out.endswith(f"job {job} is at level {NEWEST}\n")
+        assert out.endswith(f"job {job} is at level {NEWEST_LEVEL}\n")
         await trainer.unpublish()
         await trainer.publish(version=2)
         engine = await connected.register("policy", {"w": torch.zeros(77)}, replica="engine")
@@ -64,16 +64,16 @@ async def test_nothing_is_raised_while_a_folder_does_not_know_it(
     async with hub.connected(job, agents=1) as (connected,):
         await connected.register("policy", {"w": torch.zeros(7)}, replica="trainer")
         async with await connect(hub.file.nats, name="planner-7", credentials=admin_key(hub.file)) as bus:
-            monkeypatch.setattr(ping, "NEWEST", 0)
-            await answer_folders(bus, "planner-7", "planner")
+            monkeypatch.setattr(ping, "NEWEST_LEVEL", 0)
+            await answer_follower_survey(bus, "planner-7", "planner")
             monkeypatch.undo()
-            for wanted in ((), ("--level", str(NEWEST))):
+            for wanted in ((), ("--level", str(NEWEST_LEVEL))):
                 code, _, err = await command(hub, "upgrade", "--job", job, *wanted)
                 assert code == 1
                 assert "planner-7" in err
                 assert "upgrade that first" in err
             with pytest.raises(tensorhub.TensorHubError, match=r"planner planner-7 .* can't fold: upgrade it"):
-                await connected.registry.raise_level(NEWEST)
+                await connected.registry.raise_level(NEWEST_LEVEL)
             assert await level_of(hub, job) == 0
 
 
@@ -82,8 +82,8 @@ async def test_a_level_that_the_registry_does_not_know_is_refused(hub: RunningHu
     async with hub.connected(job, agents=1) as (connected,):
         await connected.register("policy", {"w": torch.zeros(7)}, replica="trainer")
         with pytest.raises(tensorhub.TensorHubError, match="is not known to the leading registry"):
-            await connected.registry.raise_level(NEWEST + 1)
+            await connected.registry.raise_level(NEWEST_LEVEL + 1)
         code, out, _ = await command(hub, "upgrade", "--look", "--json", "--job", job)
         assert code == 0
         found = {each["process"]: each["level"] for each in map(json.loads, out.splitlines())}
-        assert found == {"planner-0": NEWEST, "registry-0": NEWEST}
+        assert found == {"planner-0": NEWEST_LEVEL, "registry-0": NEWEST_LEVEL}

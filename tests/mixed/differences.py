@@ -14,13 +14,51 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 PROGRAM: Final = str(Path(__file__).with_name("fields.py"))
-ERROR: Final = "queries.Error"
+ERROR: Final = "queries.QueryError"
 """May come for any answer, so whoever reads answers of a kind that it is given reads this beside each of them."""
-MOVED: Final = {
-    "lease_frames.Broken": "lease_messages.Broken",
-    "transport_facts.Broken": "transports.Broken",
+RENAMED: Final = {
+    "asks.Beat": "heartbeat.Heartbeat",
+    "asks.Error": "queries.QueryError",
+    "asks.Served": "heartbeat.ReaderLoad",
+    "asks.Serving": "heartbeat.ServingLoad",
+    "commands.Holding": "commands.HeldShard",
+    "fold_cells.Fold": "amax_cells.AmaxReduction",
+    "gather_frames.Gather": "frames.GatherRequest",
+    "gather_frames.Sums": "frames.GatherDigests",
+    "lease_frames.Broken": "lease_messages.LeaseBroken",
+    "lease_frames.Cede": "lease_messages.PiecesHandedOff",
+    "lease_frames.Confirm": "lease_messages.ConfirmRequest",
+    "lease_frames.Done": "lease_messages.ReaderDone",
+    "lease_frames.Have": "lease_messages.PiecesAvailable",
+    "lease_frames.Holds": "lease_messages.ConfirmReply",
+    "lease_frames.No": "lease_messages.Denied",
+    "lease_frames.Promise": "lease_messages.PiecesPromised",
+    "lease_frames.Retract": "lease_messages.PromiseRetracted",
+    "program.Cut": "program.UnitSplit",
+    "program.Group": "program.TensorGroup",
+    "program.Owner": "program.SourceBox",
+    "program.Program": "program.TransferProgram",
+    "regions.Form": "regions.StridedForm",
+    "snapshots.Index": "snapshot_store.SnapshotIndex",
+    "snapshots.Record": "snapshot_store.SnapshotRecord",
+    "traces.Link": "spans.SpanLink",
+    "traces.Span": "spans.FinishedSpan",
+    "transfer.Demand": "plans.PlanRequest",
+    "transfer.DigestsAsk": "leases.DigestsRequest",
+    "transfer.LeaseAsk": "leases.LeaseRequest",
+    "transfer.Turn": "plans.ReadPriority",
+    "transport_facts.Broken": "transports.ProbeFailed",
+    "ucxx_frames.Fetch": "frames.FetchPacked",
+    "ucxx_frames.Idle": "frames.LeaseClosed",
+    "ucxx_frames.Pack": "frames.PackRequest",
+    "ucxx_frames.Packed": "frames.PackReply",
+    "ucxx_frames.Want": "frames.PieceRequest",
+    "ucxx_frames.WantPatches": "frames.PatchRequest",
+    "worker.Encoded": "worker.EncodedBytes",
+    "worker.Holds": "worker.HoldingChanged",
+    "worker.Refused": "worker.AttachRefused",
 }
-"""Forms of the older release that stand in another module today, where their class's name alone does not tell which."""
+"""Forms of the older release, and what they are called today. On the wire is neither name: tags and fields count."""
 Kind = dict[str, Any]
 """A type, as `fields.py` describes it."""
 Form = dict[str, Any]
@@ -61,7 +99,7 @@ def differences(old: Forms, new: Forms) -> list[str]:
 def _names(old: Forms, new: Forms) -> dict[str, str]:
     """Return what each form of the older release is called today; one whose module moved keeps its class's name."""
     names = {name: name for name in old["forms"] if name in new["forms"]}
-    names |= {name: moved for name, moved in MOVED.items() if name in old["forms"] and moved in new["forms"]}
+    names |= {name: moved for name, moved in RENAMED.items() if name in old["forms"] and moved in new["forms"]}
     for name in old["forms"].keys() - names.keys():
         moved = [each for each in new["forms"].keys() - old["forms"].keys() if _class(each) == _class(name)]
         if len(moved) == 1:

@@ -16,18 +16,19 @@ import msgspec
 from tensorhub_common.catalog.snapshot import decode, encode
 
 
-def of_either(name: str, *modules: str) -> Any:
-    """Return what is called so in the first of these modules that this release has."""
-    for module in modules:
+def of_either(*paths: str) -> Any:
+    """Return the first of these ("module:name") that this release has."""
+    for path in paths:
+        module, _, name = path.partition(":")
         try:
             return getattr(importlib.import_module(module), name)
         except ModuleNotFoundError:
             continue
-    raise SystemExit(f"this release has none of {modules}")
+    raise SystemExit(f"this release has none of {paths}")
 
 
-JobFold = of_either("JobFold", "tensorhub_registry.core.job_fold", "tensorhub_registry.outcomes")
-Decided = of_either("Decided", "tensorhub_registry.core.job_fold", "tensorhub_registry.steps")
+JobFold = of_either("tensorhub_registry.core.job_fold:JobFold", "tensorhub_registry.outcomes:JobFold")
+Decided = of_either("tensorhub_registry.core.job_fold:CommandDecided", "tensorhub_registry.steps:Decided")
 
 
 class Entry(msgspec.Struct, frozen=True):

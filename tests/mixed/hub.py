@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tests.mixed.actor import digest, values
 
-from tensorhub.local.hub import Up
+from tensorhub.local.hub import LocalHub
 from tensorhub.local.keyring import Keyring
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.introspection.ping import ping
@@ -101,7 +101,7 @@ class Tally:
 class Mixed:
     """The hub, and which release each of its processes runs."""
 
-    up: Up
+    up: LocalHub
     directory: Path
     pythons: dict[str, str]
     runs: dict[str, str] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Mixed:
 async def mixed_hub(directory: Path, pythons: dict[str, str], first: str) -> AsyncIterator[Mixed]:
     """Bring up a hub of two hosts that runs one release. NATS goes by the older release's permissions throughout."""
     environment = {key: text for key, text in os.environ.items() if not key.startswith("TENSORHUB_")}
-    up = Up(
+    up = LocalHub(
         directory,
         agents=3,
         hosts=2,
@@ -172,12 +172,12 @@ async def mixed_hub(directory: Path, pythons: dict[str, str], first: str) -> Asy
 
 
 def _commands(python: str) -> Any:
-    from tensorhub.local.hub import Commands  # noqa: PLC0415 (beside its use)
+    from tensorhub.local.hub import ServiceCommands  # noqa: PLC0415 (beside its use)
 
     def module(name: str) -> tuple[str, ...]:
         return (python, "-P", "-m", name)
 
-    return Commands(module("tensorhub_registry"), module("tensorhub_planner"), module("tensorhub_agent"))
+    return ServiceCommands(module("tensorhub_registry"), module("tensorhub_planner"), module("tensorhub_agent"))
 
 
 class _Keys(Keyring):

@@ -25,9 +25,9 @@ from tests.mixed.differences import differences, forms_of
 from tests.mixed.hub import NEW, OLD, Mixed, Tally, Traffic, Wrong, mixed_hub
 from tests.mixed.release import BEFORE, KEPT, NoRelease, commit_of, environment, python_of, wheel_of
 
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 PARTS: Final = ("planner-0", "registry-1", "registry-0", "agent-0", "agent-1", "agent-2")
 CONTROL: Final = PARTS[:3]
@@ -69,7 +69,7 @@ def _line(*cells: str) -> str:
 
 async def _leader(hub: Mixed, was: str) -> str:
     """Return which registry leads, by its answer; while none does, which did."""
-    async with Registry("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
+    async with RegistryClient("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
         with contextlib.suppress(TensorHubError):
             return (await registry.status(1.0)).registry
     return was
@@ -97,9 +97,9 @@ async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table:
                     await hub.run_as(name, release, how)
                     tally = await traffic.step()
                 table.row(step, led, hub, tally)
-            step = f"the job is raised to level {NEWEST}"
-            async with Registry("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
-                await registry.raise_level(NEWEST, 10.0)
+            step = f"the job is raised to level {NEWEST_LEVEL}"
+            async with RegistryClient("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
+                await registry.raise_level(NEWEST_LEVEL, 10.0)
             table.row(step, led, hub, await traffic.step())
             led = await _leader(hub, led)
             standby = "registry-1" if led == "registry-0" else "registry-0"

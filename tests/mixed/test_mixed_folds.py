@@ -20,7 +20,7 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_event, encode
 from tensorhub_common.protocol.log.commands import Lead, Sender, Unreadable
 from tensorhub_common.protocol.log.events import kind_of, model_of
-from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_registry.core.release_agreement import agrees
 
 PROGRAM: Final = str(Path(__file__).with_name("folding.py"))
@@ -113,7 +113,7 @@ def test_each_follows_the_other_as_its_leader(old: str) -> None:
 
 def test_the_older_release_stops_at_a_raised_log(old: str) -> None:
     """It says so, and folds nothing of that level: what a leader wrote of it is no refusal."""
-    lead = Lead(by=Sender("_registry", 1, 0), registry="registry-0", term=1, level=NEWEST)
+    lead = Lead(by=Sender("_registry", 1, 0), registry="registry-0", term=1, level=NEWEST_LEVEL)
     entries = [entry(1, "cmd.lead._registry", encode(lead))]
     led = fold(sys.executable, entries)
     followed = fold(old, [*entries, *said(led.events, 1)])
@@ -123,7 +123,7 @@ def test_the_older_release_stops_at_a_raised_log(old: str) -> None:
 
 
 def test_a_snapshot_of_a_raised_job_is_refused_by_the_older_release(old: str) -> None:
-    lead = Lead(by=Sender("_registry", 1, 0), registry="registry-0", term=1, level=NEWEST)
+    lead = Lead(by=Sender("_registry", 1, 0), registry="registry-0", term=1, level=NEWEST_LEVEL)
     raised = fold(sys.executable, [entry(1, "cmd.lead._registry", encode(lead))])
     refused = fold(old, [], raised.snapshot)
     assert refused.error is not None

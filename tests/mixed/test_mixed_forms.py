@@ -45,9 +45,9 @@ def test_what_breaks_a_release_is_named(old: Forms, new: Forms) -> None:
     del forms["leases.LeaseGrant"]["fields"]["ticket_s"]
     del forms["parts.Part"]["fields"]["cast"]
     forms["commands.Want"]["fields"]["why"] = {**TEXT, "required": True}
-    forms["heartbeat.Beat"]["tag"] = "beat"
+    forms["heartbeat.Heartbeat"]["tag"] = "beat"
     forms["events.Sibling"]["fields"] = dict(reversed(forms["events.Sibling"]["fields"].items()))
-    forms["program.Program"]["fields"]["unread_count"]["required"] = True
+    forms["program.TransferProgram"]["fields"]["unread_count"]["required"] = True
     del forms["worker.Loaded"]
     broken["roots"] = without(broken["roots"], "worker.Loaded")
     # What is new, and what has a default, breaks nothing.
@@ -98,7 +98,7 @@ NOT_THERE: Final = "the older release does not read all that this one may write"
         ({"values": ["a"]}, {"values": ["a", "b"]}, NOT_THERE),
         ({"values": ["a"]}, TEXT, NOT_THERE),
         (COUNT, {**COUNT, "bounds": {"ge": 0}}, NOT_HERE),
-        (KIND, {"form": "leases.LeaseAsk"}, NEITHER),
+        (KIND, {"form": "leases.LeaseRequest"}, NEITHER),
         (KIND, TEXT, NEITHER),
     ],
 )
@@ -148,14 +148,14 @@ def test_a_struct_may_move_to_another_module(new: Forms) -> None:
 
 def test_defaults_that_are_left_out_are_the_same_on_both_sides(new: Forms) -> None:
     now = copy.deepcopy(new)
-    now["forms"]["program.Program"]["fields"]["unread_count"]["default"] = "1"
+    now["forms"]["program.TransferProgram"]["fields"]["unread_count"]["default"] = "1"
     assert sorted(differences(new, now)) == [
-        "program.Program.unread_count is left out where it is 0, and this release takes it for 1",
-        "program.Program.unread_count is left out where it is 1, and the older release takes it for 0",
+        "program.TransferProgram.unread_count is left out where it is 0, and this release takes it for 1",
+        "program.TransferProgram.unread_count is left out where it is 1, and the older release takes it for 0",
     ]
-    now["forms"]["program.Program"]["fields"]["unread_count"] |= {"required": True, "default": ""}
+    now["forms"]["program.TransferProgram"]["fields"]["unread_count"] |= {"required": True, "default": ""}
     assert differences(new, now) == [
-        "program.Program.unread_count is left out where it is the default: this release does not read that",
+        "program.TransferProgram.unread_count is left out where it is the default: this release does not read that",
     ]
 
 
@@ -182,13 +182,18 @@ def read(data):
     assert sorted(decoded(source)) == ["Five", "Four", "One", "Three", "Two | None"]
     # Of those: by a decoder, in a function, by a field of a field, as a dataclass, in a list.
     assert new["forms"].keys() >= {
-        "program.Program",
+        "program.TransferProgram",
         "layout.Layout",
         "parts.Part",
-        "amax_cells.Fold",
+        "amax_cells.AmaxReduction",
         "regions.Blocks",
     }
-    assert new["forms"].keys() >= {"state.Replica", "snapshot_store.Record", "manifest.Manifest", "hub_file.NatsEntry"}
+    assert new["forms"].keys() >= {
+        "state.Replica",
+        "snapshot_store.SnapshotRecord",
+        "manifest.Manifest",
+        "hub_file.NatsEntry",
+    }
     assert new["forms"]["parts.Part"]["array"]
     assert new["forms"]["leases.LeaseGrant"]["fields"]["ticket_s"]["type"] == "float"
 

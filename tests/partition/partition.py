@@ -27,7 +27,7 @@ from tests.chaos.fleet import TRAINER, Findings, Fleet
 from tests.partition.namespaces import LINKS, Net, enter, why_not
 
 from tensorhub.local import nats_server
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 
 JOB: Final = "partition"
 NEAR: Final = "rollout-near"
@@ -77,10 +77,10 @@ class Run:
         """Do all of it. What was found stands in `findings.wrongs` afterwards."""
         here, there = net.names
         enter(here)
-        commands = Commands(agent=(sys.executable, "-m", "tests.partition.agent_there"))
+        commands = ServiceCommands(agent=(sys.executable, "-m", "tests.partition.agent_there"))
         environment = {**os.environ, "PARTITION_THERE": there}
         with mock.patch.object(nats_server, "LISTEN", LINKS["messages"].address(0)):
-            async with Up(self.directory, agents=3, hosts=2, commands=commands, environment=environment):
+            async with LocalHub(self.directory, agents=3, hosts=2, commands=commands, environment=environment):
                 fleet = self._fleet(there)
                 try:
                     await fleet.start()

@@ -18,7 +18,7 @@ from tensorhub_common.protocol.log.commands import (
     Filled,
     GiveUp,
     Granted,
-    Holding,
+    HeldShard,
     Join,
     Lead,
     Publish,
@@ -173,11 +173,11 @@ class Chance:
         known = self.world.catalog.agents.get(agent)
         after = 1 if known is None else known.incarnation + 1
         holds = tuple(
-            Holding(model=model, replica=replica, shard=index, version=self.often(version, 3), root=digest)
+            HeldShard(model=model, replica=replica, shard=index, version=self.often(version, 3), root=digest)
             for (model, replica, index), version, digest in self._memory(agent)
             if self.often(1, 0)
         )
-        strange = (Holding(model=MODEL, replica="nobody", shard=3, version=1, root="x"),)
+        strange = (HeldShard(model=MODEL, replica="nobody", shard=3, version=1, root="x"),)
         by = Sender(agent, self.often(after, after - 1, *NONSENSE_NUMBERS), self._n)
         return Join(
             by=by, host=self.often("host-0", *NONSENSE_WORDS), site="site-0", holds=self.often(holds, holds + strange)

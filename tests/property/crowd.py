@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from tensorhub_agent.leases.table import HOLD_S_MAX
-from tensorhub_agent.primitives.ranges import mark
+from tensorhub_agent.primitives.ranges import set_marks
 from tensorhub_agent.transfer import admission
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 
@@ -104,7 +104,7 @@ class Crowd:
 
     def _able(self, share: Share) -> bytearray:
         marks = bytearray(len(self.values))
-        mark(marks, [(share.source.shard * ROWS_OF_EACH, ROWS_OF_EACH)])
+        set_marks(marks, [(share.source.shard * ROWS_OF_EACH, ROWS_OF_EACH)])
         return marks
 
     # Time.
@@ -122,8 +122,8 @@ class Crowd:
         """Read until nothing is under way any more."""
         transfer = self.transfer
         self.step()
-        while transfer.phase not in (Phase.DONE, Phase.FAILED) or not transfer.quiet:
-            if transfer.phase is Phase.LEASED:
+        while transfer.phase not in (TransferPhase.DONE, TransferPhase.FAILED) or not transfer.quiet:
+            if transfer.phase is TransferPhase.LEASED:
                 self.began = self.now
                 transfer.start(self.now)
                 self.step()
@@ -159,7 +159,7 @@ class Crowd:
             self.after(self.rng.random() * CLOSE_S_MAX, lambda number=number: self.closed(number))  # type: ignore[misc]
         inside_now = sum(each.inside for each in self.sessions.values())
         self.inside_most = max(self.inside_most, inside_now)
-        assert inside_now <= admission.INSIDE_MAX
+        assert inside_now <= admission.TRANSPORTS_MAX
 
     # The planner, which knows who is lost some time after.
 

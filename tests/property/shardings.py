@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, placements, segment_bytes
 from tensorhub_common.layout.parts import Part, Shape
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.regions import StridedCopies
 
 DTYPES = {"uint8": 1, "bfloat16": 2, "float32": 4, "complex128": 16}
 
@@ -147,7 +147,7 @@ def memory(model: Model, layout: Layout) -> np.ndarray:
     return segment
 
 
-def carry_out(regions: Regions, source: np.ndarray, destination: np.ndarray, written: np.ndarray) -> None:
+def carry_out(regions: StridedCopies, source: np.ndarray, destination: np.ndarray, written: np.ndarray) -> None:
     """Copy regions as a transport does, and count how often each byte of the destination was written."""
     for to, origin, form in zip(regions.to, regions.origin, regions.form, strict=True):
         assert to + form.span_bytes <= len(destination)

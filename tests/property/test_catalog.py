@@ -16,17 +16,17 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.handlers import admin, membership, rounds
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.transitions import (
-    AGENT_MOVES,
-    ROUND_MOVES,
-    SHARD_MOVES,
-    VERSION_MOVES,
+    AGENT_TRANSITIONS,
+    ROUND_TRANSITIONS,
+    SHARD_TRANSITIONS,
+    VERSION_TRANSITIONS,
     AgentState,
     ShardState,
-    move,
+    transition,
 )
 from tensorhub_common.protocol.log.commands import VERSION_MAX, Unreadable
 from tensorhub_common.protocol.log.events import Event, ReplicaReady, VersionPublished
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 STEPS = 60
 SEEDED_RUNS = 150
@@ -70,10 +70,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
     def recording(table: dict, state: object, what: object) -> object:  # type: ignore[type-arg]
         made.add((repr(state), repr(what)))
-        return move(table, state, what)
+        return transition(table, state, what)
 
     for module in (availability, membership, rounds, admin):
-        monkeypatch.setattr(module, "move", recording)
+        monkeypatch.setattr(module, "transition", recording)
     monkeypatch.setattr(availability, "VERSIONS_KEPT_MAX", 2)
     return made
 
@@ -81,7 +81,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("to_the_end", ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL)
 def test_seeded_runs_take_every_transition_of_the_tables(taken: set[tuple[str, str]], to_the_end: bool) -> None:  # noqa: FBT001
     """What no run takes is either dead, and should go from the table, or not tested."""
-    tables = (SHARD_MOVES, VERSION_MOVES, ROUND_MOVES, AGENT_MOVES)
+    tables = (SHARD_TRANSITIONS, VERSION_TRANSITIONS, ROUND_TRANSITIONS, AGENT_TRANSITIONS)
     every = {(repr(state), repr(what)) for table in tables for state, what in table}
     for seed in sorted(range(SEEDED_RUNS), key=lambda seed: seed not in FIRST):
         if seed < RULED_RUNS:
@@ -98,7 +98,7 @@ def test_two_folders_of_one_log_hold_equal_catalogs(seed: int) -> None:
     """One folds the commands as they were made, the other what a registry reads out of the log."""
     world = run(random.Random(1000 + seed).choice, SEEDED_STEPS)
     assert world.replay() == world.catalog
-    catalog = Catalog(JOB, level=NEWEST)
+    catalog = Catalog(JOB, level=NEWEST_LEVEL)
     events: list[Event] = []
     for seq, time, command in world.log:
         read = command if isinstance(command, Unreadable) else recoded(command, catalog.level)

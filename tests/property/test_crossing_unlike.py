@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import encoded
-from tensorhub_common.protocol.plans import Demand, Plan, SourceId, Turn
-from tensorhub_common.protocol.ranges import Ranges, common, normal
-from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, SourceId
+from tensorhub_common.protocol.ranges import Ranges, intersect_ranges, merge_ranges
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.decision import ProgramQuestion
-from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.decision import ProgramPlanDecision
+from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import program_sources
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.source_set import SourceSet
-from tensorhub_planner.primitives.topology import Place, Topology
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.source_set import LayoutSet
+from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 DECIDED = 7
 ROWS, COLUMNS = 12, 4
@@ -54,11 +54,11 @@ class Reader:
         return SourceId(f"agent-{self.number}-{shard}", 1, f"replica-{self.number}", shard)
 
     def holders(self, *, ready: bool = False, decided: int = DECIDED) -> list[Holder]:
-        turn = None if ready else Turn(decided, self.number)
+        turn = None if ready else ReadPriority(decided, self.number)
         return [holder(self.source(shard), each, len(self.cut), turn) for shard, each in enumerate(self.cut)]
 
 
-def holder(source: SourceId, layout: Layout, shards: int, turn: Turn | None) -> Holder:
+def holder(source: SourceId, layout: Layout, shards: int, turn: ReadPriority | None) -> Holder:
     digest = layout_digest(layout)
     key = root_key(shards, source.shard, digest)
     return Holder(
@@ -68,17 +68,17 @@ def holder(source: SourceId, layout: Layout, shards: int, turn: Turn | None) -> 
 
 TRAINERS = [holder(SourceId(f"trainer-{n}", 1, "trainer", n), each, 3, None) for n, each in enumerate(TRAINER)]
 TOPOLOGY = Topology(
-    {each.source.agent: Place("h", NEAR) for each in TRAINERS}
-    | {f"agent-{n}-{shard}": Place(f"h{n}", FAR) for n in range(1, 12) for shard in (0, 1)}
-    | {"away-0": Place("h", ELSEWHERE)}
+    {each.source.agent: AgentPlace("h", NEAR) for each in TRAINERS}
+    | {f"agent-{n}-{shard}": AgentPlace(f"h{n}", FAR) for n in range(1, 12) for shard in (0, 1)}
+    | {"away-0": AgentPlace("h", ELSEWHERE)}
 )
 STRANGER = holder(SourceId("away-0", 1, "away", 0), rows(0, 7), 1, None)
 """Came to hold the version meanwhile, in a site and a layout of its own."""
 
 
-def demand(reader: Reader, shard: int, pieces: Ranges | None = None, **more: object) -> Demand:
+def demand(reader: Reader, shard: int, pieces: Ranges | None = None, **more: object) -> PlanRequest:
     me = reader.source(shard)
-    asked = Demand(
+    asked = PlanRequest(
         model="m",
         version=1,
         replica=me.replica,
@@ -86,44 +86,48 @@ def demand(reader: Reader, shard: int, pieces: Ranges | None = None, **more: obj
         agent=me.agent,
         root=None,
         at_seq=1,
-        turn=Turn(DECIDED, reader.number),
+        turn=ReadPriority(DECIDED, reader.number),
         promises=True,
         pieces=pieces,
     )
     return msgspec.structs.replace(asked, **more)
 
 
-def found(reader: Reader, shard: int, holders: list[Holder]) -> Found:
+def found(reader: Reader, shard: int, holders: list[Holder]) -> Candidates:
     digest = layout_digest(reader.cut[shard])
-    seat = Seat(
+    seat = ReaderShard(
         me=reader.source(shard),
         key=root_key(len(reader.cut), shard, digest),
         layout=digest,
         shards=len(reader.cut),
     )
     others = tuple(each for each in holders if each.source.replica != reader.source(0).replica)
-    return Found(seat, Holders(others), TOPOLOGY, ORIGINALS)
+    return Candidates(seat, HolderSet(others), TOPOLOGY, ORIGINALS)
 
 
-def compiled(layout: str, sources: SourceSet) -> tuple[Execution, Sizes]:
-    index = SourceIndex({digest: LAYOUTS[digest] for digest in sources.layouts}, sources.originals)
+def compiled(layout: str, sources: LayoutSet) -> tuple[NumberedProgram, PieceSizes]:
+    index = LayoutIndex({digest: LAYOUTS[digest] for digest in sources.layouts}, sources.originals)
     program = compile_program(layout, LAYOUTS[layout], index)
-    execution = Execution(program, str(hash(encoded(program))))
-    return execution, Sizes(execution.nbytes())
+    execution = NumberedProgram(program, str(hash(encoded(program))))
+    return execution, PieceSizes(execution.nbytes())
 
 
-def plan(reader: Reader, shard: int, holders: list[Holder], asked: Demand | None = None) -> tuple[Plan, Sizes]:
+def plan(
+    reader: Reader, shard: int, holders: list[Holder], asked: PlanRequest | None = None
+) -> tuple[Plan, PieceSizes]:
     asked, who = asked or demand(reader, shard), found(reader, shard, holders)
     execution, sizes = compiled(who.seat.layout, program_sources(asked, who))
     asked = msgspec.structs.replace(asked, program=execution.digest)
-    limits = Limits()
-    answer = ProgramQuestion("job", asked, who, execution, sizes).decide(Kept(), Ledger(limits), limits, 0.0)
+    limits = PlanLimits()
+    answer = ProgramPlanDecision("job", asked, who, execution, sizes).decide(
+        PlanCache(), LoadLedger(limits), limits, 0.0
+    )
     assert isinstance(answer, Plan), answer
     return answer, sizes
 
 
 def crossed(found: Plan) -> Ranges:
-    return normal(each for share in found.shares if share.far for each in share.pieces)
+    return merge_ranges(each for share in found.shares if share.far for each in share.pieces)
 
 
 @settings(deadline=None)
@@ -138,14 +142,14 @@ def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], cou
             plans[reader.number], sizes = plan(reader, shard, [*everybody, *([STRANGER] if more else [])])
         assert len({each.program for each in plans.values()}) == 1
         over = [crossed(each) for each in plans.values()]
-        assert normal(each for pieces in over for each in pieces) == sizes.all()
+        assert merge_ranges(each for pieces in over for each in pieces) == sizes.all()
         assert sum(map(sizes.of, over)) == sizes.of(sizes.all())
         for each in plans.values():
             for share in each.shares:
                 assert share.far != share.crosses, "from afar, or from a mate"
                 if share.crosses:
                     giver = plans[int(share.source.agent.split("-")[1])]
-                    assert common(crossed(giver), share.pieces) == share.pieces
+                    assert intersect_ranges(crossed(giver), share.pieces) == share.pieces
                     assert share.layout == layout_digest((TOP, BOTTOM)[shard])
 
 
@@ -157,7 +161,7 @@ def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> 
     readers = [Reader(number, (WHOLE,) if place < 3 else (TOP, BOTTOM)) for place, number in enumerate(order)]
     everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
     first = min(readers, key=lambda reader: reader.number)
-    whole = Sizes([4 * ROWS * COLUMNS * TENSORS]).of(((0, 1),))
+    whole = PieceSizes([4 * ROWS * COLUMNS * TENSORS]).of(((0, 1),))
     over = 0
     for reader in readers:
         for shard in range(len(reader.cut)):
@@ -206,9 +210,11 @@ def test_whoever_goes_by_a_program_of_other_layouts_waits_for_nobody() -> None:
     everybody = [*TRAINERS, STRANGER, *(each for reader in readers for each in reader.holders())]
     who = found(readers[0], 0, everybody)
     LAYOUTS.setdefault(STRANGER.layout, rows(0, 7))
-    execution, sizes = compiled(who.seat.layout, SourceSet((*ORIGINALS, STRANGER.layout), ORIGINALS))
+    execution, sizes = compiled(who.seat.layout, LayoutSet((*ORIGINALS, STRANGER.layout), ORIGINALS))
     asked = demand(readers[0], 0, program=execution.digest)
-    limits = Limits()
-    answer = ProgramQuestion("job", asked, who, execution, sizes).decide(Kept(), Ledger(limits), limits, 0.0)
+    limits = PlanLimits()
+    answer = ProgramPlanDecision("job", asked, who, execution, sizes).decide(
+        PlanCache(), LoadLedger(limits), limits, 0.0
+    )
     assert isinstance(answer, Plan)
     assert not any(share.crosses for share in answer.shares)

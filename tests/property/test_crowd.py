@@ -10,8 +10,8 @@ from tests.examples_of import examples
 from tests.property.crowd import READ, STALL_S, STOPPED_S, Crowd
 
 from tensorhub_agent.transfer import admission
-from tensorhub_agent.transfer.admission import INSIDE_MAX
-from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.admission import TRANSPORTS_MAX
+from tensorhub_agent.transfer.transfer import TransferPhase
 
 RANKS = 2_048
 
@@ -19,7 +19,7 @@ RANKS = 2_048
 def read(crowd: Crowd) -> Crowd:
     """Run a read to its end, and compare every byte."""
     crowd.run()
-    assert crowd.transfer.phase is Phase.DONE, crowd.transfer.error
+    assert crowd.transfer.phase is TransferPhase.DONE, crowd.transfer.error
     assert np.array_equal(crowd.memory, crowd.values[:, READ])
     return crowd
 
@@ -27,7 +27,7 @@ def read(crowd: Crowd) -> Crowd:
 @pytest.mark.long
 def test_a_reader_of_as_many_fully_sharded_ranks() -> None:
     crowd = read(Crowd(Random(1), RANKS, kills=0.05, stops=0.03))
-    assert crowd.inside_most == INSIDE_MAX
+    assert crowd.inside_most == TRANSPORTS_MAX
     left = {source.lost for source in crowd.transfer.sources.values()}
     assert {"", "its connection ended", "it made no progress"} <= left
 
@@ -36,12 +36,12 @@ def test_whoever_is_stopped_keeps_nobody_else_waiting() -> None:
     """Half of the places are taken by sources that stand still: the others go on, and twins have what those have."""
     calm = read(Crowd(Random(2), 400))
     crowd = Crowd(Random(2), 400)
-    stopped = [peer for peer in crowd.peers.values() if peer.source.replica == "trainer"][: INSIDE_MAX // 2]
+    stopped = [peer for peer in crowd.peers.values() if peer.source.replica == "trainer"][: TRANSPORTS_MAX // 2]
     for peer in stopped:
         # By then it has granted its lease, and is one of the first to be inside.
         peer.stops = 0.8 * calm.began
     read(crowd)
-    others = [each for each in crowd.transfer.sources.values() if each.share.source.shard >= INSIDE_MAX // 2]
+    others = [each for each in crowd.transfer.sources.values() if each.share.source.shard >= TRANSPORTS_MAX // 2]
     assert max(each.since for each in others) < 3 * calm.now, "those were done long before"
     assert STALL_S < crowd.now < STOPPED_S, "and who stood still was left"
 
@@ -50,6 +50,6 @@ def test_whoever_is_stopped_keeps_nobody_else_waiting() -> None:
 @settings(max_examples=examples(0.4))
 def test_every_byte_comes_whoever_is_killed_or_stopped(seed: int, ranks: int, inside: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(admission, "INSIDE_MAX", inside)
+        patched.setattr(admission, "TRANSPORTS_MAX", inside)
         patched.setattr(admission, "OPENING_MAX", max(1, inside // 2))
         read(Crowd(Random(seed), ranks, kills=0.2, stops=0.1))

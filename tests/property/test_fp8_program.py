@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.unit.agent.torch_fp8 import referred, weight
 
-from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_agent.compute.casting.floats import Bits
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.block_forms import amax_bytes
-from tensorhub_agent.primitives.forms import as_received, as_sent, parts
+from tensorhub_agent.primitives.forms import cut_form, receiver_form, sender_form
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.casts import CASTABLE, FP8_SOURCES
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of, placements, segment_bytes
 from tensorhub_common.layout.parts import Part, Shape
-from tensorhub_common.layout.quantized import DERIVED, Derived
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.layout.quantized import DERIVED, QuantizedKind
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import decoded, encoded
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_planner.compiler import overlaps
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 SCHEMES: Final = ("fp8-block-128", "fp8-block-128-nemo", "fp8-channel")
 UNIT_BYTES: Final = (128 * 128, 3 * 128 * 128, 4 << 20)
@@ -69,7 +69,7 @@ def source_entry(tensor: Global, box: Box) -> TensorEntry:
     return TensorEntry("w", tensor.dtype, CASTABLE[tensor.dtype], shape, tensor.bits.shape, box[0])
 
 
-def reader_entry(name: str, kind: Derived, whole: Shape, boxes: list[Box]) -> TensorEntry:
+def reader_entry(name: str, kind: QuantizedKind, whole: Shape, boxes: list[Box]) -> TensorEntry:
     """Return a tensor in which boxes of values or scales stand one after another in a new first dimension."""
     stacked = tuple(max(b[1][d] - b[0][d] for b in boxes) for d in range(len(whole)))
     consists: list[Part] = []
@@ -126,12 +126,12 @@ def expected(tensor: Global, entry: TensorEntry) -> Bits:
     return np.stack(boxes)
 
 
-def add(regions: Regions, to: int, origin: int, form: Form) -> None:
+def add(regions: StridedCopies, to: int, origin: int, form: StridedForm) -> None:
     for column, value in ((regions.to, to), (regions.origin, origin), (regions.form, form)):
         column.append(value)  # type: ignore[union-attr]
 
 
-def bring(destination: memoryview, source: memoryview, regions: Regions, *, by_wire: bool) -> None:
+def bring(destination: memoryview, source: memoryview, regions: StridedCopies, *, by_wire: bool) -> None:
     """Copy regions as the transports do: on one host box by box, over a wire packed at the source."""
 
     async def run() -> None:
@@ -140,16 +140,16 @@ def bring(destination: memoryview, source: memoryview, regions: Regions, *, by_w
             if not by_wire:
                 await copy_boxes(pool, destination, source, regions).done()
                 return
-            packed, unpacked = Regions([], [], [], []), Regions([], [], [])
+            packed, unpacked = StridedCopies([], [], [], []), StridedCopies([], [], [])
             at = 0
             amax = regions.amax or [b""] * len(regions.to)
             for to, origin, form, largest in zip(regions.to, regions.origin, regions.form, amax, strict=True):
                 taken = 0
-                for part in parts(form, WIRE_BYTES):
-                    add(packed, at, origin + part.origin, as_sent(part.form))
+                for part in cut_form(form, WIRE_BYTES):
+                    add(packed, at, origin + part.origin, sender_form(part.form))
                     size = amax_bytes(part.form)
                     packed.amax.append(largest[taken : taken + size])  # type: ignore[attr-defined]
-                    add(unpacked, to + part.to, at, as_received(part.form))
+                    add(unpacked, to + part.to, at, receiver_form(part.form))
                     at += part.form.nbytes
                     taken += size
             wire = memoryview(bytearray(at))
@@ -163,12 +163,12 @@ def bring(destination: memoryview, source: memoryview, regions: Regions, *, by_w
 
 def fill(reader: Layout, sources: dict[str, tuple[Layout, memoryview]], originals: set[str], *, by_wire: bool) -> bytes:
     """Fill a reader by the program, each unit once, from each source what only it has; first all that is folded."""
-    index = SourceIndex({digest: layout for digest, (layout, _) in sources.items()}, originals)
+    index = LayoutIndex({digest: layout for digest, (layout, _) in sources.items()}, originals)
     program = compile_program(layout_digest(reader), reader, index)
     assert decoded(encoded(program)) == program
-    execution = Execution(program)
+    execution = NumberedProgram(program)
     destination = bytearray(b"\xa5" * segment_bytes(reader))
-    table = AmaxTable(execution)
+    table = NumpyAmaxTable(execution)
     brought: set[int] = set()
 
     def fresh(digest: str, first: int, last: int) -> list[tuple[int, int]]:
@@ -193,7 +193,7 @@ def fill(reader: Layout, sources: dict[str, tuple[Layout, memoryview]], original
         if not units:
             continue
         regions = execution.regions(digest, units)
-        regions = Regions(regions.to, regions.origin, regions.form, table.amax(digest, units))
+        regions = StridedCopies(regions.to, regions.origin, regions.form, table.amax(digest, units))
         bring(memoryview(destination), source, regions, by_wire=by_wire)
     assert brought == set(range(len(execution)))
     return bytes(destination)
@@ -276,7 +276,7 @@ def test_what_is_lacking_of_a_block_that_is_cut_is_named(data: st.DataObject) ->
     kind = DERIVED["fp8-block-128:" + data.draw(st.sampled_from(["values", "scales"]))]
     reader = layout_of([reader_entry("r", kind, shape, [((0, 0), kind.shape(shape))])])
     with pytest.raises(LayoutMismatch) as refused:
-        compile_program("x", reader, SourceIndex(layouts, set(layouts)))
+        compile_program("x", reader, LayoutIndex(layouts, set(layouts)))
     said = str(refused.value)
     assert f"of 'w' as {kind.name} is computed of " in said
     # What begins within a block is looked for as far as that goes.
@@ -289,7 +289,7 @@ def test_only_what_was_published_is_quantised() -> None:
     layout = layout_of([source_entry(tensor, ((0, 0), (128, 128)))])
     reader = layout_of([reader_entry("r", DERIVED["fp8-block-128:values"], (128, 128), [((0, 0), (128, 128))])])
     with pytest.raises(LayoutMismatch, match=r"'w' is float8_e4m3fn \(fp8-block-128:values\) of .* bfloat16"):
-        compile_program("x", reader, SourceIndex({"s": layout}))
+        compile_program("x", reader, LayoutIndex({"s": layout}))
 
 
 def test_a_source_of_another_kind_is_none() -> None:
@@ -302,7 +302,7 @@ def test_a_source_of_another_kind_is_none() -> None:
     counts = layout_of([TensorEntry("w", "int32", 4, shape, shape, (0, 0))])
     for reader, source in ((plain, has), (other, has), (other, plain), (other, counts)):
         with pytest.raises(LayoutMismatch, match="'w' is"):
-            compile_program("x", reader, SourceIndex({"s": source}, {"s"}))
+            compile_program("x", reader, LayoutIndex({"s": source}, {"s"}))
 
 
 def test_a_unit_of_scales_is_computed_of_a_bounded_box() -> None:
@@ -311,8 +311,8 @@ def test_a_unit_of_scales_is_computed_of_a_bounded_box() -> None:
     source = layout_of([TensorEntry("w", "float32", 4, shape, shape, (0, 0))])
     kind = DERIVED["fp8-block-128:scales"]
     reader = layout_of([reader_entry("s", kind, shape, [((0, 0), kind.shape(shape))])])
-    execution = Execution(compile_program("x", reader, SourceIndex({"s": source}, {"s"})))
-    forms: list[Form] = list(execution.regions("s", [(0, len(execution))]).form)
+    execution = NumberedProgram(compile_program("x", reader, LayoutIndex({"s": source}, {"s"})))
+    forms: list[StridedForm] = list(execution.regions("s", [(0, len(execution))]).form)
     assert len(forms) == 8
     assert {form.origin_nbytes for form in forms} == {16 << 20}
 
@@ -323,5 +323,5 @@ def test_a_unit_is_no_longer_than_a_piece_where_scales_are_larger_than_what_they
     source = layout_of([TensorEntry("w", "bfloat16", 2, shape, shape, (0, 0))])
     kind = DERIVED["fp8-channel:scales"]
     reader = layout_of([reader_entry("s", kind, shape, [((0, 0), shape)])])
-    execution = Execution(compile_program("x", reader, SourceIndex({"s": source}, {"s"})))
+    execution = NumberedProgram(compile_program("x", reader, LayoutIndex({"s": source}, {"s"})))
     assert execution.nbytes() == [4 << 20] * 4

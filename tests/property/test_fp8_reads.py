@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
 
-from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.config import draw_config
 from tensorhub_simulator.faultsim.models.layouts import quantised_cuttings
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.mutants.planting import planted
@@ -33,7 +33,7 @@ def world_of(seed: int, *, calm: bool) -> World:
     """Return a seed's world, with replicas in fp8."""
     rng = Random(seed * 31337)
     cuttings = quantised_cuttings(rng, 1, rng.choice((1, 2, 3)))
-    setting = replace(draw(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None)
+    setting = replace(draw_config(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None)
     return World(seed, replace(setting, trainers=1, rollouts=len(cuttings.rollouts)))
 
 

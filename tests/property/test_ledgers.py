@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
-from tensorhub_common.protocol.heartbeat import Beat, Served, Serving
+from tensorhub_common.protocol.heartbeat import Heartbeat, ReaderLoad, ServingLoad
 from tensorhub_common.protocol.log.events import Event, RoundDecided, RoundFailed, ShardFilled
 from tensorhub_common.protocol.plans import Plan, Share
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Lane, Reader
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import AgentTransport, ReaderId
+from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
-READERS = tuple(Reader(JOB, "policy", replica, 0) for replica in "xy")
+READERS = tuple(ReaderId(JOB, "policy", replica, 0) for replica in "xy")
 AGENTS = ("a", "b")
 NOW = 1.0
 
 
-def lane(agent: str) -> Lane:
+def lane(agent: str) -> AgentTransport:
     return (agent, "ucxx")
 
 
@@ -33,35 +33,35 @@ def lane(agent: str) -> Lane:
 class Planner:
     """A ledger, how much of the log it has seen, what beats are on their way to it, and what it has assigned."""
 
-    ledger: Ledger = field(default_factory=lambda: Ledger(Limits()))
+    ledger: LoadLedger = field(default_factory=lambda: LoadLedger(PlanLimits()))
     folded: int = 0
-    coming: list[Beat] = field(default_factory=list)
-    assigned: dict[Reader, set[str]] = field(default_factory=lambda: defaultdict(set))
+    coming: list[Heartbeat] = field(default_factory=list)
+    assigned: dict[ReaderId, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
 @dataclass
 class World:
     """The truth."""
 
-    log: list[tuple[Reader, Event]] = field(default_factory=list)
-    decided: dict[Reader, int] = field(default_factory=dict)
+    log: list[tuple[ReaderId, Event]] = field(default_factory=list)
+    decided: dict[ReaderId, int] = field(default_factory=dict)
     """Of the reads under way, by the log."""
-    leases: set[tuple[str, Reader, int]] = field(default_factory=set)
-    wanted: list[tuple[str, Reader, int]] = field(default_factory=list)
+    leases: set[tuple[str, ReaderId, int]] = field(default_factory=set)
+    wanted: list[tuple[str, ReaderId, int]] = field(default_factory=list)
     """Leases that were planned and not granted yet."""
-    were: dict[tuple[Reader, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    were: dict[tuple[ReaderId, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     """From whom each read has ever read, or was to."""
     planners: tuple[Planner, Planner] = field(default_factory=lambda: (Planner(), Planner()))
 
     # What happens.
 
-    def decide(self, reader: Reader) -> None:
+    def decide(self, reader: ReaderId) -> None:
         """Also anew, while it reads: its leases end when its agent hears of it."""
         event = RoundDecided(model=reader.model, replica=reader.replica, round=1, attempt=1, version=1, roots=("r",))
         self.log.append((reader, event))
         self.decided[reader] = len(self.log)
 
-    def read(self, reader: Reader, number: int, agent: str) -> None:
+    def read(self, reader: ReaderId, number: int, agent: str) -> None:
         """All at once, as it mostly goes."""
         self.decide(reader)
         self.plan(reader, number, agent)
@@ -76,7 +76,7 @@ class World:
             while planner.coming:
                 self.hear(number, "once")
 
-    def plan(self, reader: Reader, number: int, agent: str) -> None:
+    def plan(self, reader: ReaderId, number: int, agent: str) -> None:
         if reader in self.decided:
             planner = self.planners[number]
             self.fold_all(number)
@@ -84,7 +84,7 @@ class World:
             planner.assigned[reader] = set()
             self._assign(planner, reader, agent)
 
-    def try_beside(self, reader: Reader, number: int, agent: str) -> None:
+    def try_beside(self, reader: ReaderId, number: int, agent: str) -> None:
         """A reader asks for a part from somebody else than the one that it reads from, and goes on there."""
         if reader in self.decided:
             planner = self.planners[number]
@@ -94,7 +94,7 @@ class World:
             planner.assigned[reader].difference_update(others)
             self._assign(planner, reader, agent)
 
-    def _assign(self, planner: Planner, reader: Reader, agent: str) -> None:
+    def _assign(self, planner: Planner, reader: ReaderId, agent: str) -> None:
         share = Share(source=source(agent), transport="ucxx", pieces=((0, 1),), nbytes=1, why="")
         planner.ledger.assign(reader, Plan(version=1, shares=(share,), why=""), NOW)
         planner.assigned[reader].add(agent)
@@ -105,19 +105,19 @@ class World:
         if self.wanted:
             self.leases.add(self.wanted.pop(0))
 
-    def fills(self, reader: Reader) -> None:
+    def fills(self, reader: ReaderId) -> None:
         self._end(
             reader, ShardFilled(model=reader.model, replica=reader.replica, shard=0, version=1, round=1, root="r")
         )
 
-    def fails(self, reader: Reader) -> None:
+    def fails(self, reader: ReaderId) -> None:
         self._end(reader, RoundFailed(model=reader.model, replica=reader.replica, round=1, error="", message=""))
 
-    def _end(self, reader: Reader, event: Event) -> None:
+    def _end(self, reader: ReaderId, event: Event) -> None:
         if self.decided.pop(reader, None) is not None:
             self.log.append((reader, event))
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, reader: ReaderId) -> None:
         """Let go of what is not read any more, which may be long after the log has said so."""
         now = self.decided.get(reader)
         self.leases = {each for each in self.leases if each[1] != reader or each[2] == now}
@@ -125,15 +125,15 @@ class World:
 
     def beat(self, agent: str) -> None:
         served = tuple(
-            Served(each.job, each.model, each.replica, each.shard, decided, 1)
+            ReaderLoad(each.job, each.model, each.replica, each.shard, decided, 1)
             for its, each, decided in sorted(self.leases, key=str)
             if its == agent
         )
         # As agents do, a reader with two leases is one.
         named = tuple({each.replica: each for each in sorted(served, key=lambda one: one.decided)}.values())
-        serving = (Serving("ucxx", len(named), len(named), named),) if named else ()
+        serving = (ServingLoad("ucxx", len(named), len(named), named),) if named else ()
         for planner in self.planners:
-            planner.coming.append(Beat(agent=agent, incarnation=1, serving=serving))
+            planner.coming.append(Heartbeat(agent=agent, incarnation=1, serving=serving))
 
     def hear(self, number: int, how: str) -> None:
         planner = self.planners[number]

@@ -1,6 +1,6 @@
 """Lines of any speed, with pauses at any time: packed pieces come over slow ones, and a pause makes none slow for long.
 
-The reader is modelled: it keeps some batches under way over one line, each as it is or packed, as `Line` says.
+The reader is modelled: it keeps some batches under way over one line, each as it is or packed, as `LineEstimate` says.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from tensorhub_agent.rates.encoding_choice import (
     RATE_GUESSED,
     RATIO_GUESSED,
     SLOW_BATCHES_MIN,
-    Line,
+    LineEstimate,
     takes_patches,
 )
 from tensorhub_agent.rates.source_rate import BATCHES_MIN
@@ -68,7 +68,7 @@ class Read:
     ended: float = 0.0
 
 
-def read(line: Line, way: Way, batches: int, depth: int) -> Read:
+def read(line: LineEstimate, way: Way, batches: int, depth: int) -> Read:
     """Read so many batches, `depth` at a time."""
     done, now = Read(), 0.0
     flying: list[tuple[float, int, bool]] = []
@@ -87,7 +87,7 @@ def read(line: Line, way: Way, batches: int, depth: int) -> Read:
     return done
 
 
-def came(line: Line, way: Way, flying: list[tuple[float, int, bool]]) -> float:
+def came(line: LineEstimate, way: Way, flying: list[tuple[float, int, bool]]) -> float:
     """Let the next batch come; return when it has. Nothing is asked for before that."""
     ready_at, _, packed = heapq.heappop(flying)
     nbytes = int(RATIO_GUESSED * BATCH) if packed else BATCH
@@ -108,7 +108,7 @@ pauses = st.lists(st.tuples(st.floats(0, 3), st.floats(0.01, 2)), max_size=4).ma
 def test_a_fast_line_that_paused_is_taken_for_fast_again(rate: float, stops: tuple[Pause, ...], depth: int) -> None:
     """Only so many batches come packed after the last pause as it takes until the line is looked at again."""
     batches = 600
-    it = read(Line(), Way(rate, stops), batches, depth)
+    it = read(LineEstimate(), Way(rate, stops), batches, depth)
     over = max((start + lasts for start, lasts in stops), default=0.0)
     after = [packed for packed, at in zip(it.packed, it.asked, strict=True) if at > over]
     assert sum(after) <= LOOK_AFTER_MAX + depth
@@ -119,14 +119,14 @@ def test_a_fast_line_that_paused_is_taken_for_fast_again(rate: float, stops: tup
 @pytest.mark.parametrize("at_s", [0.0, 0.01, 0.1])
 def test_one_pause_makes_nothing_come_packed(nbytes: int, at_s: float) -> None:
     """Of 0.3 s: that of a read of 512 MiB took 2.6 s instead of 0.7 s, since every piece after it came packed."""
-    it = read(Line(), Way(800 * MB, ((at_s, 0.3),)), nbytes // BATCH, depth=2)
+    it = read(LineEstimate(), Way(800 * MB, ((at_s, 0.3),)), nbytes // BATCH, depth=2)
     assert not any(it.packed)
     assert it.ended == pytest.approx(0.3 + nbytes // BATCH * BATCH / (800 * MB))
 
 
 @given(rate=st.floats(1 * MB, FASTEST_SLOW), depth=st.integers(BATCHES_MIN, 8))
 def test_over_a_slow_line_nearly_all_comes_packed(rate: float, depth: int) -> None:
-    it = read(Line(), Way(rate), 400, depth)
+    it = read(LineEstimate(), Way(rate), 400, depth)
     first = it.packed.index(True)
     assert first <= SLOW_BATCHES_MIN + depth
     assert it.packed[first:].count(False) <= 0.05 * 400
@@ -140,7 +140,7 @@ def test_over_a_slow_line_nearly_all_comes_packed(rate: float, depth: int) -> No
     depth=st.integers(BATCHES_MIN, 4),
 )
 def test_a_line_that_becomes_fast_is_found_out(slow: float, fast: float, turns: int, depth: int) -> None:
-    line = Line()
+    line = LineEstimate()
     read(line, Way(slow), turns, depth)
     it = read(line, Way(fast), 200, depth)
     assert not any(it.packed[LOOK_AFTER_MAX + 2 * depth :])
@@ -148,7 +148,7 @@ def test_a_line_that_becomes_fast_is_found_out(slow: float, fast: float, turns: 
 
 @given(rate=st.floats(1 * MB, 20e9), nbytes=st.integers(MB, 100 * MB), part=st.floats(0.0, 1.0))
 def test_patches_that_a_usual_line_takes_too_are_no_reason_to_look_again(rate: float, nbytes: int, part: float) -> None:
-    line = Line()
+    line = LineEstimate()
     line.asked(0.0)
     line.came(int(rate), 1.0)
     slowly = line.patches_for_slowness(nbytes, int(part * nbytes))

@@ -7,15 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.protocol.plans import Demand, LinkRate, Plan, Refusal, SourceId, Transport, Turn, precedes
-from tensorhub_common.protocol.ranges import Range, Ranges, normal
-from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
-from tensorhub_planner.load.load import Busy, Lane
-from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
-from tensorhub_planner.planning.verifier import chain_ends, grounded
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.topology import Place, Topology
+from tensorhub_common.protocol.plans import (
+    LinkRate,
+    Plan,
+    PlanRequest,
+    ReadPriority,
+    Refusal,
+    SourceId,
+    Transport,
+    has_priority,
+)
+from tensorhub_common.protocol.ranges import Range, Ranges, merge_ranges
+from tensorhub_planner.catalog_view.holders import Holder, HolderSet, ReaderShard
+from tensorhub_planner.load.load import AgentTransport, Load
+from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome, make_plan
+from tensorhub_planner.planning.verifier import chain_ends, servable_pieces
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 PIECES = 24
 ME = SourceId("me", 1, "reader", 0)
@@ -26,16 +35,16 @@ KEYS = {"mine": root_key(1, 0, "mine"), "other": root_key(1, 0, "other")}
 class Case(msgspec.Struct, frozen=True):
     """All that a plan depends on."""
 
-    demand: Demand
-    sizes: Sizes
+    demand: PlanRequest
+    sizes: PieceSizes
     holders: tuple[Holder, ...]
     topology: Topology
-    load: dict[Lane, Busy]
-    limits: Limits
+    load: dict[AgentTransport, Load]
+    limits: PlanLimits
 
-    def answer(self) -> Answer:
-        seat = Seat(me=ME, key=KEYS["mine"], layout="mine", shards=1)
-        return plan(self.demand, seat, self.sizes, Holders(self.holders), self.topology, self.load, self.limits)
+    def answer(self) -> PlanOutcome:
+        seat = ReaderShard(me=ME, key=KEYS["mine"], layout="mine", shards=1)
+        return make_plan(self.demand, seat, self.sizes, HolderSet(self.holders), self.topology, self.load, self.limits)
 
     def wanted(self) -> set[int]:
         return set(range(len(self.sizes))) if self.demand.pieces is None else numbers(self.demand.pieces)
@@ -49,7 +58,10 @@ ranges = st.lists(st.tuples(st.integers(0, PIECES - 1), st.integers(1, PIECES)),
     lambda some: tuple((first, min(count, PIECES - first)) for first, count in some)
 )
 places = st.builds(
-    Place, st.sampled_from(("host-1", "host-2")), st.sampled_from(("berlin", "paris")), st.sampled_from(("", "r07"))
+    AgentPlace,
+    st.sampled_from(("host-1", "host-2")),
+    st.sampled_from(("berlin", "paris")),
+    st.sampled_from(("", "r07")),
 )
 sources = st.builds(SourceId, st.sampled_from(AGENTS), st.integers(1, 2), st.just("replica"), st.just(0))
 links = st.sampled_from(("host", "rack/host-1", "rack/host-2", "site/host-1", "site/host-2", "wan/paris", "nonsense"))
@@ -64,7 +76,7 @@ rates = st.lists(
     ),
     max_size=6,
 ).map(tuple)
-turns = st.builds(Turn, st.integers(1, 4), st.integers(1, 4))
+turns = st.builds(ReadPriority, st.integers(1, 4), st.integers(1, 4))
 
 
 @st.composite
@@ -76,7 +88,7 @@ def holders(draw: st.DrawFn, source: SourceId, *, whole: bool) -> Holder:
         layout=layout,
         shards=1,
         root=draw(st.sampled_from(("right", "right", "right", "wrong"))),
-        pieces=None if whole else draw(st.none() | ranges.map(normal)),
+        pieces=None if whole else draw(st.none() | ranges.map(merge_ranges)),
         turn=None if whole else draw(st.none() | turns),
         depth=draw(st.integers(1, 9)),
     )
@@ -89,7 +101,7 @@ def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
     transports: st.SearchStrategy[Transport] = st.sampled_from(("local", "ucxx"))
     lanes = st.tuples(st.sampled_from(AGENTS), transports)
     return Case(
-        demand=Demand(
+        demand=PlanRequest(
             model="policy",
             version=1,
             replica="reader",
@@ -102,11 +114,11 @@ def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
             turn=draw(st.none() | turns),
             rates=() if whole else draw(rates),
         ),
-        sizes=Sizes(draw(st.lists(st.integers(1, 2**40), min_size=PIECES, max_size=PIECES))),
+        sizes=PieceSizes(draw(st.lists(st.integers(1, 2**40), min_size=PIECES, max_size=PIECES))),
         holders=tuple(draw(holders(source, whole=whole)) for source in known),
         topology=Topology(draw(st.dictionaries(st.sampled_from((*AGENTS, "me")), places))),
-        load=draw(st.dictionaries(lanes, st.builds(Busy, st.integers(1, 9), st.integers(0, 2**42)))),
-        limits=Limits(stripes_max=draw(st.integers(1, 16)), slack=draw(st.sampled_from((0.0, 0.1, 1.0)))),
+        load=draw(st.dictionaries(lanes, st.builds(Load, st.integers(1, 9), st.integers(0, 2**42)))),
+        limits=PlanLimits(stripes_max=draw(st.integers(1, 16)), slack=draw(st.sampled_from((0.0, 0.1, 1.0)))),
     )
 
 
@@ -115,11 +127,11 @@ def usable(case: Case) -> dict[SourceId, set[int]]:
     everything: Ranges = case.sizes.all()
     ends = chain_ends(case.holders, KEYS["mine"], everything, draining=False)
     return {
-        holder.source: numbers(grounded(holder, everything, case.demand.turn, ends))
+        holder.source: numbers(servable_pieces(holder, everything, case.demand.turn, ends))
         for holder in case.holders
         if holder.key == KEYS["mine"]
         and holder.source not in case.demand.avoid
-        and (holder.turn is None or precedes(holder.turn, case.demand.turn))
+        and (holder.turn is None or has_priority(holder.turn, case.demand.turn))
         and (case.demand.root is None or holder.root == case.demand.root)
     }
 
@@ -132,11 +144,11 @@ def test_an_answer_is_right(case: Case) -> None:
     if isinstance(found, Plan):
         covers_exactly_what_is_wanted(case, found, able)
     equal_for_equal_arguments(case, found)
-    if not isinstance(found, LayoutsDiffer):
+    if not isinstance(found, OnlyOtherLayouts):
         assert msgspec.json.decode(msgspec.json.encode(found), type=Plan | Refusal) == found, "it fits the wire"
 
 
-def refused_only_if_no_source_is_left(case: Case, found: Answer, able: dict[SourceId, set[int]]) -> None:
+def refused_only_if_no_source_is_left(case: Case, found: PlanOutcome, able: dict[SourceId, set[int]]) -> None:
     """A refusal, or a word about layouts, if and only if some wanted piece has nobody who may give it."""
     givers = {source for source, pieces in able.items() if pieces & case.wanted() or not case.wanted()}
     covered = case.wanted() <= set().union(*able.values()) and bool(givers)
@@ -144,7 +156,7 @@ def refused_only_if_no_source_is_left(case: Case, found: Answer, able: dict[Sour
     if isinstance(found, Refusal):
         assert found.error == "VersionUnavailable"
         assert found.reason
-    if isinstance(found, LayoutsDiffer):
+    if isinstance(found, OnlyOtherLayouts):
         assert case.holders
         assert all(holder.key != KEYS["mine"] for holder in case.holders)
 
@@ -155,14 +167,14 @@ def covers_exactly_what_is_wanted(case: Case, found: Plan, able: dict[SourceId, 
     assert read == Counter(dict.fromkeys(case.wanted(), 1))
     for share in found.shares:
         assert numbers(share.pieces) <= able[share.source]
-        assert share.pieces == normal(share.pieces)
+        assert share.pieces == merge_ranges(share.pieces)
         assert share.nbytes == case.sizes.of(share.pieces) > 0
         assert share.why
     assert len({share.source for share in found.shares}) == len(found.shares)
     assert found.why
 
 
-def equal_for_equal_arguments(case: Case, found: Answer) -> None:
+def equal_for_equal_arguments(case: Case, found: PlanOutcome) -> None:
     """Also when the holders come in another order: what counts is who they are."""
     assert found == case.answer()
     if isinstance(found, Plan):
@@ -181,7 +193,7 @@ def test_the_nearest_whole_holders_are_read(case: Case) -> None:
     nearest = min(distance.values())
     assert {distance[share.source] for share in found.shares} == {nearest}
     transport = found.shares[0].transport
-    loads = {s: case.load.get((s.agent, transport), Busy(0, 0)) for s in able if distance[s] == nearest}
+    loads = {s: case.load.get((s.agent, transport), Load(0, 0)) for s in able if distance[s] == nearest}
     least = min((busy.readers, busy.nbytes) for busy in loads.values())
     assert any((loads[share.source].readers, loads[share.source].nbytes) == least for share in found.shares)
     if transport == "local":

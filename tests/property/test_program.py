@@ -13,11 +13,11 @@ from tests.property.shardings import Cutting, Model, carry_out, cuttings, fused,
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, layout_digest, layout_of, placements, segment_bytes
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import decoded, encoded
 from tensorhub_planner.compiler import overlaps
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 SMALL_UNIT_BYTES: Final = 24
 """So that small boxes are cut in every way in which huge ones are."""
@@ -38,9 +38,9 @@ def marks(layout: Layout) -> np.ndarray:
 
 def check(model: Model, reader: Layout, layouts: dict[str, Layout], chance: np.random.Generator) -> None:
     """Fill a reader's memory unit by unit, each from a source drawn among those that have it."""
-    program = compile_program(layout_digest(reader), reader, SourceIndex(layouts))
+    program = compile_program(layout_digest(reader), reader, LayoutIndex(layouts))
     assert decoded(encoded(program)) == program
-    execution = Execution(program)
+    execution = NumberedProgram(program)
     givers: list[list[str]] = [[] for _ in range(len(execution))]
     for digest in layouts:
         for first, count in execution.given_by(digest):
@@ -95,7 +95,7 @@ def test_partial_replicas_together_are_a_source(data: st.DataObject, seed: int) 
     else:
         gap = next(entry for entry, each in zip(reader.tensors, needed, strict=True) if not each.all())
         with pytest.raises(LayoutMismatch, match=gap.name):
-            compile_program("x", reader, SourceIndex(by_digest(tuple(left))))
+            compile_program("x", reader, LayoutIndex(by_digest(tuple(left))))
 
 
 @given(st.data())
@@ -109,7 +109,7 @@ def test_a_gap_is_named_with_tensor_and_region(data: st.DataObject) -> None:
     above = tensor.entry((0, *zeros), (row, *rest))
     below = tensor.entry((row + 1, *zeros), tensor.shape)
     others = [other.entry((0,) * len(other.shape), other.shape) for other in model[1:]]
-    sources = SourceIndex(by_digest((layout_of([above, *others]), layout_of([below, *others]))))
+    sources = LayoutIndex(by_digest((layout_of([above, *others]), layout_of([below, *others]))))
     reader = layout_of(each.entry((0,) * len(each.shape), each.shape) for each in model)
     with pytest.raises(LayoutMismatch) as refused:
         compile_program("x", reader, sources)
@@ -136,6 +136,6 @@ def test_another_shape_or_dtype_is_named(data: st.DataObject) -> None:
             ]
         )
     )
-    sources = SourceIndex({"s": layout_of([wrong])})
+    sources = LayoutIndex({"s": layout_of([wrong])})
     with pytest.raises(LayoutMismatch, match=rf"'{tensor.name}' is {tensor.dtype} of global shape .* {wrong.dtype} of"):
         compile_program("x", layout_of([entry]), sources)

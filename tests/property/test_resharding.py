@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.property.shardings import Model, cuttings, fused, models
 
-from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.config import draw_config
 from tensorhub_simulator.faultsim.models.layouts import Cutting, Cuttings, unlike_cuttings
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.mutants.planting import planted
@@ -64,7 +64,7 @@ def replicas(draw: st.DrawFn) -> Cuttings:
 def world_of(seed: int, cuttings: Cuttings, *, calm: bool) -> World:
     """Return a seed's world, with these replicas in place of its own."""
     trainers, rollouts = len(cuttings.trainers), len(cuttings.rollouts)
-    setting = replace(draw(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None)
+    setting = replace(draw_config(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None)
     return World(seed, replace(setting, trainers=trainers, rollouts=rollouts))
 
 
@@ -113,7 +113,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 def far_mates(seed: int) -> World:
     """Return a seed's world in which three replicas of one layout stand in another site than the trainer."""
     cut = unlike_cuttings(Random(seed), 1, 1)
-    setting = replace(draw(seed, calm=False), models=("policy",), beside=None, sites=True, agents=5)
+    setting = replace(draw_config(seed, calm=False), models=("policy",), beside=None, sites=True, agents=5)
     cuttings = Cuttings(cut.trainers, cut.rollouts * 3)
     return World(seed, replace(setting, cuttings=cuttings, trainers=1, rollouts=3))
 

@@ -17,12 +17,12 @@ from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.programs.regions import DIMS_MAX
-from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.compiler import tiling
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.request import Answering
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.request import DemandPlanner
+from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_simulator.faultsim.models.layouts import Layouts
 from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
 
@@ -81,9 +81,9 @@ class Cluster:
         self.log.register("me", "engine", layout=self.layouts.add(reader))
 
     def answer(self) -> PlanAnswer:
-        demand = Demand(model=MODEL, version=1, replica="engine", shard=0, agent="me", root=None, at_seq=0)
-        known = Known(self.layouts, lambda: Fold(self.log.catalog, self.log.catalog.seq), lambda: 0.0)
-        return at_once(Answering("job", known, Ledger(Limits()), Limits()).answer(demand))
+        demand = PlanRequest(model=MODEL, version=1, replica="engine", shard=0, agent="me", root=None, at_seq=0)
+        known = Known(self.layouts, lambda: CatalogReplica(self.log.catalog, self.log.catalog.seq), lambda: 0.0)
+        return at_once(DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits()).answer(demand))
 
 
 ALL: Final = layout_of(map(whole, SHAPES))

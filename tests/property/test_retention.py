@@ -73,7 +73,7 @@ FOUND_BY = {"spot": 4, "draining": 125}
 @pytest.mark.parametrize("wrong", FOUND_BY)
 def test_the_watcher_finds_what_counts_and_should_not(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """A copy on spot, or one that drains, is taken for one that counts: some life shows it."""
-    monkeypatch.setattr(retention, "counts", WRONG[wrong])
+    monkeypatch.setattr(retention, "counts_as_copy", WRONG[wrong])
     with pytest.raises(AssertionError, match=r"took the last copy|is held back"):
         live_all((FOUND_BY[wrong], *range(2 * SEEDED_RUNS)))
 

@@ -7,18 +7,18 @@ from tests.property.catalog_chance import Chance
 from tests.unit.common.catalog_world import World
 
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.plans import Demand
-from tensorhub_planner.catalog_view.catalog_replica import still_true
-from tensorhub_planner.catalog_view.holders import Found, Rolls, find
+from tensorhub_common.protocol.plans import PlanRequest
+from tensorhub_planner.catalog_view.catalog_replica import unchanged_holders
+from tensorhub_planner.catalog_view.holders import Candidates, HoldersCache, find_candidates
 
 LIVES = 8
 STEPS = 300
 
 
-def demands(catalog: Catalog) -> list[Demand]:
+def demands(catalog: Catalog) -> list[PlanRequest]:
     """Return a question of each shard for each version."""
     return [
-        Demand(
+        PlanRequest(
             model=model.name,
             version=version,
             replica=replica.name,
@@ -38,16 +38,16 @@ def live(seed: int) -> int:
     """Compare after each command of a random life; return how many rolls outlived one."""
     world = World()
     chance = Chance(world, random.Random(seed).choice)
-    rolls: Rolls = {}
+    rolls: HoldersCache = {}
     kept = 0
     for _ in range(STEPS):
         command = chance.command()
-        rolls = still_true(rolls, command, world.say(command))
+        rolls = unchanged_holders(rolls, command, world.say(command))
         kept += len(rolls)
         for demand in demands(world.catalog):
-            found = find(world.catalog, demand, pipelining=True, any_layout=True, rolls=rolls)
-            assert found == find(world.catalog, demand, pipelining=True, any_layout=True)
-            if isinstance(found, Found) and found.roll is not None:
+            found = find_candidates(world.catalog, demand, pipelining=True, any_layout=True, rolls=rolls)
+            assert found == find_candidates(world.catalog, demand, pipelining=True, any_layout=True)
+            if isinstance(found, Candidates) and found.roll is not None:
                 assert {holder.source.agent for holder in found.holders.able} == found.roll.agents
     return kept
 

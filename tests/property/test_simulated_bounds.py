@@ -12,7 +12,7 @@ from tests.examples_of import examples
 from tensorhub_simulator.performance import baselines
 from tensorhub_simulator.performance.config import Cluster, Generation, Link, Model, Replicas, Site, Spot, check
 from tensorhub_simulator.performance.lower_bound import Bound
-from tensorhub_simulator.performance.model.cluster import World, run
+from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.model.topology import build
 from tensorhub_simulator.performance.results import Result
 
@@ -131,7 +131,7 @@ Its round fails since instance 0, its source, vanished. The seed once took piece
 @example(cluster=OVERTAKEN)
 def test_nobody_is_faster_than_bytes_over_wires(cluster: Cluster) -> None:
     build(cluster)
-    ours, other = run(World(cluster)), baselines.run(cluster)
+    ours, other = run(ClusterRun(cluster)), baselines.run(cluster)
     assert not ours.stuck
     for result in (ours, other):
         assert_possible(cluster, result)
@@ -143,7 +143,7 @@ def test_nobody_is_faster_than_bytes_over_wires(cluster: Cluster) -> None:
 
 
 def test_a_round_that_fails_ends_the_reads_of_what_stood_half_filled() -> None:
-    ours = run(World(OVERTAKEN))
+    ours = run(ClusterRun(OVERTAKEN))
     assert ours.failed, "the round of the second instance no longer fails, so that this shows nothing"
     assert_possible(OVERTAKEN, ours)
     assert {each.kind for each in ours.ended() if each.version == OVERTAKEN.versions} == {"rollout", "seed"}

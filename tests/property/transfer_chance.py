@@ -13,8 +13,8 @@ from typing import Final
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
 from tensorhub_agent.transfer import admission
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
-from tensorhub_agent.transfer.source_pool import Todo
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.transfer.source_pool import TransferActions
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -162,15 +162,15 @@ class World:
     def lag(self) -> float:
         return self.rng.random() * (0.01 if self.rng.random() < 0.9 else 1.5)
 
-    def run(self) -> Phase:
+    def run(self) -> TransferPhase:
         transfer = self.transfer
         transfer.tick(0.0)
         self.step()
-        while transfer.phase not in (Phase.DONE, Phase.FAILED) or not transfer.quiet:
+        while transfer.phase not in (TransferPhase.DONE, TransferPhase.FAILED) or not transfer.quiet:
             assert self.now < ENDS_WITHIN_S, f"{self.now:.0f} s and no end: {transfer.phase}"
             assert self.steps < STEPS_MAX
             self.steps += 1
-            if transfer.phase is Phase.LEASED and self.rng.random() < 0.5:
+            if transfer.phase is TransferPhase.LEASED and self.rng.random() < 0.5:
                 transfer.start(self.now)
                 self.step()
                 continue
@@ -210,7 +210,7 @@ class World:
             self.post(number, batch, ranges)
         self.confirm_and_close(todo)
         inside = sum(not session.closed and session.inside for session in self.sessions.values())
-        assert inside <= admission.INSIDE_MAX
+        assert inside <= admission.TRANSPORTS_MAX
         flying = [source.flying_bytes for source in self.transfer.sources.values() if source.flying]
         assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
@@ -367,7 +367,7 @@ class World:
         if self.rng.random() < 0.1:
             self.after(news_s + 1.0, lambda: self.transfer.batch_done(number, batch, found, self.now))
 
-    def confirm_and_close(self, todo: Todo) -> None:
+    def confirm_and_close(self, todo: TransferActions) -> None:
         for number in todo.confirm:
             self._confirm(number)
         for number in todo.close:
@@ -397,7 +397,7 @@ class World:
         sources = transfer.sources.values()
         for piece, done in enumerate(transfer.proof.done):
             assert not done or self.memory[piece] == right(piece), f"piece {piece} counts and is wrong"
-        if transfer.phase is Phase.FAILED:
+        if transfer.phase is TransferPhase.FAILED:
             assert transfer.error is not None
             sound = [peer.source.agent for peer in self.peers if peer.is_sound]
             assert not sound, f"{sound} could have brought everything: {transfer.error}"

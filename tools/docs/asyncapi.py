@@ -357,7 +357,7 @@ def _fill(book: _Book) -> None:
         book.command(command)
     for event in EVENTS:
         book.event(event)
-    no = queries.Error
+    no = queries.QueryError
     book.ask("open", f"{_JOB}.ask.open", queries.OpenAsk, [queries.JobOpened, no])
     book.ask("outcome", f"{_JOB}.ask.outcome", queries.OutcomeAsk, [queries.Outcome, no])
     book.ask("versions", f"{_JOB}.ask.versions", queries.ModelAsk, [queries.Versions, no])
@@ -368,20 +368,20 @@ def _fill(book: _Book) -> None:
         book.ask(f"health.{role}", f"{_JOB}.ask.health.{role}", None, [queries.Health, no])
         book.ask(f"health.{role}.hub", f"{_HUB}.ask.health.{role}", None, [queries.Health, no])
     book.ask("story", f"{_JOB}.ask.story", queries.StoryAsk, [queries.Story, no])
-    book.ask("plan", f"{_JOB}.ask.plan", plans.Demand, [plans.Plan, plans.Refusal, no])
+    book.ask("plan", f"{_JOB}.ask.plan", plans.PlanRequest, [plans.Plan, plans.Refusal, no])
     book.ask("transfers", f"{_JOB}.ask.transfers", spans.TransfersAsk, [spans.Spans, no])
     book.ask("spans", f"{_JOB}.ask.spans", spans.SpansAsk, [spans.Spans, no])
     book.ask("activity", f"{_JOB}.ask.activity", None, [activity.Activity, no])
     book.ask("ping", f"{_HUB}.ask.ping.{{process}}", None, [queries.Pong])
     book.ask("folders", f"{_HUB}.ask.ping._folders", None, [queries.Pong])
     lease, digests = (f"{_HUB}.agent.{{agent}}.{what}.{{asker}}" for what in ("lease", "digests"))
-    book.ask("lease", lease, leases.LeaseAsk, [leases.LeaseGrant, leases.LeaseRefusal], _MSGPACK)
-    book.ask("digests", digests, leases.DigestsAsk, [leases.DigestsPage], _MSGPACK)
-    book.take([heartbeat.Beat])
+    book.ask("lease", lease, leases.LeaseRequest, [leases.LeaseGrant, leases.LeaseRefusal], _MSGPACK)
+    book.ask("digests", digests, leases.DigestsRequest, [leases.DigestsPage], _MSGPACK)
+    book.take([heartbeat.Heartbeat])
     book.channels["beat"] = _channel(
-        f"{_HUB}.beat.{{agent}}", "An agent lives, in all its jobs at once.", [heartbeat.Beat]
+        f"{_HUB}.beat.{{agent}}", "An agent lives, in all its jobs at once.", [heartbeat.Heartbeat]
     )
-    book.operations["hear.beat"] = _operation("receive", "beat", "Note that an agent is alive.", [heartbeat.Beat])
+    book.operations["hear.beat"] = _operation("receive", "beat", "Note that an agent is alive.", [heartbeat.Heartbeat])
     book.messages["Outcomes"] = {
         "name": "Outcomes",
         "summary": "A command's whole group of events.",

@@ -7,7 +7,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
-from tensorhub_common.observability.metrics import METER, METRICS, Metric, observe, one, recorder
+from tensorhub_common.observability.metrics import METER, METRICS, Metric, observe, recorder, unlabelled
 from tensorhub_common.telemetry.metrics_export import metric_reader
 
 TABLE_BEGIN: Final = "<!-- metrics: begin (written by `make docs`) -->"
@@ -24,7 +24,7 @@ def prometheus_name(metric: Metric) -> str:
     if metric.kind == "histogram":
         recorder(meter, metric.name)(1.0)
     else:
-        observe(meter, metric.name, one(lambda: 1.0))
+        observe(meter, metric.name, unlabelled(lambda: 1.0))
     (family,) = [family for family in registry.collect() if family.name != "target"]
     provider.shutdown()
     return f"{family.name}_total" if metric.kind == "counter" else family.name

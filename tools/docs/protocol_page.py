@@ -24,7 +24,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tensorhub_common.catalog.transitions import AGENT_MOVES, ROUND_MOVES, SHARD_MOVES, VERSION_MOVES
+from tensorhub_common.catalog.transitions import (
+    AGENT_TRANSITIONS,
+    ROUND_TRANSITIONS,
+    SHARD_TRANSITIONS,
+    VERSION_TRANSITIONS,
+)
 from tensorhub_common.protocol.log import levels
 from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command
 from tensorhub_common.protocol.log.events import Event, kind_of
@@ -43,8 +48,8 @@ PACKAGES: Final = (
 """Whose bounds are part of the protocol. The SDK's own waits stand in docs/sdk.md."""
 
 TABLES_ELSEWHERE: Final = {
-    "lease": ("tensorhub_agent.leases.lease", "LEASE_MOVES"),
-    "leader": ("tensorhub_registry.core.election", "LEADER_MOVES"),
+    "lease": ("tensorhub_agent.leases.lease", "LEASE_TRANSITIONS"),
+    "leader": ("tensorhub_registry.core.election", "LEADER_TRANSITIONS"),
 }
 
 _MARKER: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -213,10 +218,10 @@ def folded_levels() -> str:
 
 
 SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
-    "states-shard": lambda: states(SHARD_MOVES),
-    "states-version": lambda: states(VERSION_MOVES),
-    "states-round": lambda: states(ROUND_MOVES),
-    "states-agent": lambda: states(AGENT_MOVES),
+    "states-shard": lambda: states(SHARD_TRANSITIONS),
+    "states-version": lambda: states(VERSION_TRANSITIONS),
+    "states-round": lambda: states(ROUND_TRANSITIONS),
+    "states-agent": lambda: states(AGENT_TRANSITIONS),
     "states-lease": lambda: states_elsewhere("lease"),
     "states-leader": lambda: states_elsewhere("leader"),
     "levels": folded_levels,

@@ -44,7 +44,7 @@ class Agenda:
         return True
 
 
-class Desk:
+class ServerQueue:
     """One server with a queue: each job takes its time, one after the other, and is answered when it is done."""
 
     def __init__(self, agenda: Agenda) -> None:

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tensorhub_agent.core.config import Limits
-from tensorhub_planner.primitives.limits import Limits as PlannerLimits
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_planner.primitives.limits import PlanLimits as PlannerLimits
 from tensorhub_planner.primitives.limits import Rates
 from tensorhub_simulator.faultsim.models.layouts import Cuttings, quantised_cuttings, unlike_cuttings
 
@@ -25,10 +25,10 @@ MATES = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class WorldConfig:
     """All that is drawn before the world begins."""
 
-    beside: "Setting | None"
+    beside: "WorldConfig | None"
     """Of another job of the same processes."""
     digests: bool
     models: tuple[str, ...]
@@ -54,7 +54,7 @@ class Setting:
     """Whether the processes' clocks differ."""
     upgrade: bool
     """Whether registries and planner are upgraded, one by one."""
-    limits: Limits
+    limits: CoreConfig
     planner: PlannerLimits
     retain: int
     """So many of the last versions are retained, from early on."""
@@ -70,7 +70,7 @@ class Setting:
     """How each replica is cut; None: all alike."""
 
 
-def draw(seed: int, *, calm: bool) -> Setting:
+def draw_config(seed: int, *, calm: bool) -> WorldConfig:
     """Draw a seed's setting; `calm` without any fault."""
     rng = random.Random(seed * 7919 + 1)
     apart = random.Random(seed * 49979687 + 1)
@@ -79,7 +79,7 @@ def draw(seed: int, *, calm: bool) -> Setting:
     far = random.Random(seed * 15485863 + 1)
     calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
     digests = rng.random() < 0.75  # noqa: PLR2004 (odds)
-    setting = Setting(
+    setting = WorldConfig(
         beside=None,
         digests=digests,
         models=MODELS[: 1 if apart.random() < 0.8 else 2],  # noqa: PLR2004 (odds)
@@ -102,7 +102,7 @@ def draw(seed: int, *, calm: bool) -> Setting:
         late_agents=rng.random() < 0.25,  # noqa: PLR2004 (odds)
         upgrade=apart.random() < 0.2,  # noqa: PLR2004 (odds)
         skewed=not calm and rng.random() < 0.5,  # noqa: PLR2004 (odds)
-        limits=Limits(
+        limits=CoreConfig(
             digests=digests,
             window_bytes=rng.choice((8, 16, 64, 1024)),
             stall_s=rng.choice((0.5, 2.0)),

@@ -7,20 +7,20 @@ from typing import Final
 
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory, Place
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.shard_state import MemoryState, ShardSpec
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.state import root_key
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_simulator.engine.clock import Clock, Node
-from tensorhub_simulator.faultsim.config import Setting
+from tensorhub_simulator.faultsim.config import WorldConfig
 from tensorhub_simulator.faultsim.faults.process_faults import Faults
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import Upgrade, first_level
-from tensorhub_simulator.faultsim.faults.stolen_tickets import Strangers
+from tensorhub_simulator.faultsim.faults.stolen_tickets import StolenTickets
 from tensorhub_simulator.faultsim.invariants.log_agreement import check_going, check_standing
-from tensorhub_simulator.faultsim.invariants.reference import Oracle
+from tensorhub_simulator.faultsim.invariants.reference import Reference
 from tensorhub_simulator.faultsim.invariants.wait_graph import check_promises, check_waiting
-from tensorhub_simulator.faultsim.invariants.worker_views import Views
-from tensorhub_simulator.faultsim.models.job_log import ModelLog
+from tensorhub_simulator.faultsim.invariants.worker_views import WorkerViews
+from tensorhub_simulator.faultsim.models.job_log import JobLogModel
 from tensorhub_simulator.faultsim.models.layouts import Cutting, Cuttings, Layouts, equal_cutting
 from tensorhub_simulator.faultsim.models.network import Net
 from tensorhub_simulator.faultsim.models.segments import Violation
@@ -28,11 +28,11 @@ from tensorhub_simulator.faultsim.nodes.agent import AgentNode
 from tensorhub_simulator.faultsim.nodes.pending_calls import Calls
 from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
 from tensorhub_simulator.faultsim.nodes.registry import Lease, RegistryNode
-from tensorhub_simulator.faultsim.nodes.worker import Group, Rank
+from tensorhub_simulator.faultsim.nodes.worker import ReplicaPlan, WorkerNode
 from tensorhub_simulator.faultsim.observations import Tally
-from tensorhub_simulator.faultsim.transfers.source_session import Link
+from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 from tensorhub_simulator.faultsim.workload.director import Director
-from tensorhub_simulator.faultsim.workload.mapping_readers import Borrowers
+from tensorhub_simulator.faultsim.workload.mapping_readers import MappingReaders
 
 STORY_LINES: Final = 60
 JOBS: Final = ("sim", "other")
@@ -52,7 +52,7 @@ STEPS_MAX: Final = 400_000
 class World:
     """Everything that one seed makes."""
 
-    def __init__(self, seed: int, setting: Setting, *, steps: bool = False, first: "World | None" = None) -> None:
+    def __init__(self, seed: int, setting: WorldConfig, *, steps: bool = False, first: "World | None" = None) -> None:
         """Build it; `run` lets it live. A job beside the first one has a log of its own, and the same processes."""
         self.seed, self.plan = seed, setting
         self.first = first or self
@@ -64,28 +64,28 @@ class World:
         self.nats: Node = first.nats if first is not None else Node("nats")
         self.net: Net = first.net if first is not None else Net(self)
         self.nats.up = True
-        self.log = ModelLog(self.clock, setting.window_s, self.nats)
+        self.log = JobLogModel(self.clock, setting.window_s, self.nats)
         self.layouts = Layouts()
         self.first_level = first_level(is_upgraded=setting.upgrade)
-        self.truth = Oracle(self.job, self.first_level, self.story, self.layouts)
+        self.truth = Reference(self.job, self.first_level, self.story, self.layouts)
         self.log.watchers.append(self.truth.entry)
         self.lease: Lease = first.lease if first is not None else Lease()
         self.calls = Calls(self)
-        self.links: dict[str, Link] = {}
-        self.strangers = Strangers(self)
+        self.links: dict[str, ReadSession] = {}
+        self.strangers = StolenTickets(self)
         self.tally = Tally()
         self.touched: set[AgentNode] = set()
         self.folded: set[RegistryNode] = set()
-        self.places: dict[Key, Place] = {}
+        self.places: dict[ShardKey, ShardSpec] = {}
         self.quiet_since: float | None = None
         self.quiet_at = 0
         """Where the log ended then."""
         self._numbers = 0
         # Not drawn from the clock's chance, so that the seeds stay what they were.
         self._heard = Random(seed)
-        self.borrowers = Borrowers(self, seed)
-        self.director, self.views = Director(self, seed), Views(self)
-        self._verified: dict[Key, tuple[int, int | None, int]] = {}
+        self.borrowers = MappingReaders(self, seed)
+        self.director, self.views = Director(self, seed), WorkerViews(self)
+        self._verified: dict[ShardKey, tuple[int, int | None, int]] = {}
         self._populate(first)
         self.faults: Faults = first.faults if first is not None else Faults(self)
         self.upgrade = Upgrade(self)
@@ -97,8 +97,8 @@ class World:
         self.agents = self._agents()
         self.registries = [RegistryNode(f"registry-{n}", self) for n in range(self.plan.registries)]
         self.planner = PlannerNode(self, self.plan.planner)
-        self.groups: list[Group] = []
-        self.ranks: list[Rank] = []
+        self.groups: list[ReplicaPlan] = []
+        self.ranks: list[WorkerNode] = []
         self._build()
         if first is not None:
             for mine, its in zip(self.processes(), first.processes(), strict=True):
@@ -120,25 +120,25 @@ class World:
         cuttings = setting.cuttings or Cuttings((equal,) * setting.trainers, (equal,) * setting.rollouts)
         for model in setting.models:
             for number, cutting in enumerate(cuttings.trainers):
-                self._add(Group(model, f"trainer-{number}", trains=True), cutting)
+                self._add(ReplicaPlan(model, f"trainer-{number}", trains=True), cutting)
             for number, cutting in enumerate(cuttings.rollouts):
-                self._add(Group(model, f"rollout-{number}", trains=False), cutting)
+                self._add(ReplicaPlan(model, f"rollout-{number}", trains=False), cutting)
 
-    def _add(self, group: Group, cutting: Cutting) -> None:
+    def _add(self, group: ReplicaPlan, cutting: Cutting) -> None:
         setting = self.plan
         self.groups.append(group)
         spot = not group.trains and self.director.spots.random() < setting.spot
         # Of each seed other replicas; not drawn, so that the seeds stay what they were.
         staged = (not group.trains or self.borrowers.are_there) and (self.seed + len(self.groups)) % 2 == 0
         for shard, layout in enumerate(cutting):
-            key, digest = Key(group.model, group.replica, shard), self.layouts.add(layout)
+            key, digest = ShardKey(group.model, group.replica, shard), self.layouts.add(layout)
             sizes = self.layouts.table(digest).nbytes
-            self.places[key] = Place(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
+            self.places[key] = ShardSpec(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
             agent = self.clock.rng.choice(list(self.agents.values()))
             if setting.sites:
                 near, *far = self.agents.values()
                 agent = near if group.trains else far[(len(self.groups) + shard) % len(far)]
-            self.ranks.append(Rank(self, group, key, agent))
+            self.ranks.append(WorkerNode(self, group, key, agent))
 
     # What the others ask of the world.
 
@@ -287,7 +287,7 @@ class World:
         key, held = core.key, core.held
         if isinstance(core.operation, ReadOperation) and core.operation.transfer is not None:
             core.operation.transfer.check()
-        if held.memory not in (Memory.READY, Memory.DRAINING) or held.version is None:
+        if held.memory not in (MemoryState.READY, MemoryState.DRAINING) or held.version is None:
             return
         segment = agent.shelf[key].segment
         state = (agent.life, held.version, segment.generation)

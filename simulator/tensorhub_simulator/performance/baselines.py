@@ -13,18 +13,18 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_simulator.engine.agenda import Action, Agenda
 from tensorhub_simulator.performance.config import Cluster
 from tensorhub_simulator.performance.model import generation, spot
 from tensorhub_simulator.performance.model.network import Connection, Link, Network
-from tensorhub_simulator.performance.model.topology import Fabric, Seat, build
+from tensorhub_simulator.performance.model.topology import ClusterTopology, GpuPlace, build
 from tensorhub_simulator.performance.results import Result, Update
 
 BARRIER_HOP_S: Final = 0.0002
 """A step of a barrier, or of a tree: a message between two hosts and the kernel that waits for it."""
 
-STREAMS: Final = Limits().wan_streams
+STREAMS: Final = PlanLimits().wan_streams
 """A pull from another site is over so many streams, times those of the line: as many as a shard of ours has."""
 
 Who = tuple[str, int]
@@ -36,7 +36,7 @@ def run(cluster: Cluster) -> Result:
     return global_stage(cluster) if cluster.baseline == "global-stage" else Star(cluster).run()
 
 
-def readers_of(cluster: Cluster, fabric: Fabric) -> list[Who]:
+def readers_of(cluster: Cluster, fabric: ClusterTopology) -> list[Who]:
     """Return who is to be filled: a host whose memory would be a seed has no part in what others do."""
     kinds = cluster.replicas
     return [who for who in fabric.seats if who[0] != cluster.trainer and not kinds[who[0]].memory_host]
@@ -67,7 +67,7 @@ def global_stage(cluster: Cluster) -> Result:
     return result
 
 
-def _stage_s(cluster: Cluster, fabric: Fabric, replicas: list[Who]) -> float:
+def _stage_s(cluster: Cluster, fabric: ClusterTopology, replicas: list[Who]) -> float:
     """Return how long a stage takes once all are there: a barrier, and a broadcast as fast as its slowest part."""
     seats = [seat for who in (*replicas, (cluster.trainer, 0)) for seat in fabric.seats[who]]
     hops = math.ceil(math.log2(len(replicas) + cluster.replicas[cluster.trainer].count))
@@ -88,7 +88,7 @@ class Star:
         self.cluster = cluster
         self.agenda = Agenda()
         self.network = Network(self.agenda)
-        self.fabric: Fabric = build(cluster)
+        self.fabric: ClusterTopology = build(cluster)
         self.result = Result(updates=[], published_s=[], link_bytes={})
         self._latest = 0
         self._shard = max(round(cluster.model.gbytes * 1e9 / cluster.model.shards), 1)
@@ -165,7 +165,7 @@ class Star:
         for source, reader in zip(sources, self.fabric.seats[who], strict=True):
             pull.connections.append(self._open(source, reader, came))
 
-    def _open(self, source: Seat, reader: Seat, came: Action) -> Connection:
+    def _open(self, source: GpuPlace, reader: GpuPlace, came: Action) -> Connection:
         connection = self.fabric.connect(source, reader, STREAMS)
         opens_s = 4 * self.fabric.delay_s(source, reader) + self.cluster.control.open_s
         self.agenda.after(opens_s, lambda: self.network.send(connection, self._shard, came))
@@ -216,7 +216,7 @@ class _Pull:
     connections: list[Connection] = field(default_factory=list)
 
 
-def _lines(cluster: Cluster, fabric: Fabric, replicas: list[Who]) -> list[tuple[float, Link]]:
+def _lines(cluster: Cluster, fabric: ClusterTopology, replicas: list[Who]) -> list[tuple[float, Link]]:
     """Return round trip and line from the trainer's site to each other one where somebody is to be filled."""
     home = cluster.replicas[cluster.trainer].site
     sites = dict.fromkeys(cluster.replicas[kind].site for kind, _ in replicas)

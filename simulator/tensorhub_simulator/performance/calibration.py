@@ -13,7 +13,7 @@ import msgspec
 
 from tensorhub_simulator.performance import baselines
 from tensorhub_simulator.performance.config import Cluster, Control, Model, Replicas, Site
-from tensorhub_simulator.performance.model.cluster import World, run
+from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.model.network import WIRE
 
 FILE: Final = Path(__file__).with_name("measured.json")
@@ -99,7 +99,7 @@ def compare(measured: Measured, control: Control = CALIBRATED) -> list[Compared]
     found = []
     for real in measured.runs:
         cluster = cluster_of(real, measured.pieces[str(real.mib)], control)
-        ours = run(World(cluster, pipelining=real.pipelining))
+        ours = run(ClusterRun(cluster, pipelining=real.pipelining))
         begin_s = min(each.asked_s for each in ours.updates)
         star = None if real.pipelining else baselines.run(cluster)
         found.append(

@@ -11,7 +11,7 @@ import msgspec
 from tensorhub_simulator.performance import baselines
 from tensorhub_simulator.performance.config import Cluster, ClusterError, check, converted
 from tensorhub_simulator.performance.lower_bound import Bound
-from tensorhub_simulator.performance.model.cluster import World, run
+from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.model.topology import GBYTE
 from tensorhub_simulator.performance.results import Result, Spread, Update, spread
 
@@ -47,7 +47,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """Updates that ended with their instance."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Both, beside what is possible at all."""
 
     name: str
@@ -78,12 +78,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 def pair(
     cluster: Cluster, what: str = "", *, each: bool = False, tell: Callable[[int, int], None] | None = None
-) -> Pair:
+) -> BaselineComparison:
     """Run a cluster and its baseline; `each`: every replica's update is wanted."""
-    ours = World(cluster)
+    ours = ClusterRun(cluster)
     result = run(ours, tell)
     other = baselines.run(cluster)
-    return Pair(
+    return BaselineComparison(
         name=cluster.name,
         what=what,
         gpus=gpus_of(cluster),
@@ -201,6 +201,6 @@ def cases(cluster: Cluster, *, alone: bool = False) -> Iterator[Case]:
         yield Case(cluster=changed(cluster, variation.set), what=variation.what, kind="variation")
 
 
-def pair_of(case: Case) -> Pair:
+def pair_of(case: Case) -> BaselineComparison:
     """Run a case."""
     return pair(case.cluster, case.what, each=case.kind == "itself")

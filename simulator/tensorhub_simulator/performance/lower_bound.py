@@ -6,7 +6,7 @@ bytes have come over the lines into that site; who asks later than at the public
 """
 
 from tensorhub_simulator.performance.config import Cluster
-from tensorhub_simulator.performance.model.topology import LOCAL_BYTES_S, Fabric, build
+from tensorhub_simulator.performance.model.topology import LOCAL_BYTES_S, ClusterTopology, build
 from tensorhub_simulator.performance.results import Update
 
 Who = tuple[str, int]
@@ -17,7 +17,7 @@ class Bound:
 
     def __init__(self, cluster: Cluster) -> None:
         """Lay the cluster out."""
-        self._fabric: Fabric = build(cluster)
+        self._fabric: ClusterTopology = build(cluster)
         self._home = cluster.replicas[cluster.trainer].site
         self._shard = cluster.model.gbytes * 1e9 / cluster.model.shards
         self._near: dict[tuple[str, int], int] = {}

@@ -22,11 +22,11 @@ from typing import Final, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tensorhub_simulator.performance.comparison import Case, Pair, gpus_of, pair_of
+from tensorhub_simulator.performance.comparison import BaselineComparison, Case, gpus_of, pair_of
 from tensorhub_simulator.performance.config import ClusterError
 
 
-def pairs(todo: Sequence[Case], processes: int, done: Callable[[], None]) -> list[Pair]:
+def pairs(todo: Sequence[Case], processes: int, done: Callable[[], None]) -> list[BaselineComparison]:
     """Run many cases, several at once; `done` hears when one has ended. The order is that of the cases."""
     if processes == 1:
         found = []
@@ -61,7 +61,7 @@ def _pool(processes: int) -> Generator[ProcessPoolExecutor]:
             raise
 
 
-def _submitted(pool: ProcessPoolExecutor, todo: Sequence[Case]) -> dict[int, Future[Pair]]:
+def _submitted(pool: ProcessPoolExecutor, todo: Sequence[Case]) -> dict[int, Future[BaselineComparison]]:
     """Hand out the cases, the longest first: a large one that begins last would be waited for alone.
 
     The processes start here, and keep SIGINT blocked as it is meanwhile: from their first instruction on, when they
@@ -75,7 +75,7 @@ def _submitted(pool: ProcessPoolExecutor, todo: Sequence[Case]) -> dict[int, Fut
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _succeeded(ended: Future[Pair]) -> bool:
+def _succeeded(ended: Future[BaselineComparison]) -> bool:
     return not ended.cancelled() and ended.exception() is None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from tensorhub_simulator.performance.model.topology import Fabric
+    from tensorhub_simulator.performance.model.topology import ClusterTopology
 
 
 class Update(msgspec.Struct, kw_only=True, eq=False):
@@ -51,7 +51,7 @@ class Result(msgspec.Struct, kw_only=True):
     """What planners were asked."""
     steps: int = 0
 
-    def count_links(self, fabric: "Fabric") -> None:
+    def count_links(self, fabric: "ClusterTopology") -> None:
         """Sum up what the links carried; modelled shards stand for the others."""
         for link in fabric.links:
             if link.carried:

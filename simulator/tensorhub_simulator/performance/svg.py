@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from tensorhub_simulator.performance.comparison import Pair
+from tensorhub_simulator.performance.comparison import BaselineComparison
 from tensorhub_simulator.performance.config import ClusterError
-from tensorhub_simulator.performance.model.cluster import World, run
+from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.model.topology import GBIT, GBYTE
 from tensorhub_simulator.performance.results import Result, Update
 from tensorhub_simulator.performance.tables import Finding, seconds
@@ -90,7 +90,7 @@ def draw(finding: Finding, path: Path) -> None:
     end_s = max((each.ready_s or 0.0 for updates in pair.updates for each in updates), default=1.0)
     for name, updates in zip(("ours", "baseline"), pair.updates, strict=True):
         _lanes(canvas, name, updates, end_s)
-    world = World(finding.cluster)
+    world = ClusterRun(finding.cluster)
     world.network.seen = {}
     _curves(canvas, world, run(world))
     sizes = finding.of("size")
@@ -129,7 +129,7 @@ def _axis(canvas: Canvas, y: float, end_s: float) -> None:
         canvas.text(x, y + 15, f"{seconds(end_s * part / 4)} s", size=10, anchor="middle")
 
 
-def _curves(canvas: Canvas, world: World, result: Result) -> None:
+def _curves(canvas: Canvas, world: ClusterRun, result: Result) -> None:
     """Draw how full the links of each tier were, in our run."""
     assert world.network.seen is not None
     capacities: dict[str, int] = {}
@@ -159,7 +159,7 @@ def _curves(canvas: Canvas, world: World, result: Result) -> None:
         canvas.y = top + CURVE_HIGH + 24
 
 
-def _growth(canvas: Canvas, pairs: Sequence[Pair]) -> None:
+def _growth(canvas: Canvas, pairs: Sequence[BaselineComparison]) -> None:
     """Draw the factor over the number of GPUs, both in powers."""
     top, high = canvas.y + 22, 130
     canvas.text(LEFT, top - 6, "factor by the number of GPUs")

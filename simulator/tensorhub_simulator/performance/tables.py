@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from tensorhub_simulator.performance.calibration import Compared, errors
-from tensorhub_simulator.performance.comparison import WANTED, Case, Pair
+from tensorhub_simulator.performance.comparison import WANTED, BaselineComparison, Case
 from tensorhub_simulator.performance.config import Cluster
 
 TIERS_MAX: Final = 12
@@ -23,14 +23,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: Cluster
     cases: tuple[Case, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[BaselineComparison, ...]
 
-    def of(self, kind: str) -> list[Pair]:
+    def of(self, kind: str) -> list[BaselineComparison]:
         """Return the pairs of one kind."""
         return [pair for case, pair in zip(self.cases, self.pairs, strict=True) if case.kind == kind]
 
     @property
-    def itself(self) -> Pair:
+    def itself(self) -> BaselineComparison:
         """The pair of the file as it stands."""
         return self.of("itself")[0]
 
@@ -52,11 +52,11 @@ def tables(finding: Finding) -> Iterator[Table | str]:
     yield summary(finding)
 
 
-def _same(one: Pair, other: Pair) -> bool:
+def _same(one: BaselineComparison, other: BaselineComparison) -> bool:
     return one.gpus == other.gpus
 
 
-def _stalls(pairs: Sequence[Pair]) -> Table:
+def _stalls(pairs: Sequence[BaselineComparison]) -> Table:
     table = Table(title="stall of a GPU in each update, s", title_justify="left", box=box.SIMPLE)
     heads = ("GPUs", "mean", "of it waits", "p99", "most", "all have it", "baseline mean", "of it waits", "all have it")
     for head in (*heads, "bytes / link", "factor"):
@@ -69,13 +69,13 @@ def _stalls(pairs: Sequence[Pair]) -> Table:
     return table
 
 
-def _factor(pair: Pair) -> str:
+def _factor(pair: BaselineComparison) -> str:
     if pair.factor is None:
         return NOBODY
     return f"{pair.stuck} stuck" if pair.stuck else f"{pair.factor:.2f}"
 
 
-def _links(pair: Pair) -> Table:
+def _links(pair: BaselineComparison) -> Table:
     table = Table(title=f"GB carried, {pair.gpus} GPUs", title_justify="left", box=box.SIMPLE)
     for head in ("links", "ours", "baseline"):
         table.add_column(head, justify="left" if head == "links" else "right")
@@ -89,7 +89,7 @@ def _links(pair: Pair) -> Table:
     return table
 
 
-def _variations(pairs: Sequence[Pair]) -> Table:
+def _variations(pairs: Sequence[BaselineComparison]) -> Table:
     table = Table(title="if instead", title_justify="left", box=box.SIMPLE)
     for head in ("", "ours, s", "baseline, s", "bytes / link, s", "factor"):
         table.add_column(head, justify="right" if head else "left")
@@ -113,7 +113,7 @@ def summary(finding: Finding) -> str:
     )
 
 
-def _itself(pair: Pair, wanted: float) -> str:
+def _itself(pair: BaselineComparison, wanted: float) -> str:
     if pair.stuck:
         return (
             f"no factor with {pair.gpus} GPUs: {pair.stuck} of our updates have no end, for no piece comes within a "

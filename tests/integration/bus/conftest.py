@@ -9,8 +9,8 @@ import pytest
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.jetstream.job_log import JobLog, open_job
-from tensorhub_common.jetstream.log_entry import Entry
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.protocol.subjects import command_subject
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ async def own_log(own_bus: Bus, job: str) -> JobLog:
 
 
 @contextlib.asynccontextmanager
-async def following_of(log: JobLog, *args: Any) -> AsyncIterator[AsyncGenerator[Entry, None]]:
+async def following_of(log: JobLog, *args: Any) -> AsyncIterator[AsyncGenerator[StoredEntry, None]]:
     entries = log.follow(*args)
     try:
         yield entries
@@ -32,7 +32,7 @@ async def following_of(log: JobLog, *args: Any) -> AsyncIterator[AsyncGenerator[
         await entries.aclose()
 
 
-async def take(entries: AsyncGenerator[Entry, None], number: int, timeout_s: float = 10.0) -> list[Entry]:
+async def take(entries: AsyncGenerator[StoredEntry, None], number: int, timeout_s: float = 10.0) -> list[StoredEntry]:
     """Return the next entries."""
     async with asyncio.timeout(timeout_s):
         return [await anext(entries) for _ in range(number)]
@@ -42,5 +42,5 @@ async def fill(log: JobLog, number: int, mark: str = "m") -> int:
     """Append commands, and return where the last one stands."""
     seq = 0
     for index in range(number):
-        seq = await log.append(cmd(log.job, "publish"), f"{mark}{index}".encode(), f"{mark}{index}")
+        seq = await log.append(command_subject(log.job, "publish"), f"{mark}{index}".encode(), f"{mark}{index}")
     return seq

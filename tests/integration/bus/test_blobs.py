@@ -17,16 +17,16 @@ from tensorhub_common.jetstream.blob_store import (
     CHUNK_BYTES_MAX,
     CHUNK_INFLATED_BYTES,
     LENGTH,
-    Blobs,
+    BlobStore,
+    blob_digest,
     chunks_of,
-    digest_of,
 )
 from tensorhub_common.protocol.subjects import blob, blob_stream
 
 
 @pytest.fixture
-async def store(bus: Bus, job: str) -> Blobs:
-    opened = Blobs(bus)
+async def store(bus: Bus, job: str) -> BlobStore:
+    opened = BlobStore(bus)
     await opened.open(job)
     await opened.open(job)
     return opened
@@ -40,43 +40,43 @@ async def messages(bus: Bus, job: str) -> int:
 @pytest.mark.parametrize(
     "length", [0, 1, CHUNK_INFLATED_BYTES - 1, CHUNK_INFLATED_BYTES, CHUNK_INFLATED_BYTES + 1, 5_000_000]
 )
-async def test_what_was_put_is_got(store: Blobs, bus: Bus, job: str, length: int) -> None:
+async def test_what_was_put_is_got(store: BlobStore, bus: Bus, job: str, length: int) -> None:
     """Incompressible bytes, which grow a little in zstd's frame."""
     data = random.Random(length).randbytes(length)
     digest = await store.put(job, data)
-    assert digest == digest_of(data)
-    assert await Blobs(bus).get(job, digest) == data
+    assert digest == blob_digest(data)
+    assert await BlobStore(bus).get(job, digest) == data
     assert await messages(bus, job) == chunks_of(length)
 
 
-async def test_putting_again_sends_nothing(store: Blobs, bus: Bus, job: str) -> None:
+async def test_putting_again_sends_nothing(store: BlobStore, bus: Bus, job: str) -> None:
     data = b"layout" * 300_000
     digest = await store.put(job, data)
     before = await messages(bus, job)
     assert await store.put(job, data) == digest
-    assert await Blobs(bus).put(job, data) == digest
+    assert await BlobStore(bus).put(job, data) == digest
     assert await messages(bus, job) == before
 
 
-async def test_what_was_removed_with_its_job_is_put_there_again(store: Blobs, bus: Bus, job: str) -> None:
+async def test_what_was_removed_with_its_job_is_put_there_again(store: BlobStore, bus: Bus, job: str) -> None:
     """The name of a deleted job is used anew while this process goes on: what it had put there once is gone."""
     data = b"layout" * 300_000
     digest = await store.put(job, data)
     await store.remove(job)
     await store.open(job)
     assert await store.put(job, data) == digest
-    assert await Blobs(bus).get(job, digest) == data
+    assert await BlobStore(bus).get(job, digest) == data
 
 
-async def test_puts_that_cross_each_other_agree(store: Blobs, bus: Bus, job: str) -> None:
+async def test_puts_that_cross_each_other_agree(store: BlobStore, bus: Bus, job: str) -> None:
     data = random.Random(1).randbytes(2_000_000)
-    digests = await asyncio.gather(*(Blobs(bus).put(job, data) for _ in range(4)))
-    assert set(digests) == {digest_of(data)}
-    assert await Blobs(bus).get(job, digests[0]) == data
+    digests = await asyncio.gather(*(BlobStore(bus).put(job, data) for _ in range(4)))
+    assert set(digests) == {blob_digest(data)}
+    assert await BlobStore(bus).get(job, digests[0]) == data
 
 
 async def test_a_put_that_broke_off_is_not_there_and_can_be_done_again(
-    store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
+    store: BlobStore, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = random.Random(2).randbytes(2_000_000)
     write = store._write
@@ -90,12 +90,12 @@ async def test_a_put_that_broke_off_is_not_there_and_can_be_done_again(
     with pytest.raises(OSError, match="killed"):
         await store.put(job, data)
     with pytest.raises(BlobMissing):
-        await store.get(job, digest_of(data))
+        await store.get(job, blob_digest(data))
     monkeypatch.undo()
-    assert await Blobs(bus).get(job, await store.put(job, data)) == data
+    assert await BlobStore(bus).get(job, await store.put(job, data)) == data
 
 
-async def test_what_is_not_there_is_told(store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_there_is_told(store: BlobStore, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BlobMissing, match="has no blob"):
         await store.get(job, "0" * 64)
     with pytest.raises(InvalidName):
@@ -108,7 +108,7 @@ async def test_what_is_not_there_is_told(store: Blobs, bus: Bus, job: str, monke
 @pytest.mark.long
 @pytest.mark.parametrize("is_cluster", [True, False])
 async def test_what_one_node_does_not_have_yet_is_asked_for_again(
-    store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch, *, is_cluster: bool
+    store: BlobStore, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch, *, is_cluster: bool
 ) -> None:
     """Of a cluster any node may answer a look-up, also one that slept and lacks it for seconds; one server is right."""
     digest = await store.put(job, b"weights" * 100_000)
@@ -125,19 +125,19 @@ async def test_what_one_node_does_not_have_yet_is_asked_for_again(
     monkeypatch.setattr(api, "is_clustered", lambda _: is_cluster)
     if not is_cluster:
         with pytest.raises(BlobMissing):
-            await Blobs(bus).get(job, digest)
+            await BlobStore(bus).get(job, digest)
         assert len(looks) == 1
         return
-    assert await Blobs(bus).get(job, digest) == b"weights" * 100_000
+    assert await BlobStore(bus).get(job, digest) == b"weights" * 100_000
     assert len(looks) == blob_store.LOOKS_MAX + 2, "one chunk is asked for to the end, the other twice"
 
 
-async def test_a_missing_part_is_told(store: Blobs, bus: Bus, job: str) -> None:
+async def test_a_missing_part_is_told(store: BlobStore, bus: Bus, job: str) -> None:
     data = random.Random(3).randbytes(2_000_000)
     digest = await store.put(job, data)
     await api.api(bus, f"STREAM.PURGE.{blob_stream(job)}", {"filter": blob(job, digest, 2)})
     with pytest.raises(BlobMissing, match="only a part"):
-        await Blobs(bus).get(job, digest)
+        await BlobStore(bus).get(job, digest)
 
 
 @pytest.mark.parametrize(
@@ -154,16 +154,16 @@ async def test_a_missing_part_is_told(store: Blobs, bus: Bus, job: str) -> None:
     ],
 )
 async def test_what_somebody_else_put_there_is_refused(
-    store: Blobs, bus: Bus, job: str, chunk: bytes, length: str
+    store: BlobStore, bus: Bus, job: str, chunk: bytes, length: str
 ) -> None:
     """Whatever stands under a digest, it is that digest's bytes or an error, and nothing inflates without bound."""
-    digest = digest_of(b"the right bytes")
+    digest = blob_digest(b"the right bytes")
     await api.store(bus, blob(job, digest, 0), chunk, {LENGTH: length})
     with pytest.raises(IntegrityError, match=digest):
         await store.get(job, digest)
 
 
-async def test_too_large_is_refused(store: Blobs, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_large_is_refused(store: BlobStore, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_store, "BLOB_BYTES_MAX", 100)
     await store.put(job, b"x" * 100)
     with pytest.raises(BlobTooLarge):
@@ -175,8 +175,8 @@ def test_an_incompressible_chunk_stays_within_the_limit() -> None:
     assert len(zstandard.ZstdCompressor(level=blob_store.ZSTD_LEVEL).compress(data)) <= CHUNK_BYTES_MAX
 
 
-async def test_the_cache_is_bounded_and_drops_the_oldest(bus: Bus, store: Blobs, job: str) -> None:
-    small = Blobs(bus, cache_bytes_max=250)
+async def test_the_cache_is_bounded_and_drops_the_oldest(bus: Bus, store: BlobStore, job: str) -> None:
+    small = BlobStore(bus, cache_bytes_max=250)
     one, two, three = [await small.put(job, bytes([index]) * 100) for index in range(3)]
     assert [digest for _, digest in small._cache] == [two, three]
     assert await small.get(job, two) == b"\1" * 100
@@ -188,7 +188,7 @@ async def test_the_cache_is_bounded_and_drops_the_oldest(bus: Bus, store: Blobs,
 
 
 async def test_a_put_goes_on_through_a_restart(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
-    store = Blobs(own_bus)
+    store = BlobStore(own_bus)
     await store.open(job)
     data = random.Random(5).randbytes(20_000_000)
     putting = asyncio.create_task(store.put(job, data))
@@ -198,4 +198,4 @@ async def test_a_put_goes_on_through_a_restart(own_nats_server: RunningNats, own
     own_nats_server.kill()
     await asyncio.to_thread(own_nats_server.start)
     digest = await putting
-    assert await Blobs(own_bus).get(job, digest) == data
+    assert await BlobStore(own_bus).get(job, digest) == data

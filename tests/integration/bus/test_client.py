@@ -7,7 +7,7 @@ from tests.bounds import WAIT_S
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import parse_headers
 from tensorhub_common.jetstream.job_log import open_job
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 
 
 async def _raw(url: str, *lines: bytes) -> None:
@@ -39,7 +39,7 @@ async def test_a_log_with_poison_in_it_is_followed(bus: Bus, job: str) -> None:
         b"HPUB " + prefix + b"publish %d %d\r\n" % (len(garbage), len(garbage) + 2) + garbage + b"{}\r\n",
         b"HPUB " + prefix + b"publish 16 16\r\nNATS/1.0 503\r\n\r\n\r\n",
     )
-    last = await log.append(cmd(job, "publish"), b"{}", "after")
+    last = await log.append(command_subject(job, "publish"), b"{}", "after")
     seen = []
     async with asyncio.timeout(WAIT_S):
         async for entry in log.follow(1):

@@ -22,12 +22,12 @@ from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol import subjects
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.job_fold import Acknowledged, Publication
-from tensorhub_registry.jobs.log_writer import Storing
+from tensorhub_registry.core.job_fold import EventBatch, PublicationStored
+from tensorhub_registry.jobs.log_writer import LogWriter
 
 NODES = 3
 MOVED_S_MAX = 6.0
@@ -165,7 +165,9 @@ async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningC
         while not enough.is_set():
             number += 1
             msg_id = f"{lane}.{number}"
-            acknowledged[msg_id] = await log.append(subjects.cmd(job, "publish"), b"", msg_id, timeout_s=ELECTED_S_MAX)
+            acknowledged[msg_id] = await log.append(
+                subjects.command_subject(job, "publish"), b"", msg_id, timeout_s=ELECTED_S_MAX
+            )
 
     saying = [asyncio.create_task(say(lane)) for lane in range(3)]
     while len(acknowledged) < 30:  # noqa: ASYNC110 (until what many tasks do is enough)
@@ -194,7 +196,7 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
     whole: RunningCluster, spread: Bus, job: str
 ) -> None:
     log = await opened(spread, job)
-    first = await log.append(subjects.cmd(job, "publish"), b"", "first")
+    first = await log.append(subjects.command_subject(job, "publish"), b"", "first")
     stays = whole.node_of(spread)
     for node in whole.nodes:
         if node is not stays:
@@ -202,11 +204,11 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
     for number in range(3):
         began = time.monotonic()
         with pytest.raises(RegistryUnavailable):
-            await log.append(subjects.cmd(job, "publish"), b"", "second", timeout_s=NONE_S)
+            await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=NONE_S)
         assert time.monotonic() - began < NONE_S + BUSY_S, number
     for node in whole.nodes:
         node.signal(signal.SIGCONT)
-    second = await log.append(subjects.cmd(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
+    second = await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
     assert second == first + 1
     assert await log.last_seq() == second
 
@@ -217,18 +219,18 @@ async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningClus
     async with asyncio.timeout(ELECTED_S_MAX):
         while True:
             with contextlib.suppress(TensorHubError):
-                await Blobs(spread).open(job, NODES)
+                await BlobStore(spread).open(job, NODES)
                 break
     sleeper = next(node for node in whole.nodes if node is not whole.node_of(spread))
     sleeper.signal(signal.SIGSTOP)
     async with asyncio.timeout(ELECTED_S_MAX):
         while True:
             with contextlib.suppress(TensorHubError):
-                digests = [await Blobs(spread).put(job, bytes([number]) * 1000) for number in range(20)]
+                digests = [await BlobStore(spread).put(job, bytes([number]) * 1000) for number in range(20)]
                 break
     sleeper.signal(signal.SIGCONT)
     for number, digest in enumerate(digests):
-        assert await Blobs(spread).get(job, digest) == bytes([number]) * 1000
+        assert await BlobStore(spread).get(job, digest) == bytes([number]) * 1000
 
 
 class Delaying:
@@ -244,7 +246,7 @@ class Delaying:
         if api.EXPECTED_LAST_ID in headers:
             while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry tells nobody)
                 await asyncio.sleep(0.01)
-            await self._log.append(subjects.cmd(self._log.job, "publish"), b"", "between")
+            await self._log.append(subjects.command_subject(self._log.job, "publish"), b"", "between")
         return await self._bus.request(subject, body, timeout_s, headers)
 
 
@@ -252,19 +254,19 @@ class Delaying:
 async def test_what_a_registry_says_at_once_ends_no_log(whole: RunningCluster, spread: Bus, job: str) -> None:
     log = await opened(spread, job)
     said = publication(job, 2)
-    stored = await Storing(Delaying(spread, log), log, Supervisor("a test")).store(said)  # type: ignore[arg-type]  # It passes all else on.
-    assert stored == Acknowledged(1, 1)
-    last = await log.append(subjects.cmd(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
-    assert await Storing(spread, log, Supervisor("a test")).store(
-        Publication(1, last + 1, said.events[1:])
-    ) == Acknowledged(1, last + 1)
+    stored = await LogWriter(Delaying(spread, log), log, Supervisor("a test")).store(said)  # type: ignore[arg-type]  # It passes all else on.
+    assert stored == PublicationStored(1, 1)
+    last = await log.append(subjects.command_subject(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
+    assert await LogWriter(spread, log, Supervisor("a test")).store(
+        EventBatch(1, last + 1, said.events[1:])
+    ) == PublicationStored(1, last + 1)
 
 
 @pytest.mark.slow
 async def test_a_node_with_an_empty_disk_has_all_of_the_log_again(whole: RunningCluster, spread: Bus, job: str) -> None:
     """It comes back under its own name, and may be the leader's heir from then on."""
     log = await opened(spread, job)
-    said = [await log.append(subjects.cmd(job, "publish"), b"", f"m{number}") for number in range(50)]
+    said = [await log.append(subjects.command_subject(job, "publish"), b"", f"m{number}") for number in range(50)]
     node = whole.nodes[index_of((await cluster_of(spread, job))["leader"])]
     node.kill()
     shutil.rmtree(node.directory / "store")

@@ -16,11 +16,11 @@ from tensorhub_common.bus.errors import LogGap, LogShorter, StreamFailure
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api, log_reader
 from tensorhub_common.jetstream.job_log import JobLog, open_job
-from tensorhub_common.jetstream.log_entry import Entry
-from tensorhub_common.protocol.subjects import cmd, commands_of, event, events_of
+from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.protocol.subjects import command_subject, commands_of, event, events_of
 
 
-async def _until(entries: AsyncGenerator[Entry, None], last: int) -> AsyncIterator[Entry]:
+async def _until(entries: AsyncGenerator[StoredEntry, None], last: int) -> AsyncIterator[StoredEntry]:
     async for entry in entries:
         yield entry
         if entry.seq == last:
@@ -30,7 +30,9 @@ async def _until(entries: AsyncGenerator[Entry, None], last: int) -> AsyncIterat
 async def test_old_and_new_entries_come_in_order(log: JobLog) -> None:
     """More than one batch, so that several pulls are needed."""
     number = log_reader.BATCH + 10
-    await asyncio.gather(*(log.append(cmd(log.job, "publish"), b"", f"m{index}") for index in range(number)))
+    await asyncio.gather(
+        *(log.append(command_subject(log.job, "publish"), b"", f"m{index}") for index in range(number))
+    )
     async with following_of(log) as entries:
         assert [each.seq for each in await take(entries, number)] == list(range(1, number + 1))
         late = await log.append(event(log.job, "m", "version", "published"), b"body", "late", {"traceparent": "x"})
@@ -165,7 +167,7 @@ async def test_nothing_is_skipped_or_repeated_through_restarts(
         async def write() -> int:
             seq = 0
             while not stop.is_set():
-                seq = await log.append(cmd(job, "publish"), str(seq + 1).encode(), f"m{seq}")
+                seq = await log.append(command_subject(job, "publish"), str(seq + 1).encode(), f"m{seq}")
             return seq
 
         writing = asyncio.create_task(write())
@@ -195,7 +197,7 @@ async def test_it_resumes_when_its_consumer_is_gone(log: JobLog, bus: Bus) -> No
 
 async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> None:
     await fill(log, 10)
-    reader = log_reader.Following(log._bus, log.job, 1, ())
+    reader = log_reader.LogReader(log._bus, log.job, 1, ())
     entries = reader.entries()
     await take(entries, 2)
     async with asyncio.timeout(WAIT_S):
@@ -213,7 +215,7 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
     monkeypatch.setattr(log_reader, "OPEN_WAIT_S", 0.0)
     last = await fill(log, 1)
     told: list[Exception | None] = []
-    reader = log_reader.Following(log._bus, log.job, 1, (), told=told.append)
+    reader = log_reader.LogReader(log._bus, log.job, 1, (), told=told.append)
     begin, failures = reader._begin, [StreamFailure("JetStream refused", 1) for _ in range(20)]
 
     async def refused() -> None:
@@ -234,7 +236,7 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
 async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """It wakes nobody, and more is pulled all the same."""
     monkeypatch.setattr(log_reader, "BATCH", 8)
-    reader = log_reader.Following(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
+    reader = log_reader.LogReader(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
     entries = reader.entries()
     first = asyncio.create_task(anext(entries))
     async with asyncio.timeout(WAIT_S):
@@ -258,7 +260,7 @@ async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.Mon
 
 async def test_what_was_wanted_and_lost_is_read_again(log: JobLog) -> None:
     """What passes by shows the gap, too."""
-    reader = log_reader.Following(
+    reader = log_reader.LogReader(
         log._bus, log.job, 1, (commands_of(log.job),), lambda body: body.startswith(b"wanted")
     )
     heard, hear = 0, reader._on_message
@@ -285,7 +287,7 @@ async def test_what_was_wanted_and_lost_is_read_again(log: JobLog) -> None:
 async def test_a_pull_that_expires_is_renewed(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "PULL_EXPIRES_S", 0.2)
     monkeypatch.setattr(log_reader, "HEARTBEAT_S", 0.1)
-    reader = log_reader.Following(log._bus, log.job, 1, ())
+    reader = log_reader.LogReader(log._bus, log.job, 1, ())
     entries = reader.entries()
     waiting = asyncio.create_task(anext(entries))
     async with asyncio.timeout(WAIT_S):

@@ -20,8 +20,8 @@ from tensorhub_common.bus.errors import (
     WrongLastSequence,
 )
 from tensorhub_common.jetstream import api, job_log
-from tensorhub_common.jetstream.job_log import JobLog, jobs, open_job
-from tensorhub_common.protocol.subjects import cmd, event, log_stream
+from tensorhub_common.jetstream.job_log import JobLog, list_jobs, open_job
+from tensorhub_common.protocol.subjects import command_subject, event, log_stream
 
 
 async def tried(work: Awaitable[int]) -> int | Exception:
@@ -37,7 +37,7 @@ class TestOpening:
         assert await fill(log, 1) == 1
         again = await open_job(bus, job)
         assert await again.last_seq() == 1
-        assert job in await jobs(bus)
+        assert job in await list_jobs(bus)
 
     async def test_an_operator_may_change_limits_and_nothing_that_the_log_rests_on(self, bus: Bus, job: str) -> None:
         await open_job(bus, job)
@@ -51,13 +51,13 @@ class TestOpening:
     async def test_jobs_lists_logs_only(self, bus: Bus, job: str) -> None:
         other = f"OTHER_{job}"
         await api.api(bus, f"STREAM.CREATE.{other}", {"name": other, "subjects": [f"x.{job}.cmd.>"]})
-        assert other not in await jobs(bus)
-        assert job not in await jobs(bus)
+        assert other not in await list_jobs(bus)
+        assert job not in await list_jobs(bus)
 
     async def test_a_job_that_nobody_opened_is_told(self, bus: Bus, job: str) -> None:
         log = JobLog(bus, job)
         with pytest.raises(LogMissing):
-            await log.append(cmd(job, "publish"), b"", "m")
+            await log.append(command_subject(job, "publish"), b"", "m")
         with pytest.raises(LogMissing):
             await log.last_seq()
         with pytest.raises(LogMissing):
@@ -103,7 +103,7 @@ class TestOpening:
 
 class TestAppending:
     async def test_the_same_id_is_written_once(self, log: JobLog) -> None:
-        subject = cmd(log.job, "publish")
+        subject = command_subject(log.job, "publish")
         assert await log.append(subject, b"a", "one") == 1
         assert await log.append(subject, b"b", "two") == 2
         assert await log.append(subject, b"a", "one") == 1
@@ -112,9 +112,9 @@ class TestAppending:
     async def test_events_are_written_against_the_last_event_and_commands_do_not_count(self, log: JobLog) -> None:
         published = event(log.job, "policy", "version", "published")
         retired = event(log.job, "other", "version", "retired")
-        await log.append(cmd(log.job, "publish"), b"", "c1")
+        await log.append(command_subject(log.job, "publish"), b"", "c1")
         assert await log.append(published, b"", "e1", expected_last_event_seq=0) == 2
-        await log.append(cmd(log.job, "publish"), b"", "c2")
+        await log.append(command_subject(log.job, "publish"), b"", "c2")
         assert await log.append(retired, b"", "e2", expected_last_event_seq=2) == 4
         for stale in (0, 2, 3, 5):
             with pytest.raises(WrongLastSequence) as refusal:
@@ -141,7 +141,10 @@ class TestAppending:
     async def test_a_full_log_refuses_and_says_so(self, log: JobLog, bus: Bus) -> None:
         config = job_log._config(log.job, 1) | {"max_bytes": 10_000}
         await api.api(bus, f"STREAM.UPDATE.{log.stream}", config)
-        results = [await tried(log.append(cmd(log.job, "publish"), b"x" * 1000, f"m{index}")) for index in range(20)]
+        results = [
+            await tried(log.append(command_subject(log.job, "publish"), b"x" * 1000, f"m{index}"))
+            for index in range(20)
+        ]
         written = [each for each in results if isinstance(each, int)]
         assert written == list(range(1, len(written) + 1))
         assert 0 < len(written) < 10
@@ -150,13 +153,13 @@ class TestAppending:
 
     async def test_a_message_over_the_limit_is_refused(self, log: JobLog) -> None:
         with pytest.raises(MessageTooLarge):
-            await log.append(cmd(log.job, "publish"), b"x" * (1 << 20), "m")
+            await log.append(command_subject(log.job, "publish"), b"x" * (1 << 20), "m")
 
     async def test_append_waits_for_the_server_and_writes_once(
         self, own_nats_server: RunningNats, own_log: JobLog
     ) -> None:
         """Entries are appended all the time while the server is killed: each stands there exactly once."""
-        subject, written = cmd(own_log.job, "publish"), list[int]()
+        subject, written = command_subject(own_log.job, "publish"), list[int]()
         stop = asyncio.Event()
 
         async def write() -> int:
@@ -182,7 +185,7 @@ class TestAppending:
     async def test_append_gives_up_at_its_bound(self, own_nats_server: RunningNats, own_log: JobLog) -> None:
         own_nats_server.kill()
         with pytest.raises(NoBus, match="unknown"):
-            await own_log.append(cmd(own_log.job, "publish"), b"", "m", timeout_s=0.3)
+            await own_log.append(command_subject(own_log.job, "publish"), b"", "m", timeout_s=0.3)
 
 
 class TestLooking:
@@ -191,7 +194,7 @@ class TestLooking:
         assert await log.last_command() is None
         subject = event(log.job, "policy", "version", "published")
         await log.append(subject, b"first", "e1", {"traceparent": "00-ab"})
-        await log.append(cmd(log.job, "publish"), b"command", "c1")
+        await log.append(command_subject(log.job, "publish"), b"command", "c1")
         last, command = await log.last_event(), await log.last_command()
         assert last is not None
         assert (last.seq, last.subject, last.data, last.headers["traceparent"]) == (1, subject, b"first", "00-ab")

@@ -13,7 +13,7 @@ from tests.bounds import WAIT_S
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 from tests.leftovers import memory_of
 
-from tensorhub.local.directory import HubDir
+from tensorhub.local.directory import HubDirectory
 
 SHORT = """
 import sys
@@ -108,7 +108,7 @@ def test_what_is_not_installed_is_said_in_one_line() -> None:
 
 
 def test_a_directory_in_use_is_said_in_one_line(folder: Path) -> None:
-    taken = HubDir(folder)
+    taken = HubDirectory(folder)
     taken.open()
     try:
         with start(folder) as second:

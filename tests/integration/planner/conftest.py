@@ -12,13 +12,13 @@ from tests.bounds import WAIT_S
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.jetstream import job_log
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
-from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal, SourceId
-from tensorhub_common.protocol.queries import Error
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal, SourceId
+from tensorhub_common.protocol.queries import QueryError
 
 MODEL = "policy"
 ANSWER_S: Final = 10.0
@@ -38,7 +38,7 @@ class Job:
         self.name = name
         self.last_seq = 0
         self.log = job_log.JobLog(bus, name)
-        self._blobs = Blobs(bus)
+        self._blobs = BlobStore(bus)
         self._n = count(1)
 
     async def open(self) -> None:
@@ -51,7 +51,7 @@ class Job:
         body = codec.encode(msgspec.structs.replace(command, by=sender))
         verb = str(command.__struct_config__.tag)
         msg_id = f"{agent}-{sender.n}"
-        self.last_seq = await self.log.append(subjects.cmd(self.name, verb, agent), body, msg_id)
+        self.last_seq = await self.log.append(subjects.command_subject(self.name, verb, agent), body, msg_id)
         return self.last_seq
 
     async def register(
@@ -79,13 +79,13 @@ class Job:
         filled = Filled(model=MODEL, replica=replica, shard=0, round=number, version=version, root=ROOT)
         return await self.say(replica, filled)
 
-    def demand(self, replica: str, version: int = 1, **rest: Any) -> Demand:
-        demand = Demand(
+    def demand(self, replica: str, version: int = 1, **rest: Any) -> PlanRequest:
+        demand = PlanRequest(
             model=MODEL, version=version, replica=replica, shard=0, agent=replica, root=ROOT, at_seq=self.last_seq
         )
         return msgspec.structs.replace(demand, **rest)
 
-    async def ask(self, demand: Demand) -> PlanAnswer | Error:
+    async def ask(self, demand: PlanRequest) -> PlanAnswer | QueryError:
         """Ask until the planner has folded as far as the question rests on: it says so where a busy machine is late."""
         async with asyncio.timeout(WAIT_S):
             while True:
@@ -95,13 +95,13 @@ class Job:
                 if not answer.reason.endswith("ask again"):
                     return answer
 
-    async def ask_raw(self, body: bytes, job: str | None = None) -> PlanAnswer | Error:
+    async def ask_raw(self, body: bytes, job: str | None = None) -> PlanAnswer | QueryError:
         """Ask until there is an answer, as agents do: a busy planner drops what it takes up too late."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 with contextlib.suppress(NoAnswer):
-                    answer = await self.bus.request(subjects.ask(job or self.name, "plan"), body, ANSWER_S)
-                    return msgspec.json.decode(answer, type=Plan | Refusal | Error)
+                    answer = await self.bus.request(subjects.query_subject(job or self.name, "plan"), body, ANSWER_S)
+                    return msgspec.json.decode(answer, type=Plan | Refusal | QueryError)
 
     async def plan(self, replica: str, version: int = 1) -> Plan:
         answer = await self.ask(self.demand(replica, version))

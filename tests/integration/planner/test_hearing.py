@@ -12,16 +12,16 @@ from tests.integration.planner.test_service import planning
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.heartbeat import Beat, Serving
+from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
 from tensorhub_common.protocol.plans import Plan
-from tensorhub_planner.app.service import Planner
+from tensorhub_planner.app.service import PlannerService
 
 HOLDERS = ("trainer", "second")
 
 
 async def beats(bus: Bus, agent: str, readers: int, *, on: str | None = None) -> None:
     """Let an agent, whose name in this job is its replica's, say how many read from it."""
-    said = Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, 0),) if readers else ())
+    said = Heartbeat(agent=agent, incarnation=1, serving=(ServingLoad("ucxx", readers, 0),) if readers else ())
     await bus.publish(subjects.beat(on or agent), msgspec.json.encode(said))
 
 
@@ -79,7 +79,7 @@ async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> 
         assert {share.source for share in (await two.plan("rollout")).shares} <= {source(agent) for agent in HOLDERS}
 
 
-async def told(planner: Planner, agent: str, readers: int) -> None:
+async def told(planner: PlannerService, agent: str, readers: int) -> None:
     """Wait until the planner has heard this."""
 
     def is_heard() -> bool:

@@ -14,9 +14,9 @@ from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, Refusal, Turn
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Plan, PlanRequest, ReadPriority, Refusal
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.context import program_store
 
 TRAINERS, ENGINES, TENSORS = 8, 12, 300
@@ -79,7 +79,7 @@ async def finish(world: Job, number: int, version: int) -> None:
 
 async def ask(world: Job, shard: int, version: int) -> Plan:
     """Ask as an agent does: it waits for so long, and asks again."""
-    demand = Demand(
+    demand = PlanRequest(
         model=MODEL,
         version=version,
         replica="engines",
@@ -87,13 +87,13 @@ async def ask(world: Job, shard: int, version: int) -> Plan:
         agent=f"engines-{shard}",
         root=None,
         at_seq=world.last_seq,
-        turn=Turn(world.last_seq, world.last_seq),
+        turn=ReadPriority(world.last_seq, world.last_seq),
     )
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 question = msgspec.json.encode(demand)
-                body = await world.bus.request(subjects.ask(world.name, "plan"), question, PLAN_ASK_S)
+                body = await world.bus.request(subjects.query_subject(world.name, "plan"), question, PLAN_ASK_S)
             except NoAnswer:
                 continue
             answer = msgspec.json.decode(body, type=Plan | Refusal)
@@ -107,7 +107,7 @@ async def test_each_program_is_compiled_once_and_the_next_version_is_read_as_the
     """Whoever waits in vain asks again; every question is answered, and no reader's program is made twice."""
     compiled: Counter[str] = Counter()
 
-    def counting(digest: str, destination: Layout, index: SourceIndex) -> Any:
+    def counting(digest: str, destination: Layout, index: LayoutIndex) -> Any:
         compiled[digest] += 1
         return compile_program(digest, destination, index)
 

@@ -17,22 +17,22 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import TensorEntry, layout_of
 from tensorhub_common.protocol.log.commands import Register, Unpublish
 from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_common.protocol.queries import Error, Health
-from tensorhub_common.protocol.subjects import ask, hub_ask
-from tensorhub_planner.app.service import Planner
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
+from tensorhub_common.protocol.queries import Health, QueryError
+from tensorhub_common.protocol.subjects import hub_ask, query_subject
+from tensorhub_planner.app.service import PlannerService
+from tensorhub_planner.primitives.limits import PlanLimits
 
 
 @asynccontextmanager
-async def planning(url: str, name: str = "planner-0") -> AsyncIterator[Planner]:
+async def planning(url: str, name: str = "planner-0") -> AsyncIterator[PlannerService]:
     """Run a planner until the end of the block; it must not have ended by itself."""
     async with await connect(url, name=name) as bus:
-        planner = Planner(bus, Limits(), name)
+        planner = PlannerService(bus, PlanLimits(), name)
         running = asyncio.create_task(planner.run())
         async with asyncio.timeout(WAIT_S):
             while await ping(bus, name, 0.5) is None:
@@ -45,12 +45,12 @@ async def planning(url: str, name: str = "planner-0") -> AsyncIterator[Planner]:
 
 
 @pytest.fixture
-async def planner(nats_server: RunningNats) -> AsyncIterator[Planner]:
+async def planner(nats_server: RunningNats) -> AsyncIterator[PlannerService]:
     async with planning(nats_server.url) as made:
         yield made
 
 
-async def test_a_plan_from_the_log(planner: Planner, world: Job) -> None:
+async def test_a_plan_from_the_log(planner: PlannerService, world: Job) -> None:
     """Asked right after the last command: the planner folds up to it first."""
     found = await world.plan("rollout")
     (share,) = found.shares
@@ -62,7 +62,7 @@ async def test_a_plan_from_the_log(planner: Planner, world: Job) -> None:
     assert "1 of 1 source on the same site" in found.why
 
 
-async def test_each_change_counts_at_once(planner: Planner, world: Job) -> None:
+async def test_each_change_counts_at_once(planner: PlannerService, world: Job) -> None:
     """Who has fetched it serves it; who has unpublished it does not."""
     await world.register("other", host="host-of-rollout")
     await world.fetch("other", 1)
@@ -77,7 +77,7 @@ async def test_each_change_counts_at_once(planner: Planner, world: Job) -> None:
     assert "trainer/0 on trainer is draining version 1" in gone.reason
 
 
-async def test_readers_are_spread_and_counted(planner: Planner, world: Job) -> None:
+async def test_readers_are_spread_and_counted(planner: PlannerService, world: Job) -> None:
     """Two holders, two readers: one each; a reader that is done is no load any more."""
     for replica in ("second", "reader"):
         await world.register(replica)
@@ -88,13 +88,13 @@ async def test_readers_are_spread_and_counted(planner: Planner, world: Job) -> N
     assert again.shares == first.shares, "its own earlier plan is void, so it is no load"
 
 
-async def test_what_failed_is_avoided(planner: Planner, world: Job) -> None:
+async def test_what_failed_is_avoided(planner: PlannerService, world: Job) -> None:
     answer = await world.ask(world.demand("rollout", avoid=(source("trainer"),), pieces=((3, 2),)))
     assert isinstance(answer, Refusal)
     assert "trainer/0 on trainer failed this read" in answer.reason
 
 
-async def test_other_layouts_name_the_tensors(planner: Planner, world: Job) -> None:
+async def test_other_layouts_name_the_tensors(planner: PlannerService, world: Job) -> None:
     odd = layout_of([*LAYOUT.tensors[1:], TensorEntry("layer-0", "float32", 4, (2, 2), (2, 2), (0, 0))])
     await world.register("odd", odd)
     answer = await world.ask(world.demand("odd", root=None))
@@ -105,14 +105,14 @@ async def test_other_layouts_name_the_tensors(planner: Planner, world: Job) -> N
     assert "layer-1" not in answer.reason
 
 
-async def test_a_layout_that_nobody_stored(planner: Planner, world: Job) -> None:
+async def test_a_layout_that_nobody_stored(planner: PlannerService, world: Job) -> None:
     await world.register("odd", layout_of([TensorEntry("w", "int8", 1, (7,), (7,), (0,))]), stored=False)
     answer = await world.ask(world.demand("odd"))
     assert isinstance(answer, Refusal)
     assert "has no blob" in answer.reason
 
 
-async def test_a_planner_that_lags_says_so(planner: Planner, world: Job) -> None:
+async def test_a_planner_that_lags_says_so(planner: PlannerService, world: Job) -> None:
     """Within its bound, and it has not stopped for others meanwhile."""
     begun = time.monotonic()
     beyond = msgspec.json.encode(world.demand("rollout", at_seq=world.last_seq + 1000))
@@ -128,14 +128,14 @@ async def test_a_planner_that_lags_says_so(planner: Planner, world: Job) -> None
 @pytest.mark.parametrize(
     "body", [b"", b"no json", b"[]", b'{"model": 3}', b"\xff", msgspec.json.encode({"model": "m"}), b"[" * 100_000]
 )
-async def test_what_is_no_demand_is_an_error(planner: Planner, world: Job, body: bytes) -> None:
+async def test_what_is_no_demand_is_an_error(planner: PlannerService, world: Job, body: bytes) -> None:
     answer = await world.ask_raw(body)
-    assert isinstance(answer, Error)
+    assert isinstance(answer, QueryError)
     assert answer.error == "BadCommand"
     assert (await world.plan("rollout")).shares
 
 
-async def test_a_job_that_nobody_opened(planner: Planner, world: Job) -> None:
+async def test_a_job_that_nobody_opened(planner: PlannerService, world: Job) -> None:
     """It may be opened later, and is answered for then."""
     body = msgspec.json.encode(world.demand("rollout"))
     answer = await world.ask_raw(body, "unheard-of")
@@ -144,11 +144,11 @@ async def test_a_job_that_nobody_opened(planner: Planner, world: Job) -> None:
     assert "must open the job first" in answer.reason
 
 
-MakePlan = Callable[[str, Demand], Awaitable[PlanAnswer]]
+MakePlan = Callable[[str, PlanRequest], Awaitable[PlanAnswer]]
 
 
 def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePlan:
-    async def counting(job: str, demand: Demand) -> PlanAnswer:
+    async def counting(job: str, demand: PlanRequest) -> PlanAnswer:
         answer = await make_plan(job, demand)
         # One that is behind in the log is asked again.
         answered[which] += isinstance(answer, Plan)
@@ -158,7 +158,7 @@ def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePl
 
 
 async def test_several_planners_share_the_questions(
-    planner: Planner, nats_server: RunningNats, world: Job, monkeypatch: pytest.MonkeyPatch
+    planner: PlannerService, nats_server: RunningNats, world: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question has one answer, and both planners give some."""
     async with planning(nats_server.url, "planner-1") as other:
@@ -171,7 +171,7 @@ async def test_several_planners_share_the_questions(
         assert all(answered.values())
 
 
-async def test_a_burst_of_readers(planner: Planner, world: Job) -> None:
+async def test_a_burst_of_readers(planner: PlannerService, world: Job) -> None:
     """A hundred at once, with layouts not read yet: all are answered, from the one holder."""
     plans = await asyncio.gather(*(world.plan("rollout") for _ in range(100)))
     assert {share.source for each in plans for share in each.shares} == {source("trainer")}
@@ -204,9 +204,9 @@ async def test_nats_restarts(own_nats_server: RunningNats, own_bus: Bus, job: st
         assert "is draining" in answer.reason
 
 
-async def test_a_blob_store_that_holds_other_bytes(planner: Planner, world: Job) -> None:
+async def test_a_blob_store_that_holds_other_bytes(planner: PlannerService, world: Job) -> None:
     """What stands under a layout's digest and is no layout is refused by name."""
-    digest = await Blobs(world.bus).put(world.name, b"no layout at all")
+    digest = await BlobStore(world.bus).put(world.name, b"no layout at all")
     await world.say("rollout", Register(model=MODEL, replica="odd", shard=0, shards=1, layout=digest, nbytes=0))
     answer = await world.ask(world.demand("odd", agent="rollout"))
     assert isinstance(answer, Refusal)
@@ -244,7 +244,7 @@ async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
         of_hub = await health(hub_ask("health.planner"))
         assert (of_hub.id, of_hub.role, of_hub.ailing) == ("planner-0", "planner", 1)
         assert [each.job for each in of_hub.jobs] == [broken.name]
-        (of_broken,) = (await health(ask(broken.name, "health.planner"))).jobs
-        (of_well,) = (await health(ask(well.name, "health.planner"))).jobs
+        (of_broken,) = (await health(query_subject(broken.name, "health.planner"))).jobs
+        (of_well,) = (await health(query_subject(well.name, "health.planner"))).jobs
         assert (of_broken.state, of_well.state) == ("set-aside", "well")
         assert of_broken.again_at > of_broken.since > 0

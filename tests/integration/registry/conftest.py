@@ -22,12 +22,12 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_event, encode
 from tensorhub_common.protocol.log.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
 from tensorhub_common.protocol.log.events import AnyEvent
-from tensorhub_common.protocol.queries import Error, JobOpened, Status
+from tensorhub_common.protocol.queries import JobOpened, QueryError, Status
 
 WAIT_S_MAX = 60.0
 LOOK_S = 0.02
@@ -140,7 +140,9 @@ async def pair_on(registry_on: MakeRegistry, url: str, bus: Bus, *, lease_s: int
 async def leader_of(bus: Bus, job: str) -> str | None:
     """Return the registry that answers; None while none does."""
     try:
-        return msgspec.json.decode(await bus.request(subjects.ask(job, "status"), b"", 0.5), type=Status).registry
+        return msgspec.json.decode(
+            await bus.request(subjects.query_subject(job, "status"), b"", 0.5), type=Status
+        ).registry
     except (NoResponder, NoAnswer, msgspec.MsgspecError):
         return None
 
@@ -152,19 +154,20 @@ class WatchedJob:
         self.name = name
         self.bus = bus
         self.log = JobLog(bus, name)
-        self.entries: list[Entry] = []
+        self.entries: list[StoredEntry] = []
         self._arrived = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open it as the SDK does, which may have to wait until a registry leads."""
-        answer: JobOpened | Error | None = None
+        answer: JobOpened | QueryError | None = None
 
         async def is_open() -> bool:
             nonlocal answer
             try:
                 answer = msgspec.json.decode(
-                    await self.bus.request(subjects.ask(self.name, "open"), b"", 5.0), type=JobOpened | Error
+                    await self.bus.request(subjects.query_subject(self.name, "open"), b"", 5.0),
+                    type=JobOpened | QueryError,
                 )
             except (NoResponder, NoAnswer, NoBus):
                 return False

@@ -13,7 +13,7 @@ from typing import Final
 from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.snapshot_store import Packed
+from tensorhub_common.jetstream.snapshot_store import PackedSnapshot
 from tensorhub_registry.app.main import main
 from tensorhub_registry.core import snapshot_policy
 from tensorhub_registry.jobs import snapshot_maker
@@ -26,12 +26,12 @@ HELD_S_MAX: Final = 60.0
 
 
 class HeldPacking:
-    """Stands in for `Packed`: packs what it is given, but for the first two."""
+    """Stands in for `PackedSnapshot`: packs what it is given, but for the first two."""
 
     def __init__(self, until: Path) -> None:
         self._until, self._asked = until, 0
 
-    def of(self, body: bytes) -> Packed:
+    def of(self, body: bytes) -> PackedSnapshot:
         self._asked += 1
         if self._asked == 1:
             deadline = time.monotonic() + HELD_S_MAX
@@ -39,7 +39,7 @@ class HeldPacking:
                 time.sleep(0.01)
         if self._asked == 2:
             raise TensorHubError("the second snapshot is not to be kept")
-        return Packed.of(body)
+        return PackedSnapshot.of(body)
 
 
 def untrimmed_until(there: Path) -> None:
@@ -60,7 +60,7 @@ if __name__ == "__main__":
     snapshot_policy.LOG_KEEP_ENTRIES_MIN = KEEP  # type: ignore[misc]
     snapshot_maker.AGAIN_S = 0.1  # type: ignore[misc]
     if HELD_UNTIL in os.environ:
-        snapshot_maker.Packed = HeldPacking(Path(os.environ[HELD_UNTIL]))  # type: ignore[attr-defined, assignment]
+        snapshot_maker.PackedSnapshot = HeldPacking(Path(os.environ[HELD_UNTIL]))  # type: ignore[attr-defined, assignment]
     if UNTRIMMED_UNTIL in os.environ:
         untrimmed_until(Path(os.environ[UNTRIMMED_UNTIL]))
     main()

@@ -12,30 +12,30 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import open_job as open_log
-from tensorhub_common.jetstream.snapshot_store import Snapshots
+from tensorhub_common.jetstream.snapshot_store import SnapshotStore
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.commands import DeleteJob, Publish
 from tensorhub_common.protocol.log.events import CommandRejected, JobDeleted
-from tensorhub_common.protocol.queries import Error, JobForgotten, JobOpened
+from tensorhub_common.protocol.queries import JobForgotten, JobOpened, QueryError
 
 WISH = Publish(model="policy", replica="nobody")
 KILLED_WITHIN_S = 0.06
 """From the command to the last step of clearing up it takes about 30 ms."""
 
 
-async def ask(bus: Bus, job: str, what: str) -> JobOpened | JobForgotten | Error:
+async def ask(bus: Bus, job: str, what: str) -> JobOpened | JobForgotten | QueryError:
     """Ask until a registry answers."""
     found: list[bytes] = []
 
     async def is_answered() -> bool:
         try:
-            found.append(await bus.request(subjects.ask(job, what), b"", 5.0))
+            found.append(await bus.request(subjects.query_subject(job, what), b"", 5.0))
         except (NoResponder, NoAnswer, NoBus):
             return False
         return True
 
     await until(is_answered, f"{what!r} is answered")
-    return msgspec.json.decode(found[0], type=JobOpened | JobForgotten | Error)
+    return msgspec.json.decode(found[0], type=JobOpened | JobForgotten | QueryError)
 
 
 async def is_there(bus: Bus, stream: str) -> bool:
@@ -53,7 +53,7 @@ async def wait_cleared(bus: Bus, watched: WatchedJob, deleted: int) -> None:
 
     async def is_cleared() -> bool:
         extent = await watched.log.extent()
-        index = await Snapshots(bus, watched.name).index(extent.created)
+        index = await SnapshotStore(bus, watched.name).index(extent.created)
         summed = index is not None and index.newer.seq >= deleted
         return extent.first == deleted and summed and not await is_there(bus, subjects.blob_stream(watched.name))
 
@@ -100,7 +100,7 @@ async def test_a_standby_follows_into_the_new_job(
     await watched.outcome(await watched.say(DeleteJob()))
     await watched.close()
     answer = await ask(own_bus, job, "open")
-    assert isinstance(answer, Error)
+    assert isinstance(answer, QueryError)
     assert answer.error == "JobGone"
     assert await ask(own_bus, job, "forget") == JobForgotten(job=job)
     for stream in (subjects.log_stream(job), subjects.snapshot_stream(job), subjects.blob_stream(job)):
@@ -134,11 +134,11 @@ async def test_what_is_left_of_a_deleted_job_is_small(
     await registry.start()
     await watched.outcome(await watched.say(WISH))
     answer = await ask(own_bus, job, "open")
-    assert isinstance(answer, Error)
+    assert isinstance(answer, QueryError)
     assert answer.error == "JobGone"
     # A log that is not deleted is not forgotten.
     await open_job(own_bus, f"{job}-2")
     await open_log(own_bus, f"{job}-2")
     refused = await ask(own_bus, f"{job}-2", "forget")
-    assert isinstance(refused, Error)
+    assert isinstance(refused, QueryError)
     assert refused.error == "BadCommand"

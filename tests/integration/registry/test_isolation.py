@@ -24,17 +24,17 @@ from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.introspection import ping
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.blob_store import Blobs
-from tensorhub_common.jetstream.job_log import JobLog, jobs
+from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.jetstream.job_log import JobLog, list_jobs
 from tensorhub_common.jetstream.job_log import open_job as open_log
-from tensorhub_common.jetstream.snapshot_store import Snapshots
+from tensorhub_common.jetstream.snapshot_store import SnapshotStore
 from tensorhub_common.log_follower import restore, set_aside
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import DeleteJob, Join, Lead, Publish, Sender
 from tensorhub_common.protocol.log.events import AgentForgotten, AgentLost, JobDeleted
-from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_common.protocol.queries import Error, Health, JobHealth, Status
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_common.protocol.queries import Health, JobHealth, QueryError, Status
 from tensorhub_common.runtime.supervision import fault_counts
 from tensorhub_registry.app import release_survey, service
 from tensorhub_registry.app.leader_lease import LeaderLease
@@ -43,10 +43,10 @@ from tensorhub_registry.core import agent_forgetting, snapshot_policy
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_registry.jobs import deletion
 from tensorhub_registry.jobs import job as driven
-from tensorhub_registry.jobs.deletion import Clearing
-from tensorhub_registry.jobs.log_writer import Storing
-from tensorhub_registry.jobs.snapshot_maker import Snapshotting
-from tensorhub_registry.jobs.term_claim import Claiming
+from tensorhub_registry.jobs.deletion import JobDeletion
+from tensorhub_registry.jobs.log_writer import LogWriter
+from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
+from tensorhub_registry.jobs.term_claim import TermClaim
 
 WISH = Publish(model="policy", replica="nobody")
 JOBS = 100
@@ -124,7 +124,7 @@ async def _is_leading(registry: Registry) -> bool:
 
 async def health(bus: Bus, job: str | None = None) -> Health:
     """Ask until the registry answers."""
-    subject = subjects.hub_ask("health.registry") if job is None else subjects.ask(job, "health.registry")
+    subject = subjects.hub_ask("health.registry") if job is None else subjects.query_subject(job, "health.registry")
     found: list[bytes] = []
 
     async def is_answered() -> bool:
@@ -150,7 +150,7 @@ async def wait_states(bus: Bus, expected: dict[str, str]) -> None:
 async def made(bus: Bus, names: list[str]) -> None:
     """Make the logs of jobs; a registry finds them when it begins."""
     for name in names:
-        await Blobs(bus).open(name)
+        await BlobStore(bus).open(name)
         await open_log(bus, name)
 
 
@@ -185,7 +185,7 @@ async def test_a_hundred_jobs_of_which_two_can_not_go_on(
             await job.say(Join(by=Sender("silent", 1, 1), host="h", site="s"))
         for job in watched:
             await job.outcome(await job.say(WISH))
-            answer = await own_bus.request(subjects.ask(job.name, "status"), b"", 2.0)
+            answer = await own_bus.request(subjects.query_subject(job.name, "status"), b"", 2.0)
             assert msgspec.json.decode(answer, type=Status).job == job.name
         for job in watched:
             await job.wait_for(lambda job=job: _is_lost(job), f"the silent agent of {job.name} is lost")  # type: ignore[misc]
@@ -216,10 +216,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAULTS: list[tuple[type, str]] = [
     (JobFold, "handle"),
-    (Storing, "store"),
-    (Claiming, "begin"),
-    (Snapshotting, "learn"),
-    (Snapshotting, "look"),
+    (LogWriter, "store"),
+    (TermClaim, "begin"),
+    (SnapshotMaker, "learn"),
+    (SnapshotMaker, "look"),
 ]
 """What folds, what publishes, what says who leads, what keeps snapshots."""
 
@@ -252,7 +252,9 @@ async def test_a_fault_sets_that_job_aside_until_it_is_mended(
 ) -> None:
     """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too."""
     await made(own_bus, ["ailing"])
-    unanswered = await JobLog(own_bus, "ailing").append(subjects.cmd("ailing", "publish"), encode(WISH), "1")
+    unanswered = await JobLog(own_bus, "ailing").append(
+        subjects.command_subject("ailing", "publish"), encode(WISH), "1"
+    )
     with monkeypatch.context() as patch:
         sabotage = Sabotage(patch, kind, name)
         async with registry_in(own_nats_server.url):
@@ -275,7 +277,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
 ) -> None:
     """Its try is held up: it has no fault yet, and has not got on either."""
     await made(own_bus, ["ailing"])
-    newest, is_tried, may_go_on = restore.newest, asyncio.Event(), asyncio.Event()
+    newest, is_tried, may_go_on = restore.newest_snapshot, asyncio.Event(), asyncio.Event()
 
     async def held(bus: Bus, job: str, seq: int) -> Any:
         is_tried.set()
@@ -286,7 +288,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
         Sabotage(patch, JobFold, "handle")
         async with registry_in(own_nats_server.url):
             await until(partial(_is_told, own_bus), "it is said that the job is set aside")
-            patch.setattr(restore, "newest", held)
+            patch.setattr(restore, "newest_snapshot", held)
             async with asyncio.timeout(WAIT_S):
                 await is_tried.wait()
             assert await _is_told(own_bus)
@@ -326,9 +328,9 @@ async def _is_told(bus: Bus) -> bool:
 async def _is_refused(bus: Bus) -> bool:
     """Ask about the job; between two tries it may be answered for a moment."""
     with contextlib.suppress(NoAnswer, NoResponder):
-        answer = await bus.request(subjects.ask("ailing", "status"), b"", 5.0)
-        said = msgspec.json.decode(answer, type=Error | Status)
-        return isinstance(said, Error) and said.error == "RegistryUnavailable" and "it is broken" in said.message
+        answer = await bus.request(subjects.query_subject("ailing", "status"), b"", 5.0)
+        said = msgspec.json.decode(answer, type=QueryError | Status)
+        return isinstance(said, QueryError) and said.error == "RegistryUnavailable" and "it is broken" in said.message
     return False
 
 
@@ -352,8 +354,8 @@ async def test_questions_about_a_job_that_can_not_be_read_keep_no_other_one_wait
         inbox = own_bus.new_inbox()
         for _ in range(400):
             for what in ("status", "versions", "replicas", "story", "outcome", "open"):
-                await own_bus.publish(subjects.ask("leaderless", what), b"{}", reply=inbox)
-        answer = await own_bus.request(subjects.ask("well", "status"), b"", 2.0)
+                await own_bus.publish(subjects.query_subject("leaderless", what), b"{}", reply=inbox)
+        answer = await own_bus.request(subjects.query_subject("well", "status"), b"", 2.0)
         assert msgspec.json.decode(answer, type=Status).job == job.name
         (found,) = (await health(own_bus, "well")).jobs
         assert found == JobHealth(job="well", state="well", seq=found.seq)
@@ -370,12 +372,12 @@ async def test_two_deleted_jobs_are_forgotten_while_others_look_for_theirs(
             assert isinstance(deleted[0], JobDeleted)
             await job.close()
         monkeypatch.setattr(deletion, "TOMBSTONES_MAX", 0)
-        ask = subjects.ask("unknown", "status")
+        ask = subjects.query_subject("unknown", "status")
         answers = await asyncio.gather(*(own_bus.request(ask, b"", 10.0) for _ in range(2)))
-        assert {msgspec.json.decode(each, type=Error).error for each in answers} == {"VersionUnavailable"}
+        assert {msgspec.json.decode(each, type=QueryError).error for each in answers} == {"VersionUnavailable"}
 
         async def are_gone() -> bool:
-            return await jobs(own_bus) == []
+            return await list_jobs(own_bus) == []
 
         await until(are_gone, "the deleted jobs are forgotten")
         assert running.registry.jobs == {}
@@ -388,7 +390,7 @@ async def test_an_index_of_snapshots_that_can_not_be_read_is_written_anew(
     """The log still reaches back to its beginning, so the job folds on, and a snapshot is kept again."""
     await made(own_bus, ["ailing"])
     monkeypatch.setattr(snapshot_policy, "SNAPSHOT_ENTRIES_MAX", 4)
-    snapshots = Snapshots(own_bus, "ailing")
+    snapshots = SnapshotStore(own_bus, "ailing")
     await snapshots._open()
     await snapshots._store_index(b"no index")
     async with registry_in(own_nats_server.url):
@@ -398,7 +400,7 @@ async def test_an_index_of_snapshots_that_can_not_be_read_is_written_anew(
 
         async def is_kept() -> bool:
             with contextlib.suppress(SnapshotBroken):
-                return await Snapshots(own_bus, "ailing").index((await ailing.log.extent()).created) is not None
+                return await SnapshotStore(own_bus, "ailing").index((await ailing.log.extent()).created) is not None
             return False
 
         await until(is_kept, "a snapshot is kept")
@@ -427,23 +429,25 @@ async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
     """It is no job that is set aside; its questions are answered again once the registry has looked for it anew."""
     monkeypatch.setattr(service, "DISCOVER_S", 0.2)
     broken: list[str] = []
-    clear = Clearing._clear
+    clear = JobDeletion._clear
 
-    async def breaks_once(self: Clearing, fold: JobFold) -> None:
+    async def breaks_once(self: JobDeletion, fold: JobFold) -> None:
         if not broken:
             broken.append(fold.job)
             raise RuntimeError("it is broken")
         await clear(self, fold)
 
-    monkeypatch.setattr(Clearing, "_clear", breaks_once)
+    monkeypatch.setattr(JobDeletion, "_clear", breaks_once)
     async with registry_in(own_nats_server.url) as running:
         job = await open_job(own_bus, "one")
         await job.say(DeleteJob())
 
         async def is_told() -> bool:
             with contextlib.suppress(NoAnswer, NoResponder):
-                answer = await own_bus.request(subjects.ask("one", "status"), b"", 1.0)
-                return msgspec.json.decode(answer, type=Error | Status) == Error(error=gone.code, message=str(gone))
+                answer = await own_bus.request(subjects.query_subject("one", "status"), b"", 1.0)
+                return msgspec.json.decode(answer, type=QueryError | Status) == QueryError(
+                    error=gone.code, message=str(gone)
+                )
             return False
 
         async def has_failed() -> bool:
@@ -471,7 +475,7 @@ async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
     async with registry_in(own_nats_server.url) as running:
         registry = running.registry
         raised = await open_job(own_bus, "raised")
-        lead = Lead(by=Sender("_registry", 99, 0), registry="registry-9", term=99, level=NEWEST + 1)
+        lead = Lead(by=Sender("_registry", 99, 0), registry="registry-9", term=99, level=NEWEST_LEVEL + 1)
         await raised.log.append("tensorhub.v1.raised.cmd.lead._registry", encode(lead), "raise")
         await until(partial(_has_state, own_bus, "raised", "set-aside"), "the registry can't fold the raised job")
         assert await _is_leading(registry)
@@ -479,8 +483,8 @@ async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
             newer = LeaderLease(bus, service.LEASE_KEY, "registry-9", 2)
             await newer.start()
             with monkeypatch.context() as patch:
-                patch.setattr(ping, "NEWEST", NEWEST + 1)
-                await ping.answer_folders(bus, "registry-9", "registry")
+                patch.setattr(ping, "NEWEST_LEVEL", NEWEST_LEVEL + 1)
+                await ping.answer_follower_survey(bus, "registry-9", "registry")
             assert await newer.wait(held=True, timeout_s=20.0)
             assert not await _is_leading(registry)
             await newer.close()
@@ -497,26 +501,26 @@ async def test_a_process_that_is_stopped_counts_when_a_job_is_to_be_raised(
     own_nats_server: RunningNats, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows a lower level, and goes on with its jobs when it is woken; one that is gone counts no more."""
-    found = release_survey.Folders(own_bus, None)
+    found = release_survey.ReleaseSurvey(own_bus, None)
     async with await connect(own_nats_server.url, name="planner-7") as bus:
         with monkeypatch.context() as patch:
-            patch.setattr(ping, "NEWEST", 0)
-            service_of = await ping.answer_folders(bus, "planner-7", "planner")
+            patch.setattr(ping, "NEWEST_LEVEL", 0)
+            service_of = await ping.answer_follower_survey(bus, "planner-7", "planner")
         await ping.answer_pings(bus, "planner-7", "planner")
-        assert [pong.id for pong in await found.behind(NEWEST)] == ["planner-7"]
-        await ping.answer_folders(own_bus, "registry-0", "registry")
+        assert [pong.id for pong in await found.behind(NEWEST_LEVEL)] == ["planner-7"]
+        await ping.answer_follower_survey(own_bus, "registry-0", "registry")
         await service_of.close()
-        assert [pong.id for pong in await found.behind(NEWEST)] == ["planner-7"]
+        assert [pong.id for pong in await found.behind(NEWEST_LEVEL)] == ["planner-7"]
         assert await found.level_for_new_jobs() == 0
-    assert await found.behind(NEWEST) == []
-    assert await found.level_for_new_jobs() == NEWEST
+    assert await found.behind(NEWEST_LEVEL) == []
+    assert await found.level_for_new_jobs() == NEWEST_LEVEL
 
 
 @pytest.mark.long
 async def test_no_job_is_raised_where_no_process_says_what_it_knows(own_bus: Bus) -> None:
     """The registry itself answers, so its question has been lost."""
     with pytest.raises(RegistryUnavailable, match="call again"):
-        await release_survey.Folders(own_bus, None).behind(NEWEST)
+        await release_survey.ReleaseSurvey(own_bus, None).behind(NEWEST_LEVEL)
 
 
 # --------------------------------------------------------------------------------------------- the process

@@ -89,7 +89,7 @@ async def test_who_slept_for_longer_than_its_lease_answers_nothing_of_what_it_wa
 
         await until(other_leads, "the other one leads")
         for _ in range(20):
-            await own_bus.publish(subjects.ask(job, "status"), b"", reply=inbox)
+            await own_bus.publish(subjects.query_subject(job, "status"), b"", reply=inbox)
     finally:
         sleeper.signal(signal.SIGCONT)
 

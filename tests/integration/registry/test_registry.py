@@ -13,7 +13,7 @@ from tensorhub_common.bus.errors import LogFull
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.commands import Join, Publish, Ready, Register, Sender
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
@@ -23,7 +23,7 @@ from tensorhub_common.protocol.log.events import (
     RegistryLeads,
     VersionPublished,
 )
-from tensorhub_common.protocol.queries import Error, Outcome, Replicas, Status, Story, Versions
+from tensorhub_common.protocol.queries import Outcome, QueryError, Replicas, Status, Story, Versions
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
@@ -48,7 +48,7 @@ async def watched(registry: RunningRegistry, own_bus: Bus, job: str, open_job: O
 
 
 async def ask(watched: WatchedJob, what: str, body: bytes, kind: type) -> object:
-    answer = await watched.bus.request(subjects.ask(watched.name, what), body, 5.0)
+    answer = await watched.bus.request(subjects.query_subject(watched.name, what), body, 5.0)
     return msgspec.json.decode(answer, type=kind)
 
 
@@ -87,8 +87,8 @@ async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched
     assert watched.entries[-1].headers["traceparent"] == TRACE
     assert await ask(watched, "outcome", b'{"seq":%d}' % seq, Outcome) == Outcome(seq=seq, events=tuple(events))
     assert await ask(watched, "outcome", b'{"seq":99999}', Outcome) == Outcome(seq=99999, events=())
-    no_command = await ask(watched, "outcome", b'{"seq":%d}' % (seq + 1), Error)
-    assert isinstance(no_command, Error)
+    no_command = await ask(watched, "outcome", b'{"seq":%d}' % (seq + 1), QueryError)
+    assert isinstance(no_command, QueryError)
     assert "no command" in no_command.message
 
 
@@ -103,7 +103,7 @@ async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched
     ],
 )
 async def test_questions_that_have_no_answer(watched: WatchedJob, subject: str, body: bytes, error: str) -> None:
-    answer = msgspec.json.decode(await watched.bus.request(subject, body, 5.0), type=Error)
+    answer = msgspec.json.decode(await watched.bus.request(subject, body, 5.0), type=QueryError)
     assert answer.error == error
     assert len(answer.message) > 20
 
@@ -148,7 +148,7 @@ async def test_a_message_id_that_looks_like_an_events_takes_no_outcome_away(watc
 async def test_a_silent_agent_is_lost_and_a_beating_one_is_not(watched: WatchedJob) -> None:
     async def beat() -> None:
         while True:
-            await watched.bus.publish(subjects.beat("b"), msgspec.json.encode(Beat(agent="b", incarnation=1)))
+            await watched.bus.publish(subjects.beat("b"), msgspec.json.encode(Heartbeat(agent="b", incarnation=1)))
             await asyncio.sleep(0.1)
 
     beating = asyncio.create_task(beat())

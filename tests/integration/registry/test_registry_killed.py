@@ -15,7 +15,7 @@ from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands,
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoBus
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.commands import Publish
 from tensorhub_common.protocol.log.events import AgentLost
 
@@ -137,7 +137,7 @@ async def test_our_own_pause_costs_no_agent_its_place(
     async def beat() -> None:
         while True:
             with contextlib.suppress(NoBus):
-                await own_bus.publish(subjects.beat("a"), msgspec.json.encode(Beat(agent="a", incarnation=1)))
+                await own_bus.publish(subjects.beat("a"), msgspec.json.encode(Heartbeat(agent="a", incarnation=1)))
             await asyncio.sleep(0.1)
 
     beating = asyncio.create_task(beat())

@@ -20,11 +20,11 @@ from tensorhub_common.bus.errors import LogFull, LogGap
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.log_reader import BATCH
-from tensorhub_common.jetstream.snapshot_store import Index, Snapshots
+from tensorhub_common.jetstream.snapshot_store import SnapshotIndex, SnapshotStore
 from tensorhub_common.log_follower import restore
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.commands import Publish
-from tensorhub_common.protocol.queries import Error, Outcome, OutcomeAsk
+from tensorhub_common.protocol.queries import Outcome, OutcomeAsk, QueryError
 
 HASTY = "tests.integration.registry.hasty_registry"
 BEHIND = ENTRIES - KEEP
@@ -53,19 +53,21 @@ async def limit(bus: Bus, watched: WatchedJob, nbytes: int) -> None:
     await api.api(bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": nbytes})
 
 
-async def index_of(bus: Bus, watched: WatchedJob) -> Index:
-    found = await Snapshots(bus, watched.name).index((await watched.log.extent()).created)
+async def index_of(bus: Bus, watched: WatchedJob) -> SnapshotIndex:
+    found = await SnapshotStore(bus, watched.name).index((await watched.log.extent()).created)
     assert found is not None
     return found
 
 
-async def asked(bus: Bus, job: str, seq: int) -> Outcome | Error:
+async def asked(bus: Bus, job: str, seq: int) -> Outcome | QueryError:
     ask = msgspec.json.encode(OutcomeAsk(seq=seq))
-    return msgspec.json.decode(await bus.request(subjects.ask(job, "outcome"), ask), type=Outcome | Error)
+    return msgspec.json.decode(
+        await bus.request(subjects.query_subject(job, "outcome"), ask), type=Outcome | QueryError
+    )
 
 
 async def restored(bus: Bus, job: str, beyond: int = 0) -> Snapshot:
-    snapshot, _ = await restore.newest(bus, job, beyond)
+    snapshot, _ = await restore.newest_snapshot(bus, job, beyond)
     assert snapshot is not None
     return snapshot
 
@@ -96,7 +98,7 @@ async def test_a_restart_goes_on_from_the_snapshot(
             assert list(answer.events) == [event for event in watched.events if event.cmd == entry.seq]
     assert late[-1] <= watched.events[-1].cmd
     answer = await asked(own_bus, job, 1)
-    assert isinstance(answer, Error)
+    assert isinstance(answer, QueryError)
     with pytest.raises(LogGap, match=f"no entry {first - 1} any more"):
         await anext(watched.log.follow(first - 1))
 
@@ -313,7 +315,7 @@ async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(
     await api.api(own_bus, f"STREAM.DELETE.{watched.log.stream}")
     await registry.start()
     anew = await open_job(own_bus, job)
-    assert (await restore.newest(own_bus, job, 0))[0] is None
+    assert (await restore.newest_snapshot(own_bus, job, 0))[0] is None
     await say_all(anew, commands(200), 0.0)
     await anew.wait_settled()
     await wait_trimmed(anew, BEHIND)

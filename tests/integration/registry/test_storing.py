@@ -12,11 +12,11 @@ from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.events import ReplicaReady
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.job_fold import Acknowledged, Outgoing, Publication
+from tensorhub_registry.core.job_fold import EventBatch, Outgoing, PublicationStored
 from tensorhub_registry.core.log_entries import subject_of
-from tensorhub_registry.jobs.log_writer import CHAIN_EVENTS_MAX, CHAIN_EVENTS_MIN, Storing
+from tensorhub_registry.jobs.log_writer import CHAIN_EVENTS_MAX, CHAIN_EVENTS_MIN, LogWriter
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def outgoing(job: str, number: int) -> Outgoing:
     return Outgoing(said, subject_of(job, said), encode(said), {})
 
 
-def publication(job: str, count: int, first: int = 1, *, expected: int = 0, ahead: int = 1) -> Publication:
-    return Publication(expected, ahead, tuple(outgoing(job, first + number) for number in range(count)))
+def publication(job: str, count: int, first: int = 1, *, expected: int = 0, ahead: int = 1) -> EventBatch:
+    return EventBatch(expected, ahead, tuple(outgoing(job, first + number) for number in range(count)))
 
 
 async def standing(log: JobLog) -> list[bytes]:
@@ -51,7 +51,7 @@ class Meddling:
 
     async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         if body == self._before:
-            await self._bus.publish(cmd(self._log.job, "publish"), b"{}")
+            await self._bus.publish(command_subject(self._log.job, "publish"), b"{}")
         return await self._bus.request(subject, body, timeout_s, headers)
 
 
@@ -74,7 +74,7 @@ class Clustered:
 @pytest.mark.parametrize("count", [2, 3, CHAIN_EVENTS_MAX])
 async def test_a_chain_stands_as_it_was_sent(bus: Bus, log: JobLog, count: int) -> None:
     said = publication(log.job, count)
-    assert await Storing(bus, log, Supervisor("a test")).store(said) == Acknowledged(count, count)
+    assert await LogWriter(bus, log, Supervisor("a test")).store(said) == PublicationStored(count, count)
     assert await standing(log) == [each.body for each in said.events]
 
 
@@ -84,29 +84,29 @@ async def test_where_a_command_gets_in_the_chain_ends_and_the_rest_is_said_again
 ) -> None:
     said = publication(log.job, 5)
     meddling = Meddling(bus, log, said.events[cut].body)
-    storing = Storing(meddling, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
-    assert await storing.store(said) == Acknowledged(cut, cut)
+    storing = LogWriter(meddling, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
+    assert await storing.store(said) == PublicationStored(cut, cut)
     assert storing.chain_max == max(CHAIN_EVENTS_MIN, 2 * cut)
     before, rest = [each.body for each in said.events[:cut]], said.events[cut:]
     assert await standing(log) == [*before, b"{}"]
-    storing = Storing(bus, log, Supervisor("a test"))
-    assert await storing.store(Publication(cut, cut + 2, rest)) == Acknowledged(len(rest), 6)
+    storing = LogWriter(bus, log, Supervisor("a test"))
+    assert await storing.store(EventBatch(cut, cut + 2, rest)) == PublicationStored(len(rest), 6)
     assert await standing(log) == [*before, b"{}", *(each.body for each in rest)]
 
 
 async def test_a_command_before_the_first_leaves_the_first_alone(bus: Bus, log: JobLog) -> None:
     """The places that were reckoned with are each taken by the one before; none of the others may stand there."""
     said = publication(log.job, 4)
-    await bus.publish(cmd(log.job, "publish"), b"{}")
-    assert await Storing(bus, log, Supervisor("a test")).store(said) == Acknowledged(1, 2)
+    await bus.publish(command_subject(log.job, "publish"), b"{}")
+    assert await LogWriter(bus, log, Supervisor("a test")).store(said) == PublicationStored(1, 2)
     assert await standing(log) == [b"{}", said.events[0].body]
 
 
 async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
     """There the name of the event before, where it is another one, would end the log (see `storing`)."""
     said, clustered = publication(log.job, 5), Clustered(bus)
-    storing = Storing(clustered, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
-    assert await storing.store(said) == Acknowledged(1, 1)
+    storing = LogWriter(clustered, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
+    assert await storing.store(said) == PublicationStored(1, 1)
     assert storing.chain_max == 1
     assert await standing(log) == [said.events[0].body]
     assert not [headers for headers in clustered.sent if api.EXPECTED_LAST_ID in headers]
@@ -114,15 +114,15 @@ async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
 
 async def test_of_a_chain_against_another_last_event_nothing_stands(bus: Bus, log: JobLog) -> None:
     other = publication(log.job, 1, 77)
-    await Storing(bus, log, Supervisor("a test")).store(other)
+    await LogWriter(bus, log, Supervisor("a test")).store(other)
     with pytest.raises(WrongLastSequence):
-        await Storing(bus, log, Supervisor("a test")).store(publication(log.job, 4))
+        await LogWriter(bus, log, Supervisor("a test")).store(publication(log.job, 4))
     assert await standing(log) == [other.events[0].body]
 
 
 async def test_what_is_said_again_does_not_stand_twice(bus: Bus, log: JobLog) -> None:
     """Its acknowledgement was lost: the same process says all of it again, and learns that something stands."""
-    storing, said = Storing(bus, log, Supervisor("a test")), publication(log.job, 4)
+    storing, said = LogWriter(bus, log, Supervisor("a test")), publication(log.job, 4)
     await storing.store(said)
     await asyncio.gather(storing.store(said), return_exceptions=True)
     assert await standing(log) == [each.body for each in said.events]

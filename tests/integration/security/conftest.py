@@ -13,7 +13,7 @@ from tests.integration.hubs import RunningHub, running_hub
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import open_job
 
 MINE: Final = "mine"
@@ -62,7 +62,7 @@ async def log_in(guarded: Guarded) -> AsyncIterator[LogIn]:
         registry = await enter(User(Role.REGISTRY))
         for job in (MINE, THEIRS):
             await open_job(registry, job)
-            await Blobs(registry).open(job)
+            await BlobStore(registry).open(job)
         yield enter
 
 

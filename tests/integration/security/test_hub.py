@@ -16,7 +16,7 @@ from tests.integration.hubs import RunningHub, admin_key, new_job
 from tests.integration.security.conftest import log_of
 
 import tensorhub
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import Busy, NoAnswer
 from tensorhub_common.bus.message import Message
@@ -26,7 +26,7 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.log.commands import PROTOCOL
 from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
-from tensorhub_common.runtime.framed_socket import Framed, PeerGone
+from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
 from tensorhub_common.runtime.framed_socket import connect as connect_socket
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -70,7 +70,7 @@ async def outcome_of(bus: Bus, job: str, seq: int) -> str:
     async with asyncio.timeout(BOUND_S):
         events: list[dict[str, str]] = []
         while not events:
-            answer = await bus.request(subjects.ask(job, "outcome"), json.dumps({"seq": seq}).encode())
+            answer = await bus.request(subjects.query_subject(job, "outcome"), json.dumps({"seq": seq}).encode())
             events = json.loads(answer)["events"]
         return events[0]["kind"]
 
@@ -78,10 +78,10 @@ async def outcome_of(bus: Bus, job: str, seq: int) -> str:
 async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> None:
     """Neither a command's header nor a question's reply subject makes the registry speak where its asker may not."""
     job, victim = new_job(), new_job()
-    async with Registry(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
+    async with RegistryClient(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
         await registry.open_job()
     async with await logged_in(hub, admin_key(hub.file)) as admin:
-        async with Registry(victim, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
+        async with RegistryClient(victim, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
             await registry.open_job()
         foreign = subjects.event(victim, "m", "version", "published")
         # The first entry says who leads, and the registry answers that in its own time.
@@ -92,17 +92,17 @@ async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> Non
         await admin.subscribe(f"{subjects.PREFIX}.{victim}.>", heard.append)
         log = JobLog(client, job)
         for number, wanted in enumerate(
-            (foreign, subjects.cmd(victim, "publish"), "$JS.API.STREAM.DELETE.TENSORHUB_x")
+            (foreign, subjects.command_subject(victim, "publish"), "$JS.API.STREAM.DELETE.TENSORHUB_x")
         ):
             seq = await log.append(
-                subjects.cmd(job, "publish"), b"{}", f"foreign-{number}", {"Tensorhub-Reply-To": wanted}
+                subjects.command_subject(job, "publish"), b"{}", f"foreign-{number}", {"Tensorhub-Reply-To": wanted}
             )
-        await client.publish(subjects.ask(job, "status"), reply=foreign)
+        await client.publish(subjects.query_subject(job, "status"), reply=foreign)
         # The registry goes through its questions and the log in order: by now it would have spoken.
         assert await outcome_of(client, job, seq) == "command.rejected"
-        await admin.publish(subjects.ask(victim, "nobody"))
+        await admin.publish(subjects.query_subject(victim, "nobody"))
         await admin.request("$JS.API.INFO")
-        assert [message.subject for message in heard] == [subjects.ask(victim, "nobody")]
+        assert [message.subject for message in heard] == [subjects.query_subject(victim, "nobody")]
         assert (await JobLog(admin, victim).extent()).last == before
     log_text = log_of(hub, "registry-0")
     assert log_text.count("an outcome was wanted on a subject that is no inbox") == 1
@@ -124,11 +124,11 @@ async def test_what_jetstream_relays_is_nobodys_word(hub: RunningHub) -> None:
         last = await JobLog(thief, job).last_seq()
         question = json.dumps({"last_by_subj": chunk}).encode()
         lookup = f"$JS.API.DIRECT.GET.{subjects.blob_stream(job)}"
-        await thief.publish(lookup, question, reply=subjects.cmd(job, "release", "agent-0"))
+        await thief.publish(lookup, question, reply=subjects.command_subject(job, "release", "agent-0"))
         async with asyncio.timeout(BOUND_S):
             async for entry in JobLog(thief, job).follow(last + 1):
                 if ".cmd." in entry.subject:
-                    assert (entry.subject, entry.data) == (subjects.cmd(job, "release", "agent-0"), b"")
+                    assert (entry.subject, entry.data) == (subjects.command_subject(job, "release", "agent-0"), b"")
                     assert not entry.headers
                 else:
                     assert "command.rejected" in entry.subject
@@ -151,7 +151,7 @@ async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: Ru
         create = f"CONSUMER.CREATE.{stream}.strange"
         await api.api(client, create, {"stream_name": stream, "config": consumer})
         questions = (
-            (subjects.cmd(job, "publish"), b"{}"),
+            (subjects.command_subject(job, "publish"), b"{}"),
             ("$JS.API.INFO", b""),
             (f"$JS.API.STREAM.INFO.{stream}", b""),
             (f"$JS.API.DIRECT.GET.{stream}", b'{"seq":1}'),
@@ -197,17 +197,17 @@ async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
     """Whoever asks without end about one job, large and small, gets no answers; others get theirs."""
     flooded, quiet = new_job(), new_job()
     address = NatsAddress(hub.file.nats, Path(hub.file.credentials))
-    async with Registry(flooded, address) as registry:
+    async with RegistryClient(flooded, address) as registry:
         await registry.open_job()
 
     async def flood() -> None:
         reply = client.new_inbox()
         for number in range(ASKS):
             body = b'{"model":"' + b"m" * (200_000 if number % 100 == 0 else 10) + b'"}'
-            await client.publish(subjects.ask(flooded, "versions"), body, reply=reply)
+            await client.publish(subjects.query_subject(flooded, "versions"), body, reply=reply)
 
     flooding = asyncio.create_task(flood())
-    async with asyncio.timeout(BOUND_S), Registry(quiet, address) as registry:
+    async with asyncio.timeout(BOUND_S), RegistryClient(quiet, address) as registry:
         await registry.open_job()
         for _ in range(20):
             assert (await registry.status()).models == ()
@@ -219,10 +219,10 @@ async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:
     """A job whose log is filled with nonsense holds up no other, and answers sense when it has read it."""
     job = new_job()
     address = NatsAddress(hub.file.nats, Path(hub.file.credentials))
-    async with Registry(job, address) as registry:
+    async with RegistryClient(job, address) as registry:
         await registry.open_job()
         for _ in range(COMMANDS):
-            await client.publish(subjects.cmd(job, "publish"), b'{"verb":"publish"')
+            await client.publish(subjects.command_subject(job, "publish"), b'{"verb":"publish"')
         await use(hub)
         async with asyncio.timeout(2 * BOUND_S):
             while True:
@@ -236,7 +236,7 @@ async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:
 @pytest.mark.long
 async def test_a_flood_of_frames(hub: RunningHub) -> None:
     """A worker that says more than it hears keeps the agent from nobody, and is cut off."""
-    framed: Framed = await connect_socket(Path(hub.file.agents[0].socket), FRAME_BYTES_MAX, BOUND_S)
+    framed: FramedSocket = await connect_socket(Path(hub.file.agents[0].socket), FRAME_BYTES_MAX, BOUND_S)
     await framed.send(msgspec.msgpack.encode(Attach(protocol=PROTOCOL, job=new_job())))
     frame = msgspec.msgpack.encode(ReleaseCall(call=1, timeout_s=1.0, handle=7))
 

@@ -20,7 +20,7 @@ from tensorhub_common.bus.errors import NoResponder, NotPermitted, StreamFailure
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.jetstream import api as jetstream_api
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol import subjects
 from tensorhub_registry.app.leader_lease import LeaderLease
@@ -61,8 +61,8 @@ def follows(job: str) -> Act:
 
 
 REFUSED: dict[str, tuple[User, Act]] = {
-    "an agent commands as another": (AGENT, says(subjects.cmd(MINE, "ready", "b"))),
-    "an agent commands as the registry": (AGENT, says(f"{subjects.cmd(MINE, 'expire')}._registry")),
+    "an agent commands as another": (AGENT, says(subjects.command_subject(MINE, "ready", "b"))),
+    "an agent commands as the registry": (AGENT, says(f"{subjects.command_subject(MINE, 'expire')}._registry")),
     "an agent beats for another": (AGENT, says(subjects.beat("b"))),
     "an agent asks in the name of another": (AGENT, says(subjects.agent_ask("c", "lease", "b"))),
     "an agent answers for another": (AGENT, hears(subjects.agent_asks("b", "lease"))),
@@ -74,10 +74,10 @@ REFUSED: dict[str, tuple[User, Act]] = {
     "an agent takes the lease": (AGENT, says("$KV.tensorhub.registry")),
     "an agent answers what is asked of registries": (AGENT, hears(subjects.asks_of_all_jobs("versions"))),
     "an agent hears all answers": (AGENT, hears("_INBOX.>")),
-    "a client commands in another job": (CLIENT, says(subjects.cmd(THEIRS, "publish"))),
-    "a client commands as an agent": (CLIENT, says(subjects.cmd(MINE, "ready", "a"))),
-    "a client asks about another job": (CLIENT, says(subjects.ask(THEIRS, "status"))),
-    "a client opens another job": (CLIENT, says(subjects.ask("new", "open"))),
+    "a client commands in another job": (CLIENT, says(subjects.command_subject(THEIRS, "publish"))),
+    "a client commands as an agent": (CLIENT, says(subjects.command_subject(MINE, "ready", "a"))),
+    "a client asks about another job": (CLIENT, says(subjects.query_subject(THEIRS, "status"))),
+    "a client opens another job": (CLIENT, says(subjects.query_subject("new", "open"))),
     "a client reads another job's log": (CLIENT, follows(THEIRS)),
     "a client looks up another job's entry": (
         CLIENT,
@@ -90,10 +90,10 @@ REFUSED: dict[str, tuple[User, Act]] = {
     "a client writes a blob": (CLIENT, says(subjects.blob(MINE, "0" * 64, 0))),
     "a client hears the commands": (CLIENT, hears(subjects.commands_of(MINE))),
     "a planner beats for an agent": (PLANNER, says(subjects.beat("b"))),
-    "a planner commands": (PLANNER, says(subjects.cmd(MINE, "publish"))),
+    "a planner commands": (PLANNER, says(subjects.command_subject(MINE, "publish"))),
     "a planner writes events": (PLANNER, says(subjects.event(MINE, "m", "version", "published"))),
     "a planner makes a stream": (PLANNER, api(f"STREAM.CREATE.{subjects.log_stream('new')}")),
-    "a registry commands as an agent": (REGISTRY, says(subjects.cmd(MINE, "ready", "a"))),
+    "a registry commands as an agent": (REGISTRY, says(subjects.command_subject(MINE, "ready", "a"))),
 }
 
 
@@ -117,18 +117,18 @@ async def test_what_is_allowed_goes_through(log_in: LogIn) -> None:
     await open_job(registry, MINE)
     async with LeaderLease(registry, "test", "registry-0", 1) as lease:
         assert await lease.wait(held=True, timeout_s=BOUND_S)
-    assert await JobLog(agent, MINE).append(subjects.cmd(MINE, "ready", "a"), b"a", "allowed-a")
-    last = await JobLog(client, MINE).append(subjects.cmd(MINE, "publish"), b"c", "allowed-c")
-    digest = await Blobs(agent).put(MINE, b"a layout")
+    assert await JobLog(agent, MINE).append(subjects.command_subject(MINE, "ready", "a"), b"a", "allowed-a")
+    last = await JobLog(client, MINE).append(subjects.command_subject(MINE, "publish"), b"c", "allowed-c")
+    digest = await BlobStore(agent).put(MINE, b"a layout")
     for bus in (registry, agent, client, planner):
-        assert await Blobs(bus).get(MINE, digest) == b"a layout"
+        assert await BlobStore(bus).get(MINE, digest) == b"a layout"
         assert await JobLog(bus, MINE).last_seq() == last
         async with asyncio.timeout(BOUND_S):
             async for entry in JobLog(bus, MINE).follow():
                 if entry.seq == last:
                     break
     with pytest.raises(NoResponder):
-        await client.request(subjects.ask(MINE, "status"))
+        await client.request(subjects.query_subject(MINE, "status"))
     with pytest.raises(StreamFailure, match="not found"):
         await jetstream_api.api(registry, "STREAM.PURGE.TENSORHUB_nobodys")
 
@@ -143,7 +143,7 @@ async def test_nobody_reads_anothers_answers(log_in: LogIn) -> None:
         return b"for one alone"
 
     service = await registry.serve(subjects.asks_of_all_jobs("story"), answer)
-    assert await one.request(subjects.ask(MINE, "story")) == b"for one alone"
+    assert await one.request(subjects.query_subject(MINE, "story")) == b"for one alone"
     inbox = (await asked).reply
     for subject in (inbox, f"{inbox.rpartition('.')[0]}.*", f"{inbox.rpartition('.')[0]}.>"):
         with pytest.raises(NotPermitted):

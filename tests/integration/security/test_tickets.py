@@ -19,12 +19,12 @@ from tensorhub_agent.leases.table import TICKET_S
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.local.session import LocalSession
 from tensorhub_agent.transports.local.transport import LocalTransport
-from tensorhub_agent.transports.ucxx.protocol.frames import Want, encode
+from tensorhub_agent.transports.ucxx.protocol.frames import PieceRequest, encode
 from tensorhub_agent.transports.ucxx.server import Book as ServingBook
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId, Transport
 from tensorhub_common.protocol.subjects import agent_ask
 
@@ -70,7 +70,7 @@ class Thief:
 
     async def granted(self, transport: Transport, reader: str = READER, asker: str = READER) -> LeaseGrant:
         """Ask for a lease on what the trainer has published."""
-        ask = LeaseAsk(
+        ask = LeaseRequest(
             job=self.job,
             model="m",
             source=SourceId(SOURCE, self.incarnation, "trainer", 0),
@@ -159,7 +159,7 @@ async def test_a_reader_that_asks_beyond_its_grant_over_ucxx(
         session = await thief.ucxx.open(await thief.granted("ucxx"), reader=READER, on_lost=lost)
         memory = memoryview(bytearray(2 * NBYTES))
         batch = session._link.receive([memory], 1)
-        session._link.send(encode(Want(1, [origin], [nbytes])))
+        session._link.send(encode(PieceRequest(1, [origin], [nbytes])))
         await lost.wait()
         await session.close()
         await asyncio.wait_for(asyncio.shield(batch.ended), BOUND_S)

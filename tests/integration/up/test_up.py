@@ -17,14 +17,14 @@ from tensorhub._control import hub_file
 from tensorhub._control.hub_file import HubFile
 from tensorhub.local import directory as local_directory
 from tensorhub.local.children import ChildDied
-from tensorhub.local.directory import HubDir, HubDirInUse, HubDirUnusable, OtherNodes
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.directory import HubDirectory, HubDirInUse, HubDirUnusable, OtherNodes
+from tensorhub.local.hub import LocalHub, ServiceCommands
 from tensorhub_common.auth.keys import make_key
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream.job_log import JobLog, open_job
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 
 ELECTION_S_MAX = 15.0
 """The nodes of a cluster take so long, at most, to agree who answers for JetStream."""
@@ -33,11 +33,11 @@ BACK_S_MAX = 60.0
 STUB = Path(__file__).with_name("stub_service.py")
 
 
-def stubs(*failing: str) -> Commands:
+def stubs(*failing: str) -> ServiceCommands:
     def run(role: str) -> tuple[str, ...]:
         return (sys.executable, str(STUB), role, *failing)
 
-    return Commands(registry=run("registry"), planner=run("planner"), agent=run("agent"))
+    return ServiceCommands(registry=run("registry"), planner=run("planner"), agent=run("agent"))
 
 
 def pids_of(hub: HubFile) -> dict[str, int]:
@@ -62,7 +62,9 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
     hub_json.parent.mkdir()
     hub_json.write_text("of an earlier hub that was killed")
     environment = dict(os.environ) | {"TENSORHUB_CREDENTIALS": "/of/another/hub", "TENSORHUB_BEAT_S": "0.25"}
-    up = Up(tmp_path / "hub", agents=3, hosts=2, racks=1, site="berlin", commands=stubs(), environment=environment)
+    up = LocalHub(
+        tmp_path / "hub", agents=3, hosts=2, racks=1, site="berlin", commands=stubs(), environment=environment
+    )
     async with up as started:
         assert started.hub == hub_file.read(tmp_path / "hub")
         assert stat.S_IMODE(hub_json.stat().st_mode) == 0o600
@@ -113,7 +115,7 @@ async def test_nobody_without_a_key_gets_in(tmp_path: Path) -> None:
     make_key(foreign)
     secrets: list[dict[str, str]] = []
     for _ in range(2):
-        async with Up(tmp_path / "hub", commands=stubs()) as up:
+        async with LocalHub(tmp_path / "hub", commands=stubs()) as up:
             for stranger in (None, foreign):
                 with pytest.raises(TensorHubError, match="refuses the credentials"):
                     await connect(up.hub.nats, name="stranger", credentials=stranger)
@@ -126,11 +128,11 @@ async def test_nobody_without_a_key_gets_in(tmp_path: Path) -> None:
 
 
 async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_path: Path) -> None:
-    async with Up(tmp_path, agents=2, commands=stubs()) as up:
+    async with LocalHub(tmp_path, agents=2, commands=stubs()) as up:
         hub = up.hub
         async with await connect(hub.nats, name="test", credentials=admin(tmp_path)) as bus:
             log = await open_job(bus, "job")
-            assert await log.append(cmd("job", "publish"), b"", "m") == 1
+            assert await log.append(command_subject("job", "publish"), b"", "m") == 1
         for name in ("agent-1", "registry-0", "planner-0", "nats"):
             os.kill(pids_of(hub)[name], signal.SIGKILL)
             after = await until_back(tmp_path, hub, name)
@@ -147,17 +149,17 @@ async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_
 async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
     for seq in (1, 2):
         async with (
-            Up(tmp_path, commands=stubs()) as up,
+            LocalHub(tmp_path, commands=stubs()) as up,
             await connect(up.hub.nats, name="test", credentials=admin(tmp_path)) as bus,
         ):
             log = await open_job(bus, "job")
-            assert await log.append(cmd("job", "publish"), b"", f"m{seq}") == seq
+            assert await log.append(command_subject("job", "publish"), b"", f"m{seq}") == seq
 
 
 @pytest.mark.slow
 async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
     """Each is started again where it was, and the logs are not handed to another number of nodes."""
-    async with Up(tmp_path, registries=2, nats_nodes=3, commands=stubs()) as up:
+    async with LocalHub(tmp_path, registries=2, nats_nodes=3, commands=stubs()) as up:
         hub = up.hub
         assert [entry.id for entry in hub.registries] == ["registry-0", "registry-1"]
         assert (hub.registry.pid, hub.nats, hub.nats_pid) == (
@@ -171,7 +173,7 @@ async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
             assert seen.get("TENSORHUB_LOG_REPLICAS") == ("3" if name.startswith("registry") else None)
         async with await connect(hub.nats_all, name="test", credentials=admin(tmp_path)) as bus:
             log = await open_job(bus, "job", 3)
-            assert await log.append(cmd("job", "publish"), b"", "m") == 1
+            assert await log.append(command_subject("job", "publish"), b"", "m") == 1
         for name in ("nats-1", "registry-1"):
             os.kill(pids_of(hub)[name], signal.SIGKILL)
             after = await until_back(tmp_path, hub, name)
@@ -179,9 +181,9 @@ async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
             assert after.nats_all == hub.nats_all
             hub = after
     with pytest.raises(OtherNodes, match=r"3 NATS node\(s\), and 1 are wanted: start it with --nats-nodes 3"):
-        await Up(tmp_path, commands=stubs()).start()
+        await LocalHub(tmp_path, commands=stubs()).start()
     async with (
-        Up(tmp_path, nats_nodes=3, commands=stubs()) as up,
+        LocalHub(tmp_path, nats_nodes=3, commands=stubs()) as up,
         await connect(up.hub.nats_all, name="test", credentials=admin(tmp_path), timeout_s=ELECTION_S_MAX) as bus,
     ):
         assert await JobLog(bus, "job").last_seq() == 1
@@ -190,26 +192,26 @@ async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
 @pytest.mark.long
 async def test_two_can_not_share_a_directory(tmp_path: Path) -> None:
     """The second is told by whom it is used, and takes nothing from the first."""
-    async with Up(tmp_path, commands=stubs()) as first:
-        second = Up(tmp_path, commands=stubs())
+    async with LocalHub(tmp_path, commands=stubs()) as first:
+        second = LocalHub(tmp_path, commands=stubs())
         with pytest.raises(HubDirInUse, match=rf"process {os.getpid()}\) uses {tmp_path}"):
             await second.start()
         await second.stop()
         assert hub_file.read(tmp_path) == first.hub
         assert all(is_alive(pid) for pid in pids_of(first.hub).values())
-    async with Up(tmp_path, commands=stubs()):
+    async with LocalHub(tmp_path, commands=stubs()):
         pass
 
 
 @pytest.mark.long
 async def test_a_service_that_dies_at_its_start_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     before = children_of(os.getpid())
-    up = Up(tmp_path, agents=2, commands=stubs("agent-1"))
+    up = LocalHub(tmp_path, agents=2, commands=stubs("agent-1"))
     with pytest.raises(ChildDied, match=r"(?s)agent-1 ended with exit code 1.*agent-1 has no GPU"):
         await up.start()
     assert not (tmp_path / "hub.json").exists()
     assert children_of(os.getpid()) == before
-    async with Up(tmp_path, agents=2, commands=stubs()):
+    async with LocalHub(tmp_path, agents=2, commands=stubs()):
         pass
 
 
@@ -217,35 +219,38 @@ async def test_nats_that_can_not_start_is_told(tmp_path: Path) -> None:
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "store").write_text("a file where the store should be")
     with pytest.raises(ChildDied, match=r"(?s)nats ended.*not a directory"):
-        await Up(tmp_path, commands=stubs()).start()
+        await LocalHub(tmp_path, commands=stubs()).start()
 
 
 async def test_a_folder_may_have_letters_of_any_language(tmp_path: Path) -> None:
     """NATS reads its paths from a file of its own form, which knows fewer escapes than JSON."""
     folder = tmp_path / 'a "höb" 重み 🎉'
-    async with Up(folder, commands=stubs()) as up, await connect(up.hub.nats, name="test", credentials=admin(folder)):
+    async with (
+        LocalHub(folder, commands=stubs()) as up,
+        await connect(up.hub.nats, name="test", credentials=admin(folder)),
+    ):
         assert (folder / "nats" / "store").is_dir()
 
 
 async def test_a_folder_that_can_not_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(HubDirUnusable, match=r"can't be kept in .*file: .*take another --dir"):
-        await Up(tmp_path / "file", commands=stubs()).start()
+        await LocalHub(tmp_path / "file", commands=stubs()).start()
 
 
 async def test_a_service_that_never_says_it_is_ready_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children_of(os.getpid())
     monkeypatch.setattr("tensorhub.local.hub.READY_TIMEOUT_S", 1.0)
-    silent = Commands(stubs().registry, stubs().planner, (sys.executable, "-c", "import time; time.sleep(600)"))
+    silent = ServiceCommands(stubs().registry, stubs().planner, (sys.executable, "-c", "import time; time.sleep(600)"))
     with pytest.raises(TensorHubError, match=r"agent-0 did not say within 1 s "):
-        await Up(tmp_path, commands=silent).start()
+        await LocalHub(tmp_path, commands=silent).start()
     assert children_of(os.getpid()) == before
 
 
 @pytest.mark.parametrize(("agents", "hosts"), [(0, 1), (1, 0), (1, 2), (257, 1)])
 def test_numbers_that_make_no_hub_are_refused(tmp_path: Path, agents: int, hosts: int) -> None:
     with pytest.raises(ValueError, match="not possible"):
-        Up(tmp_path, agents, hosts)
+        LocalHub(tmp_path, agents, hosts)
 
 
 @pytest.mark.parametrize(("registries", "nats_nodes"), [(0, 1), (17, 1), (1, 0), (1, 2), (1, 4)])
@@ -253,11 +258,11 @@ def test_numbers_of_the_control_plane_that_make_no_hub_are_refused(
     tmp_path: Path, registries: int, nats_nodes: int
 ) -> None:
     with pytest.raises(ValueError, match="not possible"):
-        Up(tmp_path, registries=registries, nats_nodes=nats_nodes)
+        LocalHub(tmp_path, registries=registries, nats_nodes=nats_nodes)
 
 
 def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: Path) -> None:
-    shallow, deep = HubDir(tmp_path), HubDir(tmp_path / "/".join(["d" * 40] * 3))
+    shallow, deep = HubDirectory(tmp_path), HubDirectory(tmp_path / "/".join(["d" * 40] * 3))
     for directory in (shallow, deep):
         directory.open()
         path = directory.socket("agent-255")
@@ -272,12 +277,12 @@ def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tensorhub.local.hub import Commands, Up
+from tensorhub.local.hub import LocalHub, ServiceCommands
 
 def run(role):
     return (sys.executable, sys.argv[2], role, *sys.argv[3:])
 
-up = Up(Path(sys.argv[1]), agents=2, commands=Commands(run("registry"), run("planner"), run("agent")))
+up = LocalHub(Path(sys.argv[1]), agents=2, commands=ServiceCommands(run("registry"), run("planner"), run("agent")))
 asyncio.run(up.run(lambda hub: print("ready", flush=True)))
 print("stopped", flush=True)
 """
@@ -313,7 +318,7 @@ def test_killed_it_leaves_no_process_and_another_can_begin(up_process: subproces
     wait_until(lambda: not any(is_alive(pid) for pid in pids_of(hub).values()), 5.0)
 
     async def again() -> HubFile:
-        async with Up(tmp_path, commands=stubs()) as up:
+        async with LocalHub(tmp_path, commands=stubs()) as up:
             return up.hub
 
     assert asyncio.run(again()).nats_pid != hub.nats_pid

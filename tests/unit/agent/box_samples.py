@@ -17,18 +17,18 @@ from tests.unit.agent.lease_book import GIVE_UP_S
 from tensorhub_agent.compute import strided_copy
 from tensorhub_agent.primitives.forms import packed_strides
 from tensorhub_agent.transports.base import SourceSession
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 
 @st.composite
-def forms(draw: st.DrawFn, bytes_max: int = 4096) -> Form:
+def forms(draw: st.DrawFn, bytes_max: int = 4096) -> StridedForm:
     """Return a form of up to 5 dimensions whose elements overlap at neither end; each end has an order of its own."""
     itemsize = draw(st.sampled_from((1, 2, 3, 4, 8, 16)))
     shape: list[int] = []
     for _ in range(draw(st.integers(0, 5))):
         room = bytes_max // (itemsize * math.prod(shape))
         shape.append(draw(st.integers(1, min(7, max(room, 1)))))
-    return Form(tuple(shape), draw(strides(shape, itemsize)), draw(strides(shape, itemsize)), itemsize, itemsize)
+    return StridedForm(tuple(shape), draw(strides(shape, itemsize)), draw(strides(shape, itemsize)), itemsize, itemsize)
 
 
 @st.composite
@@ -48,7 +48,7 @@ def strides(draw: st.DrawFn, shape: Sequence[int], itemsize: int) -> tuple[int, 
 
 
 @st.composite
-def regions(draw: st.DrawFn, bytes_max: int = 4096) -> tuple[Regions, int, int]:
+def regions(draw: st.DrawFn, bytes_max: int = 4096) -> tuple[StridedCopies, int, int]:
     """Return boxes that overlap nowhere in the destination, and the sizes of destination and source."""
     known = draw(st.lists(forms(bytes_max), min_size=1, max_size=4))
     chosen = draw(st.lists(st.sampled_from(known), max_size=12))
@@ -64,7 +64,7 @@ def regions(draw: st.DrawFn, bytes_max: int = 4096) -> tuple[Regions, int, int]:
         there += form.origin_span_bytes
     order = draw(st.permutations(range(len(chosen)))) if draw(st.booleans()) else range(len(chosen))
     return (
-        Regions([to[n] for n in order], [origin[n] for n in order], [chosen[n] for n in order]),
+        StridedCopies([to[n] for n in order], [origin[n] for n in order], [chosen[n] for n in order]),
         at + draw(st.integers(0, 5)),
         there + draw(st.integers(0, 5)),
     )
@@ -75,7 +75,7 @@ def check_gathering(runner: asyncio.Runner, session: SourceSession, source: memo
 
     @given(regions())
     @settings(max_examples=examples(0.4))
-    def each(drawn: tuple[Regions, int, int]) -> None:
+    def each(drawn: tuple[StridedCopies, int, int]) -> None:
         boxes, nbytes, _ = drawn
         memory = bytearray(b"\xaa" * nbytes)
         runner.run(session.gather(memoryview(memory), boxes, digests=True))
@@ -88,7 +88,7 @@ def source_of(nbytes: int, seed: int = 1) -> memoryview:
     return memoryview(np.random.default_rng(seed).bytes(nbytes))
 
 
-def answer(destination: bytes, source: memoryview, boxes: Regions) -> bytes:
+def answer(destination: bytes, source: memoryview, boxes: StridedCopies) -> bytes:
     """Return what the destination is to become, found byte by byte with numpy's indices."""
     found = np.frombuffer(destination, np.uint8).copy()
     origin = np.frombuffer(source, np.uint8)
@@ -97,7 +97,7 @@ def answer(destination: bytes, source: memoryview, boxes: Regions) -> bytes:
     return found.tobytes()
 
 
-def places(form: Form, strides: Sequence[int]) -> npt.NDArray[np.int64]:
+def places(form: StridedForm, strides: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return where each byte of a box stands, from its beginning, in the order of its elements."""
     at: npt.NDArray[Any] = np.zeros(form.shape, np.int64)
     for dim, (size, stride) in enumerate(zip(form.shape, strides, strict=True)):
@@ -105,14 +105,14 @@ def places(form: Form, strides: Sequence[int]) -> npt.NDArray[np.int64]:
     return (at[..., None] + np.arange(form.itemsize)).reshape(-1)
 
 
-def rows(count: int, nbytes: int, to_stride: int, origin_stride: int) -> Form:
+def rows(count: int, nbytes: int, to_stride: int, origin_stride: int) -> StridedForm:
     """Return a form of rows of bytes."""
-    return Form((count, nbytes), (to_stride, 1), (origin_stride, 1), 1, 1)
+    return StridedForm((count, nbytes), (to_stride, 1), (origin_stride, 1), 1, 1)
 
 
-def dense(shape: Sequence[int], itemsize: int, origin_strides: Sequence[int]) -> Form:
+def dense(shape: Sequence[int], itemsize: int, origin_strides: Sequence[int]) -> StridedForm:
     """Return a form that is packed in the destination."""
-    return Form(tuple(shape), packed_strides(tuple(shape), itemsize), tuple(origin_strides), itemsize, itemsize)
+    return StridedForm(tuple(shape), packed_strides(tuple(shape), itemsize), tuple(origin_strides), itemsize, itemsize)
 
 
 class Gate:

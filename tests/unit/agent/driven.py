@@ -1,8 +1,8 @@
 """A transfer and its time, driven by hand."""
 
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
-from tensorhub_agent.transfer.source_pool import Todo
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.transfer.source_pool import TransferActions
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import Plan, Share, SourceId, Transport
 from tensorhub_common.protocol.ranges import Range
@@ -48,15 +48,15 @@ class Driven:
             now=0.0,
             kept=kept,
         )
-        self.todo = Todo()
+        self.todo = TransferActions()
 
-    def phase(self) -> Phase:
+    def phase(self) -> TransferPhase:
         return self.transfer.phase
 
     def quiet(self) -> bool:
         return self.transfer.quiet
 
-    def tick(self, seconds: float = 0.0) -> Todo:
+    def tick(self, seconds: float = 0.0) -> TransferActions:
         self.now += seconds
         self.transfer.tick(self.now)
         return self.take()
@@ -74,7 +74,7 @@ class Driven:
             if todo.close:
                 return todo.close
 
-    def take(self) -> Todo:
+    def take(self) -> TransferActions:
         self.todo = self.transfer.todo()
         self.transfer.check()
         return self.todo
@@ -88,19 +88,19 @@ class Driven:
         self.transfer.planned(Plan(version=3, shares=all_shares, why=""), self.now)
         return [number for number, _ in self.take().open]
 
-    def opened(self, number: int, digests: bytes = LIST) -> Todo:
+    def opened(self, number: int, digests: bytes = LIST) -> TransferActions:
         self.transfer.opened(number, digests, self.now)
         return self.take()
 
-    def done(self, number: int, batch: int, digests: bytes) -> Todo:
+    def done(self, number: int, batch: int, digests: bytes) -> TransferActions:
         self.transfer.batch_done(number, batch, digests, self.now)
         return self.take()
 
-    def closed(self, number: int) -> Todo:
+    def closed(self, number: int) -> TransferActions:
         self.transfer.closed(number, self.now)
         return self.take()
 
-    def brings(self, number: int, after_s: float = 0.0) -> Todo:
+    def brings(self, number: int, after_s: float = 0.0) -> TransferActions:
         """Let a source bring its oldest batch."""
         self.wait_exactly(after_s)
         batch, (ranges, _) = next(iter(self.transfer.sources[number].flying.items()))
@@ -123,7 +123,7 @@ def running(
     numbers = driven.planned(*shares)
     for number in numbers:
         driven.opened(number, LIST if verify else b"")
-    assert driven.phase() is Phase.LEASED
+    assert driven.phase() is TransferPhase.LEASED
     driven.transfer.start(driven.now)
     driven.take()
     return driven, numbers

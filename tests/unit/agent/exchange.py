@@ -5,16 +5,22 @@ from dataclasses import dataclass, field
 
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.primitives.lease_messages import Cede, Have, Promise, Retract, Stock
-from tensorhub_agent.primitives.ranges import count_of
-from tensorhub_agent.transfer.site_handoff import Ceded
-from tensorhub_agent.transfer.transfer import Phase, Transfer
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
-from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn
-from tensorhub_common.protocol.ranges import Range, Ranges, common, normal
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.lease_messages import (
+    AvailabilityUpdate,
+    PiecesAvailable,
+    PiecesHandedOff,
+    PiecesPromised,
+    PromiseRetracted,
+)
+from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.site_handoff import Handoff
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
+from tensorhub_common.protocol.plans import Plan, ReadPriority, Share, SourceId
+from tensorhub_common.protocol.ranges import Range, Ranges, intersect_ranges, merge_ranges
 from tensorhub_planner.planning.wan_fanout import divide
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 STEP_S = 0.05
 RENEW_S = 1.0
@@ -32,7 +38,7 @@ class Source:
     giver: "Mate | None"
     batches: deque[tuple[int, tuple[Range, ...]]] = field(default_factory=deque)
     brought: float = 0.0
-    words: deque[Stock] = field(default_factory=deque)
+    words: deque[AvailabilityUpdate] = field(default_factory=deque)
     opened: bool = False
 
 
@@ -42,7 +48,7 @@ class Mate:
     def __init__(self, site: "Site", number: int, rate_bps: float) -> None:
         self.site, self.number, self.rate_bps = site, number, rate_bps
         self.id = SourceId(f"agent-{number}", 1, f"rollout-{number}", 0)
-        self.key = Key("m", self.id.replica, 0)
+        self.key = ShardKey("m", self.id.replica, 0)
         self.transfer = Transfer(
             version=1,
             root=root_digest(site.digests),
@@ -55,7 +61,7 @@ class Mate:
             now=0.0,
         )
         self.table = LeaseTable()
-        self.table.expect(self.key, 1, root_digest(site.digests), Turn(1, number), site.pieces)
+        self.table.expect(self.key, 1, root_digest(site.digests), ReadPriority(1, number), site.pieces)
         self.table.vouch(self.key, site.digests)
         self.sources: dict[int, Source] = {}
         self.crossed_bytes = 0
@@ -64,7 +70,7 @@ class Mate:
 
     @property
     def is_done(self) -> bool:
-        return self.transfer.phase is Phase.DONE
+        return self.transfer.phase is TransferPhase.DONE
 
     def runs(self, now: float) -> bool:
         return not self.is_dead and now >= self.stopped_until
@@ -81,7 +87,7 @@ class Mate:
             transfer.planned(site.plan(self, *todo.plan), now)
         if todo.proven:
             for lease in self.table.prove(self.key, todo.proven):
-                site.say(lease, Have(tuple(todo.proven)))
+                site.say(lease, PiecesAvailable(tuple(todo.proven)))
         self._promise(todo.ceded)
         for number, share in todo.open:
             self._open(number, share, now)
@@ -90,17 +96,17 @@ class Mate:
         for number in todo.close:
             self.sources.pop(number, None)
             transfer.closed(number, now)
-        if transfer.phase is Phase.LEASED:
+        if transfer.phase is TransferPhase.LEASED:
             transfer.start(now)
 
-    def _promise(self, ceded: list[Ceded]) -> None:
+    def _promise(self, ceded: list[Handoff]) -> None:
         """As `Carrier` does."""
         self.transfer.is_counted_on = self.table.counts_on_promises(self.key)
         for each in ceded:
             for lease in self.table.cede(self.key, each.pieces):
-                self.site.say(lease, Cede(each.pieces, each.heir))
+                self.site.say(lease, PiecesHandedOff(each.pieces, each.heir))
         news = self.table.promise(self.key, self.transfer.readings.firm(), self.transfer.readings.awaited())
-        for word in () if news is None else (Retract(news.broken), Promise(news.fresh)):
+        for word in () if news is None else (PromiseRetracted(news.broken), PiecesPromised(news.fresh)):
             for lease in news.leases if news is not None and word.pieces else ():
                 self.site.say(lease, word)
 
@@ -115,14 +121,14 @@ class Mate:
             self.transfer.lost(number, "it is dead", now)
             return
         name = f"{self.number}/{number}/{giver.number}"
-        ask = LeaseAsk(
+        ask = LeaseRequest(
             job="j",
             model="m",
             source=giver.id,
             version=1,
             root=root_digest(self.site.digests),
             reader=self.id,
-            turn=Turn(1, self.number),
+            turn=ReadPriority(1, self.number),
             promises=True,
         )
         assert isinstance(giver.table.grant(ask, name, name, "here", now), LeaseGrant)
@@ -133,17 +139,17 @@ class Mate:
         self.transfer.opened(number, self.site.digests, now, lease.pieces(), promises=True)
         self.transfer.promised(number, lease.promised())
 
-    def _hear(self, source: Source, word: Stock, now: float) -> None:
+    def _hear(self, source: Source, word: AvailabilityUpdate, now: float) -> None:
         match word:
-            case Have():
+            case PiecesAvailable():
                 self.transfer.available(source.number, word.pieces, now)
-            case Promise():
+            case PiecesPromised():
                 self.transfer.promised(source.number, word.pieces)
-            case Retract():
+            case PromiseRetracted():
                 self.transfer.retracted(source.number, word.pieces, now)
-            case Cede() if word.heir == self.id:
+            case PiecesHandedOff() if word.heir == self.id:
                 self.transfer.inherited(source.number, word.pieces, now)
-            case Cede():
+            case PiecesHandedOff():
                 self.transfer.ceded(source.number, word.pieces, word.heir, now)
 
     def bring(self, now: float) -> None:
@@ -153,7 +159,7 @@ class Mate:
             source.brought += (self.rate_bps if is_far else 1e12) * STEP_S
             while source.batches:
                 batch, ranges = source.batches[0]
-                nbytes = count_of(ranges) * PIECE_BYTES
+                nbytes = total_count(ranges) * PIECE_BYTES
                 if source.brought < nbytes or not (is_far or (source.giver and source.giver.runs(now))):
                     break
                 source.brought -= nbytes
@@ -171,7 +177,7 @@ class Site:
         self.pieces = pieces
         self._digests = [piece_digest(f"piece {n}".encode()) for n in range(pieces)]
         self.digests = b"".join(self._digests)
-        self.sizes = Sizes([PIECE_BYTES] * pieces)
+        self.sizes = PieceSizes([PIECE_BYTES] * pieces)
         self.hears: dict[str, Source] = {}
         self.mates = [Mate(self, number, rate) for number, rate in enumerate(rates_bps)]
         self.now = 0.0
@@ -187,7 +193,7 @@ class Site:
     def digests_of(self, ranges: tuple[Range, ...]) -> bytes:
         return b"".join(self._digests[piece] for first, count in ranges for piece in range(first, first + count))
 
-    def say(self, lease: str, word: Stock) -> None:
+    def say(self, lease: str, word: AvailabilityUpdate) -> None:
         self.hears[lease].words.append(word)
 
     def plan(self, me: Mate, pieces: Ranges, avoid: tuple[SourceId, ...]) -> Plan:
@@ -196,7 +202,10 @@ class Site:
         out = {*avoid, *me.transfer.readings.mates.uncrossed} - {me.id}
         if me.transfer.readings.mates.asks_for_inherited:
             out = set(crossers) - {me.id}
-        parts = {each: common(part, normal(pieces)) for each, part in divide(crossers, out, self.sizes).items()}
+        parts = {
+            each: intersect_ranges(part, merge_ranges(pieces))
+            for each, part in divide(crossers, out, self.sizes).items()
+        }
         shares = [self._share(FAR if each == me.id else each, part) for each, part in parts.items() if part]
         return Plan(version=1, shares=tuple(shares), why="", crossers=crossers)
 
@@ -238,4 +247,4 @@ class Site:
                 for lease, source in self.hears.items():
                     giver = source.giver
                     if giver is not None and giver.runs(self.now) and lease in giver.table._leases:
-                        source.words.append(Have())
+                        source.words.append(PiecesAvailable())

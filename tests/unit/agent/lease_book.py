@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tensorhub_agent.storage.segments import Segment
-from tensorhub_agent.transports.base import LeaseOpened, Refused
+from tensorhub_agent.transports.base import LeaseOpened, TicketRejected
 
 GIVE_UP_S: Final = 60.0
 
@@ -22,10 +22,10 @@ class Book:
     def offer(self, lease: str, segment: Segment, patches: Sequence[tuple[bytes, ...] | None] = ()) -> None:
         self.tickets[f"ticket-{lease}"] = LeaseOpened(lease, segment, patches=patches)
 
-    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | TicketRejected:
         opened = self.tickets.pop(ticket, None)
         if opened is None:
-            return Refused("the ticket is unknown, used or too old")
+            return TicketRejected("the ticket is unknown, used or too old")
         self.open.add(opened.lease)
         return opened
 

@@ -13,14 +13,14 @@ import xxhash
 from tests.unit.agent.lease_book import GIVE_UP_S, Book
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.primitives.lease_messages import Frame, Hello, Welcome
+from tensorhub_agent.primitives.lease_messages import Hello, LeaseMessage, Welcome
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transports.local import transport
 from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, send
-from tensorhub_agent.transports.local.session import OpenLease
+from tensorhub_agent.transports.local.session import LeaseSession
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_common.protocol.leases import LeaseGrant
-from tensorhub_common.runtime.framed_socket import Framed, PeerGone, connect
+from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone, connect
 
 MIB = 1024 * 1024
 
@@ -63,11 +63,11 @@ class Hub:
             digests=b"",
         )
 
-    async def open(self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None) -> OpenLease:
+    async def open(self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None) -> LeaseSession:
         self.book.offer(lease, segment)
         return await self.reader.open(self.grant(lease), reader="reader", on_lost=lost)
 
-    async def raw(self, hello: Frame | None = None) -> Framed:
+    async def raw(self, hello: LeaseMessage | None = None) -> FramedSocket:
         framed = await connect(Path(self.source.endpoint), FRAME_BYTES_MAX, GIVE_UP_S)
         if hello is not None:
             await send(framed, hello)
@@ -105,11 +105,11 @@ class FakeSource:
         self._socket.listen()
         self._socket.setblocking(False)  # noqa: FBT003
 
-    async def accept(self) -> Framed:
+    async def accept(self) -> FramedSocket:
         connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
-        return Framed(connection, FRAME_BYTES_MAX)
+        return FramedSocket(connection, FRAME_BYTES_MAX)
 
-    async def welcome(self, segment: Segment) -> Framed:
+    async def welcome(self, segment: Segment) -> FramedSocket:
         framed = await self.accept()
         assert isinstance(await from_reader(framed), Hello)
         await send(framed, Welcome(segment.name, segment.nbytes), segment.fd)
@@ -131,7 +131,7 @@ def digests_of(view: memoryview, spans: Spans) -> bytes:
     )
 
 
-async def end_of(framed: Framed) -> None:
+async def end_of(framed: FramedSocket) -> None:
     async with asyncio.timeout(GIVE_UP_S):
         with contextlib.suppress(PeerGone):
             while True:

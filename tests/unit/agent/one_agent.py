@@ -4,46 +4,46 @@ from collections.abc import Iterable
 from typing import TypeVar, cast
 
 from tensorhub_agent.core.agent import AgentCore
-from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
-    Answer,
     AnyCall,
     AnyEffect,
-    AskPlan,
+    AppendCommand,
     BatchDone,
     CallPublish,
     CallRead,
     CallRegister,
     CallRelease,
     CallUnpublish,
-    CheckSiblings,
     CloseSource,
-    Confirm,
-    Confirmed,
-    Digest,
+    CompareLayouts,
+    CompleteCall,
+    ConfirmLease,
     Digested,
+    DigestMemory,
+    FailCall,
     Keep,
     Kept,
-    OpenSource,
-    PlanCame,
-    Post,
-    Probe,
+    LeaseConfirmed,
+    PlanReceived,
     Probed,
-    Raise,
-    Say,
+    ProbeMapping,
+    ReadBatch,
+    RequestLease,
+    RequestPlan,
     SiblingsChecked,
     SourceClosed,
     SourceOpened,
 )
-from tensorhub_agent.core.shard_state import Memory, Place
-from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.core.shard_state import MemoryState, ShardSpec
+from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_agent.primitives.digests import piece_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.invariants import check
+from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
-from tensorhub_common.protocol.log.commands import AnyCommand, Wish
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
+from tensorhub_common.protocol.log.commands import AnyCommand, VersionRequest
 from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.plans import Plan, Share, SourceId
 
@@ -64,7 +64,7 @@ class OneAgent:
     def __init__(
         self, name: str = "agent-0", *, digests: bool = True, encodings: bool = True, catalog: Catalog | None = None
     ) -> None:
-        self.core = AgentCore(name, Limits(digests=digests, encodings=encodings))
+        self.core = AgentCore(name, CoreConfig(digests=digests, encodings=encodings))
         self.catalog = catalog or Catalog("run-7")
         self.now = 0.0
         self.unsaid: list[AnyCommand] = []
@@ -76,7 +76,7 @@ class OneAgent:
     def do(self, effects: Iterable[AnyEffect]) -> list[AnyEffect]:
         done = list(effects)
         self.seen += done
-        self.unsaid += [effect.command for effect in done if isinstance(effect, Say)]
+        self.unsaid += [effect.command for effect in done if isinstance(effect, AppendCommand)]
         self.core.check()
         for effect in done if self.keeps else ():
             if isinstance(effect, Keep):
@@ -102,7 +102,7 @@ class OneAgent:
     def take(self, command: AnyCommand) -> list[AnyEvent]:
         """Let the log take one command, whoever says it."""
         events = cast("tuple[AnyEvent, ...]", apply(self.catalog, self.catalog.seq + 1, self.now, command))
-        check(self.catalog)
+        check_invariants(self.catalog)
         for event in events:
             self.do(self.core.on_event(event, self.now))
         return list(events)
@@ -111,10 +111,10 @@ class OneAgent:
         self.now += seconds
         return self.do(self.core.tick(self.now))
 
-    def key(self, replica: str, shard: int = 0) -> Key:
-        return Key(MODEL, replica, shard)
+    def key(self, replica: str, shard: int = 0) -> ShardKey:
+        return ShardKey(MODEL, replica, shard)
 
-    def _call(self, key: Key, make: type, **more: object) -> int:
+    def _call(self, key: ShardKey, make: type, **more: object) -> int:
         self.calls += 1
         call = cast("AnyCall", make(call=self.calls, session=SESSION, deadline=self.now + 10.0, **more))
         self.do(self.core.called(key, call, self.now))
@@ -122,110 +122,114 @@ class OneAgent:
 
     def register(
         self, replica: str, shard: int = 0, shards: int = 1, *, staged: bool = False, mapped: bool = False
-    ) -> Key:
+    ) -> ShardKey:
         key = self.key(replica, shard)
         self.calls += 1
         call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0)
-        place = Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES, staged=staged, mapped=mapped)
+        place = ShardSpec(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES, staged=staged, mapped=mapped)
         self.do(self.core.register(place, call, self.now))
         self.log()
         return key
 
-    def publish(self, key: Key, text: str, version: int | None = None) -> int:
+    def publish(self, key: ShardKey, text: str, version: int | None = None) -> int:
         """Begin to publish, digest, and say ready; the log has not answered yet."""
         call = self._call(key, CallPublish, version=version)
-        digest = self.last(Digest)
+        digest = self.last(DigestMemory)
         if digest is not None:
             found = digests_of(text) if self.core.limits.digests else b""
             self.do(self.core.on_news(Digested(key, digest.number, found), self.now))
         return call
 
-    def unpublish(self, key: Key) -> int:
+    def unpublish(self, key: ShardKey) -> int:
         return self._call(key, CallUnpublish)
 
-    def release(self, key: Key) -> int:
+    def release(self, key: ShardKey) -> int:
         return self._call(key, CallRelease)
 
-    def read(self, key: Key, want: Wish = "latest", patience: float = 1e9) -> int:
+    def read(self, key: ShardKey, want: VersionRequest = "latest", patience: float = 1e9) -> int:
         return self._call(key, CallRead, want=want, patience=patience)
 
-    def attach(self, key: Key, session: int) -> int:
+    def attach(self, key: ShardKey, session: int) -> int:
         self.calls += 1
         call = CallRegister(call=self.calls, session=session, deadline=self.now + 10.0)
         self.do(self.core.called(key, call, self.now))
         return self.calls
 
-    def memory(self, key: Key) -> Memory:
+    def memory(self, key: ShardKey) -> MemoryState:
         return self.core.shards[key].held.memory
 
     def last(self, kind: type[E]) -> E | None:
         return next((effect for effect in reversed(self.seen) if isinstance(effect, kind)), None)
 
-    def end_of(self, call: int) -> Answer | Raise | None:
-        ends = [effect for effect in self.seen if isinstance(effect, Answer | Raise) and effect.call == call]
+    def end_of(self, call: int) -> CompleteCall | FailCall | None:
+        ends = [effect for effect in self.seen if isinstance(effect, CompleteCall | FailCall) and effect.call == call]
         assert len(ends) <= 1, f"call {call} was ended {len(ends)} times"
         return ends[0] if ends else None
 
     def error_of(self, call: int) -> str | None:
         end = self.end_of(call)
-        return end.error if isinstance(end, Raise) else None
+        return end.error if isinstance(end, FailCall) else None
 
-    def lease(self, key: Key, version: int, root: str | None, name: str = "lease", *, mapped: bool = False) -> object:
+    def lease(
+        self, key: ShardKey, version: int, root: str | None, name: str = "lease", *, mapped: bool = False
+    ) -> object:
         me = SourceId(self.core.agent, self.core.incarnation, key.replica, key.shard)
         reader = SourceId("agent-9", 1, "reader", 0)
-        ask = LeaseAsk(job="run-7", model=MODEL, source=me, version=version, root=root, reader=reader, mapped=mapped)
+        ask = LeaseRequest(
+            job="run-7", model=MODEL, source=me, version=version, root=root, reader=reader, mapped=mapped
+        )
         return self.core.lease_asked(ask, name, f"ticket-{name}", "here", self.now)
 
-    def open_lease(self, key: Key, version: int, root: str | None, name: str = "lease") -> None:
+    def open_lease(self, key: ShardKey, version: int, root: str | None, name: str = "lease") -> None:
         assert isinstance(self.lease(key, version, root, name), LeaseGrant)
         assert self.core.redeemed(f"ticket-{name}", self.now) is not None
 
-    def lend(self, key: Key, version: int, root: str | None) -> None:
+    def lend(self, key: ShardKey, version: int, root: str | None) -> None:
         """Let a reader take the memory, to map it; its lease is over at once."""
         assert isinstance(self.lease(key, version, root, "lent", mapped=True), LeaseGrant)
         assert self.core.redeemed("ticket-lent", self.now) is not None
-        self.do(self.core.lease_ended("lent", LeaseMove.DONE, self.now))
+        self.do(self.core.lease_ended("lent", LeaseTransition.DONE, self.now))
 
     def probed(self, *, lent: bool) -> None:
         """Answer the last probe."""
-        probe = self.last(Probe)
+        probe = self.last(ProbeMapping)
         assert probe is not None
         self.do(self.core.on_news(Probed(probe.key, probe.spare, lent), self.now))
 
     def siblings_checked(self, mismatch: str | None = None) -> None:
         """Answer the last comparison of layouts."""
-        check = self.last(CheckSiblings)
+        check = self.last(CompareLayouts)
         assert check is not None
         self.do(self.core.on_news(SiblingsChecked(check.key, check.number, mismatch), self.now))
 
     # A read, step by step.
 
-    def plan(self, key: Key, source: str = "elsewhere", link: str = "") -> None:
+    def plan(self, key: ShardKey, source: str = "elsewhere", link: str = "") -> None:
         """Answer the last question for a plan: everything from one source."""
-        asked = self.last(AskPlan)
+        asked = self.last(RequestPlan)
         assert asked is not None
         pieces = asked.demand.pieces or ()
         its = SourceId(source, 1, "trainer", key.shard)
         share = Share(source=its, transport="local", pieces=pieces, nbytes=12, why="", link=link)
         answer = Plan(version=asked.demand.version, shares=(share,), why="")
-        self.do(self.core.on_news(PlanCame(key, asked.number, answer), self.now))
+        self.do(self.core.on_news(PlanReceived(key, asked.number, answer), self.now))
 
-    def opened(self, key: Key, text: str) -> None:
-        opening = self.last(OpenSource)
+    def opened(self, key: ShardKey, text: str) -> None:
+        opening = self.last(RequestLease)
         assert opening is not None
         self.do(self.core.on_news(SourceOpened(key, opening.source, digests_of(text)), self.now))
 
-    def brought(self, key: Key, text: str) -> None:
-        post = self.last(Post)
+    def brought(self, key: ShardKey, text: str) -> None:
+        post = self.last(ReadBatch)
         assert post is not None
         self.do(self.core.on_news(BatchDone(key, post.source, post.batch, digests_of(text)), self.now))
 
-    def confirmed(self, key: Key) -> None:
-        confirm = self.last(Confirm)
+    def confirmed(self, key: ShardKey) -> None:
+        confirm = self.last(ConfirmLease)
         assert confirm is not None
-        self.do(self.core.on_news(Confirmed(key, confirm.source, holds=True), self.now))
+        self.do(self.core.on_news(LeaseConfirmed(key, confirm.source, holds=True), self.now))
 
-    def closed(self, key: Key) -> None:
+    def closed(self, key: ShardKey) -> None:
         close = self.last(CloseSource)
         assert close is not None
         self.do(self.core.on_news(SourceClosed(key, close.source), self.now))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from tensorhub_agent.runtime.timer import Alarm
+from tensorhub_agent.runtime.timer import CoalescingTimer
 from tensorhub_common.runtime.supervision import Supervisor
 
 RING_S = 60.0
@@ -23,7 +23,7 @@ def test_it_rings_once_at_the_earliest_moment(new_loop: Callable[[], asyncio.Abs
             rung.append(loop.time())
             rang.set()
 
-        alarm = Alarm(Supervisor("test"), ring)
+        alarm = CoalescingTimer(Supervisor("test"), ring)
         begin = loop.time()
         for after in (3000.0, None, 0.05, 2000.0):
             alarm.set(None if after is None else begin + after)
@@ -48,7 +48,7 @@ def test_it_can_be_asked_again_while_a_moment_that_has_come_has_not_rung(
     async def play() -> None:
         loop = asyncio.get_running_loop()
         rung = asyncio.Event()
-        alarm = Alarm(Supervisor("test"), rung.set)
+        alarm = CoalescingTimer(Supervisor("test"), rung.set)
         for after in (0.0, 0.0001, -1.0, 1.0):
             alarm.set(loop.time() + after)
         async with asyncio.timeout(RING_S):

@@ -3,13 +3,13 @@
 import numpy as np
 from tests.unit.planner.cut_blocks import SHAPE, reader, sources
 
-from tensorhub_agent.compute.amax_table import AmaxTable
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_agent.compute.amax_table import NumpyAmaxTable
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 LAYOUTS = sources(70, 200, 300, 390)
-EXECUTION = Execution(compile_program("reader", reader(), SourceIndex(LAYOUTS, set(LAYOUTS))))
+EXECUTION = NumberedProgram(compile_program("reader", reader(), LayoutIndex(LAYOUTS, set(LAYOUTS))))
 FIRST, SECOND = list(LAYOUTS)[:2]
 
 
@@ -23,7 +23,7 @@ def partials(layout: str) -> list[tuple[int, int]]:
     ]
 
 
-def bring(table: AmaxTable, source: int, layout: str, value: float) -> list[tuple[int, int]]:
+def bring(table: NumpyAmaxTable, source: int, layout: str, value: float) -> list[tuple[int, int]]:
     """Let a source say the same of all its parts of blocks."""
     units = partials(layout)
     memory, regions = table.room(layout, units)
@@ -37,14 +37,14 @@ def values_of(layout: str) -> list[tuple[int, int]]:
     return list(EXECUTION.by_amax(layout))
 
 
-def told(table: AmaxTable, layout: str, place: int = 0) -> list[float]:
+def told(table: NumpyAmaxTable, layout: str, place: int = 0) -> list[float]:
     """Return by what a shard computes its first values, or later ones: those of the first row of blocks."""
     units = [unit for first, count in values_of(layout) for unit in range(first, first + count)]
     return [float(each) for each in np.frombuffer(table.amax(layout, [(units[place], 1)])[0], np.float32)]
 
 
 def test_what_two_say_of_a_block_is_the_larger_of_both() -> None:
-    table = AmaxTable(EXECUTION)
+    table = NumpyAmaxTable(EXECUTION)
     for source, (layout, value) in enumerate(((FIRST, 3.0), (SECOND, 2.0))):
         table.fold(source, bring(table, source, layout, value))
     assert told(table, FIRST) == [3.0, 3.0]
@@ -52,14 +52,14 @@ def test_what_two_say_of_a_block_is_the_larger_of_both() -> None:
 
 
 def test_nothing_counts_before_its_source_has_vouched_for_it() -> None:
-    table = AmaxTable(EXECUTION)
+    table = NumpyAmaxTable(EXECUTION)
     bring(table, 1, FIRST, 3.0)
     assert told(table, FIRST) == [0.0, 0.0]
 
 
 def test_what_a_closed_source_has_said_is_forgotten() -> None:
     """Another one says it again, under a number of its own."""
-    table = AmaxTable(EXECUTION)
+    table = NumpyAmaxTable(EXECUTION)
     bring(table, 1, FIRST, 9.0)
     table.forget(1)
     table.fold(2, bring(table, 2, FIRST, 3.0))
@@ -67,7 +67,7 @@ def test_what_a_closed_source_has_said_is_forgotten() -> None:
 
 
 def test_a_nan_is_larger_than_any_number() -> None:
-    table = AmaxTable(EXECUTION)
+    table = NumpyAmaxTable(EXECUTION)
     for source, value in enumerate((float("nan"), 3.0)):
         layout = (FIRST, SECOND)[source]
         table.fold(source, bring(table, source, layout, value))
@@ -75,7 +75,7 @@ def test_a_nan_is_larger_than_any_number() -> None:
 
 
 def test_scales_follow_of_entries_and_nothing_else_is_written() -> None:
-    table, destination = AmaxTable(EXECUTION), bytearray(b"\xa5" * (1 << 17))
+    table, destination = NumpyAmaxTable(EXECUTION), bytearray(b"\xa5" * (1 << 17))
     for source, layout in enumerate(LAYOUTS):
         table.fold(source, bring(table, source, layout, 448.0 * (source + 1)))
     table.write_scales([(EXECUTION.partials, EXECUTION.scales - EXECUTION.partials)], memoryview(destination))
@@ -87,6 +87,6 @@ def test_scales_follow_of_entries_and_nothing_else_is_written() -> None:
 def test_units_that_need_nothing_come_with_nothing() -> None:
     """A source of whole blocks, and one that has all quantised."""
     whole = sources(128, 256)
-    execution = Execution(compile_program("reader", reader(), SourceIndex(whole, set(whole))))
-    assert AmaxTable(execution).amax(next(iter(whole)), [(0, 1)]) == ()
+    execution = NumberedProgram(compile_program("reader", reader(), LayoutIndex(whole, set(whole))))
+    assert NumpyAmaxTable(execution).amax(next(iter(whole)), [(0, 1)]) == ()
     assert SHAPE[0] == 400

@@ -1,7 +1,7 @@
 """When the planner is asked, and what its silence and its refusals lead to."""
 
-from tensorhub_agent.transfer.exclusions import Trust
-from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, Asking
+from tensorhub_agent.transfer.exclusions import Exclusions
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, PlanRequests
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.plans import Refusal, SourceId
 
@@ -12,7 +12,7 @@ SOURCE = SourceId("agent", 1, "trainer", 0)
 
 
 def test_a_plan_is_wanted_at_once_and_only_one_question_is_open() -> None:
-    asking = Asking(5.0)
+    asking = PlanRequests(5.0)
     assert (asking.at, asking.deadline()) == (5.0, 5.0)
     assert asking.want(5.0)
     asking.asked(5.0)
@@ -21,7 +21,7 @@ def test_a_plan_is_wanted_at_once_and_only_one_question_is_open() -> None:
 
 
 def test_an_answer_is_overdue_at_its_bound() -> None:
-    asking = Asking(5.0)
+    asking = PlanRequests(5.0)
     assert not asking.is_silent(100.0), "nothing was asked"
     asking.asked(7.0)
     assert asking.deadline() == 7.0 + PLAN_S_MAX
@@ -30,17 +30,17 @@ def test_an_answer_is_overdue_at_its_bound() -> None:
 
 
 def test_what_is_wanted_again_waits_for_its_time() -> None:
-    asking = Asking(0.0)
+    asking = PlanRequests(0.0)
     asking.asked(0.0)
     asking.waiting = False
-    assert asking.refused(NOBODY, Trust(), LOST_S, 1.0)
+    assert asking.refused(NOBODY, Exclusions(), LOST_S, 1.0)
     assert asking.deadline() == 1.0 + PLAN_AGAIN_S
     assert not asking.want(1.0)
     assert asking.want(1.0 + PLAN_AGAIN_S)
 
 
 def test_what_is_not_wanted_yet_is_wanted_from_now_on() -> None:
-    asking = Asking(0.0)
+    asking = PlanRequests(0.0)
     asking.asked(0.0)
     asking.waiting = False
     assert asking.deadline() is None
@@ -49,7 +49,7 @@ def test_what_is_not_wanted_yet_is_wanted_from_now_on() -> None:
 
 
 def test_silence_is_asked_again_for_ever_and_says_nothing_of_sources() -> None:
-    asking, trust = Asking(0.0), Trust()
+    asking, trust = PlanRequests(0.0), Exclusions()
     trust.suspect(SOURCE)
     for second in range(100):
         assert asking.refused(SILENCE, trust, LOST_S, float(second))
@@ -58,26 +58,26 @@ def test_silence_is_asked_again_for_ever_and_says_nothing_of_sources() -> None:
 
 
 def test_suspects_are_forgiven_and_asked_for_at_once() -> None:
-    asking, trust = Asking(0.0), Trust()
+    asking, trust = PlanRequests(0.0), Exclusions()
     trust.suspect(SOURCE)
     assert asking.refused(NOBODY, trust, 0.0, 4.0)
     assert (asking.at, trust.left_out()) == (4.0, ())
 
 
 def test_it_ends_when_there_was_nobody_for_so_long() -> None:
-    asking = Asking(0.0)
-    assert asking.refused(NOBODY, Trust(), LOST_S, 10.0)
-    assert asking.refused(NOBODY, Trust(), LOST_S, 10.9)
-    assert not asking.refused(NOBODY, Trust(), LOST_S, 11.0)
+    asking = PlanRequests(0.0)
+    assert asking.refused(NOBODY, Exclusions(), LOST_S, 10.0)
+    assert asking.refused(NOBODY, Exclusions(), LOST_S, 10.9)
+    assert not asking.refused(NOBODY, Exclusions(), LOST_S, 11.0)
 
 
 def test_a_plan_in_between_begins_the_time_anew() -> None:
-    asking = Asking(0.0)
-    assert asking.refused(NOBODY, Trust(), LOST_S, 10.0)
+    asking = PlanRequests(0.0)
+    assert asking.refused(NOBODY, Exclusions(), LOST_S, 10.0)
     asking.planned()
-    assert asking.refused(NOBODY, Trust(), LOST_S, 11.0)
-    assert asking.refused(NOBODY, Trust(), LOST_S, 11.9)
-    assert not asking.refused(NOBODY, Trust(), LOST_S, 12.0)
+    assert asking.refused(NOBODY, Exclusions(), LOST_S, 11.0)
+    assert asking.refused(NOBODY, Exclusions(), LOST_S, 11.9)
+    assert not asking.refused(NOBODY, Exclusions(), LOST_S, 12.0)
 
 
 HELD = Refusal(error=VersionUnavailable.__name__, reason="its holder failed this read", is_held=True)
@@ -85,7 +85,7 @@ GONE = Refusal(error=VersionUnavailable.__name__, reason="nobody has it", is_hel
 
 
 def test_while_the_log_counts_a_holder_it_is_asked_again_for_ever_with_growing_pauses() -> None:
-    asking, trust, pauses = Asking(0.0), Trust(), list[float]()
+    asking, trust, pauses = PlanRequests(0.0), Exclusions(), list[float]()
     for second in range(1000):
         trust.fail(SOURCE)
         assert asking.refused(HELD, trust, 0.0, float(second))
@@ -97,7 +97,7 @@ def test_while_the_log_counts_a_holder_it_is_asked_again_for_ever_with_growing_p
 
 
 def test_pauses_are_short_again_once_bytes_have_come() -> None:
-    asking, trust = Asking(0.0), Trust()
+    asking, trust = PlanRequests(0.0), Exclusions()
     for _ in range(5):
         asking.refused(HELD, trust, 0.0, 1.0)
     asking.progressed()
@@ -106,13 +106,13 @@ def test_pauses_are_short_again_once_bytes_have_come() -> None:
 
 
 def test_once_the_log_counts_none_it_ends_at_once() -> None:
-    asking, trust = Asking(0.0), Trust()
+    asking, trust = PlanRequests(0.0), Exclusions()
     trust.suspect(SOURCE)
     assert not asking.refused(GONE, trust, LOST_S, 1.0)
 
 
 def test_a_holder_whose_bytes_were_wrong_is_not_waited_for() -> None:
-    asking, trust = Asking(0.0), Trust()
+    asking, trust = PlanRequests(0.0), Exclusions()
     trust.reject(SOURCE)
     assert not asking.refused(HELD, trust, LOST_S, 1.0)
     assert trust.left_out() == (SOURCE,)
@@ -122,7 +122,7 @@ def test_a_holder_whose_bytes_were_wrong_is_not_waited_for() -> None:
 
 
 def test_a_question_that_is_kept_back_has_its_time_from_when_it_goes_out() -> None:
-    asking = Asking(0.0)
+    asking = PlanRequests(0.0)
     asking.asked(1.0)
     asking.kept_back()
     assert asking.deadline() is None

@@ -8,13 +8,13 @@ import pytest
 import xxhash
 
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.encodings.codec_tasks import Overwrites
+from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
-from tensorhub_agent.rates.encoding_choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, Line
+from tensorhub_agent.rates.encoding_choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, LineEstimate
 from tensorhub_agent.sources import batch_reader
-from tensorhub_agent.sources.batch_reader import BatchReader, Where
+from tensorhub_agent.sources.batch_reader import BatchReader, BatchTarget
 from tensorhub_agent.transports.base import TransportLost, silent
 from tensorhub_common.layout.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
 
@@ -60,7 +60,7 @@ class Session:
         return b"".join(digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         self.overwritten.append(list(wanted.pieces))
         if self.fails:
@@ -140,7 +140,7 @@ def whole(memory: bytearray, new: bytes) -> bool:
 async def test_what_has_patches_is_patched_and_the_rest_is_read(beside: bool) -> None:  # noqa: FBT001
     it = scene(without=(2, 5))
     memory = bytearray(len(it.old)) if beside else bytearray(it.old)
-    where = Where(memoryview(memory), memoryview(it.old) if beside else None, TABLE)
+    where = BatchTarget(memoryview(memory), memoryview(it.old) if beside else None, TABLE)
     brought = await it.reader.read(where, ((4, 4), (0, 4)), silent)
     assert whole(memory, it.new)
     assert it.session.overwritten == [[4, 6, 7, 0, 1, 3]]
@@ -158,7 +158,7 @@ async def test_a_patch_for_other_bytes_is_found_by_the_digest_and_the_piece_is_r
     memory = bytearray(it.old)
     memory[TABLE.at[3] + 100] ^= 0xFF
     memory[TABLE.at[3] + 101] ^= 0xFF
-    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert it.session.read_spans == [[TABLE.at[3]]]
     assert 3 not in brought.patches
@@ -169,14 +169,14 @@ async def test_a_patch_for_other_bytes_is_found_by_the_digest_and_the_piece_is_r
 async def test_sizes_that_were_not_told_are_of_no_patch() -> None:
     it = scene()
     it.reader.sizes = it.reader.sizes[: 3 * SIZE.size]
-    await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert it.session.overwritten == [[0, 1, 2]]
 
 
 async def test_from_a_source_that_is_faster_than_patches_are_applied_pieces_are_read() -> None:
     it = scene(rate_bytes=10**15)
     memory = bytearray(it.old)
-    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert (it.session.overwritten, brought.encoded, brought.patches) == ([], (), {})
 
@@ -184,13 +184,13 @@ async def test_from_a_source_that_is_faster_than_patches_are_applied_pieces_are_
 async def test_over_a_link_that_other_reads_have_found_fast_only_what_has_not_changed_is_left_where_it_is() -> None:
     """If every piece had a patch no read would ever see how fast the link is."""
     it = scene()
-    it.reader.line = Line(known=20e9)
+    it.reader.line = LineEstimate(known=20e9)
     it.session.patches[4] = b""
     it.reader.sizes = it.reader.sizes[: 4 * SIZE.size] + SIZE.pack(0) + it.reader.sizes[5 * SIZE.size :]
     memory = bytearray(it.old)
     at, end = TABLE.at[4], TABLE.at[4] + TABLE.nbytes[4]
     memory[at:end] = it.new[at:end]
-    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert it.session.overwritten == [[4]]
     assert it.session.read_spans == [[TABLE.at[number] for number in range(ROWS) if number != 4]]
@@ -201,7 +201,7 @@ async def test_a_loss_is_told_when_both_ways_have_ended() -> None:
     it = scene(without=(1,))
     it.session.fails = True
     with pytest.raises(TransportLost):
-        await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+        await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert it.session.read_spans == [[TABLE.at[1]]]
 
 
@@ -220,7 +220,7 @@ async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_
     it = slow(without=tuple(range(ROWS)))
     it.session.stiff = {TABLE.at[2]}
     memory = bytearray(it.old)
-    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert it.session.unpacked == [list(TABLE.at)]
     assert it.session.read_spans == [[TABLE.at[2]]]
@@ -232,7 +232,7 @@ async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_
 async def test_a_line_that_seemed_slow_is_measured_again_and_then_pieces_come_as_they_are() -> None:
     """It was slow because the machine paused, and the session gives its bytes at the speed of memory."""
     it = slow(without=tuple(range(ROWS)))
-    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     ways = []
     for _ in range(LOOK_AFTER_MIN + 3):
         brought = await it.reader.read(where, ((0, ROWS),), silent)
@@ -244,7 +244,7 @@ async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against
     it = scene(rate_bytes=10**7)
     it.reader.sizes = SIZE.pack(8_000) * ROWS
     it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
-    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     for _ in range(LOOK_AFTER_MIN + 3):
         brought = await it.reader.read(where, ((0, ROWS),), silent)
     assert len(it.session.overwritten) == LOOK_AFTER_MIN
@@ -254,10 +254,10 @@ async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against
 async def test_a_line_that_earlier_reads_found_slow_is_measured_by_each_read_again() -> None:
     """They met a machine that paused. If patches came of every piece no read would ever see how fast the line is."""
     it = scene()
-    it.reader.line = Line(known=1e8)
+    it.reader.line = LineEstimate(known=1e8)
     it.reader.sizes = SIZE.pack(4_000) * ROWS
     it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
-    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     for _ in range(LOOK_AFTER_MIN + 3):
         brought = await it.reader.read(where, ((0, ROWS),), silent)
     assert len(it.session.overwritten) == LOOK_AFTER_MIN
@@ -267,10 +267,10 @@ async def test_a_line_that_earlier_reads_found_slow_is_measured_by_each_read_aga
 async def test_a_line_that_is_as_slow_as_earlier_reads_found_it_is_looked_at_once() -> None:
     it = scene()
     it.session.rate = 1e8
-    it.reader.line = Line(known=1e8)
+    it.reader.line = LineEstimate(known=1e8)
     it.reader.sizes = SIZE.pack(4_000) * ROWS
     it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
-    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     for _ in range(50):
         await it.reader.read(where, ((0, ROWS),), silent)
     assert (len(it.session.overwritten), len(it.session.read_spans)) == (49, 1)
@@ -278,21 +278,21 @@ async def test_a_line_that_is_as_slow_as_earlier_reads_found_it_is_looked_at_onc
 
 async def test_what_comes_otherwise_says_by_which_rate() -> None:
     it = slow(without=tuple(range(ROWS)))
-    brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    brought = await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert [each.why for each in brought.encoded] == ["10 MB/s in this read"]
     it = scene()
-    brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    brought = await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert [each.why for each in brought.encoded] == ["1000 MB/s guessed"]
     it = scene()
-    it.reader.line = Line(known=5e7)
-    brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    it.reader.line = LineEstimate(known=5e7)
+    brought = await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert [each.why for each in brought.encoded] == ["50 MB/s in earlier reads"]
 
 
 async def test_what_does_not_shrink_is_not_asked_for_packed_again() -> None:
     it = slow(without=tuple(range(ROWS)))
     it.session.stiff = set(TABLE.at)
-    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     for _ in range(3):
         brought = await it.reader.read(where, ((0, ROWS),), silent)
         assert brought.encoded == ()
@@ -301,7 +301,7 @@ async def test_what_does_not_shrink_is_not_asked_for_packed_again() -> None:
 
 async def test_a_line_that_is_not_known_yet_is_measured_first() -> None:
     it = scene(without=tuple(range(ROWS)))
-    await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert (it.session.unpacked, len(it.session.read_spans)) == ([], 1)
     assert it.reader.line.rate is not None
 
@@ -321,7 +321,7 @@ async def test_patches_that_are_being_made_are_waited_for() -> None:
 
     it.reader.more = more
     memory = bytearray(it.old)
-    await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert asked == [0, 0, 0]
     assert it.session.overwritten == [[0, 1, 2, 4, 5, 6, 7]]
@@ -338,7 +338,7 @@ async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: p
 
     it.reader.more = more
     memory = bytearray(it.old)
-    await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert it.session.overwritten == []
 
@@ -359,7 +359,7 @@ async def test_who_has_waited_in_vain_waits_no_more(monkeypatch: pytest.MonkeyPa
 
     it.reader.more = more
     memory = bytearray(it.old)
-    where = Where(memoryview(memory), None, TABLE)
+    where = BatchTarget(memoryview(memory), None, TABLE)
     await it.reader.read(where, ((0, half),), silent)
     assert it.reader.more is not None, "something was made meanwhile"
     for piece in range(half, ROWS):

@@ -7,24 +7,32 @@ from hypothesis import strategies as st
 
 from tensorhub_agent.compute.conversion import CastUnknown, converter
 from tensorhub_agent.primitives.block_forms import PART_AMAX_BYTES_MAX, amax_bytes, block_parts
-from tensorhub_agent.primitives.forms import BadForm, as_received, as_sent, check, check_amax, normal, packed_strides
+from tensorhub_agent.primitives.forms import (
+    InvalidForm,
+    check_amax,
+    check_form,
+    normalized,
+    packed_strides,
+    receiver_form,
+    sender_form,
+)
 from tensorhub_agent.transports.ucxx.protocol.frames import AMAX_BYTES_MAX, COMPUTED_BYTES_MAX
-from tensorhub_agent.transports.ucxx.protocol.gather_plan import lots_of
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import gather_batches
 from tensorhub_common.layout.quantized import BLOCK_BYTES_MAX, DERIVED
-from tensorhub_common.programs.regions import DIMS_MAX, Blocks, Form, Regions, Sizes
+from tensorhub_common.programs.regions import DIMS_MAX, Blocks, Sizes, StridedCopies, StridedForm
 
 VALUES, SCALES = "bfloat16>fp8-block-128:values", "bfloat16>fp8-block-128:scales"
 
 
-def form_of(cast: str, blocks: Sizes, shape: Sizes, skip: Sizes | None = None, itemsize: int = 2) -> Form:
+def form_of(cast: str, blocks: Sizes, shape: Sizes, skip: Sizes | None = None, itemsize: int = 2) -> StridedForm:
     """Return a form that is packed at both ends."""
     size = 4 if cast.endswith("scales") else 1
     box = Blocks(blocks, skip or (0,) * len(blocks))
-    return Form(shape, packed_strides(shape, size), packed_strides(blocks, itemsize), itemsize, size, cast, box)
+    return StridedForm(shape, packed_strides(shape, size), packed_strides(blocks, itemsize), itemsize, size, cast, box)
 
 
 @st.composite
-def forms(draw: st.DrawFn) -> Form:
+def forms(draw: st.DrawFn) -> StridedForm:
     blocks = tuple(draw(st.sampled_from([1, 3, 128, 130, 300, 515])) for _ in range(2))
     blocks = (*draw(st.sampled_from([(), (2,), (2, 1)])), *blocks)
     kind = DERIVED[
@@ -39,16 +47,16 @@ def forms(draw: st.DrawFn) -> Form:
 
 @given(forms(), st.sampled_from([1, 40_000, 100_000, 1 << 20]))
 @settings(deadline=None)
-def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: Form, nbytes_max: int) -> None:
+def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: StridedForm, nbytes_max: int) -> None:
     """An element's place and the beginning of its block are the same in the part as in the whole."""
-    check(form)
-    assert normal(form) == form
+    check_form(form)
+    assert normalized(form) == form
     assert form.blocks is not None
     kind = DERIVED[form.cast.partition(">")[2]]
     block = kind.block(form.blocks.shape)
     seen = np.zeros(form.shape, np.int64)
     for to, origin, part in block_parts(form, nbytes_max):
-        check(part)
+        check_form(part)
         assert part.blocks is not None
         assert max(part.nbytes, part.origin_nbytes) <= max(
             nbytes_max, int(np.prod(block)) * form.itemsize, form.to_itemsize
@@ -68,9 +76,9 @@ def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: Form, nb
     assert (seen == 1).all()
 
 
-def checked(form: Form) -> Form:
-    check(form)
-    return normal(form)
+def checked(form: StridedForm) -> StridedForm:
+    check_form(form)
+    return normalized(form)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +99,8 @@ def checked(form: Form) -> Form:
         (form_of(VALUES, (1,) * DIMS_MAX + (4,), (1,) * DIMS_MAX + (4,)), "17 dimensions"),
     ],
 )
-def test_a_form_that_is_none_is_refused(form: Form, said: str) -> None:
-    with pytest.raises(BadForm, match=said):
+def test_a_form_that_is_none_is_refused(form: StridedForm, said: str) -> None:
+    with pytest.raises(InvalidForm, match=said):
         checked(form)
 
 
@@ -104,16 +112,16 @@ def test_without_blocks_nothing_is_computed() -> None:
 def test_it_is_computed_at_the_source() -> None:
     """Scales are larger than an element of what they are made of, and far fewer."""
     for form in (form_of(VALUES, (300, 300), (100, 70), (100, 0)), form_of(SCALES, (300, 300), (3, 3))):
-        sent, received = as_sent(form), as_received(form)
+        sent, received = sender_form(form), receiver_form(form)
         assert (sent.cast, sent.blocks, sent.origin_strides) == (form.cast, form.blocks, form.origin_strides)
         assert sent.to_strides == packed_strides(form.shape, form.to_itemsize)
-        assert received == Form(form.shape, form.to_strides, sent.to_strides, form.to_itemsize, form.to_itemsize)
+        assert received == StridedForm(form.shape, form.to_strides, sent.to_strides, form.to_itemsize, form.to_itemsize)
 
 
 def test_a_source_computes_a_bounded_part_for_each_question() -> None:
     """A gigabyte of weights has few scales, which would fit into one question."""
     form = form_of(SCALES, (32_768, 16_384), (256, 128))
-    lots = list(lots_of(Regions([0], [0], [form])))
+    lots = list(gather_batches(StridedCopies([0], [0], [form])))
     assert sum(lot.nbytes for lot in lots) == form.nbytes
     computed = [lot.computed_bytes for lot in lots]
     assert sum(computed) == form.origin_nbytes == 1 << 30
@@ -121,7 +129,7 @@ def test_a_source_computes_a_bounded_part_for_each_question() -> None:
     assert all(message.computed_bytes <= COMPUTED_BYTES_MAX for lot in lots for message in lot.messages)
 
 
-BY_AMAX = Form((300, 260), (260, 1), (520, 2), 2, 1, VALUES)
+BY_AMAX = StridedForm((300, 260), (260, 1), (520, 2), 2, 1, VALUES)
 """Values that are computed by the largest magnitudes of their 3 × 3 blocks."""
 
 
@@ -143,16 +151,16 @@ def test_parts_of_values_by_amax_are_runs_of_their_blocks(nbytes_max: int) -> No
 
 def test_a_part_of_values_by_amax_has_a_bounded_number_of_blocks() -> None:
     """Rows of one element each: what comes with them is longer than they are."""
-    thin = Form((10_000, 1), (1, 1), (2, 2), 2, 1, "bfloat16>fp8-channel:values")
+    thin = StridedForm((10_000, 1), (1, 1), (2, 2), 2, 1, "bfloat16>fp8-channel:values")
     sizes = [amax_bytes(part.form) for part in block_parts(thin, 1 << 20)]
     assert max(sizes) == PART_AMAX_BYTES_MAX
     assert sum(sizes) == 40_000
 
 
 def test_lots_are_bounded_in_what_comes_with_them() -> None:
-    thin = Form((20_000, 1), (1, 1), (2, 2), 2, 1, "bfloat16>fp8-channel:values")
+    thin = StridedForm((20_000, 1), (1, 1), (2, 2), 2, 1, "bfloat16>fp8-channel:values")
     amax = np.arange(20_000, dtype=np.float32).tobytes()
-    lots = list(lots_of(Regions([0], [0], [thin], [amax])))
+    lots = list(gather_batches(StridedCopies([0], [0], [thin], [amax])))
     assert max(lot.amax_bytes for lot in lots) <= AMAX_BYTES_MAX
     assert b"".join(lot.frame(1, sums=False).amax for lot in lots) == amax
 
@@ -160,6 +168,6 @@ def test_lots_are_bounded_in_what_comes_with_them() -> None:
 @pytest.mark.parametrize("amax", [(), (b"",), (bytes(32),), (bytes(40),)])
 def test_what_comes_with_boxes_must_be_that_of_their_blocks(amax: tuple[bytes, ...]) -> None:
     with pytest.raises(ValueError, match="largest magnitudes"):
-        check_amax(Regions([0], [0], [BY_AMAX], amax))
+        check_amax(StridedCopies([0], [0], [BY_AMAX], amax))
     with pytest.raises(ValueError, match="largest magnitudes"):
-        check_amax(Regions([0], [0], [Form((4,), (1,), (1,), 1, 1)], (bytes(36),)))
+        check_amax(StridedCopies([0], [0], [StridedForm((4,), (1,), (1,), 1, 1)], (bytes(36),)))

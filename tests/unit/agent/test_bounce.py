@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from tensorhub_agent.transports.ucxx import bounce_buffers
-from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
+from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
 from tensorhub_agent.transports.ucxx.protocol.frames import SLOT_BYTES
 
 
 async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> None:
-    user, order = Bounce(SlotStore(), 1), []
+    user, order = BounceBuffers(SlotPool(), 1), []
 
     async def take(number: int) -> memoryview:
         async with user.slot() as slot:
@@ -25,8 +25,8 @@ async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> Non
 
 
 async def test_users_have_bounds_of_their_own() -> None:
-    store = SlotStore()
-    one, other = Bounce(store, 1), Bounce(store, 1)
+    store = SlotPool()
+    one, other = BounceBuffers(store, 1), BounceBuffers(store, 1)
     async with one.slot() as first:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0), one.slot():
@@ -39,8 +39,8 @@ async def test_users_have_bounds_of_their_own() -> None:
 
 async def test_whatever_ends_the_use_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounce_buffers, "KEPT_SLOTS_MAX", 1)
-    store = SlotStore()
-    user = Bounce(store, 2)
+    store = SlotPool()
+    user = BounceBuffers(store, 2)
     with pytest.raises(RuntimeError):
         async with user.slot(), user.slot():
             raise RuntimeError

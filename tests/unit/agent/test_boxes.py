@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from tests.unit.agent.box_samples import forms, places, rows
 
 from tensorhub_agent.primitives.forms import (
-    BadForm,
-    as_received,
-    as_sent,
-    check,
+    InvalidForm,
     check_boxes,
+    check_form,
+    cut_form,
     is_run,
-    normal,
-    parts,
-    run,
+    normalized,
+    receiver_form,
     run_bytes,
+    run_form,
+    sender_form,
 )
-from tensorhub_common.programs.regions import DIMS_MAX, Form, Regions
+from tensorhub_common.programs.regions import DIMS_MAX, StridedCopies, StridedForm
 
-SQUARE = Form((2, 3), (12, 4), (24, 4), 4, 4)
+SQUARE = StridedForm((2, 3), (12, 4), (24, 4), 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -39,45 +39,45 @@ SQUARE = Form((2, 3), (12, 4), (24, 4), 4, 4)
     ],
 )
 def test_what_no_box_can_be_is_refused(change: dict[str, object], why: str) -> None:
-    check(SQUARE)
-    with pytest.raises(BadForm, match=why):
-        check(msgspec.structs.replace(SQUARE, **change))
+    check_form(SQUARE)
+    with pytest.raises(InvalidForm, match=why):
+        check_form(msgspec.structs.replace(SQUARE, **change))
 
 
 def test_a_form_of_too_many_dimensions_is_refused_unless_they_can_be_joined() -> None:
     many = DIMS_MAX + 1
     strides = tuple(4 ** (many - dim) for dim in range(many))
-    with pytest.raises(BadForm, match=f"{DIMS_MAX} are allowed"):
-        normal(Form((2,) * many, strides, strides, 1, 1))
+    with pytest.raises(InvalidForm, match=f"{DIMS_MAX} are allowed"):
+        normalized(StridedForm((2,) * many, strides, strides, 1, 1))
     strides = tuple(2 ** (many - 1 - dim) for dim in range(many))
-    assert normal(Form((2,) * many, strides, strides, 1, 1)) == run(2**many)
+    assert normalized(StridedForm((2,) * many, strides, strides, 1, 1)) == run_form(2**many)
 
 
 @given(forms())
-def test_a_normal_form_names_the_same_bytes(form: Form) -> None:
-    found = normal(form)
+def test_a_normal_form_names_the_same_bytes(form: StridedForm) -> None:
+    found = normalized(form)
     assert np.array_equal(places(found, found.to_strides), places(form, form.to_strides))
     assert np.array_equal(places(found, found.origin_strides), places(form, form.origin_strides))
     assert 1 not in found.shape
-    assert normal(found) == found
+    assert normalized(found) == found
     assert (found.span_bytes, found.origin_span_bytes) == (form.span_bytes, form.origin_span_bytes)
     whole = form.is_packed_here and form.is_packed_there
     assert is_run(found) == whole
-    assert not whole or found == run(form.nbytes)
+    assert not whole or found == run_form(form.nbytes)
 
 
 def test_elements_that_are_converted_are_never_joined_to_runs() -> None:
-    form = Form((4, 1, 8), (16, 99, 2), (32, 7, 4), 4, 2, "float32>bfloat16")
-    found = normal(form)
-    assert found == Form((32,), (2,), (4,), 4, 2, "float32>bfloat16")
+    form = StridedForm((4, 1, 8), (16, 99, 2), (32, 7, 4), 4, 2, "float32>bfloat16")
+    found = normalized(form)
+    assert found == StridedForm((32,), (2,), (4,), 4, 2, "float32>bfloat16")
     assert run_bytes(found) == 4
     assert not is_run(found)
 
 
 @given(forms(), st.integers(1, 5000))
-def test_parts_are_the_whole_in_its_order_and_not_too_long(form: Form, nbytes_max: int) -> None:
-    whole = normal(form)
-    cut = list(parts(whole, nbytes_max))
+def test_parts_are_the_whole_in_its_order_and_not_too_long(form: StridedForm, nbytes_max: int) -> None:
+    whole = normalized(form)
+    cut = list(cut_form(whole, nbytes_max))
     to = [part.to + places(part.form, part.form.to_strides) for part in cut]
     origin = [part.origin + places(part.form, part.form.origin_strides) for part in cut]
     assert np.array_equal(np.concatenate(to), places(whole, whole.to_strides))
@@ -87,9 +87,9 @@ def test_parts_are_the_whole_in_its_order_and_not_too_long(form: Form, nbytes_ma
 
 
 @given(forms())
-def test_two_halves_make_the_whole(form: Form) -> None:
-    whole = normal(form)
-    sent, received = as_sent(whole), as_received(whole)
+def test_two_halves_make_the_whole(form: StridedForm) -> None:
+    whole = normalized(form)
+    sent, received = sender_form(whole), receiver_form(whole)
     assert sent.is_packed_here
     assert received.is_packed_there
     packed = np.arange(whole.nbytes)
@@ -100,22 +100,22 @@ def test_two_halves_make_the_whole(form: Form) -> None:
 
 
 def test_the_half_that_casts_is_the_one_that_makes_less_to_send() -> None:
-    smaller = Form((4,), (5,), (9,), 4, 2, "narrow")
-    assert as_sent(smaller) == Form((4,), (2,), (9,), 4, 2, "narrow")
-    assert as_received(smaller) == Form((4,), (5,), (2,), 2, 2)
-    larger = Form((4,), (9,), (5,), 2, 4, "widen")
-    assert as_sent(larger) == Form((4,), (2,), (5,), 2, 2)
-    assert as_received(larger) == Form((4,), (9,), (2,), 2, 4, "widen")
+    smaller = StridedForm((4,), (5,), (9,), 4, 2, "narrow")
+    assert sender_form(smaller) == StridedForm((4,), (2,), (9,), 4, 2, "narrow")
+    assert receiver_form(smaller) == StridedForm((4,), (5,), (2,), 2, 2)
+    larger = StridedForm((4,), (9,), (5,), 2, 4, "widen")
+    assert sender_form(larger) == StridedForm((4,), (2,), (5,), 2, 2)
+    assert receiver_form(larger) == StridedForm((4,), (9,), (2,), 2, 4, "widen")
 
 
 def test_boxes_that_do_not_fit_the_destination_are_refused() -> None:
     form = rows(2, 4, 8, 8)
-    check_boxes(Regions([0, 4], [1 << 70, 0], [form, form]), 16)
+    check_boxes(StridedCopies([0, 4], [1 << 70, 0], [form, form]), 16)
     for to in (-1, 5, 1 << 70):
         with pytest.raises(ValueError, match="not in the destination of 16"):
-            check_boxes(Regions([to], [0], [form]), 16)
+            check_boxes(StridedCopies([to], [0], [form]), 16)
     with pytest.raises(ValueError, match="different lengths"):
-        check_boxes(Regions([0], [0, 1], [form]), 16)
+        check_boxes(StridedCopies([0], [0, 1], [form]), 16)
     with pytest.raises(ValueError, match="not in the destination"):
         # Its elements all stand in one place, so it spans little; nobody has memory for what it brings.
-        check_boxes(Regions([0], [0], [Form((1 << 40,), (0,), (0,), 1, 1)]), 16)
+        check_boxes(StridedCopies([0], [0], [StridedForm((1 << 40,), (0,), (0,), 1, 1)]), 16)

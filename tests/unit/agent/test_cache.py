@@ -2,12 +2,12 @@
 
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
 
-from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import Answer, CopyMade, Free, MakeCopy, SourceLost
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_agent.core.effects import AllocateCopy, CompleteCall, CopyMade, FreeShard, SourceLost
 from tensorhub_agent.core.retained_copies import AGAIN_S, TRIES_MAX
-from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key as AgentKey
+from tensorhub_agent.primitives.ids import ShardKey as AgentKey
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Release, Retain, Stay
 
@@ -17,7 +17,7 @@ ROOT = root_digest(digests_of("a"))
 def retaining(cache_bytes: int = 1000) -> OneAgent:
     """Return an agent that has published version 1 of a model whose last version is retained."""
     agent = OneAgent()
-    agent.core.limits = Limits(cache_bytes=cache_bytes)
+    agent.core.limits = CoreConfig(cache_bytes=cache_bytes)
     agent.join()
     agent.register("trainer")
     agent.take(Retain(model=MODEL, last=1))
@@ -26,8 +26,8 @@ def retaining(cache_bytes: int = 1000) -> OneAgent:
     return agent
 
 
-def wanted(agent: OneAgent) -> MakeCopy:
-    found = agent.last(MakeCopy)
+def wanted(agent: OneAgent) -> AllocateCopy:
+    found = agent.last(AllocateCopy)
     assert found is not None
     return found
 
@@ -57,13 +57,13 @@ def test_a_copy_is_made_read_and_then_lets_the_trainer_go() -> None:
     call = agent.unpublish(key)
     agent.log()
     assert agent.end_of(call) is None
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     copy = made(agent)
-    assert agent.memory(copy) is Memory.EMPTY
+    assert agent.memory(copy) is MemoryState.EMPTY
     read(agent, copy)
-    assert agent.memory(copy) is Memory.READY
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(copy) is MemoryState.READY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_a_shard_that_is_held_back_grants_leases() -> None:
@@ -83,7 +83,7 @@ def test_at_the_bound_the_shard_stays_published_and_the_call_raises() -> None:
     assert isinstance(agent.unsaid[-1], Stay)
     agent.log()
     assert agent.error_of(call) == "RetentionFull"
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT)
 
 
@@ -104,13 +104,13 @@ def test_with_no_word_of_the_registry_at_the_bound_the_memory_must_not_be_overwr
     agent.tick(10.0)
     agent.tick(OUTCOME_S_MAX)
     assert agent.error_of(call) == "RegistryUnavailable"
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING
     agent.log()
     again = agent.unpublish(key)
     agent.log()
     assert agent.end_of(again) is None
     read(agent, made(agent))
-    assert agent.end_of(again) == Answer(call=again)
+    assert agent.end_of(again) == CompleteCall(call=again)
 
 
 def test_an_agent_that_joins_anew_holds_the_shard_back_again() -> None:
@@ -120,9 +120,9 @@ def test_an_agent_that_joins_anew_holds_the_shard_back_again() -> None:
     agent.log()
     agent.join(2)
     assert agent.end_of(call) is None
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     read(agent, made(agent))
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
 
 
 def test_a_copy_without_memory_is_released_and_who_waited_for_it_is_told() -> None:
@@ -145,7 +145,7 @@ def test_a_read_that_fails_is_tried_again_and_given_up_in_the_end() -> None:
         agent.tick(AGAIN_S)
         agent.log()
     assert copy not in agent.core.shards
-    assert agent.last(Free) == Free(copy)
+    assert agent.last(FreeShard) == FreeShard(copy)
     assert not [command for command in agent.unsaid if isinstance(command, Release)]
 
 
@@ -154,7 +154,7 @@ def test_a_copy_that_the_log_lets_go_is_freed() -> None:
     copy = made(agent)
     read(agent, copy)
     agent.take(Retain(model=MODEL, last=0))
-    assert agent.last(Free) == Free(copy)
+    assert agent.last(FreeShard) == FreeShard(copy)
     assert copy not in agent.core.keeper.copies
 
 
@@ -162,7 +162,7 @@ def test_a_copy_that_is_let_go_while_its_memory_is_made_is_freed_when_that_comes
     agent = retaining()
     agent.take(Retain(model=MODEL, last=0))
     copy = made(agent)
-    assert agent.last(Free) == Free(copy)
+    assert agent.last(FreeShard) == FreeShard(copy)
     assert copy not in agent.core.shards
 
 
@@ -170,18 +170,21 @@ def test_an_adopted_copy_is_believed_and_one_that_is_not_whole_is_read_again() -
     agent = retaining()
     copy = made(agent)
     read(agent, copy)
-    for held in (Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a")), Held(partial=True)):
+    for held in (
+        ShardContents(MemoryState.READY, version=1, root=ROOT, digests=digests_of("a")),
+        ShardContents(partial=True),
+    ):
         after = OneAgent(catalog=agent.catalog)
         after.core.limits = agent.core.limits
-        trainer = Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a"))
-        after.core.adopt(Place(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES), trainer)
-        after.core.adopt(Place(copy, 1, spot=False, layout="f" * 64, nbytes=NBYTES), held)
+        trainer = ShardContents(MemoryState.READY, version=1, root=ROOT, digests=digests_of("a"))
+        after.core.adopt(ShardSpec(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES), trainer)
+        after.core.adopt(ShardSpec(copy, 1, spot=False, layout="f" * 64, nbytes=NBYTES), held)
         after.join(agent.catalog.agents["agent-0"].incarnation + 1)
-        if held.memory is Memory.READY:
+        if held.memory is MemoryState.READY:
             assert after.catalog.models[MODEL].replicas[copy.replica].version == 1
         else:
             read(after, copy)
-        assert after.memory(copy) is Memory.READY
+        assert after.memory(copy) is MemoryState.READY
         agent = after
 
 
@@ -212,7 +215,7 @@ def test_a_copy_that_its_disk_does_not_keep_is_let_go() -> None:
     agent.do(agent.core.copy_failed(copy, agent.now))
     agent.log()
     assert copy not in agent.core.shards
-    assert agent.last(Free) == Free(copy)
+    assert agent.last(FreeShard) == FreeShard(copy)
     assert wanted(agent).key == copy
     # One that is gone already is nothing to let go.
     agent.do(agent.core.copy_failed(copy, agent.now))

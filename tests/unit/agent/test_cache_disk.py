@@ -15,18 +15,18 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Keep, Save
+from tensorhub_agent.core.effects import Keep, SaveManifest
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.storage.disk_segments import DiskStore
-from tensorhub_agent.storage.manifest import Adopted, Manifest, adopt, manifest_path, save
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.storage.disk_segments import DiskSegmentStore
+from tensorhub_agent.storage.manifest import AdoptedShard, Manifest, adopt, manifest_path, save
 from tensorhub_agent.storage.segments import Segment, SegmentStore
-from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
+from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of, placements
 
 MIB = 1024 * 1024
-KEY = Key("policy", "_cache-12-40", 0)
+KEY = ShardKey("policy", "_cache-12-40", 0)
 
 
 def entry(name: str, dtype: str, itemsize: int, *shape: int) -> TensorEntry:
@@ -53,35 +53,35 @@ async def pool() -> AsyncIterator[CopyPool]:
     pool.close()
 
 
-def disk(tmp_path: Path, bytes_max: int = 64 * MIB) -> DiskStore:
-    store = DiskStore.in_state(tmp_path / "state", bytes_max)
+def disk(tmp_path: Path, bytes_max: int = 64 * MIB) -> DiskSegmentStore:
+    store = DiskSegmentStore.in_state(tmp_path / "state", bytes_max)
     assert store is not None
     return store
 
 
-async def made(tmp_path: Path, store: DiskStore, layout: Layout = LAYOUT) -> tuple[Shelf, ShelfPlace]:
+async def made(tmp_path: Path, store: DiskSegmentStore, layout: Layout = LAYOUT) -> tuple[JobShardStore, StoredShard]:
     """Make a copy on the disk, with bytes in it that nobody has told of yet."""
-    shelf = Shelf("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
+    shelf = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
     place = await shelf.make(KEY, 1, layout, layout_digest(layout), spot=False, incarnation=1, on_disk=True)
     place.segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
     return shelf, place
 
 
-async def filled(shelf: Shelf, place: ShelfPlace, pool: CopyPool) -> None:
+async def filled(shelf: JobShardStore, place: StoredShard, pool: CopyPool) -> None:
     """Say that it is whole, as the core does."""
     digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
     root = root_digest(digests)
-    shelf.save(Save(key=KEY, state="ready", partial=False, version=12, root=root, digests=digests, swap=False))
+    shelf.save(SaveManifest(key=KEY, state="ready", partial=False, version=12, root=root, digests=digests, swap=False))
     await shelf.files.idle()
 
 
-async def found(tmp_path: Path, store: DiskStore, pool: CopyPool) -> list[Adopted]:
+async def found(tmp_path: Path, store: DiskSegmentStore, pool: CopyPool) -> list[AdoptedShard]:
     """Take back what the run that had this store left."""
     store.close()
     return (await adopt(disk(tmp_path), pool))[0]
 
 
-def files(store: DiskStore) -> list[str]:
+def files(store: DiskSegmentStore) -> list[str]:
     return sorted(path.name for path in store.shm_dir.iterdir())
 
 
@@ -131,7 +131,7 @@ async def test_a_whole_file_is_found_again(tmp_path: Path, pool: CopyPool, settl
     assert bytes(again.segment.view) == held
 
 
-async def keep_of(place: ShelfPlace, pool: CopyPool) -> Keep:
+async def keep_of(place: StoredShard, pool: CopyPool) -> Keep:
     """Return the core's wish, once all bytes stand."""
     digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
     return Keep(key=KEY, number=7, version=12, root=root_digest(digests), digests=digests)
@@ -172,11 +172,11 @@ async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
     assert await shelf.written(KEY) is None
     written: list[Manifest] = []
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", lambda _, manifest: written.append(manifest))
-    counts = Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
+    counts = SaveManifest(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
     shelf.save(counts)
     await shelf.files.idle()
     assert written == []
-    shelf.save(Save(key=KEY, state="empty", partial=True))
+    shelf.save(SaveManifest(key=KEY, state="empty", partial=True))
     shelf.save(counts)
     await shelf.files.idle()
     assert [manifest.version for manifest in written] == [12]
@@ -205,7 +205,7 @@ async def test_why_a_manifest_is_not_written_is_told(
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     assert await kept() == "the disk is full"
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", odd)
-    shelf.save(Save(key=KEY, state="filling", partial=True))
+    shelf.save(SaveManifest(key=KEY, state="filling", partial=True))
     await asyncio.sleep(0)
     # The first write is under way, and the second one begins where it ends.
     assert "was not written" in (await kept() or "")
@@ -230,7 +230,9 @@ async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
     shelf.keep(effect)
     assert await shelf.written(KEY) == "the disk is full"
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
-    shelf.save(Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests))
+    shelf.save(
+        SaveManifest(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
+    )
     await shelf.files.idle()
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.version) == (True, 12)
@@ -241,7 +243,7 @@ async def test_what_is_decided_after_a_fill_was_kept_stands(tmp_path: Path, pool
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     shelf.keep(await keep_of(place, pool))
-    shelf.save(Save(key=KEY, state="empty", partial=True))
+    shelf.save(SaveManifest(key=KEY, state="empty", partial=True))
     assert await shelf.written(KEY) is None
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.state) == (False, "empty")
@@ -251,7 +253,7 @@ async def test_what_was_being_written_is_taken_back_as_empty(tmp_path: Path, poo
     """Its room is used again, and what stands in it counts for nothing."""
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
-    shelf.save(Save(key=KEY, state="filling", partial=True, version=None, root=None, digests=b"", swap=False))
+    shelf.save(SaveManifest(key=KEY, state="filling", partial=True, version=None, root=None, digests=b"", swap=False))
     await shelf.files.idle()
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
@@ -349,9 +351,9 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
 
 def test_without_a_limit_and_a_folder_there_is_no_disk(tmp_path: Path) -> None:
     """A limit that was taken away leaves what stands there already, for the log to decide."""
-    assert DiskStore.in_state(tmp_path, 0) is None
-    assert DiskStore.in_state(tmp_path, MIB) is not None
-    left = DiskStore.in_state(tmp_path, 0)
+    assert DiskSegmentStore.in_state(tmp_path, 0) is None
+    assert DiskSegmentStore.in_state(tmp_path, MIB) is not None
+    left = DiskSegmentStore.in_state(tmp_path, 0)
     assert left is not None
     with pytest.raises(MemoryExhausted):
         left.create(1)

@@ -2,30 +2,30 @@
 
 import pytest
 
-from tensorhub_agent.storage.copy_allocator import Where, candidates, no_room
-from tensorhub_agent.storage.shard_store import CacheRoom
+from tensorhub_agent.storage.copy_allocator import CopyPlacement, candidates, no_room
+from tensorhub_agent.storage.shard_store import CopyQuota
 
-NOTHING = CacheRoom(0, 0)
+NOTHING = CopyQuota(0, 0)
 
 
 @pytest.mark.parametrize(
     ("nbytes", "taken", "expected"),
     [
-        (10, NOTHING, (Where.MEMORY, Where.DISK)),
-        (11, NOTHING, (Where.DISK,)),
-        (1, CacheRoom(10, 0), (Where.DISK,)),
-        (10, CacheRoom(1, 0), (Where.DISK,)),
-        (10, CacheRoom(0, 91), (Where.MEMORY,)),
+        (10, NOTHING, (CopyPlacement.MEMORY, CopyPlacement.DISK)),
+        (11, NOTHING, (CopyPlacement.DISK,)),
+        (1, CopyQuota(10, 0), (CopyPlacement.DISK,)),
+        (10, CopyQuota(1, 0), (CopyPlacement.DISK,)),
+        (10, CopyQuota(0, 91), (CopyPlacement.MEMORY,)),
         (101, NOTHING, ()),
-        (1, CacheRoom(10, 100), ()),
+        (1, CopyQuota(10, 100), ()),
         # A limit that was lowered, or copies that an earlier run left: there may be more than it says.
-        (0, CacheRoom(11, 101), ()),
+        (0, CopyQuota(11, 101), ()),
     ],
 )
 def test_memory_comes_first_and_neither_takes_more_than_its_limit(
-    nbytes: int, taken: CacheRoom, expected: tuple[Where, ...]
+    nbytes: int, taken: CopyQuota, expected: tuple[CopyPlacement, ...]
 ) -> None:
-    limits = CacheRoom(10, 100)
+    limits = CopyQuota(10, 100)
     assert candidates(nbytes, limits, taken) == expected
     assert limits.total_bytes == 110
     if not expected:

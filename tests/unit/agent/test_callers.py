@@ -9,13 +9,13 @@ import pytest
 from tensorhub_agent.core.effects import CallRead
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.jobs import pending_calls
-from tensorhub_agent.jobs.pending_calls import Callers, Waiting
+from tensorhub_agent.jobs.pending_calls import PendingCall, PendingCalls
 from tensorhub_agent.jobs.read_counts import ReadCounts
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.worker import Progress
 from tensorhub_common.runtime.supervision import Supervisor
 
-KEY = Key("policy", "engine", 0)
+KEY = ShardKey("policy", "engine", 0)
 TOTAL = 100
 
 
@@ -48,8 +48,8 @@ async def test_progress_is_told_when_it_moves(monkeypatch: pytest.MonkeyPatch) -
     shelf: Any = None
     worker: Any = SimpleNamespace(tell=told.append)
     work = Supervisor("test")
-    waits = Callers(shards, shelf, work, ReadCounts())
-    call = waits.begin(Waiting(worker, call=7, handle=1, about=KEY, reads=True))
+    waits = PendingCalls(shards, shelf, work, ReadCounts())
+    call = waits.begin(PendingCall(worker, call=7, handle=1, about=KEY, reads=True))
     core.operation = Read(core, call, [0, 0, 0, 40, 40, 40, 40, TOTAL])
     waits.show_progress()
     assert waits._progress is not None

@@ -5,17 +5,17 @@ import pytest
 from tests.unit.agent.exchange import LOST_AFTER_S, PIECE_BYTES, Site
 from tests.unit.agent.one_agent import MODEL, OneAgent
 
-from tensorhub_agent.core.effects import Available, Show
+from tensorhub_agent.core.effects import AvailabilityReceived, SendAvailability
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.primitives.lease_messages import HAVE_RANGES_MAX, Cede, Have, frames_of
+from tensorhub_agent.primitives.lease_messages import HAVE_RANGES_MAX, PiecesAvailable, PiecesHandedOff, split_update
 from tensorhub_agent.transfer import site_handoff
-from tensorhub_agent.transfer.site_handoff import Ceded, cede
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.site_handoff import Handoff, hand_off
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.timeouts import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S
 from tensorhub_agent.transfer.transfer import Transfer
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.log.events import AgentLost
-from tensorhub_common.protocol.plans import Share, SourceId, Turn
+from tensorhub_common.protocol.plans import ReadPriority, Share, SourceId
 
 FAST_BPS = 8.0 * PIECE_BYTES
 PIECES = 256
@@ -49,7 +49,7 @@ def test_what_a_slow_one_has_not_asked_for_is_brought_by_others_and_crosses_once
 
 def test_without_handing_over_all_wait_for_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above can fail."""
-    monkeypatch.setattr(site_handoff, "CEDE_GAIN_S", 1e9)
+    monkeypatch.setattr(site_handoff, "HANDOFF_GAIN_S", 1e9)
     found = site(FAST_BPS / 4)
     found.run(120)
     assert found.crossed == 1
@@ -132,14 +132,14 @@ def reading() -> tuple[OneAgent, Transfer]:
     operation = reader.core.shards[key].operation
     assert isinstance(operation, ReadOperation)
     assert operation.transfer is not None
-    ask = LeaseAsk(
+    ask = LeaseRequest(
         job="j",
         model=MODEL,
         source=SourceId("agent-1", 1, key.replica, key.shard),
         version=1,
         root=operation.transfer.root,
         reader=HEIR,
-        turn=Turn(1, 1),
+        turn=ReadPriority(1, 1),
         promises=True,
     )
     assert isinstance(reader.core.lease_asked(ask, "lease", "ticket", "here", reader.now), LeaseGrant)
@@ -150,14 +150,14 @@ def reading() -> tuple[OneAgent, Transfer]:
 def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_it_is() -> None:
     reader, transfer = reading()
     (key,) = reader.core.shards
-    reader.do(reader.core.on_news(Available(key, 10**6, Have()), reader.now))
+    reader.do(reader.core.on_news(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
     promised = reader.core.table.coming[key].promised
     assert promised.count(1) == 3
     transfer.todo()
-    transfer.readings.todo.ceded.append(Ceded(HEIR, ((1, 2),)))
+    transfer.readings.todo.ceded.append(Handoff(HEIR, ((1, 2),)))
     reader.seen.clear()
-    reader.do(reader.core.on_news(Available(key, 10**6, Have()), reader.now))
-    assert Cede(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, Show)]
+    reader.do(reader.core.on_news(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
+    assert PiecesHandedOff(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, SendAvailability)]
 
 
 def test_the_log_s_word_that_an_agent_is_lost_reaches_the_reads_that_wait_for_it() -> None:
@@ -171,7 +171,7 @@ def test_the_log_s_word_that_an_agent_is_lost_reaches_the_reads_that_wait_for_it
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_silent_mate_has_long_until_the_log_has_lost_it(is_lost: bool) -> None:  # noqa: FBT001
     share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", crosses=True)
-    source = Reading(1, share, SourcePhase.OPEN, 0.0)
+    source = Source(1, share, SourcePhase.OPEN, 0.0)
     source.is_lost = is_lost
     source.parked.append((0, 1))
     assert source.due(stall_s=5.0) == (WAITING_SILENT_S if is_lost else CROSSER_SILENT_S)
@@ -182,16 +182,16 @@ def test_a_silent_mate_has_long_until_the_log_has_lost_it(is_lost: bool) -> None
 
 def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None:
     many = tuple((2 * number, 1) for number in range(HAVE_RANGES_MAX + 1))
-    frames = frames_of(Cede(many, HEIR))
+    frames = split_update(PiecesHandedOff(many, HEIR))
     assert [len(each.pieces) for each in frames] == [HAVE_RANGES_MAX, 1]
-    assert all(isinstance(each, Cede) and each.heir == HEIR for each in frames)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(frames[1]), type=Cede) == frames[1]
+    assert all(isinstance(each, PiecesHandedOff) and each.heir == HEIR for each in frames)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(frames[1]), type=PiecesHandedOff) == frames[1]
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_far_source_has_as_long_as_a_thin_line_takes_for_what_is_under_way(is_lost: bool) -> None:  # noqa: FBT001
     share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", far=True)
-    source = Reading(1, share, SourcePhase.OPEN, 0.0)
+    source = Source(1, share, SourcePhase.OPEN, 0.0)
     source.is_lost = is_lost
     source.asked(1, ((0, 1),), 4 * FAR_BPS_MIN, 0.0)
     assert source.due(stall_s=5.0) == (5.0 if is_lost else 9.0)
@@ -203,19 +203,19 @@ UNEVEN = [1000, *[PIECE_BYTES] * 99]
 """Bytes of the pieces that a far source is to bring yet; the first one is tiny."""
 
 
-def source(name: str, nbytes: int, *, far: bool = False, shown_at: float | None = None) -> Reading:
+def source(name: str, nbytes: int, *, far: bool = False, shown_at: float | None = None) -> Source:
     """Return an open source: a far one, or a mate which has shown `nbytes` of its own by then."""
     share = Share(
         source=SourceId(name, 1, name, 0), transport="ucxx", pieces=(), nbytes=nbytes, why="", far=far, crosses=not far
     )
-    made = Reading(0, share, SourcePhase.OPEN, 0.0)
+    made = Source(0, share, SourcePhase.OPEN, 0.0)
     made.shown_at = shown_at
     if not far:
         made.has = bytearray(len(UNEVEN))
     return made
 
 
-def slow(bps: float) -> Reading:
+def slow(bps: float) -> Source:
     """Return a far source of this rate, of which everything is to be asked for yet."""
     made = source("far", 0, far=True)
     made.pace.came(int(bps), 1.0)
@@ -227,9 +227,9 @@ def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain(monk
     """Two that are equally fast end together in half of the time, which is the gain."""
     left_s = sum(UNEVEN) / FAST_BPS
     for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
-        monkeypatch.setattr(site_handoff, "CEDE_GAIN_S", gain_s)
+        monkeypatch.setattr(site_handoff, "HANDOFF_GAIN_S", gain_s)
         far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
-        ceded = cede([far, heir], UNEVEN, began=0.0, now=0.0)
+        ceded = hand_off([far, heir], UNEVEN, began=0.0, now=0.0)
         assert [each.heir.agent for each in ceded] == ["a"] * is_ceded
         assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])
         assert heir.parked == ([(51, 49)] if is_ceded else [])
@@ -240,7 +240,7 @@ def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() 
     far = slow(FAST_BPS)
     far.since = 20.0
     heirs = [source("a", int(2 * FAST_BPS), shown_at=12.0), source("b", int(FAST_BPS), shown_at=11.0)]
-    ceded = cede([far, *heirs], UNEVEN, began=10.0, now=20.0)
+    ceded = hand_off([far, *heirs], UNEVEN, began=10.0, now=20.0)
     whole = sum(UNEVEN) / 3
     for each in ceded:
         [(first, count)] = each.pieces
@@ -248,7 +248,7 @@ def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() 
         assert nbytes <= whole < nbytes + PIECE_BYTES
     assert [each.heir.agent for each in ceded] == ["a", "b"]
     assert sum(ceded[0].pieces[0]) == len(UNEVEN), "from the end on"
-    (everything,) = cede([slow(1.0), source("a", 10**12, shown_at=0.0)], UNEVEN, began=0.0, now=0.0)
+    (everything,) = hand_off([slow(1.0), source("a", 10**12, shown_at=0.0)], UNEVEN, began=0.0, now=0.0)
     assert everything.pieces == ((1, len(UNEVEN) - 1),)
 
 
@@ -266,7 +266,7 @@ def test_only_who_is_open_and_has_shown_its_part_inherits(busy: str) -> None:
             heir.phase = SourcePhase.CLOSING
         case "not shown":
             heir.shown_at = None
-    assert cede([far, heir], UNEVEN, began=0.0, now=1.0) == []
+    assert hand_off([far, heir], UNEVEN, began=0.0, now=1.0) == []
 
 
 @pytest.mark.parametrize("which", ["near", "asked for its word", "asked for everything"])
@@ -280,12 +280,12 @@ def test_nobody_else_hands_over(which: str) -> None:
             far.confirming = True
         case "asked for everything":
             far.asked(1, tuple(far.let_go(len(UNEVEN), None)), sum(UNEVEN), 0.0)
-    assert cede([far, heir], UNEVEN, began=0.0, now=1.0) == []
-    assert cede([heir], UNEVEN, began=0.0, now=1.0) == []
+    assert hand_off([far, heir], UNEVEN, began=0.0, now=1.0) == []
+    assert hand_off([heir], UNEVEN, began=0.0, now=1.0) == []
 
 
 def test_the_slowest_hands_over_and_one_of_unknown_rate_does_not() -> None:
     fast, slower, new = slow(FAST_BPS), slow(FAST_BPS / 2), slow(0)
     heir = source("a", int(FAST_BPS), shown_at=1.0)
-    cede([fast, slower, new, heir], UNEVEN, began=0.0, now=1.0)
+    hand_off([fast, slower, new, heir], UNEVEN, began=0.0, now=1.0)
     assert [sum(count for _, count in each.queue) < len(UNEVEN) for each in (fast, slower, new)] == [False, True, False]

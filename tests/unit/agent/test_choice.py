@@ -8,7 +8,7 @@ from tensorhub_agent.rates.encoding_choice import (
     RATE_GUESSED,
     SLOW_BATCHES_MIN,
     TOUCH_RATE,
-    Line,
+    LineEstimate,
     awaits_patches,
     takes_patches,
 )
@@ -55,8 +55,8 @@ def test_patches_are_waited_for_where_that_takes_less_time(rate: float | None, f
     assert awaits_patches(rate, far=far) is expected
 
 
-def line(rate: float) -> Line:
-    known = Line()
+def line(rate: float) -> LineEstimate:
+    known = LineEstimate()
     for number in range(SLOW_BATCHES_MIN):
         known.asked(10.0 + number)
         known.came(int(rate), 11.0 + number)
@@ -70,8 +70,8 @@ def test_packed_pieces_are_for_slow_lines(rate: float, expected: bool) -> None: 
 
 def test_nothing_is_packed_for_a_line_of_which_this_read_has_seen_nothing() -> None:
     """What comes packed does not measure a line: one that has become fast would stay slow for ever."""
-    assert not Line().takes_packed
-    assert not Line(known=25 * MB).takes_packed
+    assert not LineEstimate().takes_packed
+    assert not LineEstimate(known=25 * MB).takes_packed
 
 
 def test_one_slow_batch_over_a_link_that_is_known_as_fast_is_no_slow_line() -> None:
@@ -82,7 +82,7 @@ def test_one_slow_batch_over_a_link_that_is_known_as_fast_is_no_slow_line() -> N
 
 
 def test_what_other_reads_got_is_believed_until_this_one_knows() -> None:
-    known = Line(known=25 * MB)
+    known = LineEstimate(known=25 * MB)
     assert known.believed == 25 * MB
     known.asked(0.0)
     known.came(10 * MB, 1.0)
@@ -99,7 +99,7 @@ def test_what_has_not_shrunk_is_not_packed_any_more() -> None:
 
 def test_what_comes_at_a_time_shares_the_line() -> None:
     """Four batches of 10 MB that were asked for together and came within a second: 40 MB/s, not 10."""
-    known = Line()
+    known = LineEstimate()
     for _ in range(4):
         known.asked(0.0)
     for number in range(4):
@@ -108,7 +108,7 @@ def test_what_comes_at_a_time_shares_the_line() -> None:
 
 
 def test_what_did_not_come_tells_nothing() -> None:
-    known = Line()
+    known = LineEstimate()
     known.asked(0.0)
     known.came(0, 5.0)
     assert known.rate is None

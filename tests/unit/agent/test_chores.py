@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tensorhub_agent.compute.pool import Chore, CopyPool, Spans
+from tensorhub_agent.compute.pool import BackgroundTask, CopyPool, Spans
 
 GIVE_UP_S: Final = 60.0
 MIB: Final = 1024 * 1024
@@ -59,7 +59,7 @@ async def test_a_failure_is_heard(pool: CopyPool) -> None:
 async def test_a_chore_wants_another_turn_while_jobs_have_theirs() -> None:
     done: list[str] = []
     others = [True, True, False]
-    chore = Chore(lambda: done.append("work"), lambda: others.pop(0))
+    chore = BackgroundTask(lambda: done.append("work"), lambda: others.pop(0))
     assert [chore.run_task(None), chore.run_task(None)] == [True, True]
     assert not done
     assert chore.run_task(None) is False
@@ -79,7 +79,7 @@ async def test_chores_and_jobs_end_whatever_their_order(pool: CopyPool) -> None:
 
 async def test_a_chore_that_was_stopped_ends_without_its_work_though_jobs_have_turns() -> None:
     done: list[str] = []
-    chore = Chore(lambda: done.append("work"), lambda: True)
+    chore = BackgroundTask(lambda: done.append("work"), lambda: True)
     chore.stop()
     assert chore.run_task(None) is False
     await chore.over

@@ -27,7 +27,7 @@ def test_a_publication_stands_below_its_workers_span() -> None:
     assert whole.attributes["tensorhub.version"] == 7
     assert (whole.trace, whole.parent, whole.error) == (WORKER.trace_id, WORKER.span_id, None)
     assert one(spans, "log").end_ns == BEGAN + NS
-    assert agent.causes["Answer"] == WORKER, "the worker learns where its version was published"
+    assert agent.causes["CompleteCall"] == WORKER, "the worker learns where its version was published"
 
 
 def test_without_a_workers_span_the_agent_makes_the_publish_span() -> None:
@@ -39,7 +39,7 @@ def test_without_a_workers_span_the_agent_makes_the_publish_span() -> None:
     assert names(spans) == ["publish", "publish.agent", "digest", "log"]
     check_tree(spans)
     assert one(spans, "publish").parent is None
-    assert agent.causes["Answer"] is None
+    assert agent.causes["CompleteCall"] is None
 
 
 def test_the_shards_of_one_publication_stand_in_one_trace() -> None:
@@ -60,7 +60,7 @@ def test_the_shards_of_one_publication_stand_in_one_trace() -> None:
         (VERSION.trace_id, WORKER.span_id),
         (VERSION.trace_id, VERSION.span_id),
     ]
-    assert agent.causes["Answer"] == VERSION
+    assert agent.causes["CompleteCall"] == VERSION
     check_tree(spans, WORKER, VERSION)
 
 

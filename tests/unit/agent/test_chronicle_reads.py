@@ -6,26 +6,26 @@ from tests.unit.agent.told_reads import ENGINE, decided, published, read_whole
 from tests.unit.span_places import place_of
 
 from tensorhub_agent.core.effects import (
-    Answer,
-    AskPlan,
     BatchDone,
-    Confirmed,
-    OpenSource,
-    PlanCame,
-    Post,
+    CompleteCall,
+    LeaseConfirmed,
+    PlanReceived,
+    ReadBatch,
+    RequestLease,
+    RequestPlan,
     SourceClosed,
     SourceLost,
 )
 from tensorhub_agent.core.operations.read_report import report_of_failure
 from tensorhub_agent.observability.recorder import SOURCES_NOTED_MAX
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
-from tensorhub_common.protocol.worker import Encoded
+from tensorhub_common.protocol.worker import EncodedBytes
 
 
 def test_a_read_stands_in_the_trace_of_its_version() -> None:
     agent, key, _ = decided()
-    assert agent.causes["AskPlan"] is not None
+    assert agent.causes["RequestPlan"] is not None
     read_whole(agent, key)
     spans = agent.spans()
     assert names(spans) == ["transfer", "wait", "plan", "lease", "read", "verify", "ready"]
@@ -33,12 +33,12 @@ def test_a_read_stands_in_the_trace_of_its_version() -> None:
     whole = one(spans, "transfer")
     assert (whole.trace, whole.parent) == (VERSION.trace_id, VERSION.span_id)
     assert whole.links == (ENGINE, place_of(one(spans, "wait")))
-    assert agent.causes["Answer"] == place_of(whole), "the worker's own span belongs to the transfer"
+    assert agent.causes["CompleteCall"] == place_of(whole), "the worker's own span belongs to the transfer"
     assert agent.causes["Want"] is not None
     assert agent.causes["Want"].span_id == whole.span, "what was said before is right up to its trace"
     assert agent.causes["Filled"] == place_of(whole)
-    assert agent.causes["AskPlan"] == place_of(one(spans, "plan"))
-    assert agent.causes["OpenSource"] == place_of(one(spans, "lease"))
+    assert agent.causes["RequestPlan"] == place_of(one(spans, "plan"))
+    assert agent.causes["RequestLease"] == place_of(one(spans, "lease"))
     seconds = {span.name: (span.end_ns - span.start_ns) / NS for span in spans}
     assert seconds == {"transfer": 4, "wait": 1, "plan": 1, "lease": 1, "read": 1, "verify": 0, "ready": 1}
     wait = one(spans, "wait")
@@ -62,9 +62,9 @@ def test_a_read_says_what_came_as_a_delta() -> None:
     agent.plan(key)
     agent.opened(key, "a")
     agent.log()
-    post = agent.last(Post)
+    post = agent.last(ReadBatch)
     assert post is not None
-    encoded = (Encoded(how="delta", nbytes=8, wire_bytes=1, why="25 MB/s in this read"),)
+    encoded = (EncodedBytes(how="delta", nbytes=8, wire_bytes=1, why="25 MB/s in this read"),)
     agent.hear(BatchDone(key, post.source, post.batch, digests_of("a"), encoded))
     agent.log()
     read = one(agent.spans(), "read").attributes
@@ -72,16 +72,16 @@ def test_a_read_says_what_came_as_a_delta() -> None:
     assert read["tensorhub.encodings_why"] == "delta: 25 MB/s in this read"
 
 
-def shared_plan(agent: ToldAgent, key: Key, *sources: tuple[str, tuple[tuple[int, int], ...]]) -> None:
+def shared_plan(agent: ToldAgent, key: ShardKey, *sources: tuple[str, tuple[tuple[int, int], ...]]) -> None:
     """Answer the last question for a plan with these sources and their pieces."""
-    asked = agent.last(AskPlan)
+    asked = agent.last(RequestPlan)
     assert asked is not None
     shares = tuple(
         Share(source=SourceId(name, 1, "trainer", 0), transport="local", pieces=pieces, nbytes=4, why=f"{name} is near")
         for name, pieces in sources
     )
     answer = Plan(version=asked.demand.version, shares=shares, why="")
-    agent.hear(PlanCame(key, asked.number, answer))
+    agent.hear(PlanReceived(key, asked.number, answer))
 
 
 def test_a_source_that_is_lost_and_one_that_takes_over_are_both_told() -> None:
@@ -90,7 +90,7 @@ def test_a_source_that_is_lost_and_one_that_takes_over_are_both_told() -> None:
     shared_plan(agent, key, ("elsewhere", ((0, 3),)))
     agent.opened(key, "a")
     agent.log()
-    first, batch = agent.last(OpenSource), agent.last(Post)
+    first, batch = agent.last(RequestLease), agent.last(ReadBatch)
     assert first is not None
     assert batch is not None
     agent.later(1.0)
@@ -123,10 +123,10 @@ def test_wrong_bytes_are_told_as_the_reason() -> None:
     shared_plan(agent, key, ("elsewhere", ((0, 3),)))
     agent.opened(key, "a")
     agent.log()
-    post = agent.last(Post)
+    post = agent.last(ReadBatch)
     assert post is not None
     agent.hear(BatchDone(key, post.source, post.batch, digests_of("b")))
-    agent.hear(Confirmed(key, post.source, holds=True))
+    agent.hear(LeaseConfirmed(key, post.source, holds=True))
     agent.closed(key)
     agent.plan(key, "third")
     agent.opened(key, "a")
@@ -152,13 +152,13 @@ def test_a_failed_read_says_why_and_how_far_it_got() -> None:
     whole = one(spans, "transfer")
     assert whole.error is not None
     assert whole.error.startswith("RoundTimeout: ")
-    assert agent.causes["Raise"] == place_of(whole), "the worker's failed call is told below it"
+    assert agent.causes["FailCall"] == place_of(whole), "the worker's failed call is told below it"
 
 
 def test_a_source_that_grants_no_lease_has_no_read() -> None:
     agent, key, _ = decided()
     agent.plan(key)
-    opening = agent.last(OpenSource)
+    opening = agent.last(RequestLease)
     assert opening is not None
     agent.hear(SourceLost(key, opening.source, "the shard is draining"))
     agent.hear(SourceClosed(key, opening.source))
@@ -175,9 +175,9 @@ def test_a_source_that_grants_no_lease_has_no_read() -> None:
 
 def test_a_refused_plan_is_told() -> None:
     agent, key, _ = decided()
-    asked = agent.last(AskPlan)
+    asked = agent.last(RequestPlan)
     assert asked is not None
-    agent.hear(PlanCame(key, asked.number, Refusal(error="LayoutMismatch", reason="w differs")))
+    agent.hear(PlanReceived(key, asked.number, Refusal(error="LayoutMismatch", reason="w differs")))
     agent.log()
     assert one(agent.spans(), "plan").error == "LayoutMismatch: w differs"
 
@@ -232,7 +232,7 @@ def test_a_read_that_fails_before_a_decision_tells_what_it_waited_for_and_why_in
     assert (wait.attributes["tensorhub.replica"], wait.attributes["tensorhub.shard"]) == ("rollout", 0)
     assert "tensorhub.version" not in wait.attributes
     assert wait.links == (ENGINE,)
-    assert agent.causes["Raise"] == place_of(wait)
+    assert agent.causes["FailCall"] == place_of(wait)
 
 
 def test_a_read_whose_sibling_is_missing_tells_so() -> None:
@@ -252,7 +252,7 @@ def test_a_read_whose_sibling_is_missing_tells_so() -> None:
 def test_an_update_that_is_put_off_has_failed() -> None:
     """Its line in the log names the trace, be it that of a version or of a wait for another one."""
     agent, _, call = decided()
-    agent.do([Answer(call=call, report=report_of_failure("no source is left", 1.0))])
+    agent.do([CompleteCall(call=call, report=report_of_failure("no source is left", 1.0))])
     assert one(agent.spans(), "transfer").error == "no source is left"
 
 
@@ -262,17 +262,17 @@ def test_an_update_that_finds_nothing_newer_tells_nothing() -> None:
     agent.spans()
     call = agent.begin_read(key, "newer", patience=0.0)
     agent.log()
-    assert isinstance(agent.end_of(call), Answer)
+    assert isinstance(agent.end_of(call), CompleteCall)
     assert agent.spans() == []
-    assert agent.causes["Answer"] is None
+    assert agent.causes["CompleteCall"] is None
 
 
 def test_a_story_names_a_bounded_number_of_sources() -> None:
     agent, key, _ = decided()
-    asked = agent.last(AskPlan)
+    asked = agent.last(RequestPlan)
     assert asked is not None
     for number in range(SOURCES_NOTED_MAX + 5):
         share = Share(source=SourceId("a", 1, "r", 0), transport="local", pieces=(), nbytes=0, why="")
-        agent.chronicle.effect(OpenSource(key, 1000 + number, share, 1, None), None, 0)
+        agent.chronicle.effect(RequestLease(key, 1000 + number, share, 1, None), None, 0)
     note = agent.chronicle._now[key]
     assert len(getattr(note, "sources", ())) == SOURCES_NOTED_MAX

@@ -5,8 +5,8 @@ from tests.unit.agent.told_agent import VERSION, WORKER, ToldAgent, check_tree, 
 from tests.unit.agent.told_reads import ENGINE, decided, read_whole, reader
 from tests.unit.span_places import place_at, place_of
 
-from tensorhub_agent.observability.records import ReadNote
-from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext
+from tensorhub_agent.observability.records import ReadRecord
+from tensorhub_common.observability.trace_context import PUBLISH_HEADER, TRACEPARENT, TraceContext
 from tensorhub_common.protocol.log.events import RoundDecided
 
 
@@ -28,7 +28,7 @@ def test_long_after_the_publication_a_read_has_a_trace_of_its_own_and_links_to_i
     agent, key = reader()
     agent.begin_read(key, engine=ENGINE)
     own = agent.causes["Want"]
-    agent.decided_by(own, **{PUBLISH: VERSION.traceparent})
+    agent.decided_by(own, **{PUBLISH_HEADER: VERSION.traceparent})
     agent.log()
     read_whole(agent, key)
     whole = one(agent.spans(), "transfer")
@@ -42,7 +42,7 @@ def test_another_version_is_another_story() -> None:
     agent.later(1.0)
     agent.plan(key)
     note = agent.chronicle._now[key]
-    assert isinstance(note, ReadNote)
+    assert isinstance(note, ReadRecord)
     other = place_at(0xEEEE, 0xE1)
     again = RoundDecided(
         model=key.model, replica=key.replica, round=note.round or 0, attempt=2, version=2, roots=("r",), held=()
@@ -53,7 +53,7 @@ def test_another_version_is_another_story() -> None:
     check_tree(first, VERSION)
     assert one(first, "transfer").error == "the log decided another version"
     now = agent.chronicle._now[key]
-    assert isinstance(now, ReadNote)
+    assert isinstance(now, ReadRecord)
     assert (now.version, now.parent, now.place.trace_id) == (2, other, other.trace_id)
     assert now.place.span_id != note.place.span_id
 
@@ -65,13 +65,13 @@ def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() ->
     agent.begin_read(key)
     agent.log()
     note = agent.chronicle._now[key]
-    assert isinstance(note, ReadNote)
+    assert isinstance(note, ReadRecord)
     assert agent.chronicle.trace_of(note.call.call) is None, "a line would name a trace that nobody keeps"
     read_whole(agent, key)
     assert (note.plans, note.sources) == ([], {})
-    assert agent.causes["AskPlan"] is None
-    assert agent.causes["OpenSource"] is None
-    answered = agent.causes["Answer"]
+    assert agent.causes["RequestPlan"] is None
+    assert agent.causes["RequestLease"] is None
+    answered = agent.causes["CompleteCall"]
     assert answered is not None
     assert (answered.trace_id, answered.sampled) == (VERSION.trace_id, False)
     assert agent.finished() == []

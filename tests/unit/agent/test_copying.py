@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from tensorhub_agent.compute import pool as compute_pool
-from tensorhub_agent.compute.pool import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, CopyStopped, Spans
+from tensorhub_agent.compute.pool import PART_BYTES, CopyBatch, CopyPool, CopyPoolFull, CopyStopped, Spans
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
@@ -250,14 +250,14 @@ async def test_a_job_wakes_the_loop_once(pool: CopyPool, monkeypatch: pytest.Mon
 
 
 async def test_a_small_job_takes_its_turn_beside_a_large_one(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[CopyJob] = []
-    run = CopyJob._run
+    order: list[CopyBatch] = []
+    run = CopyBatch._run
 
-    def noted(job: CopyJob, first: int, last: int, hasher: Any) -> None:
+    def noted(job: CopyBatch, first: int, last: int, hasher: Any) -> None:
         order.append(job)
         run(job, first, last, hasher)
 
-    monkeypatch.setattr(CopyJob, "_run", noted)
+    monkeypatch.setattr(CopyBatch, "_run", noted)
     gate = Gate(monkeypatch)
     source = bytes_of(11, 64 * MIB)
     large = pool.copy_and_digest(memoryview(bytearray(len(source))), source, packed([4 * MIB] * 16))

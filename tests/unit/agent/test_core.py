@@ -3,8 +3,16 @@
 from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
 
 from tensorhub_agent.core.agent import UNSAID_MAX
-from tensorhub_agent.core.effects import Answer, CallRegister, CallUnpublish, Fenced, Free, Raise, Rejoin
-from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.core.effects import (
+    CallRegister,
+    CallUnpublish,
+    CompleteCall,
+    EndFenced,
+    FailCall,
+    FreeShard,
+    Rejoin,
+)
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.protocol.log.commands import Expire, Join, Sender
 
@@ -34,11 +42,11 @@ def test_nothing_is_said_before_the_log_has_let_the_agent_in() -> None:
     """On a lane of its own a command could overtake the join, be refused as stale, and cost another join."""
     agent = OneAgent()
     agent.do(agent.core.join(1, "host", "site", 0.0))
-    place = Place(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+    place = ShardSpec(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
     agent.do(agent.core.register(place, CallRegister(call=1, session=7, deadline=10.0), 0.0))
     assert [type(command) for command in agent.unsaid] == [Join]
     agent.log()
-    assert agent.end_of(1) == Answer(call=1)
+    assert agent.end_of(1) == CompleteCall(call=1)
 
 
 def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
@@ -53,8 +61,8 @@ def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
         agent.tick(20.0)
         agent.tick(20.0)
     ends = [agent.end_of(call) for call in calls]
-    assert all(isinstance(end, Raise) and end.error == "RegistryUnavailable" for end in ends)
-    assert isinstance(ends[-1], Raise)
+    assert all(isinstance(end, FailCall) and end.error == "RegistryUnavailable" for end in ends)
+    assert isinstance(ends[-1], FailCall)
     assert "earlier calls wait" in ends[-1].message
     assert len(agent.core._unsaid) < UNSAID_MAX + 8
     assert agent.end_of(agent.publish(other, "b")) is None
@@ -62,7 +70,7 @@ def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
     agent.join(3)
     call = agent.unpublish(key)
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
 
 
 def test_a_wrongly_expired_agent_states_what_it_has_and_is_believed() -> None:
@@ -72,7 +80,7 @@ def test_a_wrongly_expired_agent_states_what_it_has_and_is_believed() -> None:
     assert counted(agent) is None
     agent.join(2)
     assert counted(agent) == 1
-    assert agent.memory(agent.key("trainer")) is Memory.READY
+    assert agent.memory(agent.key("trainer")) is MemoryState.READY
 
 
 def test_memory_that_the_log_does_not_know_is_no_version() -> None:
@@ -80,26 +88,26 @@ def test_memory_that_the_log_does_not_know_is_no_version() -> None:
     agent.join()
     key = agent.register("trainer")
     again = OneAgent(catalog=agent.catalog)
-    place = Place(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
-    again.core.adopt(place, Held(Memory.READY, version=9, root=ROOT, digests=digests_of("a")))
+    place = ShardSpec(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+    again.core.adopt(place, ShardContents(MemoryState.READY, version=9, root=ROOT, digests=digests_of("a")))
     again.join(2)
-    assert again.memory(key) is Memory.EMPTY
+    assert again.memory(key) is MemoryState.EMPTY
     assert key not in again.core.table.offers
 
 
 def test_a_shard_that_the_log_never_knew_is_let_go() -> None:
     agent = OneAgent()
     key = agent.key("trainer")
-    agent.core.adopt(Place(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES), Held())
+    agent.core.adopt(ShardSpec(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES), ShardContents())
     agent.join()
-    assert agent.last(Free) == Free(key)
+    assert agent.last(FreeShard) == FreeShard(key)
     assert key not in agent.core.shards
 
 
 def test_a_higher_incarnation_of_the_same_name_ends_this_process() -> None:
     agent = published()
     agent.take(Join(by=Sender("agent-0", 5, 1), host="host", site="site"))
-    assert agent.last(Fenced) is not None
+    assert agent.last(EndFenced) is not None
 
 
 def test_a_lane_is_kept_for_a_shard_that_comes_back() -> None:
@@ -122,7 +130,7 @@ def test_a_second_worker_is_refused_while_the_first_lives() -> None:
     assert agent.error_of(agent.attach(key, session=8)) == "ReplicaConflict"
     agent.do(agent.core.worker_gone(7, agent.now))
     call = agent.attach(key, session=9)
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
 
 
 def test_a_call_on_a_shard_that_is_not_here() -> None:
@@ -139,4 +147,4 @@ def test_a_shard_that_is_gone_may_be_released_once_more() -> None:
     agent.release(key)
     agent.log()
     again = agent.release(key)
-    assert agent.end_of(again) == Answer(call=again)
+    assert agent.end_of(again) == CompleteCall(call=again)

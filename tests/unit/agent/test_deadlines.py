@@ -2,11 +2,11 @@
 
 import random
 
-from tensorhub_agent.primitives.deadlines import Deadlines
+from tensorhub_agent.primitives.deadlines import DeadlineHeap
 
 
 def test_the_last_word_on_a_name_counts() -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: DeadlineHeap[str] = DeadlineHeap()
     deadlines.note("a", 5.0)
     deadlines.note("b", 3.0)
     deadlines.note("b", 7.0)
@@ -19,7 +19,7 @@ def test_the_last_word_on_a_name_counts() -> None:
 
 
 def test_what_is_due_together_comes_in_the_order_of_coming() -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: DeadlineHeap[str] = DeadlineHeap()
     for name in ("c", "a", "b"):
         deadlines.note(name, 2.0)
     deadlines.note("c", 1.0)
@@ -27,7 +27,7 @@ def test_what_is_due_together_comes_in_the_order_of_coming() -> None:
 
 
 def test_a_name_that_is_gone_and_comes_back_stands_behind() -> None:
-    deadlines: Deadlines[str] = Deadlines()
+    deadlines: DeadlineHeap[str] = DeadlineHeap()
     deadlines.note("a", 1.0)
     deadlines.note("b", 1.0)
     deadlines.forget("a")
@@ -36,7 +36,7 @@ def test_a_name_that_is_gone_and_comes_back_stands_behind() -> None:
 
 
 def test_it_says_what_asking_each_would() -> None:
-    chance, deadlines, plain = random.Random(4), Deadlines[int](), dict[int, float]()
+    chance, deadlines, plain = random.Random(4), DeadlineHeap[int](), dict[int, float]()
     for _ in range(5000):
         name, when = chance.randrange(40), chance.choice([None, chance.randrange(100), chance.randrange(100)])
         deadlines.note(name, when)

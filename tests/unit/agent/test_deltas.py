@@ -2,17 +2,17 @@
 
 import pytest
 
-from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE, Delta, DeltaBook, Offer
+from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE, Delta, DeltaStore, PatchOffer
 
 SHARD = ("job", "shard")
 NBYTES = (100, 100, 100)
 
 
-def book(versions: int = 10, nbytes: int = 1000) -> DeltaBook:
-    return DeltaBook(versions, nbytes)
+def book(versions: int = 10, nbytes: int = 1000) -> DeltaStore:
+    return DeltaStore(versions, nbytes)
 
 
-def made(deltas: DeltaBook, base: str, root: str, *patches: bytes | None, shard: object = SHARD) -> Delta:
+def made(deltas: DeltaStore, base: str, root: str, *patches: bytes | None, shard: object = SHARD) -> Delta:
     delta = deltas.begin(shard, base, root, len(patches))
     for piece, patch in enumerate(patches):
         deltas.put(delta, piece, patch)
@@ -21,13 +21,13 @@ def made(deltas: DeltaBook, base: str, root: str, *patches: bytes | None, shard:
     return delta
 
 
-def offered(deltas: DeltaBook, base: str, root: str) -> Offer:
+def offered(deltas: DeltaStore, base: str, root: str) -> PatchOffer:
     offer = deltas.offer(SHARD, base, root, NBYTES)
     assert offer is not None
     return offer
 
 
-def sizes(offer: Offer) -> list[int]:
+def sizes(offer: PatchOffer) -> list[int]:
     return [size for (size,) in SIZE.iter_unpack(offer.sizes)]
 
 

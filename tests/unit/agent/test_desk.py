@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.unit.agent.one_agent import SESSION, OneAgent
 
-from tensorhub_agent.jobs.worker_session import Session
+from tensorhub_agent.jobs.worker_session import WorkerSession
 
 
 def test_handles_of_released_shards_take_up_no_room_and_none_is_given_twice() -> None:
@@ -35,7 +35,7 @@ def test_a_shard_that_stands_again_as_another_workers_is_not_this_ones() -> None
     assert session.is_anothers(key)
 
 
-def session_of(agent: OneAgent) -> Session:
+def session_of(agent: OneAgent) -> WorkerSession:
     worker: Any = SimpleNamespace(number=SESSION)
     job: Any = SimpleNamespace(core=agent.core)
-    return Session(worker, job)
+    return WorkerSession(worker, job)

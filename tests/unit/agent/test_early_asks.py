@@ -4,13 +4,15 @@ import msgspec
 from tests.unit.agent.one_agent import MODEL, OneAgent
 
 from tensorhub_agent.core.agent import is_published, may_be_decided
-from tensorhub_common.protocol.leases import LeaseAsk
-from tensorhub_common.protocol.plans import SourceId, Turn
+from tensorhub_common.protocol.leases import LeaseRequest
+from tensorhub_common.protocol.plans import ReadPriority, SourceId
 
 
-def question(replica: str) -> LeaseAsk:
+def question(replica: str) -> LeaseRequest:
     source, reader = SourceId("agent-0", 1, replica, 0), SourceId("agent-1", 1, "later", 0)
-    return LeaseAsk(job="run-7", model=MODEL, source=source, version=1, root=None, reader=reader, turn=Turn(99, 99))
+    return LeaseRequest(
+        job="run-7", model=MODEL, source=source, version=1, root=None, reader=reader, turn=ReadPriority(99, 99)
+    )
 
 
 def test_a_shard_is_published_once_the_log_has_taken_it() -> None:

@@ -15,15 +15,23 @@ from tests.unit.agent.test_manifest import LAYOUT, PREFIX, left_ready, manifest_
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
-from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import CallRegister, CopyMade, Free, MakeCopy, Raise, Save, Say
-from tensorhub_agent.core.shard_state import Held, Place
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_agent.core.effects import (
+    AllocateCopy,
+    AppendCommand,
+    CallRegister,
+    CopyMade,
+    FailCall,
+    FreeShard,
+    SaveManifest,
+)
+from tensorhub_agent.core.shard_state import ShardContents, ShardSpec
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.troubles import TROUBLES
-from tensorhub_agent.storage.disk_segments import DiskStore
-from tensorhub_agent.storage.manifest import Manifest, Room, adopt, load, manifest_path, save
+from tensorhub_agent.storage.disk_segments import DiskSegmentStore
+from tensorhub_agent.storage.manifest import AdoptionPolicy, Manifest, adopt, load, manifest_path, save
 from tensorhub_agent.storage.segments import Segment, SegmentStore
-from tensorhub_agent.storage.shard_store import Shelf, Shelves
+from tensorhub_agent.storage.shard_store import JobShardStore, ShardStores
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout.layout import layout_digest, segment_bytes
 from tensorhub_common.protocol.log.commands import Join, Release
@@ -40,8 +48,8 @@ async def pool() -> AsyncIterator[CopyPool]:
     pool.close()
 
 
-def place_of(number: int) -> Place:
-    return Place(Key(MODEL, f"r-{number}", 0), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+def place_of(number: int) -> ShardSpec:
+    return ShardSpec(ShardKey(MODEL, f"r-{number}", 0), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
 
 
 def fill(core: AgentCore, count: int) -> None:
@@ -55,15 +63,15 @@ def fill(core: AgentCore, count: int) -> None:
 
 
 def test_a_shard_too_many_is_refused_and_its_memory_freed() -> None:
-    core = AgentCore("agent-0", Limits())
+    core = AgentCore("agent-0", CoreConfig())
     core.join(1, "host", "site", 0.0)
     fill(core, SHARDS_MAX)
     for number in range(3):
         late = place_of(SHARDS_MAX + number)
         effects = core.register(late, CallRegister(call=5000, session=1, deadline=10.0), 0.0)
-        assert [type(effect) for effect in effects] == [Free, Raise]
-        assert effects[0] == Free(late.key)
-        assert isinstance(effects[1], Raise)
+        assert [type(effect) for effect in effects] == [FreeShard, FailCall]
+        assert effects[0] == FreeShard(late.key)
+        assert isinstance(effects[1], FailCall)
         assert (effects[1].error, "release some" in effects[1].message) == ("MemoryExhausted", True)
     with pytest.raises(MemoryExhausted, match="release some"):
         core.check_room()
@@ -76,7 +84,7 @@ def test_a_copy_too_many_is_given_back_to_the_log() -> None:
     agent.unsaid.clear()
     fill(agent.core, SHARDS_MAX - len(agent.core.shards))
     effects = agent.core.copy_made(CopyMade(copy.key, copy.shards, copy.layout, nbytes=NBYTES), agent.now)
-    assert effects[0] == Free(copy.key)
+    assert effects[0] == FreeShard(copy.key)
     assert [said_by(effect) for effect in effects[1:]] == [(Release, "agent-0")]
     assert copy.key not in agent.core.shards
     assert agent.core.tick(agent.now + 1) == []
@@ -84,14 +92,14 @@ def test_a_copy_too_many_is_given_back_to_the_log() -> None:
 
 def test_no_memory_is_made_for_a_copy_too_many() -> None:
     placed = placed_by(retaining())
-    full = AgentCore("agent-0", Limits(cache_bytes=1000))
+    full = AgentCore("agent-0", CoreConfig(cache_bytes=1000))
     full.join(1, "host", "site", 0.0)
     fill(full, SHARDS_MAX)
     full.joined = True
     effects = full.on_event(placed, 0.0)
     assert [said_by(effect) for effect in effects] == [(Release, "agent-0")]
     full.shards.popitem()
-    assert [type(effect) for effect in full.on_event(placed, 0.0)] == [MakeCopy]
+    assert [type(effect) for effect in full.on_event(placed, 0.0)] == [AllocateCopy]
 
 
 def placed_by(agent: OneAgent) -> CopyPlaced:
@@ -102,7 +110,7 @@ def placed_by(agent: OneAgent) -> CopyPlaced:
 
 
 def said_by(effect: object) -> tuple[type, str] | None:
-    if not isinstance(effect, Say) or effect.command.by is None:
+    if not isinstance(effect, AppendCommand) or effect.command.by is None:
         return None
     return type(effect.command), effect.command.by.lane
 
@@ -110,7 +118,7 @@ def said_by(effect: object) -> tuple[type, str] | None:
 # What an earlier process left.
 
 
-class TwoAtMost(Room):
+class TwoAtMost(AdoptionPolicy):
     def __init__(self) -> None:
         self.taken = 0
 
@@ -130,24 +138,28 @@ def test_a_shard_too_many_is_stated_as_empty_and_freed_if_the_log_does_not_know_
     for each in (key, stranger):
         again.core.set_aside(each)
     again.join(2)
-    joins = [effect.command for effect in again.seen if isinstance(effect, Say) and isinstance(effect.command, Join)]
+    joins = [
+        effect.command
+        for effect in again.seen
+        if isinstance(effect, AppendCommand) and isinstance(effect.command, Join)
+    ]
     assert {holding.replica for holding in joins[0].holds} == {"kept", "unknown"}
-    assert [effect for effect in again.seen if isinstance(effect, Free)] == [Free(stranger)]
+    assert [effect for effect in again.seen if isinstance(effect, FreeShard)] == [FreeShard(stranger)]
     assert again.core.aside == {key}
     assert "kept" in again.catalog.models[MODEL].replicas, "the log has forgotten what stands there"
     # An earlier worker's, which is read late: what stands there is of the one that was registered since.
     again.do(again.core.on_event(ShardReleased(model=MODEL, replica="kept", shard=0), again.now))
     assert again.core.aside == {key}
     again.do(again.core.job_deleted("the job is deleted", again.now))
-    assert again.last(Free) == Free(key)
+    assert again.last(FreeShard) == FreeShard(key)
 
 
 def test_an_agent_that_is_full_adopts_no_more() -> None:
-    core = AgentCore("agent-0", Limits())
+    core = AgentCore("agent-0", CoreConfig())
     for number in range(SHARDS_MAX):
-        core.adopt(place_of(number), Held())
+        core.adopt(place_of(number), ShardContents())
     with pytest.raises(MemoryExhausted):
-        core.adopt(place_of(SHARDS_MAX), Held())
+        core.adopt(place_of(SHARDS_MAX), ShardContents())
 
 
 async def test_too_many_manifests_are_set_aside_and_taken_back_by_a_run_that_has_room(
@@ -216,7 +228,7 @@ async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(tmp_path: P
     store = SegmentStore(tmp_path, PREFIX, GIB)
     for number in range(2):
         save(store, manifest_of(store.create(segment_bytes(LAYOUT)), job=f"job-{number}"))
-    shelves = Shelves(next_run(store))
+    shelves = ShardStores(next_run(store))
     adopted = await shelves.adopt(pool, jobs_max=1)
     (job,) = adopted
     (other,) = {"job-0", "job-1"} - {job}
@@ -242,7 +254,7 @@ async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("tensorhub_agent.storage.segments.os.open", full)
-    shelves = Shelves(next_run(store))
+    shelves = ShardStores(next_run(store))
     adopted = await shelves.adopt(pool, jobs_max=2)
     assert list(adopted.values()) == [[], []]
     assert len(shelves.set_aside()) == 3
@@ -261,14 +273,14 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
 
     shm = tmp_path / "shm"
     shm.mkdir()
-    disk = DiskStore(tmp_path, PREFIX, GIB)
+    disk = DiskSegmentStore(tmp_path, PREFIX, GIB)
     manifest = manifest_of(disk.create(segment_bytes(LAYOUT), disk.head_of(LAYOUT)), replica="_cache-1-5")
     save(disk, manifest)
     disk.close()
     with monkeypatch.context() as patched:
         if aside:
             patched.setattr("tensorhub_agent.storage.segments.os.open", broken)
-        shelves = Shelves(SegmentStore(shm, PREFIX, GIB), DiskStore(tmp_path, PREFIX, GIB))
+        shelves = ShardStores(SegmentStore(shm, PREFIX, GIB), DiskSegmentStore(tmp_path, PREFIX, GIB))
         await shelves.adopt(pool, jobs_max=2)
     shelf = shelves.of(manifest.job)
     [key] = shelf.aside if aside else shelf.places
@@ -288,7 +300,7 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
 # A worker that goes while its memory is made.
 
 
-async def make(shelf: Shelf, key: Key) -> None:
+async def make(shelf: JobShardStore, key: ShardKey) -> None:
     await shelf.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
 
 
@@ -307,8 +319,8 @@ class SlowStore(SegmentStore):
 
 async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(tmp_path: Path) -> None:
     store = SlowStore(tmp_path)
-    shelf = Shelf("run-7", store)
-    making = asyncio.create_task(make(shelf, Key("policy", "trainer", 0)))
+    shelf = JobShardStore("run-7", store)
+    making = asyncio.create_task(make(shelf, ShardKey("policy", "trainer", 0)))
     await asyncio.to_thread(store.began.wait, 10)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -326,14 +338,14 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
 ) -> None:
     """The one before stands. It is believed only for bytes that hash to it."""
     store = SegmentStore(tmp_path, PREFIX, GIB)
-    shelf, key = Shelf("run-7", store), Key("policy", "trainer", 0)
+    shelf, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
     await make(shelf, key)
     place = shelf.places[key]
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    filling = Save(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
+    filling = SaveManifest(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_agent.storage.manifest.os.replace", full)
         shelf.save(filling)
@@ -353,10 +365,10 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
 
 async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests of copies are written beside the event loop, in order, and the last state is what stands there."""
-    disk = DiskStore.in_state(tmp_path, GIB)
+    disk = DiskSegmentStore.in_state(tmp_path, GIB)
     assert disk is not None
-    shelf = Shelf("run-7", SegmentStore(tmp_path, PREFIX, GIB), disk)
-    key = Key("policy", "retained-1", 0)
+    shelf = JobShardStore("run-7", SegmentStore(tmp_path, PREFIX, GIB), disk)
+    key = ShardKey("policy", "retained-1", 0)
     place = await shelf.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
     goes_on, threads = threading.Event(), set()
     real = save
@@ -368,7 +380,9 @@ async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monke
 
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", slow)
     for version in (1, 2, 3):
-        shelf.save(Save(key=key, state="ready", partial=False, version=version, root="a", digests=b"", swap=False))
+        shelf.save(
+            SaveManifest(key=key, state="ready", partial=False, version=version, root="a", digests=b"", swap=False)
+        )
         await asyncio.sleep(0)
     settling = asyncio.create_task(shelf.settle(key))
     await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 from tests.unit.agent.driven import LIST, PIECES, STALL_S, Driven, source_id
 
 from tensorhub_agent.transfer.timeouts import WAITING_SILENT_S
-from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.ranges import Range
 
 ALL: tuple[Range, ...] = ((0, PIECES),)
@@ -37,7 +37,7 @@ def test_only_what_stands_there_is_asked_for() -> None:
     assert told(driven, number, (2, 1), (4, 2)) == [((2, 1), (4, 2))]
     driven.brings(number)
     driven.brings(number)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
 
 
 def test_pieces_that_do_not_exist_are_no_news() -> None:

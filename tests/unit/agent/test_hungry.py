@@ -1,28 +1,28 @@
 """Whom to ask for more: those that an event concerned, and those that something else has stopped meanwhile."""
 
-from tensorhub_agent.transfer.flow_control import Hungry
-from tensorhub_agent.transfer.role_index import Roster
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.flow_control import RefillQueue
+from tensorhub_agent.transfer.role_index import RoleIndex
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Share, SourceId
 
 PART_BYTES = 1000
 
 
-def source(number: int, *, flying_bytes: int) -> Reading:
+def source(number: int, *, flying_bytes: int) -> Source:
     who = SourceId(f"agent-{number}", 1, "trainer", 0)
     share = Share(source=who, transport="ucxx", pieces=(), nbytes=0, why="")
-    reading = Reading(number, share, SourcePhase.OPEN, 0.0, able=None)
+    reading = Source(number, share, SourcePhase.OPEN, 0.0, able=None)
     reading.give([(number, 1)])
     reading.flying_bytes = flying_bytes
     return reading
 
 
-def numbers(found: list[Reading]) -> list[int]:
+def numbers(found: list[Source]) -> list[int]:
     return [each.number for each in found]
 
 
-def roster_of(*sources: Reading) -> Roster:
-    roster = Roster(5.0)
+def roster_of(*sources: Source) -> RoleIndex:
+    roster = RoleIndex(5.0)
     for each in sources:
         roster.add(each)
     roster.settle()
@@ -31,11 +31,11 @@ def roster_of(*sources: Reading) -> Roster:
 
 def test_those_that_an_event_concerned_are_asked_in_their_order() -> None:
     sources = [source(number, flying_bytes=0) for number in (3, 1, 2)]
-    assert numbers(Hungry().concerned(roster_of(*sources), PART_BYTES)) == [1, 2, 3]
+    assert numbers(RefillQueue().concerned(roster_of(*sources), PART_BYTES)) == [1, 2, 3]
 
 
 def test_whose_part_was_full_is_asked_once_it_has_grown() -> None:
-    hungry, roster = Hungry(), roster_of()
+    hungry, roster = RefillQueue(), roster_of()
     full = source(7, flying_bytes=PART_BYTES)
     assert hungry.concerned(roster, PART_BYTES) == []
     hungry.stopped(full, PART_BYTES)
@@ -46,7 +46,7 @@ def test_whose_part_was_full_is_asked_once_it_has_grown() -> None:
 
 
 def test_who_waits_for_room_in_the_window_waits_until_it_is_taken() -> None:
-    hungry = Hungry()
+    hungry = RefillQueue()
     poor = [source(number, flying_bytes=0) for number in (5, 4)]
     for each in poor:
         # It has brought something, so it may have more under way than it has.
@@ -61,7 +61,7 @@ def test_who_waits_for_room_in_the_window_waits_until_it_is_taken() -> None:
 
 
 def test_who_has_nothing_more_to_be_asked_for_waits_for_nothing() -> None:
-    hungry, done = Hungry(), source(1, flying_bytes=PART_BYTES)
+    hungry, done = RefillQueue(), source(1, flying_bytes=PART_BYTES)
     done.queue.clear()
     hungry.stopped(done, PART_BYTES)
     assert numbers(list(hungry.waiting())) == []

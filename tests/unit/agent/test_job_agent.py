@@ -15,35 +15,35 @@ import pytest
 from tests.unit.agent.one_agent import OneAgent
 
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
-    Answer,
     AnyEffect,
     CallRead,
-    CheckSiblings,
-    Digest,
-    Duplicate,
-    Free,
+    CompareLayouts,
+    CompleteCall,
+    CopyToSpare,
+    DigestMemory,
+    FailCall,
+    FreeShard,
     Keep,
     Kept,
-    Probe,
     Probed,
-    Raise,
-    Save,
+    ProbeMapping,
+    SaveManifest,
 )
-from tensorhub_agent.core.shard_state import Held, Place
+from tensorhub_agent.core.shard_state import ShardContents, ShardSpec
 from tensorhub_agent.jobs import driver
-from tensorhub_agent.jobs.driver import JobAgent
-from tensorhub_agent.jobs.pending_calls import Waiting
+from tensorhub_agent.jobs.driver import JobDriver
+from tensorhub_agent.jobs.pending_calls import PendingCall
 from tensorhub_agent.jobs.read_counts import ReadCounts
-from tensorhub_agent.jobs.worker_session import Desk
-from tensorhub_agent.leases.delta_store import DeltaBook
-from tensorhub_agent.observability.read_log import REFUSED_TOLD_S, NotBegun, ReadWatch
+from tensorhub_agent.jobs.worker_session import WorkerSessions
+from tensorhub_agent.leases.delta_store import DeltaStore
+from tensorhub_agent.observability.read_log import REFUSED_TOLD_S, NotBegun, ReadLog
 from tensorhub_agent.observability.registry_watch import RegistryWatch
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.rates.link_rates import Measured
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_agent.storage.segments import Segment, SegmentStore
-from tensorhub_agent.storage.shard_store import Shelves
+from tensorhub_agent.storage.shard_store import ShardStores
 from tensorhub_common.bus.errors import NoBus, NoResponder
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.jetstream.job_log import JobLog
@@ -51,20 +51,20 @@ from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
 from tensorhub_common.protocol.log.events import ShardReleased
 from tensorhub_common.protocol.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
 
-KEY = Key("policy", "trainer", 0)
+KEY = ShardKey("policy", "trainer", 0)
 WHERE, AGAIN = "shard 0 of policy/trainer", "register it again"
 LAYOUT = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
 
 
 @pytest.fixture
-async def job(tmp_path: Path) -> AsyncIterator[JobAgent]:
-    pool, shelves = CopyPool(1), Shelves(SegmentStore(tmp_path, "test-", 1 << 30))
+async def job(tmp_path: Path) -> AsyncIterator[JobDriver]:
+    pool, shelves = CopyPool(1), ShardStores(SegmentStore(tmp_path, "test-", 1 << 30))
     around: Any = SimpleNamespace(
-        agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, limits=Limits(), measured=Measured(),
-        shelves=shelves, deltas=DeltaBook(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _: None,
-        reads=ReadCounts(),
+        agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, limits=CoreConfig(), measured=LinkRates(),
+        shelves=shelves, deltas=DeltaStore(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _:
+        None, reads=ReadCounts(),
     )  # fmt: skip
-    job = JobAgent("run-7", around, lambda: None)
+    job = JobDriver("run-7", around, lambda: None)
     yield job
     await job.stop()
     job.shelf.free(KEY)
@@ -77,11 +77,11 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a folder of the kernel's)
 
 
-async def made(job: JobAgent) -> None:
+async def made(job: JobDriver) -> None:
     await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
 
 
-async def ended(job: JobAgent) -> None:
+async def ended(job: JobDriver) -> None:
     """Return once nothing is under way any more."""
     async with asyncio.timeout(10):
         while job._work.tasks:  # noqa: ASYNC110 (nothing tells of their end)
@@ -91,18 +91,18 @@ async def ended(job: JobAgent) -> None:
 KEEP = Keep(key=KEY, number=3, version=12, root="r", digests=b"")
 
 
-@pytest.mark.parametrize("effect", [CheckSiblings(KEY, 1, ()), Digest(KEY, 1), Duplicate(KEY), KEEP])
-async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobAgent, effect: AnyEffect) -> None:
+@pytest.mark.parametrize("effect", [CompareLayouts(KEY, 1, ()), DigestMemory(KEY, 1), CopyToSpare(KEY), KEEP])
+async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobDriver, effect: AnyEffect) -> None:
     """An agent that was stopped for a moment takes the shard's end from the log in the turn that began the work."""
     await made(job)
-    job.carry_out([effect, Free(KEY)])
+    job.carry_out([effect, FreeShard(KEY)])
     await ended(job)
     assert job.aside is None
 
 
 @pytest.mark.parametrize("room", [True, False])
 async def test_the_core_is_told_whether_what_was_filled_is_kept(
-    job: JobAgent,
+    job: JobDriver,
     monkeypatch: pytest.MonkeyPatch,
     room: bool,  # noqa: FBT001
 ) -> None:
@@ -124,19 +124,19 @@ async def test_the_core_is_told_whether_what_was_filled_is_kept(
         assert await told.get() == Kept(KEY, 3, None if room else "no room")
 
 
-async def test_a_fill_is_kept_in_the_order_of_what_was_decided(job: JobAgent) -> None:
+async def test_a_fill_is_kept_in_the_order_of_what_was_decided(job: JobDriver) -> None:
     """An agent that was stopped for a moment takes the round's failure in the turn in which it keeps the fill."""
     await made(job)
-    job.carry_out([KEEP, Save(key=KEY, state="empty", partial=True)])
+    job.carry_out([KEEP, SaveManifest(key=KEY, state="empty", partial=True)])
     await ended(job)
     assert job.shelf.places[KEY].manifest.state == "empty"
-    job.carry_out([Save(key=KEY, state="empty", partial=True), KEEP])
+    job.carry_out([SaveManifest(key=KEY, state="empty", partial=True), KEEP])
     assert (job.shelf.places[KEY].manifest.state, job.shelf.places[KEY].manifest.version) == ("ready", 12)
     await ended(job)
 
 
 async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_the_job(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log lets go of what an agent does not state, and a later process frees what the log knows nothing of."""
     left: Any = None
@@ -154,7 +154,7 @@ async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_th
 
 
 async def test_a_fault_in_looking_for_late_reads_is_the_jobs_alone(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's main loop looks at all jobs, one after another."""
 
@@ -179,11 +179,11 @@ class Told:
 
 
 async def test_a_call_of_a_job_that_is_set_aside_ends_once_nothing_is_written_any_more(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who is told may write into the same memory at once."""
     worker: Any = Told()
-    job.callers.begin(Waiting(worker, 5, 1, about=KEY, reads=True))
+    job.callers.begin(PendingCall(worker, 5, 1, about=KEY, reads=True))
     told_before: list[int] = []
     stop = job.sources.stop
 
@@ -206,13 +206,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name == "tensorhub_agent.jobs.driver"]
 
 
-def fail(job: JobAgent) -> None:
+def fail(job: JobDriver) -> None:
     with contextlib.suppress(ZeroDivisionError), job.isolated("reading"):
         1 / 0  # noqa: B018 (a planted fault)
 
 
 async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With as much of each as is known: one reads from a source, the other has not begun."""
     trainer = OneAgent("elsewhere")
@@ -223,12 +223,12 @@ async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
     agent.join()
     key = agent.register("rollout")
     worker: Any = Told()
-    job.callers.begin(Waiting(worker, 4, 1, about=KEY))
-    reads = job.callers.begin(Waiting(worker, 5, 1, about=key, reads=True))
+    job.callers.begin(PendingCall(worker, 4, 1, about=KEY))
+    reads = job.callers.begin(PendingCall(worker, 5, 1, about=key, reads=True))
     assert agent.read(key) == reads
     agent.log()
     agent.plan(key)
-    job.callers.begin(Waiting(worker, 6, 2, about=agent.key("rollout", 1), reads=True))
+    job.callers.begin(PendingCall(worker, 6, 2, about=agent.key("rollout", 1), reads=True))
     job.core = agent.core
     monkeypatch.setattr(job._tracing, "trace_of", lambda call: "7ace" if call == reads else None)
     fail(job)
@@ -243,11 +243,11 @@ async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
 
 
 async def test_whatever_fails_in_telling_each_call_of_a_job_that_is_set_aside_is_answered(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker: Any = Told()
     for call in (5, 6):
-        job.callers.begin(Waiting(worker, call, 1, about=KEY, reads=True))
+        job.callers.begin(PendingCall(worker, call, 1, about=KEY, reads=True))
 
     def fails(_: int) -> None:
         raise ArithmeticError("planted")
@@ -259,13 +259,13 @@ async def test_whatever_fails_in_telling_each_call_of_a_job_that_is_set_aside_is
 
 
 async def test_a_crowd_of_reads_of_a_job_that_is_set_aside_has_one_line(
-    job: JobAgent, caplog: pytest.LogCaptureFixture
+    job: JobDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker: Any = Told()
     fail(job)
     caplog.clear()
     for call in range(1000):
-        number = job.callers.begin(Waiting(worker, call, 1, about=KEY, reads=True))
+        number = job.callers.begin(PendingCall(worker, call, 1, about=KEY, reads=True))
         read = CallRead(call=number, session=1, deadline=1.0, want="latest", patience=1.0)
         job.call(KEY, read, 0.0)
     assert len(worker.frames) == 1000
@@ -289,18 +289,18 @@ async def test_a_crowd_of_reads_of_a_job_that_is_set_aside_has_one_line(
     ],
 )
 async def test_a_read_that_is_refused_before_it_begins_is_told_and_counted(
-    job: JobAgent, caplog: pytest.LogCaptureFixture, handle: int, session: int, what: str, error: str, message: str
+    job: JobDriver, caplog: pytest.LogCaptureFixture, handle: int, session: int, what: str, error: str, message: str
 ) -> None:
     await made(job)
-    job.core.adopt(Place(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), Held())
+    job.core.adopt(ShardSpec(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), ShardContents())
     job.core.shards[KEY].session = session
     worker: Any = Told()
     worker.number = 7
 
-    async def job_of(_: str) -> JobAgent:
+    async def job_of(_: str) -> JobDriver:
         return job
 
-    desk = Desk(job_of, lambda: Attached(protocol=1, agent="agent-0", incarnation=1, nats=""))
+    desk = WorkerSessions(job_of, lambda: Attached(protocol=1, agent="agent-0", incarnation=1, nats=""))
     await desk.attach(worker, Attach(protocol=1, job="run-7"))
     desk._sessions[7].handles[1] = KEY
     for call in (5, 6):
@@ -313,8 +313,8 @@ async def test_a_read_that_is_refused_before_it_begins_is_told_and_counted(
 
 
 def test_of_reads_that_are_refused_one_of_each_kind_is_told_in_a_while() -> None:
-    watch = ReadWatch(5.0, 2.0, Counter())
-    effect = Raise(1, "BadCommand", "no")
+    watch = ReadLog(5.0, 2.0, Counter())
+    effect = FailCall(1, "BadCommand", "no")
     assert watch.refused(NotBegun.HANDLE, None, effect, 100.0) == "a read is refused: BadCommand: no"
     for _ in range(3):
         assert watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S - 1.0) is None
@@ -327,11 +327,11 @@ def test_of_reads_that_are_refused_one_of_each_kind_is_told_in_a_while() -> None
 
 @pytest.mark.parametrize("left", [0, 1])
 async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch, left: int
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     """A staged shard takes two: neither stays open where one can't be had. The next call gets both."""
     await made(job)
-    job.core.adopt(Place(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), Held())
+    job.core.adopt(ShardSpec(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), ShardContents())
     before = descriptors()
     real, opened = Segment.open_writable, 0
 
@@ -344,19 +344,19 @@ async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
 
     worker: Any = Told()
     monkeypatch.setattr(Segment, "open_writable", scarce)
-    job.carry_out([Answer(call=job.callers.begin(Waiting(worker, 5, 1, registers=KEY)))])
+    job.carry_out([CompleteCall(call=job.callers.begin(PendingCall(worker, 5, 1, registers=KEY)))])
     assert job.aside is None
     assert descriptors() == before
     [failed] = worker.frames
     assert isinstance(failed, Failed)
     assert (failed.call, failed.error) == (5, "AgentUnavailable")
     monkeypatch.setattr(Segment, "open_writable", real)
-    job.carry_out([Answer(call=job.callers.begin(Waiting(worker, 6, 1, registers=KEY)))])
+    job.carry_out([CompleteCall(call=job.callers.begin(PendingCall(worker, 6, 1, registers=KEY)))])
     assert [type(each) for each in worker.frames[1:]] == [Spare, Registered]
 
 
 async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await made(job)
 
@@ -366,13 +366,13 @@ async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
     told: list[Any] = []
     monkeypatch.setattr(job._memory, "_news", told.append)
     monkeypatch.setattr(Segment, "open_writable", scarce)
-    job._memory.probe(Probe(KEY, spare=False))
+    job._memory.probe(ProbeMapping(KEY, spare=False))
     assert told == [Probed(KEY, spare=False, lent=True)]
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])
 async def test_a_log_that_can_not_be_followed_is_told_once_and_so_is_its_end(
-    job: JobAgent,
+    job: JobDriver,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_reachable: bool,  # noqa: FBT001

@@ -2,9 +2,9 @@
 
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import BreakLease, CallRead, CallRegister, CopyMade, Free, MakeCopy, Raise
-from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_agent.core.effects import AllocateCopy, BreakLease, CallRead, CallRegister, CopyMade, FailCall, FreeShard
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import DeleteJob, Retain
@@ -23,7 +23,7 @@ def published() -> OneAgent:
 
 
 def freed(agent: OneAgent) -> list[str]:
-    return [effect.key.replica for effect in agent.seen if isinstance(effect, Free)]
+    return [effect.key.replica for effect in agent.seen if isinstance(effect, FreeShard)]
 
 
 def test_all_is_freed_and_nothing_more_is_said() -> None:
@@ -70,7 +70,7 @@ def test_a_publication_that_waits_for_its_siblings_ends() -> None:
     assert agent.end_of(call) is None
     agent.take(DeleteJob())
     end = agent.end_of(call)
-    assert isinstance(end, Raise)
+    assert isinstance(end, FailCall)
     assert (end.error, "--forget" in end.message) == ("JobGone", True)
     assert freed(agent) == ["trainer"]
 
@@ -84,7 +84,7 @@ def test_memory_is_not_freed_while_a_read_may_write_into_it() -> None:
     agent.plan(reader, "agent-0")
     agent.opened(reader, "a")
     agent.log()
-    assert agent.memory(reader) is Memory.FILLING
+    assert agent.memory(reader) is MemoryState.FILLING
     agent.take(DeleteJob())
     assert freed(agent) == ["trainer"]
     assert agent.end_of(call) is None
@@ -99,11 +99,11 @@ def test_memory_is_not_freed_while_a_read_may_write_into_it() -> None:
 def test_who_waits_to_be_let_in_is_not_let_in() -> None:
     """The agent joins a job that was deleted meanwhile: the log's refusal is all that it hears, and it is enough."""
     agent = OneAgent()
-    held = Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a"))
-    place = Place(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+    held = ShardContents(MemoryState.READY, version=1, root=ROOT, digests=digests_of("a"))
+    place = ShardSpec(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
     agent.core.adopt(place, held)
     agent.do(agent.core.join(1, "host", "site", 0.0))
-    late = Place(agent.key("late"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+    late = ShardSpec(agent.key("late"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
     agent.do(agent.core.register(late, CallRegister(call=1, session=7, deadline=10.0), 0.0))
     agent.catalog.deleted = 1
     [rejected] = agent.log(1)
@@ -116,12 +116,12 @@ def test_who_waits_to_be_let_in_is_not_let_in() -> None:
 def test_a_copy_that_is_being_made_is_let_go_when_it_is_made() -> None:
     """The log wanted it, and the job is gone before there is memory for it."""
     agent = OneAgent()
-    agent.core.limits = Limits(cache_bytes=1000)
+    agent.core.limits = CoreConfig(cache_bytes=1000)
     agent.join()
     agent.publish(agent.register("trainer"), "a")
     agent.log()
     agent.take(Retain(model="policy", last=1))
-    wanted = agent.last(MakeCopy)
+    wanted = agent.last(AllocateCopy)
     assert wanted is not None
     agent.take(DeleteJob())
     agent.do(agent.core.copy_made(CopyMade(wanted.key, 1, wanted.layout, nbytes=NBYTES), agent.now))
@@ -136,4 +136,4 @@ def test_the_refusal_from_outside_the_log_does_the_same() -> None:
     assert freed(agent) == ["trainer"]
     assert agent.core.job_deleted(WHY, agent.now) == []
     late = CallRead(call=9, session=7, deadline=1.0, want="latest", patience=1.0)
-    assert agent.core.called(agent.key("trainer"), late, 0.0) == [Raise(9, "JobGone", WHY)]
+    assert agent.core.called(agent.key("trainer"), late, 0.0) == [FailCall(9, "JobGone", WHY)]

@@ -10,16 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Save
+from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.leases.delta_store import DeltaBook
+from tensorhub_agent.leases.delta_store import DeltaStore
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Base, Key
+from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
 from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
-from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
+from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.layout.layout import TensorEntry, layout_of
 
-KEY: Final = Key("policy", "trainer", 0)
+KEY: Final = ShardKey("policy", "trainer", 0)
 LAYOUT: Final = layout_of([TensorEntry(f"t{n}", "bfloat16", 2, (50_000,), (50_000,), (0,)) for n in range(3)])
 
 
@@ -28,9 +28,9 @@ class Agent:
     """One job of an agent, with one shard."""
 
     pool: CopyPool
-    place: ShelfPlace
+    place: StoredShard
     store: SegmentStore
-    book: DeltaBook = field(default_factory=lambda: DeltaBook(4, 1 << 20))
+    book: DeltaStore = field(default_factory=lambda: DeltaStore(4, 1 << 20))
     deltas: JobDeltas = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Agent:
 
     def save(self, state: str, digests: bytes = b"", version: int | None = None) -> None:
         root = root_digest(digests) if digests else None
-        saved = Save(key=KEY, state=state, partial=False, version=version, root=root, digests=digests)
+        saved = SaveManifest(key=KEY, state=state, partial=False, version=version, root=root, digests=digests)
         self.deltas.saved(saved, self.place)
 
     async def publish(self, seed: int) -> str:
@@ -64,7 +64,7 @@ class Agent:
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     store, pool = SegmentStore(tmp_path, segment_prefix("hub1", "a"), 1 << 30), CopyPool(1)
-    place = await Shelf("run-7", store).make(KEY, 1, LAYOUT, "0" * 64, spot=False, incarnation=1)
+    place = await JobShardStore("run-7", store).make(KEY, 1, LAYOUT, "0" * 64, spot=False, incarnation=1)
     agent = Agent(pool, place, store)
     yield agent
     await agent.deltas.stop()
@@ -128,8 +128,8 @@ async def test_what_was_applied_is_offered_once_the_read_has_ended(agent: Agent)
     digests = await agent.digest()
     root = root_digest(digests)
     agent.save("filling")
-    agent.deltas.applied(KEY, Base(1, "old"), root, 3, {0: b"a", 2: b"c"})
-    agent.deltas.applied(KEY, Base(1, "old"), root, 3, {1: b""})
+    agent.deltas.applied(KEY, BaseVersion(1, "old"), root, 3, {0: b"a", 2: b"c"})
+    agent.deltas.applied(KEY, BaseVersion(1, "old"), root, 3, {1: b""})
     assert agent.deltas.is_coming(KEY, "old", root)
     agent.save("ready", digests, 2)
     assert not agent.deltas.is_coming(KEY, "old", root)
@@ -140,8 +140,8 @@ async def test_what_was_applied_is_offered_once_the_read_has_ended(agent: Agent)
 
 async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> None:
     """A staged shard keeps its old version: it reads from that again, and the first read brings no more."""
-    agent.deltas.applied(KEY, Base(1, "old"), "second", 3, {0: b"a"})
-    agent.deltas.applied(KEY, Base(1, "old"), "third", 3, {0: b"b"})
+    agent.deltas.applied(KEY, BaseVersion(1, "old"), "second", 3, {0: b"a"})
+    agent.deltas.applied(KEY, BaseVersion(1, "old"), "third", 3, {0: b"b"})
     assert not agent.deltas.is_coming(KEY, "old", "second")
     assert agent.deltas.is_coming(KEY, "old", "third")
 

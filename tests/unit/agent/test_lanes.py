@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensorhub_agent.control import command_queue
-from tensorhub_agent.control.command_queue import Lanes
+from tensorhub_agent.control.command_queue import CommandQueue
 from tensorhub_common.bus.errors import LogFull, LogMissing, NoBus, NoResponder
 from tensorhub_common.protocol.log.commands import Drained, Sender
 from tensorhub_common.runtime.supervision import Supervisor
@@ -58,7 +58,7 @@ async def no_registry() -> None:
 
 async def said(log: Any, work: Supervisor) -> None:
     """Say one command on each lane, and return once the log has all of them."""
-    command_queue = Lanes(log, no_registry, work, lambda: None)
+    command_queue = CommandQueue(log, no_registry, work, lambda: None)
     for n in range(LANES):
         command_queue.say(Drained(model="m", replica="r", shard=n, by=Sender(str(n), 1, 1)))
     async with asyncio.timeout(BOUND_S):

@@ -1,14 +1,14 @@
 """What a caller is told whose read ran out of time: what was missing, and what to do."""
 
-from tensorhub_agent.core.operations.timeout_errors import Absent, not_in_time
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.operations.timeout_errors import MissingShards, not_in_time
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.errors import RoundTimeout, VersionUnavailable
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.log.commands import VersionRequest
 
-KEY = Key("policy", "engine", 1)
+KEY = ShardKey("policy", "engine", 1)
 
 
-def told(want: Wish = "latest", missing: tuple[int, ...] = (), *, is_joining: bool = True) -> tuple[str, str]:
+def told(want: VersionRequest = "latest", missing: tuple[int, ...] = (), *, is_joining: bool = True) -> tuple[str, str]:
     return not_in_time(KEY, want, missing, is_joining=is_joining)
 
 
@@ -40,7 +40,7 @@ def test_a_planner_that_does_not_answer_is_named() -> None:
 
 
 def test_it_was_waited_for_those_who_never_came() -> None:
-    absent = Absent()
+    absent = MissingShards()
     assert absent.of((0, 2)) == (0, 2), "nobody has said anything yet"
     absent.heard((1, 2))
     absent.heard((2,))

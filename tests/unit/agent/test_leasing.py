@@ -8,22 +8,29 @@ import msgspec
 import pytest
 
 from tensorhub_agent.control.lease_client import HOLD_S
-from tensorhub_agent.control.program_cache import Programs
-from tensorhub_agent.core.effects import CloseSource, EnterSource, OpenSource, SourceHeld, SourceLost, SourceOpened
+from tensorhub_agent.control.program_cache import ProgramCache
+from tensorhub_agent.core.effects import (
+    CloseSource,
+    LeaseReceived,
+    OpenTransport,
+    RequestLease,
+    SourceLost,
+    SourceOpened,
+)
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.sources.manager import Sources
-from tensorhub_agent.transports.registry import Transports
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.sources.manager import SourceManager
+from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import Share, SourceId
 
 ME = SourceId("agent-1", 1, "rollout", 0)
-KEY = Key("m", "rollout", 0)
+KEY = ShardKey("m", "rollout", 0)
 BOUND_S = 60.0
 TICKET_S = 0.06
-Answers = Callable[[LeaseAsk, int], LeaseGrant | LeaseRefusal]
+Answers = Callable[[LeaseRequest, int], LeaseGrant | LeaseRefusal]
 
 
 class Session:
@@ -36,20 +43,20 @@ class Surroundings:
 
     def __init__(self, answers: Answers) -> None:
         self.answers, self.shown = answers, list[str]()
-        self.asked: asyncio.Queue[LeaseAsk] = asyncio.Queue()
+        self.asked: asyncio.Queue[LeaseRequest] = asyncio.Queue()
         self._count = 0
         self.news: asyncio.Queue[Any] = asyncio.Queue()
-        self.sources = Sources(
+        self.sources = SourceManager(
             "j",
             cast("Bus", self),
-            cast("Transports", self),
-            cast("Programs", None),
+            cast("TransportRegistry", self),
+            cast("ProgramCache", None),
             self.news.put_nowait,
             deltas=cast("JobDeltas", None),
         )
 
     async def request(self, _: str, body: bytes, *__: object) -> bytes:
-        ask = msgspec.msgpack.decode(body, type=LeaseAsk)
+        ask = msgspec.msgpack.decode(body, type=LeaseRequest)
         self.asked.put_nowait(ask)
         self._count += 1
         return msgspec.msgpack.encode(self.answers(ask, self._count))
@@ -60,7 +67,7 @@ class Surroundings:
 
     def hold(self) -> None:
         share = Share(source=SourceId("agent-2", 1, "mate", 0), transport="ucxx", pieces=(), nbytes=0, why="")
-        self.sources.open(OpenSource(KEY, 1, share, 7, "root", hold=True), ME)
+        self.sources.open(RequestLease(KEY, 1, share, 7, "root", hold=True), ME)
 
 
 def grant(lease: str) -> LeaseGrant:
@@ -72,12 +79,12 @@ async def test_a_lease_is_asked_for_again_until_its_transport_is_wanted() -> Non
     around = Surroundings(lambda _, __: grant("l"))
     async with asyncio.timeout(BOUND_S):
         around.hold()
-        assert isinstance(await around.news.get(), SourceHeld)
+        assert isinstance(await around.news.get(), LeaseReceived)
         first, *later = [await around.asked.get() for _ in range(4)]
         assert (first.again, first.hold_s) == ("", HOLD_S)
         assert {(each.again, each.hold_s) for each in later} == {("l", HOLD_S)}
         assert not around.shown, "nothing is opened before"
-        around.sources.enter(EnterSource(KEY, 1))
+        around.sources.enter(OpenTransport(KEY, 1))
         assert isinstance(await around.news.get(), SourceOpened)
         assert around.shown == ["t-l"]
         await around.sources.stop()
@@ -90,20 +97,20 @@ async def test_an_agent_of_an_older_release_gives_another_lease_and_the_last_one
         around.hold()
         for _ in range(3):
             await around.asked.get()
-        around.sources.enter(EnterSource(KEY, 1))
+        around.sources.enter(OpenTransport(KEY, 1))
         while not around.shown:
             await around.news.get()
         assert around.shown[0] in ("t-l3", "t-l4")
         await around.sources.stop()
 
 
-def silent(_: LeaseAsk, count: int) -> LeaseGrant:
+def silent(_: LeaseRequest, count: int) -> LeaseGrant:
     if count > 1:
         raise NoAnswer("nobody answers")
     return grant("l")
 
 
-def over(_: LeaseAsk, count: int) -> LeaseGrant | LeaseRefusal:
+def over(_: LeaseRequest, count: int) -> LeaseGrant | LeaseRefusal:
     return grant("l") if count == 1 else LeaseRefusal(reason="its lease is over")
 
 
@@ -114,7 +121,7 @@ async def test_a_lease_that_is_not_held_any_more_is_lost(answers: Answers, asked
     around = Surroundings(answers)
     async with asyncio.timeout(BOUND_S):
         around.hold()
-        assert isinstance(await around.news.get(), SourceHeld)
+        assert isinstance(await around.news.get(), LeaseReceived)
         assert isinstance(await around.news.get(), SourceLost)
         assert around.asked.qsize() >= asked
         await around.sources.stop()
@@ -126,7 +133,7 @@ async def test_a_lease_is_let_go_when_the_read_ends_before_it_came_to_it() -> No
     async with asyncio.timeout(BOUND_S):
         around.hold()
         await around.asked.get()
-        assert isinstance(await around.news.get(), SourceHeld)
+        assert isinstance(await around.news.get(), LeaseReceived)
         around.sources.close(CloseSource(KEY, 1))
         ask = await around.asked.get()
         while ask.hold_s:

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from tensorhub_agent.control import lease_service
-from tensorhub_agent.control.lease_service import Lending, Postponed
-from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseRefusal
+from tensorhub_agent.control.lease_service import LeaseService, PendingLeaseRequests
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.runtime.supervision import Supervisor
 
-ASK = LeaseAsk(
+ASK = LeaseRequest(
     job="run-7",
     model="policy",
     source=SourceId("agent-0", 1, "trainer", 0),
@@ -32,7 +32,7 @@ class Agent:
 
     is_made: bool = False
     answered: int = 0
-    postponed: Postponed = field(default_factory=Postponed)
+    postponed: PendingLeaseRequests = field(default_factory=PendingLeaseRequests)
 
     def is_coming(self, key: object, base: str, root: str) -> bool:
         assert (base, root) == ("old", "new")
@@ -56,9 +56,9 @@ class Traces:
     def lease_asked(self, *_: object) -> None: ...
 
 
-def lender(agent: Agent) -> Lending:
+def lender(agent: Agent) -> LeaseService:
     it = cast("Any", agent)
-    return Lending(
+    return LeaseService(
         it,
         it,
         it,

@@ -4,47 +4,47 @@ import pytest
 from tests.unit.agent.one_agent import MODEL, NBYTES, SESSION, OneAgent, digests_of
 from tests.unit.agent.test_op_read import pair, publish
 
-from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
-    Answer,
-    AskPlan,
+    AllocateCopy,
+    AppendCommand,
     CallRegister,
-    CheckSiblings,
+    CompareLayouts,
+    CompleteCall,
     CopyMade,
-    Digest,
     Digested,
-    Free,
-    MakeCopy,
-    PlanCame,
-    Raise,
-    Say,
+    DigestMemory,
+    FailCall,
+    FreeShard,
+    PlanReceived,
+    RequestPlan,
     SiblingsChecked,
     SourceLost,
 )
 from tensorhub_agent.core.retained_copies import AGAIN_S
-from tensorhub_agent.core.shard_state import Held, Memory, Place
-from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
+from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Expire, Retain, Sender, Want
-from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_common.protocol.plans import Refusal
 
 ROOT = root_digest(digests_of("a"))
 DRAIN_S = 5.0
 
 
-def state_of(agent: OneAgent, key: Key) -> tuple[ShardState, int | None]:
+def state_of(agent: OneAgent, key: ShardKey) -> tuple[ShardState, int | None]:
     """Return what the log takes a shard for."""
     shard = agent.catalog.models[MODEL].replicas[key.replica].members[key.shard]
     return shard.state, shard.version
 
 
-def read_of(agent: OneAgent, key: Key, text: str) -> int:
+def read_of(agent: OneAgent, key: ShardKey, text: str) -> int:
     """Read to the end."""
     call = agent.read(key)
     agent.log()
@@ -57,7 +57,7 @@ def read_of(agent: OneAgent, key: Key, text: str) -> int:
     return call
 
 
-def between_versions() -> tuple[OneAgent, OneAgent, Key]:
+def between_versions() -> tuple[OneAgent, OneAgent, ShardKey]:
     """Return a trainer that has gone from version 1 to 2, and a rollout's agent that holds 1."""
     trainer, reader = pair()
     key = reader.key("rollout")
@@ -72,7 +72,7 @@ def between_versions() -> tuple[OneAgent, OneAgent, Key]:
 def test_a_read_that_waits_for_readers_when_its_agent_joins_anew_leaves_what_it_stated(mapped: bool) -> None:  # noqa: FBT001
     """The log restates the old version, which nobody has touched: it is served, and the next calls go on from it."""
     _, reader, key = between_versions()
-    reader.core.limits = reader.core.shards[key].limits = Limits(refill_drain_s=0.0 if mapped else DRAIN_S)
+    reader.core.limits = reader.core.shards[key].limits = CoreConfig(refill_drain_s=0.0 if mapped else DRAIN_S)
     if mapped:
         reader.lend(key, 1, ROOT)
     else:
@@ -88,17 +88,17 @@ def test_a_read_that_waits_for_readers_when_its_agent_joins_anew_leaves_what_it_
     reader.closed(key)
     reader.log()
     assert reader.error_of(call) == "AgentUnavailable"
-    assert (state_of(reader, key), reader.memory(key)) == ((ShardState.READY, 1), Memory.READY)
+    assert (state_of(reader, key), reader.memory(key)) == ((ShardState.READY, 1), MemoryState.READY)
     reader.open_lease(key, 1, ROOT, "reads-again")
     again = reader.read(key, 1)
     reader.log()
-    assert reader.end_of(again) == Answer(call=again, version=1)
+    assert reader.end_of(again) == CompleteCall(call=again, version=1)
     if not mapped:
         for name in ("lease", "reads-again"):
-            reader.do(reader.core.lease_ended(name, LeaseMove.DONE, reader.now))
+            reader.do(reader.core.lease_ended(name, LeaseTransition.DONE, reader.now))
         taken_back = reader.unpublish(key)
         reader.log()
-        assert reader.end_of(taken_back) == Answer(call=taken_back)
+        assert reader.end_of(taken_back) == CompleteCall(call=taken_back)
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["in-place", "staged"])
@@ -106,13 +106,13 @@ def test_a_fill_that_the_log_refuses_leaves_the_round(staged: bool) -> None:  # 
     """An engine without digests has told the log a root of this layout meanwhile; others can still call."""
     trainer, _ = pair()
 
-    def engine(name: str, *, digests: bool) -> tuple[OneAgent, Key]:
+    def engine(name: str, *, digests: bool) -> tuple[OneAgent, ShardKey]:
         agent = OneAgent(name, digests=digests, catalog=trainer.catalog)
         agent.join()
         key = agent.key(f"engine-{name}")
         agent.calls += 1
         call = CallRegister(call=agent.calls, session=SESSION, deadline=10.0)
-        place = Place(key, 1, spot=False, layout="e" * 64, nbytes=NBYTES, staged=staged and digests)
+        place = ShardSpec(key, 1, spot=False, layout="e" * 64, nbytes=NBYTES, staged=staged and digests)
         agent.do(agent.core.register(place, call, agent.now))
         agent.log()
         return agent, key
@@ -132,7 +132,7 @@ def test_a_fill_that_the_log_refuses_leaves_the_round(staged: bool) -> None:  # 
     trusts.closed(other)
     trusts.log()
     proves.brought(key, "a")
-    if (digest := proves.last(Digest)) is not None:
+    if (digest := proves.last(DigestMemory)) is not None:
         proves.do(proves.core.on_news(Digested(key, digest.number, digests_of("a")), proves.now))
     proves.closed(key)
     proves.log()
@@ -151,7 +151,7 @@ def test_what_the_log_gave_up_for_a_read_that_failed_in_that_moment_is_not_held(
     reader.log()
     reader.plan(key)
     reader.opened(key, "b")
-    opened = reader.last(AskPlan)
+    opened = reader.last(RequestPlan)
     assert opened is not None
     operation = reader.core.shards[key].operation
     assert operation is not None
@@ -159,22 +159,22 @@ def test_what_the_log_gave_up_for_a_read_that_failed_in_that_moment_is_not_held(
     reader.do(reader.core.on_news(SourceLost(key, max(number), "killed"), reader.now))
     reader.closed(key)
     for _ in range(60):
-        asked = reader.last(AskPlan)
+        asked = reader.last(RequestPlan)
         assert asked is not None
         refused = Refusal(error="VersionUnavailable", reason="gone")
-        reader.do(reader.core.on_news(PlanCame(key, asked.number, refused), reader.now))
+        reader.do(reader.core.on_news(PlanReceived(key, asked.number, refused), reader.now))
         reader.tick(PLAN_AGAIN_S)
     reader.log()
     end = reader.end_of(call)
-    assert end is None or isinstance(end, Raise)
+    assert end is None or isinstance(end, FailCall)
     agrees(reader, key)
 
 
-def agrees(agent: OneAgent, key: Key) -> None:
+def agrees(agent: OneAgent, key: ShardKey) -> None:
     """Check that both take the shard for the same."""
     state, version = state_of(agent, key)
     held = agent.core.shards[key].held
-    assert (state is ShardState.READY, version) == (held.memory is Memory.READY, held.version)
+    assert (state is ShardState.READY, version) == (held.memory is MemoryState.READY, held.version)
 
 
 def test_what_the_log_gave_up_for_a_read_that_had_given_up_is_not_held() -> None:
@@ -190,9 +190,9 @@ def test_what_the_log_gave_up_for_a_read_that_had_given_up_is_not_held() -> None
     assert reader.end_of(call) is not None
     reader.log()
     agrees(reader, key)
-    assert reader.memory(key) is Memory.EMPTY
+    assert reader.memory(key) is MemoryState.EMPTY
     again = read_of(reader, key, "b")
-    assert isinstance(reader.end_of(again), Answer)
+    assert isinstance(reader.end_of(again), CompleteCall)
 
 
 def test_a_start_that_comes_after_the_agent_has_begun_to_join_anew_gives_nothing_up() -> None:
@@ -211,7 +211,7 @@ def test_a_start_that_comes_after_the_agent_has_begun_to_join_anew_gives_nothing
         reader.do(reader.core.on_event(event, reader.now))  # type: ignore[arg-type]  # It is any event.
     reader.log()
     agrees(reader, key)
-    assert (reader.memory(key), state_of(reader, key)) == (Memory.READY, (ShardState.READY, 1))
+    assert (reader.memory(key), state_of(reader, key)) == (MemoryState.READY, (ShardState.READY, 1))
     reader.open_lease(key, 1, ROOT)
 
 
@@ -224,7 +224,7 @@ def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> N
     def register() -> int:
         agent.calls += 1
         call = CallRegister(call=agent.calls, session=SESSION, deadline=agent.now + 10.0)
-        place = Place(key, 2, spot=False, layout="f" * 64, nbytes=NBYTES)
+        place = ShardSpec(key, 2, spot=False, layout="f" * 64, nbytes=NBYTES)
         agent.do(agent.core.register(place, call, agent.now))
         return agent.calls
 
@@ -232,7 +232,7 @@ def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> N
     agent.log()
     agent.do(agent.core.join(2, "host", "site", agent.now))
     assert agent.error_of(first) == "AgentUnavailable"
-    check = agent.last(CheckSiblings)
+    check = agent.last(CompareLayouts)
     assert check is not None
     stale = SiblingsChecked(check.key, check.number, "tensor 'w' differs")
     second = register()
@@ -242,24 +242,24 @@ def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> N
     agent.do(agent.core.on_news(stale, agent.now))
     assert agent.end_of(second) is None
     agent.siblings_checked()
-    assert agent.end_of(second) == Answer(call=second)
+    assert agent.end_of(second) == CompleteCall(call=second)
     assert key in agent.core.shards
 
 
 class Agents:
     """Some agents on one log."""
 
-    def __init__(self, count: int, level: Level = NEWEST) -> None:
+    def __init__(self, count: int, level: Level = NEWEST_LEVEL) -> None:
         first = OneAgent("agent-0")
         self.catalog = first.catalog
         self.catalog.level = level
         self.all = [first, *(OneAgent(f"agent-{number}", catalog=self.catalog) for number in range(1, count))]
-        self.made: list[Key] = []
+        self.made: list[ShardKey] = []
 
     def join(self, cache_bytes: int) -> None:
         """Let all but the first one have room for copies."""
         for agent in self.all:
-            agent.core.limits = Limits(cache_bytes=0 if agent is self.all[0] else cache_bytes)
+            agent.core.limits = CoreConfig(cache_bytes=0 if agent is self.all[0] else cache_bytes)
             agent.do(agent.core.join(1, f"host-{agent.core.agent}", "site", agent.now))
             self.log()
 
@@ -292,13 +292,13 @@ class Agents:
     def make_copies(self) -> None:
         """Make the memory that is wanted."""
         for agent in self.all:
-            for wish in [each for each in agent.seen if isinstance(each, MakeCopy) and each.key not in self.made]:
+            for wish in [each for each in agent.seen if isinstance(each, AllocateCopy) and each.key not in self.made]:
                 self.made.append(wish.key)
                 made = CopyMade(wish.key, wish.shards, wish.layout, nbytes=NBYTES)
                 agent.do(agent.core.copy_made(made, agent.now))
         self.log()
 
-    def fill(self, *keys: Key) -> None:
+    def fill(self, *keys: ShardKey) -> None:
         """Let reads of these go through."""
         reads = [(agent, key) for key in keys for agent in self.all if key in agent.core.shards]
         for agent, key in reads:
@@ -310,7 +310,7 @@ class Agents:
             agent.closed(key)
         self.log()
 
-    def copied(self, shards: int = 1) -> list[Key]:
+    def copied(self, shards: int = 1) -> list[ShardKey]:
         """Publish version 1, and let a copy of it come to stand; returns its shards."""
         self.join(sum(NBYTES))
         self.published(shards)
@@ -318,21 +318,21 @@ class Agents:
         self.fill(*self.made)
         return sorted(self.made)
 
-    def last_copy(self) -> Key:
+    def last_copy(self) -> ShardKey:
         """Let the copy be all that holds the version."""
         [key] = self.copied()
         trainer = self.all[0]
         taken_back = trainer.unpublish(trainer.key("trainer"))
         self.log()
-        assert trainer.end_of(taken_back) == Answer(call=taken_back)
+        assert trainer.end_of(taken_back) == CompleteCall(call=taken_back)
         return key
 
-    def version_of(self, key: Key) -> int | None:
+    def version_of(self, key: ShardKey) -> int | None:
         return self.catalog.models[MODEL].replicas[key.replica].version
 
 
-def place_of(key: Key, shards: int) -> Place:
-    return Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES)
+def place_of(key: ShardKey, shards: int) -> ShardSpec:
+    return ShardSpec(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES)
 
 
 def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None:
@@ -343,7 +343,7 @@ def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
     back.core.limits = gone.core.limits
-    back.core.adopt(place_of(key, 2), Held(partial=True))
+    back.core.adopt(place_of(key, 2), ShardContents(partial=True))
     agents.all[agents.all.index(gone)] = back
     back.do(back.core.join(2, f"host-{back.core.agent}", "site", back.now))
     agents.log()
@@ -360,7 +360,10 @@ def test_shards_of_a_copy_that_join_at_the_same_time_read_once() -> None:
         agent.tick(AGAIN_S)
     agents.log()
     wants = [
-        each for agent in agents.all for each in agent.seen if isinstance(each, Say) and isinstance(each.command, Want)
+        each
+        for agent in agents.all
+        for each in agent.seen
+        if isinstance(each, AppendCommand) and isinstance(each.command, Want)
     ]
     assert len(wants) == 2
     assert agents.version_of(agents.made[0]) == 1
@@ -378,7 +381,7 @@ def test_a_copy_that_is_the_last_one_and_has_to_go_is_replaced(level: Level) -> 
     trainer = agents.all[0]
     taken_back = trainer.unpublish(trainer.key("trainer"))
     agents.log()
-    assert trainer.end_of(taken_back) == Answer(call=taken_back)
+    assert trainer.end_of(taken_back) == CompleteCall(call=taken_back)
     holder = next(agent for agent in agents.all if first in agent.core.shards)
     holder.do(holder.core.copy_failed(first, holder.now))
     agents.log()
@@ -397,7 +400,7 @@ def test_a_copy_that_is_the_last_one_and_has_to_go_is_replaced(level: Level) -> 
         assert first not in holder.core.shards
 
 
-def set_aside(agents: Agents, key: Key) -> OneAgent:
+def set_aside(agents: Agents, key: ShardKey) -> OneAgent:
     """Let the agent of a copy begin anew in a process that can't take the copy back, for want of descriptors or so."""
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
@@ -418,7 +421,7 @@ def test_a_copy_that_its_agent_cannot_take_back_is_replaced_and_freed(level: Lev
     """Below the level the log takes it for one that is coming, and whoever may go once it stands waits for that."""
     agents, back, first = with_a_copy_aside(Agents(3, level))
     agents.make_copies()
-    assert back.last(Free) is None, "the new copy does not stand yet"
+    assert back.last(FreeShard) is None, "the new copy does not stand yet"
     agents.fill(*agents.made[1:])
     trainer = agents.all[0]
     taken_back = trainer.unpublish(trainer.key("trainer"))
@@ -426,13 +429,13 @@ def test_a_copy_that_its_agent_cannot_take_back_is_replaced_and_freed(level: Lev
     if level < Level.LEAVING_COPIES:
         assert (trainer.end_of(taken_back), len(agents.made)) == (None, 1)
         return
-    assert back.last(Free) == Free(first)
+    assert back.last(FreeShard) == FreeShard(first)
     assert (back.core.aside, first.replica in agents.catalog.models[MODEL].replicas) == (set(), False)
-    assert trainer.end_of(taken_back) == Answer(call=taken_back)
+    assert trainer.end_of(taken_back) == CompleteCall(call=taken_back)
     assert agents.version_of(agents.made[1]) == 1
 
 
-def with_a_copy_aside(agents: Agents) -> tuple[Agents, OneAgent, Key]:
+def with_a_copy_aside(agents: Agents) -> tuple[Agents, OneAgent, ShardKey]:
     """Return the agents, that of the copy in a process that can't take it back, and the copy. The trainer holds it."""
     [first] = agents.copied()
     return agents, set_aside(agents, first), first
@@ -452,11 +455,11 @@ def test_a_copy_that_cannot_be_taken_back_and_not_be_replaced_is_kept() -> None:
     assert (agents.version_of(key), len(agents.made)) == (1, 1)
 
 
-def taken_back_by(agents: Agents, gone: OneAgent, key: Key) -> None:
+def taken_back_by(agents: Agents, gone: OneAgent, key: ShardKey) -> None:
     """Let a process of the agent begin that can take the copy back."""
     able = OneAgent(gone.core.agent, catalog=gone.catalog)
     able.core.limits = gone.core.limits
-    able.core.adopt(place_of(key, 1), Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a")))
+    able.core.adopt(place_of(key, 1), ShardContents(MemoryState.READY, version=1, root=ROOT, digests=digests_of("a")))
     begin_anew(agents, gone, able, 3)
     agents.make_copies()
     able.open_lease(key, 1, ROOT)
@@ -472,14 +475,14 @@ def test_a_copy_that_is_still_empty_when_its_agent_begins_anew_is_awaited() -> N
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
     back.core.limits = gone.core.limits
-    back.core.adopt(place_of(key, 1), Held())
+    back.core.adopt(place_of(key, 1), ShardContents())
     begin_anew(agents, gone, back, 2)
     trainer = agents.all[0]
     taken_back = trainer.unpublish(trainer.key("trainer"))
     agents.log()
     assert (trainer.end_of(taken_back), trainer.error_of(taken_back)) == (None, None)
     agents.fill(key)
-    assert trainer.end_of(taken_back) == Answer(call=taken_back)
+    assert trainer.end_of(taken_back) == CompleteCall(call=taken_back)
     agents.make_copies()
     assert (agents.version_of(key), agents.made) == (1, [key])
 
@@ -494,7 +497,7 @@ def test_a_copy_that_was_set_aside_and_can_not_come_to_be_whole_is_let_go() -> N
     empty = OneAgent(gone.core.agent, catalog=gone.catalog)
     empty.core.limits = gone.core.limits
     begin_anew(agents, gone, empty, 2)
-    assert (back.core.aside, back.last(Free)) == (set(), Free(first))
+    assert (back.core.aside, back.last(FreeShard)) == (set(), FreeShard(first))
     agents.make_copies()
     agents.fill(*agents.made[2:])
     assert [agents.version_of(key) for key in agents.made[2:]] == [1, 1]
@@ -505,6 +508,6 @@ def test_the_last_copy_is_kept_though_its_agent_cannot_take_it_back_now() -> Non
     agents = Agents(3)
     key = agents.last_copy()
     back = set_aside(agents, key)
-    assert (back.core.aside, agents.version_of(key), back.last(Free)) == ({key}, None, None)
+    assert (back.core.aside, agents.version_of(key), back.last(FreeShard)) == ({key}, None, None)
     taken_back_by(agents, back, key)
     assert (agents.version_of(key), len(agents.made)) == (1, 1)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.deltas.builder import DeltaMaker, Publication
+from tensorhub_agent.deltas.builder import DeltaBuilder, PublishedMemory
 from tensorhub_agent.encodings.patch import apply, make
-from tensorhub_agent.leases.delta_store import DeltaBook
+from tensorhub_agent.leases.delta_store import DeltaStore
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_common.layout.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
@@ -32,12 +32,12 @@ class Publisher:
     segment: Segment
     made: int = 0
     versions: dict[str, bytes] = field(default_factory=dict)
-    maker: DeltaMaker = field(init=False)
-    book: DeltaBook = field(default_factory=lambda: DeltaBook(3, 64 * MIB))
+    maker: DeltaBuilder = field(init=False)
+    book: DeltaStore = field(default_factory=lambda: DeltaStore(3, 64 * MIB))
 
     def __post_init__(self) -> None:
         self.chance = np.random.default_rng(1)
-        self.maker = DeltaMaker(self.pool, self.store, self.book, self._count)
+        self.maker = DeltaBuilder(self.pool, self.store, self.book, self._count)
         self.segment.view[:] = self.chance.bytes(self.segment.nbytes)
 
     def _count(self) -> None:
@@ -52,7 +52,7 @@ class Publisher:
         digests = await self.pool.digest(self.segment.view, Spans.of(self.table)).result()
         root = root_digest(digests)
         self.versions[root] = bytes(self.segment.view)
-        self.maker.published(SHARD, Publication(self.segment, self.table, root, digests))
+        self.maker.published(SHARD, PublishedMemory(self.segment, self.table, root, digests))
         return root
 
     async def publish_and_settle(self) -> str:
@@ -86,7 +86,7 @@ class Publisher:
         without = nbytes = 0
         for piece, steps in enumerate(offer.patches):
             at, size = self.table.at[piece], self.table.nbytes[piece]
-            unit = Publication(self.segment, self.table, "", b"").unit(piece)
+            unit = PublishedMemory(self.segment, self.table, "", b"").unit(piece)
             if steps is None:
                 without += 1
                 memory[at : at + size] = new[at : at + size]
@@ -244,7 +244,7 @@ async def test_a_delta_that_has_no_room_is_not_made_to_its_end_and_the_next_is_r
         return make(old, new, unit)
 
     monkeypatch.setattr("tensorhub_agent.deltas.builder.make", counted)
-    publisher.book = publisher.maker._book = DeltaBook(3, 100_000)
+    publisher.book = publisher.maker._book = DeltaStore(3, 100_000)
     first = await publisher.publish_and_settle()
     publisher.unpublish()
     publisher.change(0.1)

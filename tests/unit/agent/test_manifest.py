@@ -11,8 +11,8 @@ from tensorhub_agent.compute.pool import CopyPool, Spans
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.storage import manifest as manifests
 from tensorhub_agent.storage.manifest import (
-    Foreign,
     Manifest,
+    UnusableManifest,
     adopt,
     load,
     manifest_path,
@@ -130,16 +130,16 @@ def test_a_foreign_manifest_is_told_from_ours(store: SegmentStore, change: dict[
     told = msgspec.to_builtins(manifest) | change
     manifest_path(store, manifest.segment).write_bytes(msgspec.json.encode(told))
     found = load(store, manifest.segment)
-    assert isinstance(found, Foreign)
+    assert isinstance(found, UnusableManifest)
     assert reason in found.reason
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
 def test_a_broken_manifest_is_no_exception(store: SegmentStore, data: bytes) -> None:
     segment = store.create(1)
-    assert isinstance(load(store, segment.name), Foreign)
+    assert isinstance(load(store, segment.name), UnusableManifest)
     manifest_path(store, segment.name).write_bytes(data)
-    assert isinstance(load(store, segment.name), Foreign)
+    assert isinstance(load(store, segment.name), UnusableManifest)
 
 
 def test_a_manifest_has_a_bound(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_manifest_has_a_bound(store: SegmentStore, monkeypatch: pytest.MonkeyP
     save(store, manifest)
     monkeypatch.setattr(manifests, "MANIFEST_BYTES_MAX", 100)
     found = load(store, manifest.segment)
-    assert isinstance(found, Foreign)
+    assert isinstance(found, UnusableManifest)
     assert "larger than 100 bytes" in found.reason
 
 

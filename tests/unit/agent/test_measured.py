@@ -4,29 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.rates.link_rates import FALL, RISE, SLOW_SAMPLES_MIN, Link, Measured, Sample
+from tensorhub_agent.rates.link_rates import FALL, RISE, SLOW_SAMPLES_MIN, LinkKey, LinkRates, LinkSample
 from tensorhub_common.protocol.plans import RATES_MAX, LinkRate
 
-NEAR: Link = ("site/node-2", "ucxx")
+NEAR: LinkKey = ("site/node-2", "ucxx")
 
 
-def sample(bps: float, *, link: str = "site/node-2", seconds: float = 2.0, parallel: int = 1) -> Sample:
-    return Sample((link, "ucxx"), round(bps * seconds), seconds, parallel)
+def sample(bps: float, *, link: str = "site/node-2", seconds: float = 2.0, parallel: int = 1) -> LinkSample:
+    return LinkSample((link, "ucxx"), round(bps * seconds), seconds, parallel)
 
 
-def rate(measured: Measured, now: float = 0.0) -> LinkRate:
+def rate(measured: LinkRates, now: float = 0.0) -> LinkRate:
     [told] = measured.told(now)
     return told
 
 
 def test_the_first_sample_is_the_rate() -> None:
-    measured = Measured()
+    measured = LinkRates()
     measured.note([sample(1000)], 5.0)
     assert measured.told(7.5) == (LinkRate("site/node-2", "ucxx", 1000, 1, 2.5),)
 
 
 def test_what_came_is_the_least_that_the_link_gives_so_more_counts_at_once_and_less_slowly() -> None:
-    measured = Measured()
+    measured = LinkRates()
     measured.note([sample(1000)], 0.0)
     measured.note([sample(2000)], 1.0)
     assert rate(measured).bps == 1000 + RISE * 1000
@@ -36,7 +36,7 @@ def test_what_came_is_the_least_that_the_link_gives_so_more_counts_at_once_and_l
 
 def test_one_of_several_links_that_were_used_at_once_says_less_by_being_slow() -> None:
     """The reader may have been the bound, and each link had a part of it."""
-    alone, beside = Measured(), Measured()
+    alone, beside = LinkRates(), LinkRates()
     for measured, parallel in ((alone, 1), (beside, 4)):
         measured.note([sample(1000), sample(200, parallel=parallel)], 0.0)
     assert rate(alone).bps == 1000 - FALL * 800
@@ -44,7 +44,7 @@ def test_one_of_several_links_that_were_used_at_once_says_less_by_being_slow() -
 
 
 def test_a_link_that_has_become_slow_is_known_after_some_reads() -> None:
-    measured = Measured()
+    measured = LinkRates()
     measured.note([sample(1000)], 0.0)
     for number in range(10):
         measured.note([sample(10)], number)
@@ -53,7 +53,7 @@ def test_a_link_that_has_become_slow_is_known_after_some_reads() -> None:
 
 def test_one_bad_moment_makes_no_link_a_slow_one() -> None:
     """Patches would come of all pieces then, and be waited for, and no read would see more of the link."""
-    measured = Measured()
+    measured = LinkRates()
     for number in range(1, SLOW_SAMPLES_MIN):
         measured.note([sample(25e6)], number)
         assert measured.rate(NEAR) is None
@@ -63,13 +63,13 @@ def test_one_bad_moment_makes_no_link_a_slow_one() -> None:
 
 def test_one_sample_makes_a_link_a_fast_one() -> None:
     """Bytes that came were brought by the link, whatever the machine did."""
-    measured = Measured()
+    measured = LinkRates()
     measured.note([sample(20e9)], 0.0)
     assert measured.rate(NEAR) == pytest.approx(20e9)
 
 
 def test_the_link_that_was_not_used_for_longest_is_forgotten_first() -> None:
-    measured = Measured()
+    measured = LinkRates()
     for number in range(RATES_MAX):
         measured.note([sample(1, link=f"site/{number}")], number)
     measured.note([sample(1, link="site/0")], 100)
@@ -82,8 +82,8 @@ def test_the_link_that_was_not_used_for_longest_is_forgotten_first() -> None:
 
 def test_a_rate_is_never_told_as_nothing() -> None:
     """A planner would divide by it."""
-    measured = Measured()
-    measured.note([Sample(NEAR, 1, 100.0, 1)], 0.0)
+    measured = LinkRates()
+    measured.note([LinkSample(NEAR, 1, 100.0, 1)], 0.0)
     assert rate(measured).bps == 1
 
 
@@ -95,10 +95,10 @@ def test_a_rate_is_never_told_as_nothing() -> None:
     )
 )
 def test_an_estimate_stays_within_what_was_seen(samples: list[tuple[int, float, int, float]]) -> None:
-    measured, now = Measured(), 0.0
+    measured, now = LinkRates(), 0.0
     for nbytes, seconds, parallel, passed in samples:
         now += passed
-        measured.note([Sample(NEAR, nbytes, seconds, parallel)], now)
+        measured.note([LinkSample(NEAR, nbytes, seconds, parallel)], now)
     told = rate(measured, now)
     seen = [nbytes / seconds for nbytes, seconds, _, _ in samples]
     assert min(seen) * (1 - 1e-9) - 1 <= told.bps <= max(seen) * (1 + 1e-9) + 1
@@ -109,7 +109,7 @@ def test_an_estimate_stays_within_what_was_seen(samples: list[tuple[int, float, 
 def test_an_estimate_comes_to_what_the_link_gives_from_above_and_from_below(
     before: float, after: float, parallel: int
 ) -> None:
-    measured = Measured()
+    measured = LinkRates()
     measured.note([sample(before, seconds=1000.0)], 0.0)
     for _ in range(400):
         measured.note([sample(after, seconds=1000.0, parallel=parallel)], 0.0)

@@ -5,17 +5,17 @@ from tests.unit.agent.one_agent import OneAgent
 from tests.unit.agent.test_op_read import pair, publish
 
 from tensorhub_agent.core.agent import AgentCore
-from tensorhub_agent.core.config import Limits
-from tensorhub_agent.core.effects import AskPlan, Post, Progressed, Raise
-from tensorhub_agent.leases.reader_load import summed
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_agent.core.effects import BytesReceived, FailCall, ReadBatch, RequestPlan
+from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.rates import link_rates
-from tensorhub_agent.rates.link_rates import Measured
+from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_agent.transfer.transfer import LOOK_S
-from tensorhub_common.protocol.heartbeat import Served, Serving
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
-from tensorhub_common.protocol.plans import LinkRate, SourceId, Turn
+from tensorhub_common.protocol.heartbeat import ReaderLoad, ServingLoad
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
+from tensorhub_common.protocol.plans import LinkRate, ReadPriority, SourceId
 
 LINK = "host"
 
@@ -26,7 +26,7 @@ def _twelve_bytes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_rates, "SAMPLE_BYTES_LEAST", 1)
 
 
-def begin_reading(reader: OneAgent, key: Key, link: str = LINK) -> None:
+def begin_reading(reader: OneAgent, key: ShardKey, link: str = LINK) -> None:
     """Come so far that all of the read's twelve bytes are under way."""
     reader.read(key)
     reader.log()
@@ -36,7 +36,7 @@ def begin_reading(reader: OneAgent, key: Key, link: str = LINK) -> None:
 
 
 def rates_asked_with(reader: OneAgent) -> tuple[LinkRate, ...]:
-    asked = reader.last(AskPlan)
+    asked = reader.last(RequestPlan)
     assert asked is not None
     return asked.demand.rates
 
@@ -64,12 +64,12 @@ def test_a_read_that_is_given_up_for_its_slow_source_tells_of_it_too() -> None:
     _, reader = pair()
     key = reader.key("rollout")
     begin_reading(reader, key)
-    post = reader.last(Post)
+    post = reader.last(ReadBatch)
     assert post is not None
     for _ in range(2):
         for _ in range(8):
             reader.tick(LOOK_S)
-        reader.do(reader.core.on_news(Progressed(key, post.source, 4), reader.now))
+        reader.do(reader.core.on_news(BytesReceived(key, post.source, 4), reader.now))
     reader.tick(10.0)
     reader.log()
     [told] = reader.core.measured.told(reader.now)
@@ -94,19 +94,19 @@ def test_a_source_that_brings_nothing_gives_no_sample() -> None:
     reader.tick(20.0)
     reader.log()
     reader.closed(key)
-    assert reader.last(Raise) is not None
+    assert reader.last(FailCall) is not None
     assert reader.core.measured.told(reader.now) == ()
 
 
 def test_what_one_job_measured_another_one_tells() -> None:
-    measured = Measured()
-    one, other = (AgentCore("agent-0", Limits(), measured) for _ in range(2))
+    measured = LinkRates()
+    one, other = (AgentCore("agent-0", CoreConfig(), measured) for _ in range(2))
     assert one.measured is other.measured is measured
 
 
-def lease(agent: OneAgent, key: Key, name: str, *, shard: int, nbytes: int, mapped: bool = False) -> None:
+def lease(agent: OneAgent, key: ShardKey, name: str, *, shard: int, nbytes: int, mapped: bool = False) -> None:
     me = SourceId(agent.core.agent, agent.core.incarnation, key.replica, key.shard)
-    ask = LeaseAsk(
+    ask = LeaseRequest(
         job="run-7",
         model=key.model,
         source=me,
@@ -114,7 +114,7 @@ def lease(agent: OneAgent, key: Key, name: str, *, shard: int, nbytes: int, mapp
         root=root_digest(agent.core.shards[key].held.digests),
         reader=SourceId("agent-9", 1, "reader", shard),
         transport="ucxx",
-        turn=Turn(70 + shard, 70),
+        turn=ReadPriority(70 + shard, 70),
         nbytes=nbytes,
         mapped=mapped,
     )
@@ -125,13 +125,17 @@ def test_an_agent_says_who_reads_from_it() -> None:
     """From its grant to its end a reader counts; one that maps the memory costs nothing."""
     trainer, _ = pair()
     key, table = trainer.key("trainer"), trainer.core.table
-    assert summed(table.readers()) == ()
+    assert reader_loads(table.readers()) == ()
     lease(trainer, key, "one", shard=0, nbytes=5)
     lease(trainer, key, "two", shard=1, nbytes=7)
     lease(trainer, key, "mapped", shard=2, nbytes=100, mapped=True)
-    one, two = (Served("run-7", key.model, "reader", shard, 70 + shard, nbytes) for shard, nbytes in ((0, 5), (1, 7)))
-    assert summed(table.readers()) == (Serving("ucxx", 2, 12, (one, two)),)
+    one, two = (
+        ReaderLoad("run-7", key.model, "reader", shard, 70 + shard, nbytes) for shard, nbytes in ((0, 5), (1, 7))
+    )
+    assert reader_loads(table.readers()) == (ServingLoad("ucxx", 2, 12, (one, two)),)
     assert trainer.core.redeemed("ticket-one", trainer.now) is not None
-    assert summed(table.readers()) == (Serving("ucxx", 2, 12, (one, two)),)
+    assert reader_loads(table.readers()) == (ServingLoad("ucxx", 2, 12, (one, two)),)
     trainer.tick(6.0)
-    assert summed(table.readers()) == (Serving("ucxx", 1, 5, (one,)),), "the other ticket was not shown in time"
+    assert reader_loads(table.readers()) == (ServingLoad("ucxx", 1, 5, (one,)),), (
+        "the other ticket was not shown in time"
+    )

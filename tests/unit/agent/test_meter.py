@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.agent.driven import source_id
 
-from tensorhub_agent.rates.link_rates import SAMPLE_BYTES_LEAST, SAMPLE_BYTES_MIN, SAMPLE_S_MIN, Meter, Meters, Sample
+from tensorhub_agent.rates.link_rates import (
+    SAMPLE_BYTES_LEAST,
+    SAMPLE_BYTES_MIN,
+    SAMPLE_S_MIN,
+    LinkMeter,
+    LinkMeters,
+    LinkSample,
+)
 from tensorhub_common.protocol.plans import Share, Transport
 
 MANY = SAMPLE_BYTES_MIN
@@ -15,14 +22,14 @@ def share(link: str, name: str = "a", transport: Transport = "ucxx") -> Share:
     return Share(source=source_id(name), transport=transport, pieces=((0, 1),), nbytes=0, why="", link=link)
 
 
-def brought(meter: Meter, nbytes: int, begin: float, end: float) -> None:
+def brought(meter: LinkMeter, nbytes: int, begin: float, end: float) -> None:
     meter.begins(begin)
     meter.came(nbytes)
     meter.ends(end)
 
 
 def test_only_the_time_counts_in_which_something_was_under_way() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     brought(meter, MANY, 1.0, 2.0)
     brought(meter, MANY, 100.0, 101.0)
     assert meter.take(200.0) == (2 * MANY, 2.0)
@@ -30,7 +37,7 @@ def test_only_the_time_counts_in_which_something_was_under_way() -> None:
 
 def test_what_comes_from_several_sources_at_once_is_one_stream_on_the_link() -> None:
     """Two sources of one site, from 0 to 3 and from 1 to 4: 4 s, and not 6."""
-    meters = Meters()
+    meters = LinkMeters()
     one, other = meters.of(share("wan/paris")), meters.of(share("wan/paris", "b"))
     one.begins(0.0)
     other.begins(1.0)
@@ -38,12 +45,12 @@ def test_what_comes_from_several_sources_at_once_is_one_stream_on_the_link() -> 
     one.ends(3.0)
     other.came(MANY)
     other.ends(4.0)
-    assert meters.take(9.0) == [Sample(("wan/paris", "ucxx"), 2 * MANY, 4.0, 1)]
+    assert meters.take(9.0) == [LinkSample(("wan/paris", "ucxx"), 2 * MANY, 4.0, 1)]
 
 
 def test_a_read_under_way_is_told_of_once() -> None:
     """A read that asks for another plan tells what it has seen of its sources so far."""
-    meter = Meter()
+    meter = LinkMeter()
     meter.begins(0.0)
     meter.came(MANY)
     assert meter.take(2.0) == (MANY, 2.0)
@@ -67,13 +74,13 @@ def test_a_read_under_way_is_told_of_once() -> None:
 def test_little_that_came_soon_tells_of_round_trips_and_not_of_the_link(
     nbytes: int, seconds: float, *, tells: bool
 ) -> None:
-    meter = Meter()
+    meter = LinkMeter()
     brought(meter, nbytes, 0.0, seconds)
     assert (meter.take(20.0) is not None) == tells
 
 
 def test_a_pause_of_the_reader_is_nobodys_slowness() -> None:
-    meters = Meters()
+    meters = LinkMeters()
     meter = meters.of(share("site/node-2"))
     meter.begins(0.0)
     meters.paused(10.0, 11.0)
@@ -84,7 +91,7 @@ def test_a_pause_of_the_reader_is_nobodys_slowness() -> None:
 
 
 def test_links_are_told_apart_and_counted() -> None:
-    meters = Meters()
+    meters = LinkMeters()
     for link in ("site/node-2", "site/node-3", ""):
         brought(meters.of(share(link)), MANY, 0.0, 1.0)
     meters.of(share("site/node-4"))
@@ -99,9 +106,9 @@ def test_no_byte_is_told_of_twice_and_no_second_beyond_those_that_passed(
     turns: list[tuple[int, float, int]],
 ) -> None:
     """Sources begin and end as they like, and somebody asks now and then."""
-    meters = Meters()
+    meters = LinkMeters()
     meter, busy, now, came = meters.of(share("wan/paris")), [False] * 2, 0.0, 0
-    told: list[Sample] = []
+    told: list[LinkSample] = []
     for who, passed, nbytes in turns:
         now += passed
         if who == len(busy):
@@ -121,7 +128,7 @@ def test_no_byte_is_told_of_twice_and_no_second_beyond_those_that_passed(
 
 
 def test_what_came_as_patches_tells_nothing_of_the_link() -> None:
-    meter = Meter()
+    meter = LinkMeter()
     meter.begins(0.0)
     meter.came(64 << 20)
     meter.forget(1.0)

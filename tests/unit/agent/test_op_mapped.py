@@ -3,11 +3,20 @@
 import pytest
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.core.effects import BatchDone, Duplicate, Duplicated, LetGo, Post, Probe, Save, Say
+from tensorhub_agent.core.effects import (
+    AppendCommand,
+    BatchDone,
+    CopyToSpare,
+    DropMapping,
+    Duplicated,
+    ProbeMapping,
+    ReadBatch,
+    SaveManifest,
+)
 from tensorhub_agent.core.operations.reclaim import PROBE_AGAIN_S
-from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
 from tensorhub_common.protocol.log.commands import Drained, Filled, Register, ShardCommand, Unpublish
 from tensorhub_common.protocol.log.events import kind_of
@@ -15,7 +24,7 @@ from tensorhub_common.protocol.log.events import kind_of
 ROOT = root_digest(digests_of("one"))
 
 
-def published(*, staged: bool = False) -> tuple[OneAgent, Key]:
+def published(*, staged: bool = False) -> tuple[OneAgent, ShardKey]:
     """A trainer that has published version 1, which somebody has mapped."""
     agent = OneAgent()
     agent.join()
@@ -27,7 +36,7 @@ def published(*, staged: bool = False) -> tuple[OneAgent, Key]:
 
 
 def drained(agent: OneAgent) -> bool:
-    return any(isinstance(effect, Say) and isinstance(effect.command, Drained) for effect in agent.seen)
+    return any(isinstance(effect, AppendCommand) and isinstance(effect.command, Drained) for effect in agent.seen)
 
 
 def test_one_memory_is_probed_again_until_it_is_free() -> None:
@@ -37,14 +46,14 @@ def test_one_memory_is_probed_again_until_it_is_free() -> None:
     for _ in range(3):
         agent.probed(lent=True)
         assert agent.end_of(call) is None
-        before = sum(isinstance(effect, Probe) for effect in agent.seen)
+        before = sum(isinstance(effect, ProbeMapping) for effect in agent.seen)
         agent.tick(PROBE_AGAIN_S)
-        assert sum(isinstance(effect, Probe) for effect in agent.seen) == before + 1
+        assert sum(isinstance(effect, ProbeMapping) for effect in agent.seen) == before + 1
     agent.probed(lent=False)
     agent.log()
     assert agent.end_of(call) is not None
     assert agent.error_of(call) is None
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
@@ -55,14 +64,14 @@ def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
         agent.probed(lent=True)
         agent.tick(10)
         assert agent.error_of(call) == "DrainTimeout"
-        assert agent.memory(key) is Memory.DRAINING
+        assert agent.memory(key) is MemoryState.DRAINING
         assert not drained(agent)
     again = agent.unpublish(key)
     agent.log()
     agent.probed(lent=False)
     agent.log()
     assert agent.error_of(again) is None
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -> None:
@@ -70,7 +79,7 @@ def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -
     agent.open_lease(key, 1, ROOT)
     call = agent.unpublish(key)
     agent.log()
-    assert agent.last(Probe) is None
+    assert agent.last(ProbeMapping) is None
     agent.tick(10)
     agent.probed(lent=True)
     assert agent.error_of(call) == "DrainTimeout"
@@ -81,10 +90,10 @@ def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on() -> None:
     call = agent.unpublish(key)
     agent.log()
     agent.probed(lent=True)
-    assert agent.last(Duplicate) is not None
+    assert agent.last(CopyToSpare) is not None
     assert not drained(agent)
     agent.do(agent.core.on_news(Duplicated(key), agent.now))
-    saved = agent.last(Save)
+    saved = agent.last(SaveManifest)
     assert saved is not None
     assert saved.swap
     agent.log()
@@ -100,16 +109,16 @@ def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
     agent.log()
     for _ in range(2):
         agent.probed(lent=True)
-        probe = agent.last(Probe)
+        probe = agent.last(ProbeMapping)
         assert probe is not None
         assert probe.spare
         agent.probed(lent=True)
-        assert agent.last(Duplicate) is None
+        assert agent.last(CopyToSpare) is None
         agent.tick(PROBE_AGAIN_S)
     agent.probed(lent=False)
     agent.log()
     assert agent.error_of(call) is None
-    assert agent.last(Duplicate) is None
+    assert agent.last(CopyToSpare) is None
 
 
 def test_a_copy_under_way_is_waited_for_beyond_the_bound() -> None:
@@ -139,8 +148,8 @@ def test_an_agent_that_comes_back_hands_mapped_memory_to_nobody() -> None:
     """What was draining is as good as empty, but for those who map it."""
     agent, key = published()
     after = OneAgent(catalog=agent.catalog)
-    place = Place(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
-    after.core.adopt(place, Held(Memory.DRAINING, lent=True))
+    place = ShardSpec(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+    after.core.adopt(place, ShardContents(MemoryState.DRAINING, lent=True))
     after.join(2)
     call = after.attach(key, SESSION)
     after.log()
@@ -152,13 +161,13 @@ def test_an_agent_that_comes_back_hands_mapped_memory_to_nobody() -> None:
     after.probed(lent=False)
     after.log()
     assert after.error_of(call) is None
-    assert after.memory(key) is Memory.EMPTY
+    assert after.memory(key) is MemoryState.EMPTY
 
 
 def test_what_the_log_does_not_know_drains_while_it_is_mapped() -> None:
     agent, key = published()
     agent.core.shards[key].believed(None, None)
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING
     agent.core.check()
 
 
@@ -173,7 +182,7 @@ def test_a_rejoining_agent_goes_on_waiting() -> None:
     agent.probed(lent=False)
     agent.log()
     assert agent.error_of(call) is None
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
@@ -189,7 +198,7 @@ def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
     assert isinstance(agent.lease(key, 1, ROOT, "late", mapped=True), LeaseRefusal)
 
 
-def reading(*, staged: bool) -> tuple[OneAgent, Key]:
+def reading(*, staged: bool) -> tuple[OneAgent, ShardKey]:
     """A rollout that holds version 1, mapped by somebody, and has its leases on version 2."""
     agent = OneAgent()
     agent.join()
@@ -205,7 +214,7 @@ def reading(*, staged: bool) -> tuple[OneAgent, Key]:
     return agent, key
 
 
-def filling(*, staged: bool) -> tuple[OneAgent, Key, int]:
+def filling(*, staged: bool) -> tuple[OneAgent, ShardKey, int]:
     """Return one that would fill what somebody maps, in place or beside, and is to look whether they still do."""
     agent, key = reading(staged=staged)
     if staged:
@@ -222,11 +231,11 @@ def filling(*, staged: bool) -> tuple[OneAgent, Key, int]:
 @pytest.mark.parametrize("staged", [False, True])
 def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
     agent, key, call = filling(staged=staged)
-    probe = agent.last(Probe)
+    probe = agent.last(ProbeMapping)
     assert probe is not None
     assert probe.spare is staged
     agent.probed(lent=True)
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.tick(PROBE_AGAIN_S)
     agent.probed(lent=False)
     agent.brought(key, "two")
@@ -245,13 +254,13 @@ def test_a_fill_that_can_not_wait_longer_leaves_what_is_mapped(staged: bool) -> 
     agent.closed(key)
     agent.log()
     assert agent.error_of(call) == "DrainTimeout"
-    assert agent.memory(key) is (Memory.READY if staged else Memory.DRAINING)
+    assert agent.memory(key) is (MemoryState.READY if staged else MemoryState.DRAINING)
 
 
 # The mapped shard itself.
 
 
-def mapped() -> tuple[OneAgent, Key]:
+def mapped() -> tuple[OneAgent, ShardKey]:
     """A mapped rollout, and a trainer of another agent that has published version 1."""
     agent = OneAgent()
     agent.join()
@@ -261,14 +270,14 @@ def mapped() -> tuple[OneAgent, Key]:
     return agent, agent.register("rollout", mapped=True)
 
 
-def read_one(agent: OneAgent, key: Key) -> int:
+def read_one(agent: OneAgent, key: ShardKey) -> int:
     call = agent.read(key)
     agent.log()
     agent.plan(key)
     agent.opened(key, "one")
     agent.log()
     answered = 0
-    while answered < len(posts := [effect for effect in agent.seen if isinstance(effect, Post)]):
+    while answered < len(posts := [effect for effect in agent.seen if isinstance(effect, ReadBatch)]):
         agent.do(agent.core.on_news(BatchDone(key, posts[answered].source, posts[answered].batch, b""), agent.now))
         answered += 1
     return call
@@ -276,13 +285,13 @@ def read_one(agent: OneAgent, key: Key) -> int:
 
 def test_it_takes_no_room_and_serves_nobody() -> None:
     agent, key = mapped()
-    registered = [e.command for e in agent.seen if isinstance(e, Say) and isinstance(e.command, Register)][-1]
+    registered = [e.command for e in agent.seen if isinstance(e, AppendCommand) and isinstance(e.command, Register)][-1]
     assert (registered.nbytes, registered.mapped) == (0, True)
     read_one(agent, key)
     agent.confirmed(key)
     agent.closed(key)
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
     replica = agent.catalog.models[key.model].replicas["rollout"]
     assert (replica.version, agent.catalog.models[key.model].versions[1].holders) == (1, 1)
@@ -299,7 +308,7 @@ def test_it_counts_once_its_source_says_that_the_lease_still_holds() -> None:
     assert agent.end_of(call) is not None
 
 
-def said_of(agent: OneAgent, key: Key) -> list[str]:
+def said_of(agent: OneAgent, key: ShardKey) -> list[str]:
     """The words about the rollout that the log has not taken yet."""
     words = [each for each in agent.unsaid if isinstance(each, ShardCommand) and each.replica == key.replica]
     return [type(each).__name__ for each in words]
@@ -312,7 +321,7 @@ def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
     agent.plan(key)
     agent.opened(key, "one")
     assert said_of(agent, key) == []
-    assert isinstance(agent.last(Post), Post), "nothing is overwritten, so it maps at once"
+    assert isinstance(agent.last(ReadBatch), ReadBatch), "nothing is overwritten, so it maps at once"
     agent.brought(key, "one")
     agent.confirmed(key)
     agent.closed(key)
@@ -323,7 +332,7 @@ def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
     assert (held.version, held.root) == (1, ROOT)
 
 
-def register_one_of_two(agent: OneAgent, replica: str, shard: int, *, mapped: bool = False) -> Key:
+def register_one_of_two(agent: OneAgent, replica: str, shard: int, *, mapped: bool = False) -> ShardKey:
     key = agent.register(replica, shard, 2, mapped=mapped)
     if shard > 0:
         agent.siblings_checked()
@@ -344,7 +353,7 @@ def test_where_a_sibling_is_missing_it_waits_for_the_start() -> None:
     agent.plan(rollout[1])
     agent.opened(rollout[1], "one")
     assert said_of(agent, rollout[1]) == ["Granted"]
-    assert agent.last(Post) is None
+    assert agent.last(ReadBatch) is None
 
 
 def test_a_read_that_ends_without_a_swap_lets_go() -> None:
@@ -354,7 +363,7 @@ def test_a_read_that_ends_without_a_swap_lets_go() -> None:
     agent.log()
     agent.closed(key)
     assert agent.error_of(call) == "RoundTimeout"
-    assert agent.last(LetGo) is not None
+    assert agent.last(DropMapping) is not None
 
 
 def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
@@ -366,7 +375,7 @@ def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
     agent.do(agent.core.worker_gone(SESSION, agent.now))
     assert [type(each) for each in agent.unsaid] == [Unpublish, Drained]
     agent.log()
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
     assert agent.catalog.models[key.model].replicas["rollout"].version is None
 
 
@@ -376,7 +385,7 @@ def test_it_neither_publishes_nor_unpublishes() -> None:
     assert agent.error_of(agent.unpublish(key)) == "NotPublished"
 
 
-def lent_engine() -> tuple[OneAgent, OneAgent, Key]:
+def lent_engine() -> tuple[OneAgent, OneAgent, ShardKey]:
     """An engine that holds version 1 in one memory, which a reader of its host has mapped, and a trainer with 2."""
     trainer = OneAgent("elsewhere")
     trainer.join()
@@ -397,7 +406,7 @@ def lent_engine() -> tuple[OneAgent, OneAgent, Key]:
     return trainer, agent, key
 
 
-def filled(agent: OneAgent, key: Key, text: str) -> None:
+def filled(agent: OneAgent, key: ShardKey, text: str) -> None:
     """Let the read under way bring a version."""
     agent.log()
     agent.plan(key)
@@ -420,20 +429,20 @@ def test_an_engine_whose_memory_is_mapped_may_call_again_and_again_until_it_is_l
         agent.log()
         agent.closed(key)
         assert agent.error_of(call) == "DrainTimeout"
-        assert agent.memory(key) is Memory.DRAINING
+        assert agent.memory(key) is MemoryState.DRAINING
     again = agent.read(key, "newer", patience=0.0)
     agent.log()
     agent.plan(key)
     agent.opened(key, "two")
     agent.log()
     agent.probed(lent=True)
-    assert agent.last(Post) is None or agent.memory(key) is not Memory.FILLING
+    assert agent.last(ReadBatch) is None or agent.memory(key) is not MemoryState.FILLING
     agent.tick(PROBE_AGAIN_S)
     agent.probed(lent=False)
     agent.brought(key, "two")
     agent.log()
     assert agent.error_of(again) is None
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
 
 
 def test_what_an_unpublish_drains_is_not_read_into() -> None:
@@ -447,4 +456,4 @@ def test_what_an_unpublish_drains_is_not_read_into() -> None:
     assert agent.error_of(call) == "ReplicaConflict"
     end = agent.end_of(call)
     assert "call unpublish again and wait for its end" in getattr(end, "message", "")
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING

@@ -2,8 +2,8 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, Raise
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.effects import CompleteCall, FailCall
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
@@ -23,7 +23,7 @@ def test_publishes_and_grants_leases_on_it() -> None:
     key = agent.key("trainer")
     call = agent.publish(key, "a")
     agent.log()
-    assert agent.end_of(call) == Answer(call=call, version=1)
+    assert agent.end_of(call) == CompleteCall(call=call, version=1)
     assert isinstance(agent.lease(key, 1, root_digest(digests_of("a"))), LeaseGrant)
 
 
@@ -44,7 +44,7 @@ def test_a_shard_that_waits_too_long_is_withdrawn() -> None:
     assert agent.end_of(call) is None, "the log decides whether it was too late"
     agent.log()
     assert agent.error_of(call) == "RoundTimeout"
-    assert agent.memory(agent.key("trainer", 0)) is Memory.EMPTY
+    assert agent.memory(agent.key("trainer", 0)) is MemoryState.EMPTY
 
 
 def test_a_publication_that_was_fenced_is_undone_behind_it() -> None:
@@ -69,7 +69,7 @@ def test_the_next_publication_is_not_taken_for_the_fenced_one() -> None:
     agent.tick(OUTCOME_S_MAX)
     call = agent.publish(key, "new")
     agent.log()
-    assert agent.end_of(call) == Answer(call=call, version=2)
+    assert agent.end_of(call) == CompleteCall(call=call, version=2)
     assert agent.core.shards[key].held.root == root_digest(digests_of("new"))
 
 
@@ -104,7 +104,7 @@ def test_all_shards_are_told_alike_who_never_published() -> None:
     agent.log()
     for call in calls:
         end = agent.end_of(call)
-        assert isinstance(end, Raise)
+        assert isinstance(end, FailCall)
         assert "shards [2] did not publish within the bound" in end.message
 
 
@@ -113,7 +113,7 @@ def test_an_agent_that_joined_anew_says_publish_again() -> None:
     call = agent.publish(agent.key("trainer", 0), "a")
     agent.log()
     agent.join(2)
-    assert isinstance(agent.end_of(call), Raise)
+    assert isinstance(agent.end_of(call), FailCall)
     assert agent.error_of(call) == "AgentUnavailable"
 
 

@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, AskPlan, PlanCame, Post, Raise, SourceLost
+from tensorhub_agent.core.effects import CompleteCall, FailCall, PlanReceived, ReadBatch, RequestPlan, SourceLost
 from tensorhub_agent.core.operations.read import REPLAN_S
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
@@ -39,9 +39,9 @@ def filling() -> tuple[OneAgent, OneAgent, int]:
     reader.log()
     reader.plan(key)
     reader.opened(key, "a")
-    assert reader.last(Post) is None, "nothing may be asked for before every shard has its leases"
+    assert reader.last(ReadBatch) is None, "nothing may be asked for before every shard has its leases"
     reader.log()
-    assert reader.memory(key) is Memory.FILLING
+    assert reader.memory(key) is MemoryState.FILLING
     return trainer, reader, call
 
 
@@ -51,7 +51,7 @@ def test_reads_verifies_and_returns() -> None:
     reader.brought(key, "a")
     reader.log()
     end = reader.end_of(call)
-    assert isinstance(end, Answer)
+    assert isinstance(end, CompleteCall)
     assert end.version == 1
     assert end.report is not None
     assert (end.report.pieces, end.report.kept, end.report.retried) == (3, 0, 0)
@@ -66,7 +66,7 @@ def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> N
     assert reader.end_of(call) is None, "a batch is still under way"
     reader.closed(key)
     assert reader.error_of(call) == "RoundTimeout"
-    assert (reader.memory(key), reader.core.shards[key].held.partial) == (Memory.EMPTY, True)
+    assert (reader.memory(key), reader.core.shards[key].held.partial) == (MemoryState.EMPTY, True)
 
 
 def test_what_was_verified_before_is_not_read_again() -> None:
@@ -80,7 +80,7 @@ def test_what_was_verified_before_is_not_read_again() -> None:
     reader.log()
     reader.log()
     end = reader.end_of(again)
-    assert isinstance(end, Answer)
+    assert isinstance(end, CompleteCall)
     assert end.report is not None
     assert end.report.kept == 3
 
@@ -92,9 +92,9 @@ def test_a_planner_that_is_silent_is_asked_again_as_long_as_the_call_may_last() 
     call = reader.read(key)
     reader.log()
     for _ in range(4):
-        asked = reader.last(AskPlan)
+        asked = reader.last(RequestPlan)
         assert asked is not None
-        reader.do(reader.core.on_news(PlanCame(key, asked.number, Refusal(error=NO_ANSWER, reason="")), reader.now))
+        reader.do(reader.core.on_news(PlanReceived(key, asked.number, Refusal(error=NO_ANSWER, reason="")), reader.now))
         reader.tick(PLAN_AGAIN_S)
     reader.tick(2.0)
     reader.tick(PLAN_AGAIN_S)
@@ -109,14 +109,14 @@ def test_a_read_that_ends_for_want_of_a_planner_says_so() -> None:
     key = reader.key("rollout")
     call = reader.read(key)
     reader.log()
-    asked = reader.last(AskPlan)
+    asked = reader.last(RequestPlan)
     assert asked is not None
     refusal = Refusal(error=NO_ANSWER, reason="no planner listens")
-    reader.do(reader.core.on_news(PlanCame(key, asked.number, refusal), reader.now))
+    reader.do(reader.core.on_news(PlanReceived(key, asked.number, refusal), reader.now))
     reader.tick(10.0)
     reader.log()
     end = reader.end_of(call)
-    assert isinstance(end, Raise)
+    assert isinstance(end, FailCall)
     assert "for it got no plan: no planner listens. See that tensorhub-planner runs" in end.message
 
 
@@ -125,14 +125,14 @@ def test_leases_that_cant_be_had_are_planned_again_by_the_log() -> None:
     key = reader.key("rollout")
     reader.read(key)
     reader.log()
-    asked = reader.last(AskPlan)
+    asked = reader.last(RequestPlan)
     assert asked is not None
     gone = Refusal(error="VersionUnavailable", reason="nobody has it")
-    reader.do(reader.core.on_news(PlanCame(key, asked.number, gone), reader.now))
+    reader.do(reader.core.on_news(PlanReceived(key, asked.number, gone), reader.now))
     reader.tick(REPLAN_S)
     assert [type(command) for command in reader.unsaid] == [Replan]
     reader.log()
-    again = reader.last(AskPlan)
+    again = reader.last(RequestPlan)
     assert again is not None
     assert again.number != asked.number
 
@@ -141,17 +141,17 @@ def test_a_round_that_was_taken_up_again_after_giving_up_is_left_for_good_by_a_f
     """The log answers a giving-up by a new attempt, and the caller has heard RegistryUnavailable: none may stay."""
     trainer, reader, call = filling()
     key = reader.key("rollout")
-    opening = reader.last(Post)
+    opening = reader.last(ReadBatch)
     assert opening is not None
     reader.do(reader.core.on_news(SourceLost(key, opening.source, "gone"), reader.now))
     reader.closed(key)
-    asked = reader.last(AskPlan)
+    asked = reader.last(RequestPlan)
     assert asked is not None
-    reader.do(reader.core.on_news(PlanCame(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 0.0))
+    reader.do(reader.core.on_news(PlanReceived(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 0.0))
     reader.tick(1.5)
-    asked = reader.last(AskPlan)
+    asked = reader.last(RequestPlan)
     assert asked is not None
-    reader.do(reader.core.on_news(PlanCame(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 1.5))
+    reader.do(reader.core.on_news(PlanReceived(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 1.5))
     assert [type(command) for command in reader.unsaid] == [GiveUp]
     reader.tick(OUTCOME_S_MAX + 10.0)
     assert reader.error_of(call) == "RegistryUnavailable"
@@ -184,7 +184,7 @@ def test_a_wish_for_newer_that_loses_its_patience_answers_none() -> None:
     assert reader.end_of(call) is None
     reader.tick(5.0)
     reader.log()
-    assert reader.end_of(call) == Answer(call=call)
+    assert reader.end_of(call) == CompleteCall(call=call)
 
 
 def test_a_repeat_that_the_log_refuses_as_late_ends_no_call() -> None:
@@ -199,7 +199,7 @@ def test_a_repeat_that_the_log_refuses_as_late_ends_no_call() -> None:
     reader.log()
     reader.take(want)
     assert reader.end_of(call) is None
-    assert reader.memory(key) is Memory.FILLING
+    assert reader.memory(key) is MemoryState.FILLING
 
 
 def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> None:
@@ -213,7 +213,7 @@ def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> Non
     assert reader.catalog.models["policy"].replicas["rollout"].round is None
 
 
-def registered(agent: OneAgent, replica: str, shards: int = 2) -> list[Key]:
+def registered(agent: OneAgent, replica: str, shards: int = 2) -> list[ShardKey]:
     keys = []
     for shard in range(shards):
         keys.append(agent.register(replica, shard, shards))
@@ -236,14 +236,14 @@ def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() 
     calls = [reader.read(late), reader.read(whole)]
     for key in (late, whole):
         reader.log()
-        asked = next(each for each in reader.seen if isinstance(each, AskPlan) and each.key == key)
+        asked = next(each for each in reader.seen if isinstance(each, RequestPlan) and each.key == key)
         reader.seen.append(asked)
         reader.plan(key)
         reader.opened(key, "a")
     reader.log()
     reader.brought(whole, "a")
     reader.log()
-    assert reader.memory(whole) is Memory.READY
+    assert reader.memory(whole) is MemoryState.READY
     reader.tick(10.0)
     reader.log()
     reader.closed(late)
@@ -251,12 +251,12 @@ def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() 
     shard = trainer.catalog.models[MODEL].replicas["rollout"].members[1]
     held = reader.core.shards[whole].held
     assert (shard.state, shard.version) == (ShardState.READY, 1)
-    assert (held.memory, held.version) == (Memory.READY, 1)
+    assert (held.memory, held.version) == (MemoryState.READY, 1)
 
 
 def told(agent: OneAgent, call: int) -> tuple[str, str]:
     end = agent.end_of(call)
-    assert isinstance(end, Raise)
+    assert isinstance(end, FailCall)
     return end.error, end.message
 
 

@@ -4,9 +4,9 @@ from tests.unit.agent.one_agent import MODEL, OneAgent
 from tests.unit.agent.test_cache import made, read, retaining
 from tests.unit.agent.test_op_read import filling, publish
 
-from tensorhub_agent.core.effects import Answer, Free, Keep, Raise
+from tensorhub_agent.core.effects import CompleteCall, FailCall, FreeShard, Keep
 from tensorhub_agent.core.retained_copies import AGAIN_S, RELEASE_S
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Filled
 
@@ -36,7 +36,7 @@ def test_the_log_is_told_once_the_manifest_stands() -> None:
     [filled] = said(reader)
     assert (filled.version, filled.root) == (1, effect.root)
     reader.log()
-    assert isinstance(reader.end_of(call), Answer)
+    assert isinstance(reader.end_of(call), CompleteCall)
 
 
 def test_a_read_of_which_the_manifest_comes_too_late_says_nothing_more() -> None:
@@ -47,9 +47,9 @@ def test_a_read_of_which_the_manifest_comes_too_late_says_nothing_more() -> None
     reader.tick(10.0)
     reader.log()
     end = reader.end_of(call)
-    assert isinstance(end, Raise)
+    assert isinstance(end, FailCall)
     assert (end.error, "manifest is not written" in end.message) == ("RoundTimeout", True)
-    assert (reader.memory(key), reader.core.shards[key].held.partial) == (Memory.EMPTY, True)
+    assert (reader.memory(key), reader.core.shards[key].held.partial) == (MemoryState.EMPTY, True)
     reader.kept(effect)
     assert said(reader) == []
 
@@ -82,7 +82,7 @@ def test_the_answer_to_an_earlier_fill_is_none_to_this_one() -> None:
     assert said(reader) == []
     reader.kept(second)
     reader.log()
-    assert isinstance(reader.end_of(again), Answer)
+    assert isinstance(reader.end_of(again), CompleteCall)
 
 
 def test_a_workers_read_is_good_without_a_manifest() -> None:
@@ -91,7 +91,7 @@ def test_a_workers_read_is_good_without_a_manifest() -> None:
     reader.closed(reader.key("rollout"))
     reader.kept(effect, "no room")
     reader.log()
-    assert isinstance(reader.end_of(call), Answer)
+    assert isinstance(reader.end_of(call), CompleteCall)
 
 
 def test_what_swaps_has_no_manifest_of_its_own_until_it_has_swapped() -> None:
@@ -109,7 +109,7 @@ def test_what_swaps_has_no_manifest_of_its_own_until_it_has_swapped() -> None:
     reader.log()
     reader.brought(key, "a")
     reader.log()
-    assert isinstance(reader.end_of(call), Answer)
+    assert isinstance(reader.end_of(call), CompleteCall)
     assert reader.last(Keep) is None
 
 
@@ -126,11 +126,11 @@ def test_a_copy_without_a_manifest_is_let_go_and_never_counted() -> None:
     agent.kept(effect, "the disk is full")
     agent.log()
     assert not agent.catalog.models[MODEL].replicas[copy.replica].version
-    assert (agent.memory(trainer), agent.end_of(call)) == (Memory.READY, None)
+    assert (agent.memory(trainer), agent.end_of(call)) == (MemoryState.READY, None)
     agent.tick(RELEASE_S / 2)
     agent.log()
-    assert agent.last(Free) == Free(copy)
-    assert agent.memory(trainer) is Memory.READY
+    assert agent.last(FreeShard) == FreeShard(copy)
+    assert agent.memory(trainer) is MemoryState.READY
 
 
 def test_the_failure_of_an_earlier_fill_gives_up_no_copy() -> None:
@@ -154,5 +154,5 @@ def test_the_failure_of_an_earlier_fill_gives_up_no_copy() -> None:
     agent.log()
     agent.tick(AGAIN_S)
     agent.log()
-    assert agent.memory(copy) is Memory.READY
+    assert agent.memory(copy) is MemoryState.READY
     assert not agent.core.keeper.copies[copy].releasing

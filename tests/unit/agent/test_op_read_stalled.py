@@ -3,9 +3,18 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent.core.effects import Answer, AskPlan, OpenSource, PlanCame, Post, Raise, SourceClosed, SourceLost
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.effects import (
+    CompleteCall,
+    FailCall,
+    PlanReceived,
+    ReadBatch,
+    RequestLease,
+    RequestPlan,
+    SourceClosed,
+    SourceLost,
+)
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_common.protocol.log.commands import Replan
 from tensorhub_common.protocol.plans import Refusal
@@ -15,7 +24,7 @@ GONE = Refusal(error="VersionUnavailable", reason="nobody has it", is_held=False
 BOUND_S = 10.0
 
 
-def pair(want: str = "latest") -> tuple[OneAgent, OneAgent, Key, int]:
+def pair(want: str = "latest") -> tuple[OneAgent, OneAgent, ShardKey, int]:
     """A trainer that has published, and a reader whose call waits for a plan."""
     trainer = OneAgent("elsewhere")
     trainer.join()
@@ -29,28 +38,28 @@ def pair(want: str = "latest") -> tuple[OneAgent, OneAgent, Key, int]:
     return trainer, reader, key, call
 
 
-def refused(reader: OneAgent, key: Key, refusal: Refusal) -> None:
-    asked = reader.last(AskPlan)
+def refused(reader: OneAgent, key: ShardKey, refusal: Refusal) -> None:
+    asked = reader.last(RequestPlan)
     assert asked is not None
-    reader.do(reader.core.on_news(PlanCame(key, asked.number, refusal), reader.now))
+    reader.do(reader.core.on_news(PlanReceived(key, asked.number, refusal), reader.now))
 
 
-def stalls(reader: OneAgent, key: Key, seconds: float, *, awake: bool = False) -> None:
+def stalls(reader: OneAgent, key: ShardKey, seconds: float, *, awake: bool = False) -> None:
     """The only holder answers nothing for so long, unless it is `awake`, and the log counts it all the while."""
     until, seen = reader.now + seconds, 0
     while reader.now < until:
         effects, seen = reader.seen[seen:], len(reader.seen)
         for effect in effects:
-            if isinstance(effect, AskPlan) and effect.demand.avoid:
-                reader.do(reader.core.on_news(PlanCame(key, effect.number, HELD), reader.now))
-            elif isinstance(effect, AskPlan):
+            if isinstance(effect, RequestPlan) and effect.demand.avoid:
+                reader.do(reader.core.on_news(PlanReceived(key, effect.number, HELD), reader.now))
+            elif isinstance(effect, RequestPlan):
                 reader.seen.append(effect)
                 reader.plan(key)
-            elif isinstance(effect, OpenSource) and awake:
+            elif isinstance(effect, RequestLease) and awake:
                 reader.opened(key, "a")
-            elif isinstance(effect, Post):
+            elif isinstance(effect, ReadBatch):
                 reader.brought(key, "a")
-            elif isinstance(effect, OpenSource):
+            elif isinstance(effect, RequestLease):
                 reader.do(reader.core.on_news(SourceLost(key, effect.source, "it does not answer"), reader.now))
                 reader.do(reader.core.on_news(SourceClosed(key, effect.source), reader.now))
         reader.log()
@@ -62,7 +71,7 @@ def test_a_read_whose_only_holder_stands_still_goes_on_and_ends_when_that_wakes(
     stalls(reader, key, BOUND_S - 3.0)
     assert reader.end_of(call) is None
     stalls(reader, key, 2.5, awake=True)
-    assert isinstance(reader.end_of(call), Answer)
+    assert isinstance(reader.end_of(call), CompleteCall)
 
 
 def test_at_its_deadline_it_says_who_stood_still() -> None:
@@ -70,7 +79,7 @@ def test_at_its_deadline_it_says_who_stood_still() -> None:
     stalls(reader, key, BOUND_S + 0.2)
     reader.log()
     end = reader.end_of(call)
-    assert isinstance(end, Raise)
+    assert isinstance(end, FailCall)
     assert end.error == "RoundTimeout"
     assert "the last source, on elsewhere, was left because it does not answer" in end.message
 
@@ -107,7 +116,7 @@ def test_an_update_that_can_not_have_the_newer_version_now_returns_none_and_says
     stalls(reader, key, BOUND_S + 0.2)
     reader.log()
     end = reader.end_of(call)
-    assert isinstance(end, Answer)
+    assert isinstance(end, CompleteCall)
     assert end.version is None
     assert end.report is not None
     assert "was left because it does not answer" in end.report.failure
@@ -119,8 +128,8 @@ def test_an_update_that_has_begun_to_overwrite_raises() -> None:
     reader.plan(key)
     reader.opened(key, "a")
     reader.log()
-    assert reader.memory(key) is Memory.FILLING
-    opening = reader.last(OpenSource)
+    assert reader.memory(key) is MemoryState.FILLING
+    opening = reader.last(RequestLease)
     assert opening is not None
     reader.do(reader.core.on_news(SourceLost(key, opening.source, "gone"), reader.now))
     reader.do(reader.core.on_news(SourceClosed(key, opening.source), reader.now))
@@ -142,14 +151,14 @@ def test_many_reads_ask_for_their_plans_in_turn(refusal: Refusal) -> None:
     for key in keys:
         reader.read(key)
     reader.log()
-    asked = [effect for effect in reader.seen if isinstance(effect, AskPlan)]
+    asked = [effect for effect in reader.seen if isinstance(effect, RequestPlan)]
     assert [each.key for each in asked] == keys[:16]
     reader.tick(0.5)
     for each in asked[:3]:
-        reader.do(reader.core.on_news(PlanCame(each.key, each.number, refusal), reader.now))
-    more = [effect for effect in reader.seen if isinstance(effect, AskPlan)][16:]
+        reader.do(reader.core.on_news(PlanReceived(each.key, each.number, refusal), reader.now))
+    more = [effect for effect in reader.seen if isinstance(effect, RequestPlan)][16:]
     assert [each.key for each in more] == keys[16:19]
     reader.tick(0.6)
     silent = {each.key for each in asked[3:]}
-    again = {effect.key for effect in reader.seen if isinstance(effect, AskPlan) and effect.key in silent}
+    again = {effect.key for effect in reader.seen if isinstance(effect, RequestPlan) and effect.key in silent}
     assert again == silent, "they were silent for too long, and the others have just been asked"

@@ -7,12 +7,12 @@ from tests.unit.agent.one_agent import OneAgent
 from tests.unit.agent.told_agent import VERSION, ToldAgent, one
 from tests.unit.agent.told_reads import decided
 
-from tensorhub_agent.core.effects import Answer, AskPlan, OpenSource, PlanCame, SourceClosed, SourceLost
+from tensorhub_agent.core.effects import CompleteCall, PlanReceived, RequestLease, RequestPlan, SourceClosed, SourceLost
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.operations.read_report import transfer_s
-from tensorhub_agent.observability.read_log import ReadWatch
-from tensorhub_agent.observability.records import ReadNote
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.observability.read_log import ReadLog
+from tensorhub_agent.observability.records import ReadRecord
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.observability.trace_context import SpanRecord
 from tensorhub_common.protocol.log.events import RoundDecided, kind_of
 from tensorhub_common.protocol.plans import Refusal
@@ -23,26 +23,26 @@ HELD = Refusal(error="VersionUnavailable", reason="its holder failed this read",
 GONE = Refusal(error="VersionUnavailable", reason="nobody has it", is_held=False)
 
 
-def read_of(agent: ToldAgent, key: Key) -> ReadOperation:
+def read_of(agent: ToldAgent, key: ShardKey) -> ReadOperation:
     operation = agent.core.shards[key].operation
     assert isinstance(operation, ReadOperation)
     return operation
 
 
-def loses_its_source(agent: ToldAgent, key: Key) -> None:
-    opening = agent.last(OpenSource)
+def loses_its_source(agent: ToldAgent, key: ShardKey) -> None:
+    opening = agent.last(RequestLease)
     assert opening is not None
     agent.hear(SourceLost(key, opening.source, "it does not answer"))
     agent.hear(SourceClosed(key, opening.source))
 
 
-def refused(agent: ToldAgent, key: Key, refusal: Refusal) -> None:
-    asked = agent.last(AskPlan)
+def refused(agent: ToldAgent, key: ShardKey, refusal: Refusal) -> None:
+    asked = agent.last(RequestPlan)
     assert asked is not None
-    agent.hear(PlanCame(key, asked.number, refusal))
+    agent.hear(PlanReceived(key, asked.number, refusal))
 
 
-def in_vain(agent: ToldAgent, key: Key, seconds: float, refusal: Refusal = HELD) -> None:
+def in_vain(agent: ToldAgent, key: ShardKey, seconds: float, refusal: Refusal = HELD) -> None:
     """The only holder grants nothing for so long, and the planner has no other."""
     agent.plan(key)
     agent.later(seconds)
@@ -50,7 +50,7 @@ def in_vain(agent: ToldAgent, key: Key, seconds: float, refusal: Refusal = HELD)
     refused(agent, key, refusal)
 
 
-def comes(agent: ToldAgent, key: Key, text: str = "a") -> None:
+def comes(agent: ToldAgent, key: ShardKey, text: str = "a") -> None:
     agent.plan(key)
     agent.opened(key, text)
     agent.log()
@@ -59,9 +59,9 @@ def comes(agent: ToldAgent, key: Key, text: str = "a") -> None:
     agent.log()
 
 
-def report_of(agent: ToldAgent, call: int) -> tuple[Answer, ReadReport, ReadStages]:
+def report_of(agent: ToldAgent, call: int) -> tuple[CompleteCall, ReadReport, ReadStages]:
     end = agent.end_of(call)
-    assert isinstance(end, Answer)
+    assert isinstance(end, CompleteCall)
     assert end.report is not None
     assert end.report.stages is not None
     return end, end.report, end.report.stages
@@ -85,7 +85,7 @@ def test_a_read_that_is_planned_anew_is_under_way_from_the_first_decision_on() -
     assert transfer_s(report) + stages.round_s == pytest.approx(agent.now)
     assert stages.plan_s == pytest.approx(4.5), "what was planned in vain is told as planning"
     late: Counter[str] = Counter()
-    line = ReadWatch(STALL_S, SLOW_S, late).ended(key, end, None)
+    line = ReadLog(STALL_S, SLOW_S, late).ended(key, end, None)
     assert line is not None
     assert "0.0 MiB in 5.0 s (plan 4.5," in line
     assert late == {"slow": 1}
@@ -93,7 +93,7 @@ def test_a_read_that_is_planned_anew_is_under_way_from_the_first_decision_on() -
 
 def test_a_read_without_a_lease_stands_still_from_the_decision_on_however_often_the_log_decides_again() -> None:
     agent, key, _ = decided()
-    watch = ReadWatch(STALL_S, SLOW_S, Counter())
+    watch = ReadLog(STALL_S, SLOW_S, Counter())
     in_vain(agent, key, 3.5)
     agent.tick(1.0)
     agent.log()
@@ -109,7 +109,7 @@ def test_between_two_attempts_it_stands_still_as_well() -> None:
     in_vain(agent, key, 3.5)
     agent.tick(1.0)
     assert read_of(agent, key).transfer is None
-    watch = ReadWatch(STALL_S, SLOW_S, Counter())
+    watch = ReadLog(STALL_S, SLOW_S, Counter())
     assert len(watch.look([read_of(agent, key)], 1.0 + STALL_S, lambda _: None)) == 1
 
 
@@ -121,12 +121,12 @@ def test_a_read_that_had_its_leases_stands_still_from_where_they_went() -> None:
     agent.log()
     agent.later(20.0)
     note = agent.chronicle._now[key]
-    assert isinstance(note, ReadNote)
+    assert isinstance(note, ReadRecord)
     again = RoundDecided(
         model=key.model, replica=key.replica, round=note.round or 0, attempt=2, version=1, roots=(None,), held=()
     )
     agent.do(agent.core.on_event(again, agent.now))
-    watch = ReadWatch(STALL_S, SLOW_S, Counter())
+    watch = ReadLog(STALL_S, SLOW_S, Counter())
     assert watch.look([read_of(agent, key)], agent.now + STALL_S - 0.01, lambda _: None) == []
     assert len(watch.look([read_of(agent, key)], agent.now + STALL_S, lambda _: None)) == 1
 
@@ -152,7 +152,7 @@ def test_a_round_that_is_reopened_waits_again() -> None:
     assert [kind_of(event) for event in agent.log()] == ["round.reopened"]
     read = read_of(agent, key)
     agent.later(6.0)
-    assert ReadWatch(STALL_S, SLOW_S, Counter()).look([read], agent.now, lambda _: None) == []
+    assert ReadLog(STALL_S, SLOW_S, Counter()).look([read], agent.now, lambda _: None) == []
     trainer.publish(trainer.key("trainer"), "b")
     while trainer.unsaid:
         for event in agent.take(trainer.unsaid.pop(0)):

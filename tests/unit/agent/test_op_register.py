@@ -2,8 +2,8 @@
 
 from tests.unit.agent.one_agent import NBYTES, OneAgent
 
-from tensorhub_agent.core.effects import Answer, CallRegister, CheckSiblings, Free
-from tensorhub_agent.core.shard_state import Place
+from tensorhub_agent.core.effects import CallRegister, CompareLayouts, CompleteCall, FreeShard
+from tensorhub_agent.core.shard_state import ShardSpec
 
 
 def joined() -> OneAgent:
@@ -15,7 +15,7 @@ def joined() -> OneAgent:
 def begin(agent: OneAgent, shard: int = 0, layout: str = "f" * 64) -> int:
     agent.calls += 1
     call = CallRegister(call=agent.calls, session=7, deadline=agent.now + 10.0)
-    place = Place(agent.key("trainer", shard), 2, spot=False, layout=layout, nbytes=NBYTES)
+    place = ShardSpec(agent.key("trainer", shard), 2, spot=False, layout=layout, nbytes=NBYTES)
     agent.do(agent.core.register(place, call, agent.now))
     return agent.calls
 
@@ -25,7 +25,7 @@ def test_the_first_shard_stands_at_once() -> None:
     call = begin(agent)
     assert agent.end_of(call) is None
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
 
 
 def test_the_second_is_compared_with_the_first() -> None:
@@ -34,11 +34,11 @@ def test_the_second_is_compared_with_the_first() -> None:
     agent.log()
     call = begin(agent, 1)
     agent.log()
-    check = agent.last(CheckSiblings)
+    check = agent.last(CompareLayouts)
     assert check is not None
     assert agent.end_of(call) is None
     agent.siblings_checked()
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
 
 
 def test_a_clash_releases_the_later_one() -> None:
@@ -51,7 +51,7 @@ def test_a_clash_releases_the_later_one() -> None:
     agent.siblings_checked("tensor 'w' differs")
     agent.log()
     assert agent.error_of(call) == "LayoutMismatch"
-    assert agent.last(Free) == Free(key)
+    assert agent.last(FreeShard) == FreeShard(key)
     assert list(agent.catalog.models["policy"].replicas["trainer"].members) == [0]
 
 
@@ -63,7 +63,7 @@ def test_what_the_log_does_not_confirm_is_taken_back_and_the_next_try_stands() -
     assert agent.error_of(first) == "RegistryUnavailable"
     second = begin(agent)
     agent.log()
-    assert agent.end_of(second) == Answer(call=second)
+    assert agent.end_of(second) == CompleteCall(call=second)
     assert 0 in agent.catalog.models["policy"].replicas["trainer"].members
 
 
@@ -73,4 +73,4 @@ def test_a_refusal_frees_the_memory() -> None:
     call = begin(agent, 1)
     agent.log()
     assert agent.error_of(call) == "LayoutMismatch"
-    assert agent.last(Free) == Free(agent.key("trainer", 1))
+    assert agent.last(FreeShard) == FreeShard(agent.key("trainer", 1))

@@ -6,11 +6,11 @@ from itertools import count
 import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, BreakLease, CallUnpublish, Free
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.core.effects import BreakLease, CallUnpublish, CompleteCall, FreeShard
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.leases import LeaseRefusal
 from tensorhub_common.protocol.log.commands import Expire, Filled, Granted, Join, Retain, Sender, Want
@@ -32,7 +32,7 @@ def test_no_lease_is_granted_from_the_call_on() -> None:
     key = agent.key("trainer")
     agent.unpublish(key)
     assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING
 
 
 def test_waits_for_the_last_reader() -> None:
@@ -42,10 +42,10 @@ def test_waits_for_the_last_reader() -> None:
     call = agent.unpublish(key)
     agent.log()
     assert agent.end_of(call) is None
-    agent.do(agent.core.lease_ended("lease", LeaseMove.DONE, agent.now))
+    agent.do(agent.core.lease_ended("lease", LeaseTransition.DONE, agent.now))
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_breaks_the_readers_at_the_bound_and_then_returns() -> None:
@@ -58,7 +58,7 @@ def test_breaks_the_readers_at_the_bound_and_then_returns() -> None:
     assert agent.last(BreakLease) is not None
     assert not agent.core.table.holds("lease")
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
 
 
 def test_without_a_registry_the_memory_must_not_be_overwritten() -> None:
@@ -68,10 +68,10 @@ def test_without_a_registry_the_memory_must_not_be_overwritten() -> None:
     agent.tick(10.0)
     agent.tick(OUTCOME_S_MAX)
     assert agent.error_of(call) == "RegistryUnavailable"
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING
     again = agent.unpublish(key)
     agent.log()
-    assert agent.end_of(again) == Answer(call=again)
+    assert agent.end_of(again) == CompleteCall(call=again)
 
 
 def test_a_worker_that_comes_back_to_a_draining_shard_gets_it_drained() -> None:
@@ -85,8 +85,8 @@ def test_a_worker_that_comes_back_to_a_draining_shard_gets_it_drained() -> None:
     call = agent.attach(key, session=8)
     assert agent.end_of(call) is None
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_nothing_published() -> None:
@@ -100,8 +100,8 @@ def test_release_drains_and_frees() -> None:
     key = agent.key("trainer")
     call = agent.release(key)
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.last(Free) == Free(key)
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.last(FreeShard) == FreeShard(key)
     assert key not in agent.core.shards
 
 
@@ -116,7 +116,7 @@ def test_a_release_that_the_log_answers_too_late_still_ends_the_shard() -> None:
     assert agent.error_of(call) == "RegistryUnavailable"
     agent.log()
     assert key not in agent.core.shards
-    assert agent.last(Free) == Free(key)
+    assert agent.last(FreeShard) == FreeShard(key)
 
 
 def test_a_call_that_waits_behind_a_release_is_answered() -> None:
@@ -161,7 +161,7 @@ def test_what_the_log_goes_on_counting_as_published_is_read_again() -> None:
     assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
     agent.log()
     assert agent.catalog.models[MODEL].replicas["trainer"].version == 1
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT, "reads-again")
     assert agent.core.shards[key].lingering is None
     again = agent.unpublish(key)
@@ -175,19 +175,19 @@ def test_what_the_log_holds_back_is_read_until_another_copy_stands() -> None:
     other = with_room(agent)
     given_up(agent, agent.unpublish(key))
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT, "the-copy")
     [cache] = [name for name in agent.catalog.models[MODEL].replicas if name != "trainer"]
     copied(agent, other, cache)
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING
     assert isinstance(agent.lease(key, 1, ROOT, "late"), LeaseRefusal)
-    agent.do(agent.core.lease_ended("the-copy", LeaseMove.DONE, agent.now))
+    agent.do(agent.core.lease_ended("the-copy", LeaseTransition.DONE, agent.now))
     agent.log()
-    assert agent.memory(key) is Memory.DRAINING, "nobody has called, so nobody was told that it may be overwritten"
+    assert agent.memory(key) is MemoryState.DRAINING, "nobody has called, so nobody was told that it may be overwritten"
     again = agent.unpublish(key)
     agent.log()
-    assert agent.end_of(again) == Answer(call=again)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.end_of(again) == CompleteCall(call=again)
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def copied(agent: OneAgent, by: Sender, cache: str) -> None:
@@ -213,7 +213,7 @@ def test_who_reads_while_it_is_held_back_is_broken_at_the_bound_too() -> None:
     call = agent.unpublish(key)
     agent.tick(10.0)
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT, "reads-on")
     [cache] = [name for name in agent.catalog.models[MODEL].replicas if name != "trainer"]
     copied(agent, other, cache)
@@ -221,8 +221,8 @@ def test_who_reads_while_it_is_held_back_is_broken_at_the_bound_too() -> None:
     agent.tick(OUTCOME_S_MAX)
     assert agent.last(BreakLease) == BreakLease("reads-on", "the bound of unpublish was reached")
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_where_the_copy_does_not_come_the_shard_goes_on_being_read() -> None:
@@ -232,7 +232,7 @@ def test_where_the_copy_does_not_come_the_shard_goes_on_being_read() -> None:
     given_up(agent, agent.unpublish(key))
     agent.log()
     agent.take(Expire(by=Sender("_registry", 1, 1), agent="agent-1", incarnation=1, term=1))
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     assert agent.core.shards[key].lingering is None
     agent.open_lease(key, 1, ROOT, "reads-again")
 
@@ -246,7 +246,7 @@ def test_a_read_is_not_answered_by_the_end_of_an_unpublish_that_gave_up() -> Non
     given_up(agent, call)
     read = agent.read(key)
     agent.log()
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
     assert agent.core.shards[key].lingering is None
     assert agent.end_of(read) is None, "its round waits for a version"
     agent.tick(10.0)
@@ -261,11 +261,11 @@ def test_the_answer_to_a_call_that_asked_to_stay_serves_again() -> None:
     with_room(agent)
     call = agent.unpublish(key)
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     given_up(agent, call)
-    assert agent.memory(key) is Memory.DRAINING
+    assert agent.memory(key) is MemoryState.DRAINING
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT, "reads-again")
 
 
@@ -277,7 +277,7 @@ def test_an_incarnation_that_is_over_settles_it() -> None:
     assert agent.core.shards[key].lingering is None
     again = agent.unpublish(key)
     agent.log()
-    assert agent.end_of(again) == Answer(call=again)
+    assert agent.end_of(again) == CompleteCall(call=again)
 
 
 def test_a_release_without_a_registry_happens_once_it_answers() -> None:
@@ -290,7 +290,7 @@ def test_a_release_without_a_registry_happens_once_it_answers() -> None:
     assert not agent.core.table.holds("lease")
     agent.log()
     assert key not in agent.core.shards
-    assert agent.last(Free) == Free(key)
+    assert agent.last(FreeShard) == FreeShard(key)
     assert "trainer" not in agent.catalog.models[MODEL].replicas
 
 
@@ -316,7 +316,7 @@ def test_the_last_copy_of_a_retained_version_is_not_released_behind_anybodys_bac
     key = agent.key("trainer")
     given_up(agent, agent.release(key))
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT)
 
 
@@ -330,7 +330,7 @@ def test_a_release_that_the_log_was_told_of_excludes_other_calls_but_the_same_on
     assert agent.error_of(agent.attach(key, 7)) == "ReplicaConflict"
     again = agent.release(key)
     agent.log()
-    assert agent.end_of(again) == Answer(call=again)
+    assert agent.end_of(again) == CompleteCall(call=again)
     assert key not in agent.core.shards
 
 
@@ -341,14 +341,14 @@ def test_a_worker_that_comes_back_before_the_log_was_told_keeps_the_shard() -> N
     agent.do(agent.core.worker_gone(7, agent.now))
     call = agent.attach(key, session=8)
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.EMPTY
     assert key in agent.core.shards
 
 
 @pytest.mark.parametrize("given_up_by", [OneAgent.release, OneAgent.unpublish])
 def test_a_worker_that_comes_back_to_what_the_log_holds_back_keeps_it(
-    given_up_by: Callable[[OneAgent, Key], int],
+    given_up_by: Callable[[OneAgent, ShardKey], int],
 ) -> None:
     """The other copy that was waited for stands later, and nothing drains behind the new worker's back."""
     agent = retained()
@@ -356,22 +356,22 @@ def test_a_worker_that_comes_back_to_what_the_log_holds_back_keeps_it(
     other = with_room(agent)
     given_up(agent, given_up_by(agent, key))
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
     agent.do(agent.core.worker_gone(7, agent.now))
     call = agent.attach(key, session=8)
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.READY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.READY
     [cache] = [name for name in agent.catalog.models[MODEL].replicas if name != "trainer"]
     copied(agent, other, cache)
     agent.log()
     assert agent.catalog.models[MODEL].replicas["trainer"].version == 1
     agent.open_lease(key, 1, ROOT, "reads-again")
     again = agent.unpublish(key)
-    agent.do(agent.core.lease_ended("reads-again", LeaseMove.DONE, agent.now))
+    agent.do(agent.core.lease_ended("reads-again", LeaseTransition.DONE, agent.now))
     agent.log()
-    assert agent.end_of(again) == Answer(call=again)
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.end_of(again) == CompleteCall(call=again)
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_a_release_goes_on_when_the_agent_has_joined_anew() -> None:
@@ -392,5 +392,5 @@ def test_a_release_that_waits_goes_on_when_the_agent_has_joined_anew() -> None:
     agent.unsaid.clear()
     agent.join(2)
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
+    assert agent.end_of(call) == CompleteCall(call=call)
     assert key not in agent.core.shards

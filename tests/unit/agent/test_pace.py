@@ -11,7 +11,7 @@ from tensorhub_agent.rates.source_rate import (
     STALL_MIN_S,
     STALL_TIMES,
     UCXX_BATCH_BYTES,
-    Pace,
+    SourceRate,
     batch_bytes_max,
 )
 
@@ -19,9 +19,9 @@ MIB = 1024 * 1024
 STALL_S = 60.0
 
 
-def at(mib_in_s: float) -> Pace:
+def at(mib_in_s: float) -> SourceRate:
     """Return a source between hosts that has brought so many MiB in one second."""
-    pace = Pace("ucxx")
+    pace = SourceRate("ucxx")
     pace.came(round(mib_in_s * MIB), 1.0)
     return pace
 
@@ -31,11 +31,11 @@ def test_a_batch_is_larger_within_a_host() -> None:
 
 
 def test_the_rate_is_what_came_lately() -> None:
-    pace = Pace("ucxx")
+    pace = SourceRate("ucxx")
     assert pace.rate is None
     pace.came(0, 1.0)
     assert pace.rate is None, "nothing has come, however long that took"
-    pace = Pace("ucxx")
+    pace = SourceRate("ucxx")
     pace.came(100, 0.0)
     assert pace.rate is None
     pace.came(200, 2.0)
@@ -45,7 +45,7 @@ def test_the_rate_is_what_came_lately() -> None:
 
 
 def test_it_is_asked_for_no_more_ahead_than_its_part_and_what_it_brings_in_a_moment() -> None:
-    assert Pace("ucxx").ahead_bytes(64 * MIB) == 0
+    assert SourceRate("ucxx").ahead_bytes(64 * MIB) == 0
     assert at(100).ahead_bytes(64 * MIB) == 100 * MIB * AHEAD_S
     assert at(100).ahead_bytes(MIB) == MIB
 
@@ -61,12 +61,12 @@ def test_a_batch_is_half_of_what_may_be_under_way_between_bounds(
 
 
 def test_a_batch_is_never_of_nothing() -> None:
-    assert Pace("ucxx").batch_bytes(0) == 1
+    assert SourceRate("ucxx").batch_bytes(0) == 1
     assert at(1).batch_bytes(1) == 1
 
 
 def test_batches_are_short_while_others_wait_for_them() -> None:
-    assert Pace("ucxx").batch_bytes(64 * MIB, relayed=True) == BATCH_BYTES_MIN
+    assert SourceRate("ucxx").batch_bytes(64 * MIB, relayed=True) == BATCH_BYTES_MIN
     assert at(300).batch_bytes(64 * MIB, relayed=True) == pytest.approx(300 * MIB * RELAY_S)
     assert at(100_000).batch_bytes(64 * MIB, relayed=True) == UCXX_BATCH_BYTES
 
@@ -79,17 +79,17 @@ def test_it_may_be_silent_for_some_times_what_is_under_way_should_take_between_b
 
 
 def test_who_is_not_measured_or_was_forgiven_or_is_on_this_host_has_the_long_bound() -> None:
-    assert Pace("ucxx").patience_s(MIB, STALL_S) == STALL_S
+    assert SourceRate("ucxx").patience_s(MIB, STALL_S) == STALL_S
     forgiven = at(1000)
     forgiven.is_trusted = True
     assert forgiven.patience_s(MIB, STALL_S) == STALL_S
-    local = Pace("local")
+    local = SourceRate("local")
     local.came(1000 * MIB, 1.0)
     assert local.patience_s(MIB, STALL_S) == STALL_S
 
 
 def test_silence_lowers_what_is_expected_of_it() -> None:
-    assert Pace("ucxx").remaining_s(MIB, 3.0) == 3.0
+    assert SourceRate("ucxx").remaining_s(MIB, 3.0) == 3.0
     assert at(2).remaining_s(4 * MIB, 0.0) == pytest.approx(2.0)
     assert at(2).remaining_s(4 * MIB, 1.0) == pytest.approx(4.0)
     assert at(1000).remaining_s(0, 7.0) == 7.0

@@ -5,25 +5,25 @@ import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
 
 from tensorhub_agent.leases.lease import LeaseState
-from tensorhub_agent.leases.table import LeaseTable, Promised
+from tensorhub_agent.leases.table import LeaseTable, PromiseChange
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.transfer.source import HOPE_S
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.transfer.source import UNPROMISED_WAIT_S
 from tensorhub_agent.transfer.timeouts import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, OPEN_S_MAX
-from tensorhub_agent.transfer.transfer import Phase
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
-from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId, Turn
+from tensorhub_agent.transfer.transfer import TransferPhase
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
+from tensorhub_common.protocol.plans import Plan, ReadPriority, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 
-KEY = Key("policy", "rollout-1", 0)
-TURN = Turn(10, 3)
+KEY = ShardKey("policy", "rollout-1", 0)
+TURN = ReadPriority(10, 3)
 MINE: tuple[Range, ...] = ((0, 2),)
 ITS: tuple[Range, ...] = ((2, 4),)
 RENEWED_S = 1.0
 
 
-def ask(turn: Turn, *, promises: bool) -> LeaseAsk:
-    return LeaseAsk(
+def ask(turn: ReadPriority, *, promises: bool) -> LeaseRequest:
+    return LeaseRequest(
         job="j",
         model="policy",
         source=SourceId("agent-1", 1, "rollout-1", 0),
@@ -43,8 +43,8 @@ def table() -> LeaseTable:
     return table
 
 
-@pytest.mark.parametrize("turn", [Turn(10, 2), Turn(10, 4), Turn(9, 1)])
-def test_who_counts_on_promises_may_have_any_turn(table: LeaseTable, turn: Turn) -> None:
+@pytest.mark.parametrize("turn", [ReadPriority(10, 2), ReadPriority(10, 4), ReadPriority(9, 1)])
+def test_who_counts_on_promises_may_have_any_turn(table: LeaseTable, turn: ReadPriority) -> None:
     granted = table.grant(ask(turn, promises=True), "one", "ticket", "here", 0.0)
     assert isinstance(granted, LeaseGrant)
     assert granted.filling
@@ -53,8 +53,8 @@ def test_who_counts_on_promises_may_have_any_turn(table: LeaseTable, turn: Turn)
 
 
 def test_who_does_not_waits_for_earlier_turns_alone(table: LeaseTable) -> None:
-    assert isinstance(table.grant(ask(Turn(10, 2), promises=False), "one", "t-1", "here", 0.0), LeaseRefusal)
-    granted = table.grant(ask(Turn(10, 4), promises=False), "two", "t-2", "here", 0.0)
+    assert isinstance(table.grant(ask(ReadPriority(10, 2), promises=False), "one", "t-1", "here", 0.0), LeaseRefusal)
+    granted = table.grant(ask(ReadPriority(10, 4), promises=False), "two", "t-2", "here", 0.0)
     assert isinstance(granted, LeaseGrant)
     assert not granted.promises
     assert not table.counts_on_promises(KEY)
@@ -67,16 +67,16 @@ def test_a_reader_hears_of_promises_and_of_their_end_once(table: LeaseTable) -> 
     assert lease is not None
     assert lease.state is LeaseState.OPEN
     assert lease.promised() == ((0, 1),), "what was promised before it came"
-    assert table.promise(KEY, [(0, 2)], [(5, 1)]) == Promised(("one",), ((1, 1),), ())
+    assert table.promise(KEY, [(0, 2)], [(5, 1)]) == PromiseChange(("one",), ((1, 1),), ())
     assert table.promise(KEY, [(0, 2)], [(5, 1)]) is None
     assert table.promise(KEY, [], []) is None, "what is loose for a moment is promised on"
-    assert table.promise(KEY, [], [(1, 3)]) == Promised(("one",), (), ((1, 1),))
+    assert table.promise(KEY, [], [(1, 3)]) == PromiseChange(("one",), (), ((1, 1),))
     assert lease.promised() == ((0, 1),)
 
 
 def test_others_hear_nothing_of_promises(table: LeaseTable) -> None:
     table.grant(ask(TURN, promises=True), "one", "t-1", "here", 0.0)
-    table.grant(ask(Turn(11, 1), promises=False), "two", "t-2", "here", 0.0)
+    table.grant(ask(ReadPriority(11, 1), promises=False), "two", "t-2", "here", 0.0)
     lease = table.redeem("t-2", 0.0)
     assert lease is not None
     news = table.promise(KEY, [(0, 2)], [])
@@ -108,7 +108,7 @@ def exchanging() -> tuple[Driven, int, int]:
     driven.transfer.planned(Plan(version=3, shares=(share("far", MINE, far=True), share("mate", ITS)), why=""), 0.0)
     (far, _), (mate, _) = driven.take().open
     driven.opened(far)
-    assert driven.phase() is Phase.LEASED, "a mate may come later"
+    assert driven.phase() is TransferPhase.LEASED, "a mate may come later"
     driven.transfer.opened(mate, LIST, driven.now, (), promises=True)
     driven.transfer.start(driven.now)
     driven.take()
@@ -127,7 +127,7 @@ def test_what_is_promised_is_awaited() -> None:
     driven, far, mate = exchanging()
     driven.transfer.promised(mate, ITS)
     driven.brings(far)
-    keep_alive(driven, mate, 2 * HOPE_S)
+    keep_alive(driven, mate, 2 * UNPROMISED_WAIT_S)
     assert driven.todo.plan is None
     assert driven.transfer.readings.awaited() == [*ITS]
     assert driven.transfer.readings.firm() == []
@@ -137,9 +137,9 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     driven, far, mate = exchanging()
     driven.transfer.promised(mate, ((2, 1),))
     driven.brings(far)
-    keep_alive(driven, mate, HOPE_S / 2)
+    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2)
     assert driven.todo.plan is None
-    keep_alive(driven, mate, HOPE_S / 2 + RENEWED_S)
+    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2 + RENEWED_S)
     assert list(driven.transfer.readings.mates.uncrossed) == [source_id("mate")]
     assert driven.transfer.readings.awaited() == [(2, 1)], "what is promised stays"
     assert driven.transfer.asking.count == 2
@@ -168,8 +168,8 @@ def alone_with_mate() -> tuple[Driven, int]:
     driven.transfer.lost(far, "its drain is over", driven.now)
     driven.transfer.closed(far, driven.now)
     driven.take()
-    keep_alive(driven, mate, HOPE_S / 2)
-    keep_alive(driven, mate, HOPE_S / 2 + RENEWED_S)
+    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2)
+    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2 + RENEWED_S)
     assert driven.transfer.asking.waiting
     return driven, mate
 
@@ -178,7 +178,7 @@ def test_what_no_mate_has_or_promises_ends_the_read_where_the_log_counts_no_hold
     """Two mates that lack the same pieces would else wait for each other until both calls end."""
     driven, _ = alone_with_mate()
     driven.transfer.planned(nobody_else(is_held=False), driven.now)
-    assert driven.phase() is Phase.FAILED
+    assert driven.phase() is TransferPhase.FAILED
     assert driven.transfer.error is not None
     assert driven.transfer.error[0] == "VersionUnavailable"
 
@@ -189,14 +189,14 @@ def test_what_a_doubted_mate_has_or_promises_by_then_it_is_asked_for() -> None:
     driven.transfer.promised(mate, ((5, 1),))
     driven.transfer.planned(nobody_else(is_held=False), driven.now)
     driven.take()
-    assert driven.phase() is Phase.RUNNING
+    assert driven.phase() is TransferPhase.RUNNING
     assert driven.transfer.readings.loose == []
 
 
 def test_while_the_log_counts_a_holder_what_no_mate_has_is_asked_for_again() -> None:
     driven, mate = alone_with_mate()
     driven.transfer.planned(nobody_else(is_held=True), driven.now)
-    assert driven.phase() is Phase.RUNNING
+    assert driven.phase() is TransferPhase.RUNNING
     assert driven.transfer.readings.loose == [*ITS]
     count = driven.transfer.asking.count
     keep_alive(driven, mate, RENEWED_S)
@@ -255,9 +255,9 @@ def test_a_read_with_mates_alone_waits_for_one_of_them() -> None:
     driven.tick()
     driven.transfer.planned(Plan(version=3, shares=(share("mate", ((0, PIECES),)),), why=""), 0.0)
     ((mate, _),) = driven.take().open
-    assert driven.phase() is Phase.LEASING
+    assert driven.phase() is TransferPhase.LEASING
     driven.transfer.opened(mate, LIST, driven.now, (), promises=True)
-    assert driven.phase() is Phase.LEASED
+    assert driven.phase() is TransferPhase.LEASED
 
 
 def test_a_far_share_is_carried_by_several_sessions() -> None:

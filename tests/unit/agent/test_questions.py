@@ -5,19 +5,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_agent.control.planner_client import Questions, Target
+from tensorhub_agent.control.planner_client import FillTarget, PlannerClient
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_common.bus.errors import NoAnswer, NoBus
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.protocol.plans import Demand, Plan, Refusal
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit
+from tensorhub_common.protocol.plans import Plan, PlanRequest, Refusal
+from tensorhub_common.runtime.peer_status import PeerStatus
 
-DEMAND = Demand(model="m", version=1, replica="engine", shard=0, agent="a", root=None, at_seq=0)
+DEMAND = PlanRequest(model="m", version=1, replica="engine", shard=0, agent="a", root=None, at_seq=0)
 LAYOUT = layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))])
-MINE = Target("mine", pieces(LAYOUT))
+MINE = FillTarget("mine", pieces(LAYOUT))
 
 
 class Bus:
@@ -31,20 +31,20 @@ class Programs:
     """Has one program, which fills a layout from byte `to` on."""
 
     def __init__(self, fills: str = "mine", to: int = 0) -> None:
-        cell = Cell(to, Cut((4,), (1,), 1, 0, 4, 1), (Owner(0, 0, (1,), 1, ""),))
-        program = Program(fills, ("theirs",), ((cell,),), (Group(0, (0,), (0,), ((0,),)),))
-        self.execution = Execution(program, "program")
+        cell = Cell(to, UnitSplit((4,), (1,), 1, 0, 4, 1), (SourceBox(0, 0, (1,), 1, ""),))
+        program = TransferProgram(fills, ("theirs",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),))
+        self.execution = NumberedProgram(program, "program")
 
-    async def get(self, digest: str) -> Execution:
+    async def get(self, digest: str) -> NumberedProgram:
         if digest != "program":
             raise LayoutMismatch("is none")
         return self.execution
 
 
-def questions(programs: Programs, planner: Counterpart | None = None) -> Questions:
+def questions(programs: Programs, planner: PeerStatus | None = None) -> PlannerClient:
     bus: Any = Bus()
     known: Any = programs
-    return Questions("job", bus, bus, known, planner or Counterpart("the planner"))
+    return PlannerClient("job", bus, bus, known, planner or PeerStatus("the planner"))
 
 
 async def test_a_read_that_turns_to_a_program_gets_what_its_units_complete() -> None:
@@ -71,8 +71,8 @@ async def test_who_reads_by_the_program_already_gets_no_other_completion() -> No
     assert found.completion is None
 
 
-@pytest.mark.parametrize("target", [None, Target("another", MINE.table)])
-async def test_of_a_shard_that_it_does_not_fill_nothing_is_worked_out(target: Target | None) -> None:
+@pytest.mark.parametrize("target", [None, FillTarget("another", MINE.table)])
+async def test_of_a_shard_that_it_does_not_fill_nothing_is_worked_out(target: FillTarget | None) -> None:
     found = await questions(Programs(to=10**9)).plan(DEMAND, {}, target)
     assert (found.program is not None, found.completion) == (True, None)
 
@@ -90,7 +90,7 @@ async def test_a_planner_that_does_not_answer_is_told_once_and_so_is_its_return(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many reads ask it. That NATS is away says nothing of the planner, and is the bus's to tell."""
-    planner = Counterpart("the planner")
+    planner = PeerStatus("the planner")
     asking = questions(Programs(), planner)
     answered = Bus.request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.core.effects import Answer, Raise
+from tensorhub_agent.core.effects import CompleteCall, FailCall
 from tensorhub_agent.jobs import read_counts
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_common.protocol.worker import ReadReport, ReadStages
@@ -16,11 +16,11 @@ def report(retried: int = 0, failure: str = "", stages: ReadStages | None = None
 
 def test_retries_count_whatever_became_of_the_read() -> None:
     counts = ReadCounts()
-    counts.count(Answer(call=1, version=1, report=report(retried=1)))
-    counts.count(Raise(2, "RoundTimeout", "", report(retried=10)))
-    counts.count(Answer(call=3, report=report(retried=100, failure="not now")))
-    counts.count(Raise(4, "ReplicaConflict", ""))
-    counts.count(Answer(call=5))
+    counts.count(CompleteCall(call=1, version=1, report=report(retried=1)))
+    counts.count(FailCall(2, "RoundTimeout", "", report(retried=10)))
+    counts.count(CompleteCall(call=3, report=report(retried=100, failure="not now")))
+    counts.count(FailCall(4, "ReplicaConflict", ""))
+    counts.count(CompleteCall(call=5))
     assert counts.retried == 111
     assert counts.ended == {"done": 1, "RoundTimeout": 1, "put-off": 1, "ReplicaConflict": 1}
 
@@ -40,5 +40,5 @@ def test_a_wait_for_a_publisher_is_no_part_of_the_transfer(monkeypatch: pytest.M
         verify_s=0.125,
         ready_s=0.125,
     )
-    ReadCounts().count(Answer(call=1, version=1, report=report(stages=stages)))
+    ReadCounts().count(CompleteCall(call=1, version=1, report=report(stages=stages)))
     assert (waited, took) == ([7.0], [1.0])

@@ -4,20 +4,20 @@ from collections import Counter
 
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent.core.effects import Answer, Raise
+from tensorhub_agent.core.effects import CompleteCall, FailCall
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.observability.read_log import SLOW_BYTES_PER_S, ReadWatch
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.observability.read_log import SLOW_BYTES_PER_S, ReadLog
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.worker import ReadReport, ReadStages, SourceReport
 
-KEY = Key("policy", "rollout", 0)
+KEY = ShardKey("policy", "rollout", 0)
 STALL_S, SLOW_S = 5.0, 2.0
 ZERO = ReadStages(round_s=0.0, plan_s=0.0, lease_s=0.0, start_s=0.0, first_s=0.0, wire_s=0.0, verify_s=0.0, ready_s=0.0)
 
 
-def watch() -> tuple[ReadWatch, Counter[str]]:
+def watch() -> tuple[ReadLog, Counter[str]]:
     late: Counter[str] = Counter()
-    return ReadWatch(STALL_S, SLOW_S, late), late
+    return ReadLog(STALL_S, SLOW_S, late), late
 
 
 def trace_of(call: int) -> str:
@@ -28,7 +28,7 @@ def reads(agent: OneAgent) -> list[ReadOperation]:
     return [core.operation for core in agent.core.shards.values() if isinstance(core.operation, ReadOperation)]
 
 
-def reader() -> tuple[OneAgent, Key]:
+def reader() -> tuple[OneAgent, ShardKey]:
     """An agent that reads version 1, which is decided; no plan has come."""
     trainer = OneAgent("elsewhere")
     trainer.join()
@@ -108,28 +108,32 @@ def staged(**seconds: float) -> ReadReport:
 
 def test_a_read_that_failed_says_why_and_what_became_of_its_sources() -> None:
     watching, _ = watch()
-    assert watching.ended(KEY, Raise(1, "IntegrityError", "its bytes are wrong", report()), "7ace") == (
+    assert watching.ended(KEY, FailCall(1, "IntegrityError", "its bytes are wrong", report()), "7ace") == (
         "the read of shard 0 of policy/rollout failed: IntegrityError: its bytes are wrong; sources: "
         "agent-3 (ucxx, 0.0 MiB, left: it made no progress), agent-2 (local, 1.0 MiB) (trace 7ace)"
     )
-    assert watching.ended(KEY, Raise(1, "ReplicaConflict", "it drains"), None) == (
+    assert watching.ended(KEY, FailCall(1, "ReplicaConflict", "it drains"), None) == (
         "the read of shard 0 of policy/rollout failed: ReplicaConflict: it drains"
     )
 
 
 def test_an_update_that_is_put_off_says_why() -> None:
     watching, _ = watch()
-    line = watching.ended(KEY, Answer(call=1, report=report(failure="no source is left", sources=())), None)
+    line = watching.ended(KEY, CompleteCall(call=1, report=report(failure="no source is left", sources=())), None)
     assert line == "the update of shard 0 of policy/rollout is put off: no source is left"
 
 
 def test_a_read_is_slow_by_what_it_took_for_its_bytes_and_not_by_what_it_waited_for() -> None:
     watching, late = watch()
     bytes_s = (1 << 20) / SLOW_BYTES_PER_S
-    assert watching.ended(KEY, Answer(call=1, version=1, report=staged(round_s=3600.0, wire_s=SLOW_S)), None) is None
-    line = watching.ended(KEY, Answer(call=1, version=1, report=staged(wire_s=SLOW_S + bytes_s, ready_s=11.0)), None)
+    assert (
+        watching.ended(KEY, CompleteCall(call=1, version=1, report=staged(round_s=3600.0, wire_s=SLOW_S)), None) is None
+    )
+    line = watching.ended(
+        KEY, CompleteCall(call=1, version=1, report=staged(wire_s=SLOW_S + bytes_s, ready_s=11.0)), None
+    )
     assert line is not None
     assert line.startswith("the read of shard 0 of policy/rollout was slow: version 1, 1.0 MiB in 13.0 s (plan 0.0, ")
     assert "bytes 2.0, proof 0.0, log 11.0); sources: agent-3" in line
     assert late == {"slow": 1}
-    assert watching.ended(KEY, Answer(call=1, version=1), None) is None
+    assert watching.ended(KEY, CompleteCall(call=1, version=1), None) is None

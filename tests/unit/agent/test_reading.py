@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.primitives.ranges import count_of
-from tensorhub_agent.rates.source_rate import STALL_MIN_S, Pace
+from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.rates.source_rate import STALL_MIN_S, SourceRate
 from tensorhub_agent.transfer import source as transfer_source
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S
 from tensorhub_common.protocol.plans import Share, SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -16,14 +16,14 @@ STALL_S = 5.0
 MIB = 1024 * 1024
 
 
-def source(*queue: Range, phase: SourcePhase = SourcePhase.OPEN, since: float = 10.0) -> Reading:
+def source(*queue: Range, phase: SourcePhase = SourcePhase.OPEN, since: float = 10.0) -> Source:
     share = Share(source=SourceId("agent", 1, "trainer", 0), transport="ucxx", pieces=(), nbytes=0, why="")
-    made = Reading(1, share, phase, since)
+    made = Source(1, share, phase, since)
     made.queue.extend(queue)
     return made
 
 
-def half_filled(*there: Range, queue: tuple[Range, ...] = (), pieces: int = 20) -> Reading:
+def half_filled(*there: Range, queue: tuple[Range, ...] = (), pieces: int = 20) -> Source:
     made = source(*queue)
     made.fills(pieces, there, 10.0)
     return made
@@ -169,7 +169,7 @@ def test_no_piece_is_lost_or_doubled_when_some_are_taken(
     made.give([(piece, 1) for piece in sorted(mine)])
     able = mine if whole else {piece for piece in mine if marks[piece]}
     taken = made.let_go(wanted, None if whole else bytearray(marks))
-    assert count_of(taken) == min(wanted, len(able))
+    assert total_count(taken) == min(wanted, len(able))
     assert set(pieces(taken)) <= able
     left = [*made.queue, *made.parked]
     assert pieces([*taken, *left]) == sorted(mine)
@@ -251,7 +251,7 @@ def test_what_came_early_is_not_counted_again() -> None:
 
 def test_each_byte_makes_its_source_faster_once() -> None:
     """What was told as progress is not brought again by the answer, and the rest of the batch is."""
-    made, pace = source(), Pace("ucxx")
+    made, pace = source(), SourceRate("ucxx")
     made.asked(7, ((0, 1),), 100, 20.0)
     made.asked(8, ((1, 1),), 100, 20.0)
     made.progressed(130, 22.0)

@@ -2,22 +2,22 @@
 
 import pytest
 
-from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
-from tensorhub_common.protocol.plans import SourceId, Turn
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
+from tensorhub_common.protocol.plans import ReadPriority, SourceId
 
-KEY = Key("m", "middle", 0)
-TURN = Turn(10, 3)
+KEY = ShardKey("m", "middle", 0)
+TURN = ReadPriority(10, 3)
 PIECES = 4
 LIST = b"d" * (PIECES * PIECE_DIGEST_BYTES)
 ALL = ((0, PIECES),)
 
 
-def ask(turn: Turn | None, version: int = 7, root: str | None = "root") -> LeaseAsk:
-    return LeaseAsk(
+def ask(turn: ReadPriority | None, version: int = 7, root: str | None = "root") -> LeaseRequest:
+    return LeaseRequest(
         job="j",
         model="m",
         source=SourceId("a", 1, "middle", 0),
@@ -38,7 +38,7 @@ def table() -> LeaseTable:
 
 
 def granted(table: LeaseTable, name: str = "one") -> LeaseGrant:
-    answer = table.grant(ask(Turn(11, 1)), name, f"ticket-{name}", "here", 0.0)
+    answer = table.grant(ask(ReadPriority(11, 1)), name, f"ticket-{name}", "here", 0.0)
     table.check()
     assert isinstance(answer, LeaseGrant)
     return answer
@@ -49,28 +49,29 @@ def opened(table: LeaseTable, name: str = "one") -> None:
     assert table.redeem(f"ticket-{name}", 0.0) is not None
 
 
-@pytest.mark.parametrize("turn", [None, Turn(9, 9), Turn(10, 2), TURN])
-def test_only_later_turns_are_served(table: LeaseTable, turn: Turn | None) -> None:
+@pytest.mark.parametrize("turn", [None, ReadPriority(9, 9), ReadPriority(10, 2), TURN])
+def test_only_later_turns_are_served(table: LeaseTable, turn: ReadPriority | None) -> None:
     assert table.grant(ask(turn), "one", "ticket", "here", 0.0) == LeaseRefusal(
         reason="the shard is being filled, and its turn is not earlier than the reader's"
     )
 
 
 def test_of_one_command_the_round_counts(table: LeaseTable) -> None:
-    assert isinstance(table.grant(ask(Turn(10, 4)), "one", "ticket", "here", 0.0), LeaseGrant)
+    assert isinstance(table.grant(ask(ReadPriority(10, 4)), "one", "ticket", "here", 0.0), LeaseGrant)
 
 
 @pytest.mark.parametrize(
-    "wrong", [ask(Turn(11, 1), version=8), ask(Turn(11, 1), root="other"), ask(Turn(11, 1), root=None)]
+    "wrong",
+    [ask(ReadPriority(11, 1), version=8), ask(ReadPriority(11, 1), root="other"), ask(ReadPriority(11, 1), root=None)],
 )
-def test_only_what_is_filled_in_is_granted(table: LeaseTable, wrong: LeaseAsk) -> None:
+def test_only_what_is_filled_in_is_granted(table: LeaseTable, wrong: LeaseRequest) -> None:
     assert isinstance(table.grant(wrong, "one", "ticket", "here", 0.0), LeaseRefusal)
 
 
 def test_the_answer_waits_for_the_digests() -> None:
     table = LeaseTable()
     table.expect(KEY, 7, "root", TURN, PIECES)
-    assert table.grant(ask(Turn(11, 1)), "one", "ticket", "here", 0.0) is None
+    assert table.grant(ask(ReadPriority(11, 1)), "one", "ticket", "here", 0.0) is None
     table.vouch(KEY, LIST)
     assert granted(table).digests == LIST
 
@@ -110,7 +111,7 @@ def test_leases_go_on_when_the_shard_is_ready(table: LeaseTable) -> None:
     lease = table.redeem("ticket-two", 0.0)
     assert lease is not None
     assert lease.pieces() == ALL, "it was told to wait for being told"
-    assert table.finish("one", LeaseMove.DONE) == KEY
+    assert table.finish("one", LeaseTransition.DONE) == KEY
     assert table.reading(KEY) == 1
 
 
@@ -120,7 +121,7 @@ def test_a_fill_that_is_given_up_breaks_its_readers_leases(table: LeaseTable) ->
     table.check()
     assert not table.holds("one")
     assert table.lacks("one", 0, 1)
-    assert isinstance(table.grant(ask(Turn(11, 1)), "two", "ticket", "here", 0.0), LeaseRefusal)
+    assert isinstance(table.grant(ask(ReadPriority(11, 1)), "two", "ticket", "here", 0.0), LeaseRefusal)
 
 
 def test_readers_of_what_stood_there_before_are_others() -> None:

@@ -4,22 +4,22 @@ from random import Random
 
 import pytest
 
-from tensorhub_agent.transfer.role_index import FLYING, GIVING, IDLE, INSIDE, LIVE, Roster, in_order
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.role_index import FLYING, GIVING, IDLE, INSIDE, LIVE, RoleIndex, by_number
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX
 from tensorhub_common.protocol.plans import Share, SourceId
 
 STALL_S = 5.0
 
 
-def source(number: int, layout: str = "") -> Reading:
+def source(number: int, layout: str = "") -> Source:
     who = SourceId(f"agent-{number}", 1, "trainer", 0)
     share = Share(source=who, transport="ucxx", pieces=(), nbytes=0, why="", layout=layout)
-    return Reading(number, share, SourcePhase.OPENING, 0.0, able=bytearray(8) if layout else None)
+    return Source(number, share, SourcePhase.OPENING, 0.0, able=bytearray(8) if layout else None)
 
 
-def roster_of(*sources: Reading) -> Roster:
-    roster = Roster(STALL_S)
+def roster_of(*sources: Source) -> RoleIndex:
+    roster = RoleIndex(STALL_S)
     for each in sources:
         roster.add(each)
     roster.check()
@@ -78,17 +78,17 @@ def test_the_idle_and_those_who_have_pieces_are_known_by_layout() -> None:
         each.opens(0.0)
     sources[0].give([(0, 2)])
     roster.check()
-    assert in_order(roster.idle_of("a")) == [sources[1]]
+    assert by_number(roster.idle_of("a")) == [sources[1]]
     assert list(roster.idle_kinds()) == ["a", "b"]
-    assert in_order(roster.of_layout(GIVING, "a")) == [sources[0]]
+    assert by_number(roster.of_layout(GIVING, "a")) == [sources[0]]
     assert not roster.of_layout(GIVING, "b")
-    assert in_order(roster.of_layout(GIVING, None)) == [sources[0]]
+    assert by_number(roster.of_layout(GIVING, None)) == [sources[0]]
     sources[1].closes()
     roster.check()
     assert list(roster.idle_kinds()) == ["b"]
 
 
-def moves(each: Reading, now: float) -> None:
+def moves(each: Source, now: float) -> None:
     """Let a source take the next step of its life."""
     match each.phase:
         case SourcePhase.OPENING if each.number % 2 and now < 50:

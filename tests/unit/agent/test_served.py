@@ -3,26 +3,26 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.leases.reader_load import served, summed
-from tensorhub_common.protocol.heartbeat import SERVED_MAX, Beat, Served, Serving
-from tensorhub_common.protocol.leases import LeaseAsk
-from tensorhub_common.protocol.plans import SourceId, Transport, Turn
+from tensorhub_agent.leases.reader_load import reader_loads, reader_of
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Heartbeat, ReaderLoad, ServingLoad
+from tensorhub_common.protocol.leases import LeaseRequest
+from tensorhub_common.protocol.plans import ReadPriority, SourceId, Transport
 
-ASK = LeaseAsk(
+ASK = LeaseRequest(
     job="run-7",
     model="policy",
     source=SourceId("agent-0", 1, "trainer", 0),
     version=12,
     root=None,
     reader=SourceId("agent-9", 1, "rollout", 3),
-    turn=Turn(decided=4711, round=4699),
+    turn=ReadPriority(decided=4711, round=4699),
     nbytes=5,
 )
-ONE = Served("run-7", "policy", "rollout", 3, 4711, 5)
+ONE = ReaderLoad("run-7", "policy", "rollout", 3, 4711, 5)
 
 
 def test_a_lease_says_whose_it_is_and_where_in_the_log_that_was_decided() -> None:
-    assert served(ASK) == ONE
+    assert reader_of(ASK) == ONE
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,15 @@ def test_a_lease_says_whose_it_is_and_where_in_the_log_that_was_decided() -> Non
         ),
     ],
 )
-def test_whom_the_log_could_not_end_is_only_counted(ask: LeaseAsk) -> None:
+def test_whom_the_log_could_not_end_is_only_counted(ask: LeaseRequest) -> None:
     """Nor would a beat with any name in it fit into a message."""
-    assert summed([("ucxx", served(ask))]) == (Serving("ucxx", 1, 5),)
+    assert reader_loads([("ucxx", reader_of(ask))]) == (ServingLoad("ucxx", 1, 5),)
 
 
 def test_readers_of_all_jobs_come_together_by_their_way() -> None:
-    other, near = Served("run-8", "policy", "rollout", 3, 9, 1), Served("run-7", "policy", "near", 0, 4711, 2)
-    found = summed([("ucxx", ONE), ("local", near), ("ucxx", other)])
-    assert found == (Serving("ucxx", 2, 6, (ONE, other)), Serving("local", 1, 2, (near,)))
+    other, near = ReaderLoad("run-8", "policy", "rollout", 3, 9, 1), ReaderLoad("run-7", "policy", "near", 0, 4711, 2)
+    found = reader_loads([("ucxx", ONE), ("local", near), ("ucxx", other)])
+    assert found == (ServingLoad("ucxx", 2, 6, (ONE, other)), ServingLoad("local", 1, 2, (near,)))
 
 
 def test_a_reader_with_several_leases_is_one() -> None:
@@ -50,7 +50,7 @@ def test_a_reader_with_several_leases_is_one() -> None:
     again = msgspec.structs.replace(ONE, decided=4800, nbytes=7)
     together = msgspec.structs.replace(ONE, decided=4800, nbytes=12)
     for leases in ((ONE, again), (again, ONE)):
-        assert summed([("ucxx", each) for each in leases]) == (Serving("ucxx", 1, 12, (together,)),)
+        assert reader_loads([("ucxx", each) for each in leases]) == (ServingLoad("ucxx", 1, 12, (together,)),)
 
 
 def test_no_more_are_named_than_fit_into_a_beat() -> None:
@@ -58,13 +58,13 @@ def test_no_more_are_named_than_fit_into_a_beat() -> None:
     transports: tuple[Transport, ...] = ("ucxx", "local")
     longest = "x" * 64
     many = [
-        (transport, Served(longest, longest, longest, shard, 2**62, 2**62))
+        (transport, ReaderLoad(longest, longest, longest, shard, 2**62, 2**62))
         for transport in transports
         for shard in range(SERVED_MAX + 3)
     ]
-    found = summed(many)
+    found = reader_loads(many)
     assert [(each.readers, len(each.served)) for each in found] == [(SERVED_MAX + 3, SERVED_MAX)] * 2
-    assert len(msgspec.json.encode(Beat(agent=longest, incarnation=2**62, serving=found))) < 2**17
+    assert len(msgspec.json.encode(Heartbeat(agent=longest, incarnation=2**62, serving=found))) < 2**17
 
 
 class _Serving(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +76,8 @@ class _Serving(msgspec.Struct, frozen=True, array_like=True):
 
 
 def test_the_release_before_understands_it_and_is_understood() -> None:
-    now = Serving("ucxx", 1, 5, (ONE,))
+    now = ServingLoad("ucxx", 1, 5, (ONE,))
     assert msgspec.json.decode(msgspec.json.encode(now), type=_Serving) == _Serving("ucxx", 1, 5)
-    assert msgspec.json.decode(msgspec.json.encode(_Serving("ucxx", 1, 5)), type=Serving) == Serving("ucxx", 1, 5)
+    assert msgspec.json.decode(msgspec.json.encode(_Serving("ucxx", 1, 5)), type=ServingLoad) == ServingLoad(
+        "ucxx", 1, 5
+    )

@@ -3,20 +3,20 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.leases.lease import LEASE_MOVES, LeaseMove, LeaseState
+from tensorhub_agent.leases.lease import LEASE_TRANSITIONS, LeaseState, LeaseTransition
 from tensorhub_agent.leases.table import HOLD_S_MAX, LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import SourceId
 
-KEY = Key("policy", "trainer", 0)
+KEY = ShardKey("policy", "trainer", 0)
 READER = SourceId("agent-1", 1, "rollout", 0)
 
 
-def ask(version: int = 3, root: str | None = "r3", reader: SourceId = READER) -> LeaseAsk:
-    return LeaseAsk(
+def ask(version: int = 3, root: str | None = "r3", reader: SourceId = READER) -> LeaseRequest:
+    return LeaseRequest(
         job="j", model="policy", source=SourceId("agent-0", 1, "trainer", 0), version=version, root=root, reader=reader
     )
 
@@ -42,7 +42,7 @@ def opened(table: LeaseTable, name: str = "one", now: float = 0.0, agent: str = 
         (ask(root="r4"), "the shard holds other bytes than version 3 has by the log"),
     ],
 )
-def test_grants_nothing_but_what_is_asked_for(table: LeaseTable, wrong: LeaseAsk, why: str) -> None:
+def test_grants_nothing_but_what_is_asked_for(table: LeaseTable, wrong: LeaseRequest, why: str) -> None:
     assert table.grant(wrong, "one", "t", "here", 0.0) == LeaseRefusal(reason=why)
 
 
@@ -96,8 +96,8 @@ def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> 
         table.grant(ask(), name, f"t-{name}", "here", 0.0)
         leases[name] = table.redeem(f"t-{name}", 1.0 if name == "broken" else 0.0)
     assert table.states() == ["open"] * 4
-    table.finish("done", LeaseMove.DONE)
-    table.finish("gone", LeaseMove.READER_GONE)
+    table.finish("done", LeaseTransition.DONE)
+    table.finish("gone", LeaseTransition.READER_GONE)
     table.expire(SILENCE_S_MAX)
     table.forget(KEY)
     assert {name: lease and lease.state for name, lease in leases.items()} == {
@@ -111,7 +111,7 @@ def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> 
 
 def test_what_has_no_reader_keeps_nobody_waiting(table: LeaseTable) -> None:
     assert (table.reading(KEY), table.awaiting(KEY)) == (0, 0)
-    assert table.reading(Key("policy", "nobody", 0)) == 0
+    assert table.reading(ShardKey("policy", "nobody", 0)) == 0
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -168,8 +168,8 @@ def test_a_broken_lease_holds_no_more_and_is_told_once(table: LeaseTable) -> Non
 def test_a_granted_lease_that_is_not_open_vouches_for_nothing(table: LeaseTable) -> None:
     table.grant(ask(), "one", "t-one", "here", 0.0)
     assert not table.holds("one")
-    assert table.finish("one", LeaseMove.DONE) == KEY
-    assert table.finish("one", LeaseMove.DONE) is None
+    assert table.finish("one", LeaseTransition.DONE) == KEY
+    assert table.finish("one", LeaseTransition.DONE) is None
 
 
 def test_a_shard_has_room_for_so_many_readers(table: LeaseTable) -> None:
@@ -200,13 +200,13 @@ def test_a_ticket_is_for_the_agent_that_asked(table: LeaseTable) -> None:
 
 def test_an_ended_lease_moves_no_more() -> None:
     ended = {LeaseState.ENDED, LeaseState.BROKEN}
-    assert not [move for move in LEASE_MOVES if move[0] in ended]
+    assert not [move for move in LEASE_TRANSITIONS if move[0] in ended]
 
 
 # A lease that is held until its reader comes to it.
 
 
-def holding(hold_s: float, again: str = "", agent: str = "agent-1") -> LeaseAsk:
+def holding(hold_s: float, again: str = "", agent: str = "agent-1") -> LeaseRequest:
     return msgspec.structs.replace(ask(reader=SourceId(agent, 1, "rollout", 0)), hold_s=hold_s, again=again)
 
 

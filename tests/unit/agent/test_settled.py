@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tensorhub_agent.runtime.shield import Ending, settled
+from tensorhub_agent.runtime.shield import SharedShutdown, wait_shielded
 
 
 def future() -> asyncio.Future[None]:
@@ -14,20 +14,20 @@ def future() -> asyncio.Future[None]:
 async def test_it_returns_at_the_end() -> None:
     end = future()
     end.set_result(None)
-    await settled(end)
+    await wait_shielded(end)
 
 
 async def test_it_raises_what_the_end_was() -> None:
     end = future()
     end.set_exception(ValueError("it went wrong"))
     with pytest.raises(ValueError, match="it went wrong"):
-        await settled(end)
+        await wait_shielded(end)
 
 
 async def test_a_cancelled_caller_is_kept_until_the_end_and_the_end_is_not_cancelled() -> None:
     end = future()
     hastened: list[bool] = []
-    waiting = asyncio.create_task(settled(end, lambda: hastened.append(True)))
+    waiting = asyncio.create_task(wait_shielded(end, lambda: hastened.append(True)))
     for times in range(1, 4):
         await asyncio.sleep(0)
         waiting.cancel()
@@ -48,7 +48,7 @@ async def test_an_end_is_begun_once_and_everybody_waits_for_it() -> None:
         begun.append(future())
         await begun[0]
 
-    ending = Ending(end)
+    ending = SharedShutdown(end)
     waiting = [asyncio.create_task(ending.reached()) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -2,9 +2,9 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer, CallRead, CallUnpublish, Digest, Digested, Save
+from tensorhub_agent.core.effects import CallRead, CallUnpublish, CompleteCall, Digested, DigestMemory, SaveManifest
 from tensorhub_agent.core.shard import WISH_S_MAX
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.log.commands import Publish
 from tensorhub_common.protocol.log.events import PublishDeclined
 
@@ -32,8 +32,8 @@ def test_the_next_worker_waits_for_what_the_dead_one_began() -> None:
     call = agent.attach(key, session=8)
     assert agent.end_of(call) is None, "the log may still publish what stands here"
     agent.log()
-    assert agent.end_of(call) == Answer(call=call)
-    assert agent.memory(key) is Memory.READY
+    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.memory(key) is MemoryState.READY
 
 
 def test_a_waiting_call_whose_worker_dies_is_ended_for_its_driver() -> None:
@@ -59,11 +59,11 @@ def test_a_wish_from_outside_is_gated_digested_and_said_ready() -> None:
     agent = trainer()
     key = agent.key("trainer")
     agent.take(Publish(model="policy", replica="trainer"))
-    digest = agent.last(Digest)
+    digest = agent.last(DigestMemory)
     assert digest is not None
     agent.do(agent.core.on_news(Digested(key, digest.number, digests_of("a")), agent.now))
     agent.log()
-    assert agent.memory(key) is Memory.READY
+    assert agent.memory(key) is MemoryState.READY
 
 
 def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
@@ -72,13 +72,13 @@ def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
     for key in list(agent.core.shards):
         agent.core.shards[key].operation = None if key.shard else agent.core.shards[key].operation
     key = agent.key("trainer", 0)
-    digests = [effect for effect in agent.seen if isinstance(effect, Digest) and effect.key == key]
+    digests = [effect for effect in agent.seen if isinstance(effect, DigestMemory) and effect.key == key]
     agent.do(agent.core.on_news(Digested(key, digests[0].number, digests_of("a")), agent.now))
     agent.log()
     agent.tick(WISH_S_MAX)
     agent.log()
     assert agent.core.shards[key].operation is None
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
 
 
 def test_a_wish_that_the_memory_can_not_fulfil_is_declined_for_all_to_hear() -> None:
@@ -88,7 +88,7 @@ def test_a_wish_that_the_memory_can_not_fulfil_is_declined_for_all_to_hear() -> 
     agent.take(Publish(model="policy", replica="trainer"))
     (declined,) = [event for event in agent.log() if isinstance(event, PublishDeclined)]
     assert (declined.error, declined.wish) == ("NotFilled", agent.catalog.seq - 1)
-    assert agent.memory(agent.key("trainer")) is Memory.EMPTY
+    assert agent.memory(agent.key("trainer")) is MemoryState.EMPTY
 
 
 def test_a_wish_while_another_call_is_under_way_is_declined() -> None:
@@ -107,5 +107,5 @@ def test_the_manifest_says_what_the_memory_becomes_before_anything_else_is_done(
     agent.log()
     agent.seen.clear()
     agent.unpublish(key)
-    assert isinstance(agent.seen[1], Save)
+    assert isinstance(agent.seen[1], SaveManifest)
     assert agent.seen[1].state == "draining"

@@ -6,23 +6,23 @@ import msgspec
 import pytest
 
 from tensorhub_agent.primitives.ranges import take_first
-from tensorhub_agent.rates.source_rate import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, Pace
+from tensorhub_agent.rates.source_rate import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, SourceRate
 from tensorhub_agent.transfer import balancing
 from tensorhub_agent.transfer.balancing import (
     SLOW_MIN_S,
     SLOW_TIMES,
     SWITCH_S,
+    assign_plan,
     check,
-    feed,
-    fill,
-    share_out,
-    spread,
-    take_over,
-    too_slow,
+    distribute,
+    feed_idle_sources,
+    fill_window,
+    slowest_replaceable,
+    steal_from_busiest,
 )
-from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX, Trust
-from tensorhub_agent.transfer.role_index import Roster
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX, Exclusions
+from tensorhub_agent.transfer.role_index import RoleIndex
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Plan, Share, SourceId, Transport
 from tensorhub_common.protocol.ranges import Range
 
@@ -31,10 +31,10 @@ MIB = 1024 * 1024
 
 def source(
     number: int, *, rate: float = 0.0, queue: tuple[Range, ...] = (), flying: int = 0, transport: Transport = "ucxx"
-) -> Reading:
+) -> Source:
     who = SourceId(f"agent-{number}", 1, "trainer", 0)
     share = Share(source=who, transport=transport, pieces=(), nbytes=0, why="")
-    reading = Reading(number, share, SourcePhase.OPEN, 0.0)
+    reading = Source(number, share, SourcePhase.OPEN, 0.0)
     reading.queue.extend(queue)
     if rate:
         reading.pace.came(round(rate), 1.0)
@@ -43,9 +43,9 @@ def source(
     return reading
 
 
-def roster_of(sources: Iterable[Reading]) -> Roster:
+def roster_of(sources: Iterable[Source]) -> RoleIndex:
     """Return the roster of a read that has these sources, and has not got on since."""
-    roster = Roster(5.0)
+    roster = RoleIndex(5.0)
     roster.running = True
     for each in sources:
         roster.add(each)
@@ -66,7 +66,7 @@ def test_pieces_are_taken_from_the_front(wanted: int, taken: list[Range], left: 
 def test_loose_pieces_are_shared_out_whole() -> None:
     sources = [source(number) for number in range(3)]
     loose = [(0, 5), (9, 2)]
-    share_out(loose, sources)
+    distribute(loose, sources)
     assert [each.waiting for each in sources] == [3, 2, 2]
     assert loose == []
 
@@ -76,43 +76,46 @@ def test_an_idle_source_takes_a_part_by_the_rates_and_at_least_one_piece(
     mine: float, theirs: float, taken: int
 ) -> None:
     taker, giver = source(1, rate=mine), source(2, rate=theirs, queue=((0, 4), (7, 6)))
-    take_over(taker, [taker, giver])
+    steal_from_busiest(taker, [taker, giver])
     assert (taker.waiting, giver.waiting) == (taken, 10 - taken)
 
 
 def test_nobody_is_too_slow_for_an_idle_source_without_a_rate_or_for_a_busy_one() -> None:
     slow = source(1, rate=1.0, flying=1000)
-    assert too_slow(roster_of([slow, source(2)]), 0.0) is None
-    assert too_slow(roster_of([slow, source(2, rate=1e6, flying=1)]), 0.0) is None
-    assert too_slow(roster_of([slow, source(2, rate=1e6)]), 0.0) is slow
+    assert slowest_replaceable(roster_of([slow, source(2)]), 0.0) is None
+    assert slowest_replaceable(roster_of([slow, source(2, rate=1e6, flying=1)]), 0.0) is None
+    assert slowest_replaceable(roster_of([slow, source(2, rate=1e6)]), 0.0) is slow
 
 
 def test_who_is_silent_is_expected_to_be_so_for_as_long_again() -> None:
     slow = source(1, rate=1e6, flying=10)
     idle = source(2, rate=1e6)
-    assert too_slow(roster_of([slow, idle]), SLOW_MIN_S) is None
-    assert too_slow(roster_of([slow, idle]), SLOW_MIN_S + 0.1) is slow
+    assert slowest_replaceable(roster_of([slow, idle]), SLOW_MIN_S) is None
+    assert slowest_replaceable(roster_of([slow, idle]), SLOW_MIN_S + 0.1) is slow
 
 
 def test_a_local_source_is_never_too_slow() -> None:
-    assert too_slow(roster_of([source(1, rate=1.0, flying=1000, transport="local"), source(2, rate=1e6)]), 9.0) is None
+    assert (
+        slowest_replaceable(roster_of([source(1, rate=1.0, flying=1000, transport="local"), source(2, rate=1e6)]), 9.0)
+        is None
+    )
 
 
 def test_a_slow_source_is_asked_for_little_at_a_time() -> None:
-    pace = Pace("ucxx")
+    pace = SourceRate("ucxx")
     assert pace.batch_bytes(64 * MIB) == UCXX_BATCH_BYTES
     assert pace.ahead_bytes(64 * MIB) == 0, "beyond its first two batches"
     pace.came(MIB, 1.0)
     assert pace.batch_bytes(64 * MIB) == BATCH_BYTES_MIN
     assert pace.ahead_bytes(64 * MIB) == MIB * AHEAD_S
-    fast = Pace("ucxx")
+    fast = SourceRate("ucxx")
     fast.came(1000 * MIB, 1.0)
     assert fast.ahead_bytes(64 * MIB) == 64 * MIB
     assert fast.batch_bytes(4 * MIB) == 2 * MIB, "two batches in its part of the window"
 
 
 def test_a_suspect_is_forgiven_so_often_and_a_failure_never() -> None:
-    trust = Trust()
+    trust = Exclusions()
     suspect, failure = (SourceId(name, 1, "trainer", 0) for name in "ab")
     trust.fail(failure)
     for _ in range(FORGIVEN_MAX):
@@ -134,13 +137,13 @@ def share(name: str, *pieces: Range) -> Share:
 
 def test_a_plan_gives_each_loose_piece_once_and_leaves_what_it_does_not_name() -> None:
     one, two, three = share("a", (0, 4)), share("b", (2, 4)), share("c", (0, 2))
-    given, loose = spread(Plan(version=1, shares=(one, two, three), why=""), [(1, 7)], 10)
+    given, loose = assign_plan(Plan(version=1, shares=(one, two, three), why=""), [(1, 7)], 10)
     assert given == [(one, [(1, 3)]), (two, [(4, 2)])]
     assert loose == [(6, 2)]
 
 
 def test_what_is_not_loose_is_not_given() -> None:
-    given, loose = spread(Plan(version=1, shares=(share("a", (0, 10)),), why=""), [(2, 1), (5, 2)], 10)
+    given, loose = assign_plan(Plan(version=1, shares=(share("a", (0, 10)),), why=""), [(2, 1), (5, 2)], 10)
     assert [ranges for _, ranges in given] == [[(2, 1), (5, 2)]]
     assert loose == []
 
@@ -149,29 +152,29 @@ def test_loose_pieces_go_to_whole_sources_and_to_half_filled_ones_only_what_they
     loose = [(0, 6)]
     busy, whole, half = source(1, queue=((9, 1),)), source(2), source(3)
     half.fills(10, [(0, 3)], 0.0)
-    feed(roster_of([busy, whole, half]), loose)
+    feed_idle_sources(roster_of([busy, whole, half]), loose)
     assert (busy.waiting, whole.waiting, half.waiting, loose) == (1, 6, 0, [])
     loose = [(0, 6)]
     half = source(3)
     half.fills(10, [(1, 2)], 0.0)
-    feed(roster_of([busy, half]), loose)
+    feed_idle_sources(roster_of([busy, half]), loose)
     assert (list(half.queue), half.parked) == ([(1, 2)], [])
     assert loose == [(0, 1), (3, 3)]
 
 
 def test_nobody_is_relieved_of_its_pieces_while_some_are_loose() -> None:
     idle, busy = source(1), source(2, queue=((0, 4),))
-    feed(roster_of([idle, busy]), [])
+    feed_idle_sources(roster_of([idle, busy]), [])
     assert (idle.waiting, busy.waiting) == (2, 2)
     idle, busy = source(1), source(2, queue=((0, 4),))
-    feed(roster_of([idle, busy]), [(8, 1)])
+    feed_idle_sources(roster_of([idle, busy]), [(8, 1)])
     assert (idle.waiting, busy.waiting) == (1, 4)
 
 
 def test_a_half_filled_source_takes_only_what_it_has() -> None:
     idle, busy = source(1), source(2, queue=((0, 8),))
     idle.fills(10, [(0, 2), (9, 1)], 0.0)
-    take_over(idle, [idle, busy])
+    steal_from_busiest(idle, [idle, busy])
     assert sorted(idle.queue) == [(0, 2)]
     assert not idle.parked
     assert busy.waiting == 6
@@ -179,18 +182,18 @@ def test_a_half_filled_source_takes_only_what_it_has() -> None:
 
 def test_an_idle_source_takes_from_the_busiest() -> None:
     idle, busy, busiest = source(1), source(2, queue=((0, 3),)), source(3, queue=((3, 6),))
-    take_over(idle, [idle, busy, busiest])
+    steal_from_busiest(idle, [idle, busy, busiest])
     assert (idle.waiting, busy.waiting, busiest.waiting) == (3, 3, 3)
     nobody = source(4)
-    take_over(nobody, [nobody])
-    take_over(nobody, [nobody, source(5)])
+    steal_from_busiest(nobody, [nobody])
+    steal_from_busiest(nobody, [nobody, source(5)])
     assert nobody.waiting == 0
 
 
-def filled(reading: Reading, share_bytes: int, room_bytes: int) -> list[int]:
+def filled(reading: Source, share_bytes: int, room_bytes: int) -> list[int]:
     """Return the bytes of each batch that is cut, as a read asks for it."""
     found = []
-    for ranges, nbytes in fill(reading, [MIB] * 100, share_bytes, room_bytes):
+    for ranges, nbytes in fill_window(reading, [MIB] * 100, share_bytes, room_bytes):
         reading.asked(100 + len(reading.flying), ranges, nbytes, 0.0)
         found.append(nbytes // MIB)
     return found
@@ -220,26 +223,26 @@ def test_a_source_that_an_idle_one_would_hardly_beat_is_kept() -> None:
     elsewhere_s = SWITCH_S + 1.0
     bound_s = SLOW_TIMES * elsewhere_s
     slow = source(1, rate=10e6 / (bound_s * 1.01), flying=10_000_000)
-    assert too_slow(roster_of([slow, idle]), 0.0) is slow
+    assert slowest_replaceable(roster_of([slow, idle]), 0.0) is slow
     kept = source(1, rate=10e6 / (bound_s * 0.99), flying=10_000_000)
-    assert too_slow(roster_of([kept, idle]), 0.0) is None
+    assert slowest_replaceable(roster_of([kept, idle]), 0.0) is None
 
 
 def test_what_would_have_to_be_read_again_counts_for_the_slow_one() -> None:
     idle = source(2, rate=10e6)
     slow = source(1, rate=1e6, flying=1_000_000)
-    assert too_slow(roster_of([slow, idle]), 0.0) is slow
+    assert slowest_replaceable(roster_of([slow, idle]), 0.0) is slow
     slow.unconfirmed_bytes = 10_000_000
-    assert too_slow(roster_of([slow, idle]), 0.0) is None
+    assert slowest_replaceable(roster_of([slow, idle]), 0.0) is None
 
 
 def test_of_several_slow_ones_the_slowest_is_named_and_none_that_has_nothing_under_way() -> None:
     idle = source(3, rate=1e6)
     slow, slowest = source(1, rate=100.0, flying=1000), source(2, rate=10.0, flying=1000)
-    assert too_slow(roster_of([slow, slowest, idle]), 0.0) is slowest
-    assert too_slow(roster_of([source(1, rate=1.0, queue=((0, 1),)), idle]), 0.0) is None
+    assert slowest_replaceable(roster_of([slow, slowest, idle]), 0.0) is slowest
+    assert slowest_replaceable(roster_of([source(1, rate=1.0, queue=((0, 1),)), idle]), 0.0) is None
     slowest.confirming = True
-    assert too_slow(roster_of([slow, slowest, idle]), 0.0) is slow
+    assert slowest_replaceable(roster_of([slow, slowest, idle]), 0.0) is slow
 
 
 def test_the_check_names_a_piece_that_is_nowhere_or_twice() -> None:
@@ -254,7 +257,7 @@ def test_the_check_names_a_piece_that_is_nowhere_or_twice() -> None:
 
 
 def test_who_failed_is_not_suspected_and_who_was_forgiven_is_known() -> None:
-    trust = Trust()
+    trust = Exclusions()
     source_id = SourceId("a", 1, "trainer", 0)
     trust.suspect(source_id)
     assert not trust.has_forgiven(source_id)
@@ -270,10 +273,10 @@ def test_who_failed_is_not_suspected_and_who_was_forgiven_is_known() -> None:
 
 def test_whoever_is_late_is_kept_where_nobody_idle_is_known_to_be_faster() -> None:
     late = source(1, rate=1.0, flying=1)
-    assert too_slow(roster_of([late]), 1000.0) is None
-    assert too_slow(roster_of([late, source(2, rate=1e6, flying=1)]), 1000.0) is None
-    assert too_slow(roster_of([late, source(2)]), 1000.0) is None
-    assert too_slow(roster_of([late, source(2, rate=1e6)]), 1000.0) is late
+    assert slowest_replaceable(roster_of([late]), 1000.0) is None
+    assert slowest_replaceable(roster_of([late, source(2, rate=1e6, flying=1)]), 1000.0) is None
+    assert slowest_replaceable(roster_of([late, source(2)]), 1000.0) is None
+    assert slowest_replaceable(roster_of([late, source(2, rate=1e6)]), 1000.0) is late
 
 
 def test_the_room_is_for_what_is_asked_for_now() -> None:
@@ -287,18 +290,18 @@ def test_sources_are_not_compared_where_nobody_has_anything_waiting(monkeypatch:
     """A read may have a thousand sources that each bring a piece, and nothing else happens as often."""
     looks: list[int] = []
 
-    def looked(taker: Reading, others: "Iterable[Reading]") -> None:
+    def looked(taker: Source, others: "Iterable[Source]") -> None:
         looks.append(len(list(others)))
-        take_over(taker, others)
+        steal_from_busiest(taker, others)
 
-    monkeypatch.setattr(balancing, "take_over", looked)
+    monkeypatch.setattr(balancing, "steal_from_busiest", looked)
     sources = [source(number) for number in range(50)]
     roster = roster_of(sources)
-    feed(roster, [])
+    feed_idle_sources(roster, [])
     assert not looks
     roster.fresh.clear()
     sources[7].give([(0, 3)])
-    feed(roster, [])
+    feed_idle_sources(roster, [])
     assert sum(looks) < 3 * len(sources), "of all others the few that have something are looked at"
     assert sorted(run for each in sources for run in each.queue) == [(0, 1), (1, 1), (2, 1)]
 
@@ -309,18 +312,18 @@ def test_of_sources_with_layouts_of_their_own_nobody_is_compared(monkeypatch: py
     def looked(*_: object) -> None:
         raise AssertionError("nobody can take over from anybody")
 
-    monkeypatch.setattr(balancing, "take_over", looked)
+    monkeypatch.setattr(balancing, "steal_from_busiest", looked)
     sources = [of_a_program(number, far=True, units=50, queue=((number, 1),)) for number in range(50)]
     for each in sources:
         each.share = msgspec.structs.replace(each.share, layout=f"layout-{each.number}")
     roster = roster_of(sources)
     sources[7].cut_batch([1] * 50, 10)
-    feed(roster, [])
+    feed_idle_sources(roster, [])
     assert roster.idle_of("layout-7")
-    assert too_slow(roster, 1000.0) is None
+    assert slowest_replaceable(roster, 1000.0) is None
 
 
-def of_a_program(number: int, *, far: bool, units: int = 4, queue: tuple[Range, ...] = ()) -> Reading:
+def of_a_program(number: int, *, far: bool, units: int = 4, queue: tuple[Range, ...] = ()) -> Source:
     """Return a source of a read by a program: far away and of another layout, or a mate of the reader's own."""
     reading = source(number, queue=queue, rate=1.0)
     layout = "theirs" if far else "own"
@@ -333,14 +336,14 @@ def test_a_mate_takes_over_what_it_has_from_a_far_source_of_another_layout() -> 
     """What somebody in the site has need not cross."""
     far, mate = of_a_program(1, far=True, queue=((0, 4),)), of_a_program(2, far=False)
     mate.has = bytearray(b"\0\1\1\0")
-    take_over(mate, [far, mate])
+    steal_from_busiest(mate, [far, mate])
     assert list(mate.queue) == [(1, 2)]
-    take_over(far, [far, mate])
+    steal_from_busiest(far, [far, mate])
     assert list(far.queue) == [(0, 1), (3, 1)], "and a far source takes nothing over from a mate"
 
 
 def test_with_nobody_to_ask_what_is_loose_is_brought_from_afar_and_not_awaited_from_mates() -> None:
     far, mate = of_a_program(1, far=True), of_a_program(2, far=False)
     loose = [(0, 4)]
-    share_out(loose, [mate, far])
+    distribute(loose, [mate, far])
     assert (list(far.queue), list(mate.queue), loose) == ([(0, 4)], [], [])

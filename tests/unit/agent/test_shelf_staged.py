@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Save
+from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.storage import manifest as manifests
 from tensorhub_agent.storage.segments import SegmentStore
-from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
+from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
 
-KEY = Key("policy", "rollout", 0)
+KEY = ShardKey("policy", "rollout", 0)
 LAYOUT = layout_of([TensorEntry("w", "uint8", 1, (5000,), (5000,), (0,))])
 
 
@@ -23,21 +23,21 @@ def store(tmp_path: Path, bytes_max: int = 1 << 20) -> SegmentStore:
     return SegmentStore(tmp_path, "tensorhub-hub-a-", bytes_max)
 
 
-async def made(tmp_path: Path, *, staged: bool = True) -> tuple[Shelf, ShelfPlace]:
-    shelf = Shelf("run-7", store(tmp_path))
+async def made(tmp_path: Path, *, staged: bool = True) -> tuple[JobShardStore, StoredShard]:
+    shelf = JobShardStore("run-7", store(tmp_path))
     digest = layout_digest(LAYOUT)
     return shelf, await shelf.make(
         KEY, 1, LAYOUT, digest, spot=False, incarnation=1, install="staged" if staged else "in-place"
     )
 
 
-async def stand(shelf: Shelf, place: ShelfPlace, version: int, *, swap: bool) -> None:
+async def stand(shelf: JobShardStore, place: StoredShard, version: int, *, swap: bool) -> None:
     """Let a version's bytes stand in the live or the spare segment, and say so."""
     segment = place.target if swap else place.segment
     segment.view[:5000] = bytes([version]) * 5000
     digests = await pool_digest(segment.view, place)
     shelf.save(
-        Save(
+        SaveManifest(
             key=KEY,
             state="ready",
             partial=False,
@@ -49,7 +49,7 @@ async def stand(shelf: Shelf, place: ShelfPlace, version: int, *, swap: bool) ->
     )
 
 
-async def pool_digest(view: memoryview, place: ShelfPlace) -> bytes:
+async def pool_digest(view: memoryview, place: StoredShard) -> bytes:
     pool = CopyPool(1)
     try:
         return await pool.digest(view, Spans.of(place.table)).result()
@@ -61,7 +61,7 @@ def left(tmp_path: Path) -> list[Path]:
     return list(tmp_path.iterdir())
 
 
-async def adopted(tmp_path: Path) -> list[manifests.Adopted]:
+async def adopted(tmp_path: Path) -> list[manifests.AdoptedShard]:
     pool = CopyPool(1)
     try:
         return (await manifests.adopt(store(tmp_path), pool))[0]
@@ -83,7 +83,7 @@ async def test_the_next_run_takes_back_the_segment_that_is_live(tmp_path: Path, 
     assert bytes(found.segment.view[:5000]) == bytes([swaps + 1]) * 5000
     assert found.spare is not None
     assert found.spare.name == place.target.name
-    again = Shelf("run-7", store(tmp_path))
+    again = JobShardStore("run-7", store(tmp_path))
     assert again.adopt(found, store(tmp_path)).inode == place.inode
 
 
@@ -103,7 +103,7 @@ async def test_a_shard_goes_with_both_segments(tmp_path: Path) -> None:
 
 
 async def test_twice_the_memory_is_asked_for_at_once_and_nothing_is_left_without_it(tmp_path: Path) -> None:
-    shelf = Shelf("run-7", store(tmp_path, bytes_max=12_000))
+    shelf = JobShardStore("run-7", store(tmp_path, bytes_max=12_000))
     with pytest.raises(MemoryExhausted):
         await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
     assert left(tmp_path) == []

@@ -8,19 +8,19 @@ import msgspec
 import pytest
 
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.core.effects import BatchDone, OpenSource, Post, ShardNews, SourceLost, SourceOpened
+from tensorhub_agent.core.effects import BatchDone, EffectOutcome, ReadBatch, RequestLease, SourceLost, SourceOpened
 from tensorhub_agent.leases.delta_store import SIZE
-from tensorhub_agent.primitives.forms import BadForm
-from tensorhub_agent.primitives.ids import Base, Key
-from tensorhub_agent.sources.manager import Sources
+from tensorhub_agent.primitives.forms import InvalidForm
+from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
+from tensorhub_agent.sources.manager import SourceManager
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Share, SourceId
 
-KEY = Key("m", "engine", 0)
+KEY = ShardKey("m", "engine", 0)
 THEIRS = SourceId("there", 1, "trainer", 0)
 HEARD_S = 60.0
 
@@ -66,21 +66,23 @@ class Transports:
 
 @pytest.mark.parametrize(
     "why",
-    [BadForm("a box has 17 dimensions"), ValueError("the destination can't be written"), TransportLost("it went")],
+    [InvalidForm("a box has 17 dimensions"), ValueError("the destination can't be written"), TransportLost("it went")],
 )
 async def test_boxes_that_can_not_be_brought_are_a_source_lost(why: Exception) -> None:
-    said: asyncio.Queue[ShardNews] = asyncio.Queue()
+    said: asyncio.Queue[EffectOutcome] = asyncio.Queue()
     given: Any = SimpleNamespace(bus=Bus(), transports=Transports(Session(why)), deltas=None)
-    sources = Sources("job", given.bus, given.transports, given.deltas, said.put_nowait, deltas=given.deltas)
-    cell = Cell(0, Cut((4,), (1,), 1, 0, 4, 1), (Owner(0, 0, (1,), 1, ""),))
-    execution = Execution(Program("mine", ("theirs",), ((cell,),), (Group(0, (0,), (0,), ((0,),)),)), "program")
+    sources = SourceManager("job", given.bus, given.transports, given.deltas, said.put_nowait, deltas=given.deltas)
+    cell = Cell(0, UnitSplit((4,), (1,), 1, 0, 4, 1), (SourceBox(0, 0, (1,), 1, ""),))
+    execution = NumberedProgram(
+        TransferProgram("mine", ("theirs",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),)), "program"
+    )
     share = Share(source=THEIRS, transport="local", pieces=((0, 1),), nbytes=4, why="", layout="theirs")
-    sources.open(OpenSource(KEY, 7, share, 1, None, program=execution), SourceId("here", 1, "engine", 0))
+    sources.open(RequestLease(KEY, 7, share, 1, None, program=execution), SourceId("here", 1, "engine", 0))
     async with asyncio.timeout(HEARD_S):
         assert isinstance(await said.get(), SourceOpened)
         table = pieces(layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))]))
         segment: Any = SimpleNamespace(view=memoryview(bytearray(256)))
-        sources.post(Post(KEY, 7, 8, ((0, 1),)), segment, None, table, digests=True)
+        sources.post(ReadBatch(KEY, 7, 8, ((0, 1),)), segment, None, table, digests=True)
         lost = await said.get()
     assert isinstance(lost, SourceLost)
     assert (lost.source, lost.reason) == (7, str(why))
@@ -117,21 +119,21 @@ class Encoding:
 
 @pytest.mark.parametrize(("encodings", "way"), [(True, "delta"), (False, "as they are")])
 async def test_with_encodings_off_every_piece_comes_as_it_is(encodings: bool, way: str) -> None:  # noqa: FBT001
-    said: asyncio.Queue[ShardNews] = asyncio.Queue()
+    said: asyncio.Queue[EffectOutcome] = asyncio.Queue()
     session = Encoding()
     transports: Any = Transports(session)
     given: Any = SimpleNamespace(bus=Offering(), programs=None, deltas=SimpleNamespace(applied=lambda *_: None))
-    sources = Sources(
+    sources = SourceManager(
         "job", given.bus, transports, given.programs, said.put_nowait, deltas=given.deltas, encodings=encodings
     )
     share = Share(source=THEIRS, transport="ucxx", pieces=((0, 1),), nbytes=4, why="")
-    effect = OpenSource(KEY, 7, share, 1, "root", base=Base(1, "before"))
+    effect = RequestLease(KEY, 7, share, 1, "root", base=BaseVersion(1, "before"))
     sources.open(effect, SourceId("here", 1, "engine", 0))
     async with asyncio.timeout(HEARD_S):
         assert isinstance(await said.get(), SourceOpened)
         table = pieces(layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))]))
         segment: Any = SimpleNamespace(view=memoryview(bytearray(256)))
-        sources.post(Post(KEY, 7, 8, ((0, 1),)), segment, None, table, digests=True)
+        sources.post(ReadBatch(KEY, 7, 8, ((0, 1),)), segment, None, table, digests=True)
         assert isinstance(await said.get(), BatchDone)
     assert session.ways[0] == way
     await sources.stop()

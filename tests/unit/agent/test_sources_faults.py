@@ -8,16 +8,24 @@ import msgspec
 import pytest
 
 from tensorhub_agent.compute.pool import CopyPoolFull
-from tensorhub_agent.core.effects import CloseSource, Confirm, OpenSource, Post, ShardNews, SourceClosed, SourceLost
+from tensorhub_agent.core.effects import (
+    CloseSource,
+    ConfirmLease,
+    EffectOutcome,
+    ReadBatch,
+    RequestLease,
+    SourceClosed,
+    SourceLost,
+)
 from tensorhub_agent.core.effects import SourceOpened as Opened
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.sources.manager import Sources
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.sources.manager import SourceManager
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
 from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseGrant
 from tensorhub_common.protocol.plans import Share, SourceId
 from tensorhub_common.runtime.supervision import Fault
 
-KEY = Key("m", "engine", 0)
+KEY = ShardKey("m", "engine", 0)
 ME = SourceId("here", 1, "engine", 0)
 BOUND_S = 10.0
 TABLE = pieces(layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))]))
@@ -30,16 +38,18 @@ class Failing:
 
     def __init__(self, part: str, error: Exception) -> None:
         self.part, self.error = part, error
-        self.said: asyncio.Queue[ShardNews] = asyncio.Queue()
+        self.said: asyncio.Queue[EffectOutcome] = asyncio.Queue()
         self.faults: asyncio.Queue[Fault] = asyncio.Queue()
         given: Any = self
-        self.sources = Sources("j", given, given, given, self._tell, deltas=given, on_fault=self.faults.put_nowait)
+        self.sources = SourceManager(
+            "j", given, given, given, self._tell, deltas=given, on_fault=self.faults.put_nowait
+        )
 
     def _fail(self, part: str) -> None:
         if part == self.part:
             raise self.error
 
-    def _tell(self, news: ShardNews) -> None:
+    def _tell(self, news: EffectOutcome) -> None:
         self._fail(type(news).__name__)
         self.said.put_nowait(news)
 
@@ -64,7 +74,7 @@ class Failing:
     async def close(self) -> None:
         self._fail("close")
 
-    async def news(self) -> ShardNews:
+    async def news(self) -> EffectOutcome:
         async with asyncio.timeout(BOUND_S):
             return await self.said.get()
 
@@ -75,14 +85,14 @@ class Failing:
 @pytest.mark.parametrize("part", ["request", "open", "read", "still_holds"])
 async def test_whatever_escapes_from_reading_a_source_is_its_loss_at_once(part: str, error: Exception) -> None:
     failing = Failing(part, error)
-    failing.sources.open(OpenSource(KEY, 7, SHARE, 1, None), ME)
+    failing.sources.open(RequestLease(KEY, 7, SHARE, 1, None), ME)
     first = await failing.news()
     if part in ("read", "still_holds"):
         assert isinstance(first, Opened)
         if part == "read":
-            failing.sources.post(Post(KEY, 7, 8, ((0, 1),)), SEGMENT, None, TABLE, digests=True)
+            failing.sources.post(ReadBatch(KEY, 7, 8, ((0, 1),)), SEGMENT, None, TABLE, digests=True)
         else:
-            failing.sources.confirm(Confirm(KEY, 7))
+            failing.sources.confirm(ConfirmLease(KEY, 7))
         first = await failing.news()
     assert isinstance(first, SourceLost)
     assert str(error.args[-1]) in first.reason
@@ -94,7 +104,7 @@ async def test_whatever_escapes_from_reading_a_source_is_its_loss_at_once(part: 
 
 async def test_a_source_whose_closing_fails_is_never_told_as_closed() -> None:
     failing = Failing("close", ValueError("who knows what is still written"))
-    failing.sources.open(OpenSource(KEY, 7, SHARE, 1, None), ME)
+    failing.sources.open(RequestLease(KEY, 7, SHARE, 1, None), ME)
     assert isinstance(await failing.news(), Opened)
     failing.sources.close(CloseSource(KEY, 7))
     async with asyncio.timeout(BOUND_S):
@@ -105,7 +115,7 @@ async def test_a_source_whose_closing_fails_is_never_told_as_closed() -> None:
 
 async def test_a_core_that_fails_ends_the_agent_and_loses_no_source() -> None:
     failing = Failing("SourceOpened", AssertionError("the core is wrong"))
-    failing.sources.open(OpenSource(KEY, 7, SHARE, 1, None), ME)
+    failing.sources.open(RequestLease(KEY, 7, SHARE, 1, None), ME)
     async with asyncio.timeout(BOUND_S):
         await failing.faults.get()
     assert failing.said.empty()
@@ -127,7 +137,7 @@ class NoDigests(Failing):
 
 async def test_a_page_of_digests_that_can_not_be_read_loses_its_source_at_once() -> None:
     failing = NoDigests("", ValueError())
-    failing.sources.open(OpenSource(KEY, 7, SHARE, 1, None), ME)
+    failing.sources.open(RequestLease(KEY, 7, SHARE, 1, None), ME)
     lost = await failing.news()
     assert isinstance(lost, SourceLost)
     assert "a page of its digests could not be read" in lost.reason

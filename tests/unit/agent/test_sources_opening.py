@@ -7,20 +7,20 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tensorhub_agent.control.program_cache import Programs
-from tensorhub_agent.core.effects import CloseSource, OpenSource, SourceClosed, SourceLost, SourceOpened
+from tensorhub_agent.control.program_cache import ProgramCache
+from tensorhub_agent.core.effects import CloseSource, RequestLease, SourceClosed, SourceLost, SourceOpened
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.sources.manager import Sources
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.sources.manager import SourceManager
 from tensorhub_agent.transports.base import TransportLost, TransportSilent
-from tensorhub_agent.transports.registry import Transports
+from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoResponder
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Share, SourceId
 
 ME = SourceId("agent-1", 1, "rollout", 0)
-KEY = Key("m", "rollout", 0)
+KEY = ShardKey("m", "rollout", 0)
 BOUND_S = 60.0
 
 
@@ -54,20 +54,20 @@ class Surroundings:
             raise self.failures.pop(0)
 
 
-def opening(*, far: bool = False, crosses: bool = False) -> OpenSource:
+def opening(*, far: bool = False, crosses: bool = False) -> RequestLease:
     source = SourceId("agent-2", 1, "mate", 0)
     share = Share(source=source, transport="ucxx", pieces=(), nbytes=0, why="", far=far, crosses=crosses)
-    return OpenSource(KEY, 1, share, 7, "root", None, False, None, None)  # noqa: FBT003 (not mapped)
+    return RequestLease(KEY, 1, share, 7, "root", None, False, None, None)  # noqa: FBT003 (not mapped)
 
 
-async def told_by(around: Surroundings, effect: OpenSource) -> Any:
+async def told_by(around: Surroundings, effect: RequestLease) -> Any:
     """Return what is told first of a source that is opened."""
     news: asyncio.Queue[Any] = asyncio.Queue()
-    sources = Sources(
+    sources = SourceManager(
         "j",
         cast("Bus", around),
-        cast("Transports", around),
-        cast("Programs", None),
+        cast("TransportRegistry", around),
+        cast("ProgramCache", None),
         news.put_nowait,
         deltas=cast("JobDeltas", None),
     )
@@ -108,11 +108,11 @@ async def test_one_that_is_closed_while_it_is_asked_anew_is_asked_no_more() -> N
     """Silence has no end by itself: it is the core's patience that ends it."""
     around = Surroundings(*(NoAnswer("silent") for _ in range(100_000)))
     news: asyncio.Queue[Any] = asyncio.Queue()
-    sources = Sources(
+    sources = SourceManager(
         "j",
         cast("Bus", around),
-        cast("Transports", around),
-        cast("Programs", None),
+        cast("TransportRegistry", around),
+        cast("ProgramCache", None),
         news.put_nowait,
         deltas=cast("JobDeltas", None),
     )

@@ -3,11 +3,11 @@
 import pytest
 
 from tensorhub_agent.sources import source_watch
-from tensorhub_agent.sources.source_watch import SourcesSeen
+from tensorhub_agent.sources.source_watch import SourceWatch
 
 
 def test_a_source_is_left_once_and_is_back_once(caplog: pytest.LogCaptureFixture) -> None:
-    seen = SourcesSeen()
+    seen = SourceWatch()
     seen.back("agent-1")
     for _ in range(3):
         seen.lost("agent-1", "it made no progress")
@@ -22,7 +22,7 @@ def test_a_source_is_left_once_and_is_back_once(caplog: pytest.LogCaptureFixture
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_watch, "LOST_MAX", 2)
-    seen = SourcesSeen()
+    seen = SourceWatch()
     for number in range(5):
         seen.lost(f"agent-{number}", "")
     assert len(seen._lost) == 2

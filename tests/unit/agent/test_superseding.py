@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.core.effects import Answer
+from tensorhub_agent.core.effects import CompleteCall
 from tensorhub_agent.core.operations.read import FINISH_S, is_better_dropped
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.log.commands import Drop, Join, Ready, Register, Sender
 
 
@@ -45,7 +45,7 @@ class Elsewhere:
         self.agent.take(kind(by=by, model="policy", replica=replica, shard=0, **more))
 
 
-def filling(want: object = "latest") -> tuple[OneAgent, Key, Elsewhere, int]:
+def filling(want: object = "latest") -> tuple[OneAgent, ShardKey, Elsewhere, int]:
     """Return an engine that fills version 1, and a trainer elsewhere."""
     agent = OneAgent()
     agent.join()
@@ -57,7 +57,7 @@ def filling(want: object = "latest") -> tuple[OneAgent, Key, Elsewhere, int]:
     agent.plan(key, "elsewhere")
     agent.opened(key, "a")
     agent.log()
-    assert agent.memory(key) is Memory.FILLING
+    assert agent.memory(key) is MemoryState.FILLING
     return agent, key, elsewhere, call
 
 
@@ -74,7 +74,7 @@ def test_a_read_of_which_nothing_has_come_takes_up_the_newer_version() -> None:
     agent.closed(key)
     agent.log()
     answer = agent.end_of(call)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, CompleteCall)
     assert answer.version == 2
     assert agent.core.shards[key].held.root == root_digest(digests_of("b"))
 
@@ -97,7 +97,7 @@ def test_a_version_that_is_overtaken_before_the_leases_stand_is_not_begun() -> N
     agent.plan(key, "elsewhere")
     agent.opened(key, "a")
     agent.log()
-    assert agent.memory(key) is Memory.EMPTY
+    assert agent.memory(key) is MemoryState.EMPTY
     current = agent.catalog.models["policy"].replicas["engine"].round
     assert current is not None
     assert (current.version, current.superseded) == (2, 1)

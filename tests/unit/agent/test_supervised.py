@@ -11,12 +11,12 @@ import pytest
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.control import heartbeat as beats
-from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, WAITING_MAX, Lanes
-from tensorhub_agent.control.heartbeat import BeatThread
-from tensorhub_agent.runtime.troubles import TOLD_S, TROUBLES, Kind, Troubles
-from tensorhub_agent.storage.incarnation import Incarnation
+from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, WAITING_MAX, CommandQueue
+from tensorhub_agent.control.heartbeat import HeartbeatThread
+from tensorhub_agent.runtime.troubles import TOLD_S, TROUBLES, TroubleKind, TroubleTracker
+from tensorhub_agent.storage.incarnation import IncarnationCounter
 from tensorhub_agent.transports.ucxx import engine as ucxx_engine
-from tensorhub_agent.transports.ucxx.engine import Engine, UcxxUnavailable
+from tensorhub_agent.transports.ucxx.engine import UcxxEngine, UcxxUnavailable
 from tensorhub_common.bus.errors import MessageTooLarge
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
@@ -56,7 +56,7 @@ async def test_a_beat_that_ends_ends_the_process(last_resort: LastResort, monkey
         raise ArithmeticError("planted")
 
     monkeypatch.setattr(beats, "connect", fails)
-    thread = BeatThread(load({"TENSORHUB_NATS": "nats://127.0.0.1:1", "TENSORHUB_AGENT_ID": "a"}))
+    thread = HeartbeatThread(load({"TENSORHUB_NATS": "nats://127.0.0.1:1", "TENSORHUB_AGENT_ID": "a"}))
     thread.start()
     assert "the beat: tensorhub-beat failed: ArithmeticError('planted')" in str(await last_resort.wait())
     thread.stop()
@@ -83,7 +83,7 @@ async def faults() -> list[str]:
 
 
 async def test_news_that_fails_takes_no_other_with_it(faults: list[str]) -> None:
-    engine = Engine("127.0.0.1", lambda _: None, faults.append)
+    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
     taken: list[int] = []
 
     def fails() -> None:
@@ -101,7 +101,7 @@ async def test_a_start_that_fails_when_nobody_waits_any_more_is_no_fault(
     goes_on, reached_the_loop = threading.Event(), list[dict[str, object]]()
     monkeypatch.setattr(ucxx_engine, "START_S_MAX", 0.05)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reached_the_loop.append(context))
-    engine = Engine("127.0.0.1", lambda _: None, faults.append)
+    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
 
     def slow() -> int:
         assert goes_on.wait(WAIT_S)
@@ -124,7 +124,7 @@ async def test_what_comes_when_the_thread_ends_is_taken_by_one_of_both(
     faults: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thread and event loop answer the commands that are left, and tell the news, one after the other."""
-    engine = Engine("127.0.0.1", lambda _: None, faults.append)
+    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
     alone: list[bool] = []
 
     class Ended:
@@ -142,7 +142,7 @@ async def test_what_comes_when_the_thread_ends_is_taken_by_one_of_both(
 async def test_a_start_that_takes_too_long_leaves_no_thread(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, shut = threading.Event(), threading.Event()
     monkeypatch.setattr(ucxx_engine, "START_S_MAX", 0.05)
-    engine = Engine("127.0.0.1", lambda _: None, faults.append)
+    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
 
     def slow() -> int:
         assert goes_on.wait(WAIT_S)
@@ -171,7 +171,7 @@ async def test_a_thread_that_fails_is_a_fault_of_the_process(monkeypatch: pytest
         told.append(why)
         came.set()
 
-    engine = Engine("127.0.0.1", lambda _: None, fault)
+    engine = UcxxEngine("127.0.0.1", lambda _: None, fault)
 
     def fails() -> None:
         raise ArithmeticError("planted")
@@ -210,7 +210,7 @@ def command(n: int) -> Drained:
 async def test_a_lane_without_room_gives_the_incarnation_up(faults: list[str]) -> None:
     """It never leaves out one command and says the next."""
     work, given_up = Supervisor("test", lambda fault: faults.append(str(fault))), list[int]()
-    lanes = Lanes(Log(RegistryUnavailable("no")), None, work, lambda: given_up.append(1))  # type: ignore[arg-type]
+    lanes = CommandQueue(Log(RegistryUnavailable("no")), None, work, lambda: given_up.append(1))  # type: ignore[arg-type]
     for n in range(WAITING_MAX):
         lanes.say(command(n))
     assert given_up == []
@@ -231,7 +231,7 @@ async def test_a_command_that_no_message_holds_is_a_fault(faults: list[str]) -> 
         came.set()
 
     log = Log(MessageTooLarge("2 MiB"))
-    lanes = Lanes(log, None, Supervisor("job run-7", fault), lambda: None)  # type: ignore[arg-type]
+    lanes = CommandQueue(log, None, Supervisor("job run-7", fault), lambda: None)  # type: ignore[arg-type]
     lanes.say(command(1))
     lanes.say(command(2))
     async with asyncio.timeout(WAIT_S):
@@ -243,7 +243,7 @@ async def test_a_command_that_no_message_holds_is_a_fault(faults: list[str]) -> 
 
 
 def test_a_full_disk_keeps_no_agent_from_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    incarnation = Incarnation(tmp_path)
+    incarnation = IncarnationCounter(tmp_path)
     first = incarnation.next()
 
     def full(*_: object) -> int:
@@ -261,20 +261,20 @@ def test_a_full_disk_keeps_no_agent_from_joining(tmp_path: Path, monkeypatch: py
 
 def test_a_trouble_is_told_until_it_is_over_or_long_ago() -> None:
     now = [1000.0]
-    troubles = Troubles(lambda: now[0])
-    troubles.note(Kind.MEMORY, "first")
+    troubles = TroubleTracker(lambda: now[0])
+    troubles.note(TroubleKind.MEMORY, "first")
     now[0] += 1
-    troubles.note(Kind.MEMORY, "second")
-    troubles.note(Kind.COPY, "third")
+    troubles.note(TroubleKind.MEMORY, "second")
+    troubles.note(TroubleKind.COPY, "third")
     assert [(each.kind, each.why, each.since) for each in troubles.told()] == [
         ("no-memory", "second", 1000.0),
         ("no-copy", "third", 1001.0),
     ]
-    troubles.over(Kind.COPY)
-    troubles.over(Kind.STATE)
+    troubles.over(TroubleKind.COPY)
+    troubles.over(TroubleKind.STATE)
     now[0] += TOLD_S - 1
     assert [each.kind for each in troubles.told()] == ["no-memory"]
     now[0] += 1
     assert troubles.told() == ()
-    troubles.note(Kind.MEMORY, "again")
+    troubles.note(TroubleKind.MEMORY, "again")
     assert troubles.told()[0].since == now[0]

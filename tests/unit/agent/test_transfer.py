@@ -6,7 +6,7 @@ from tests.unit.agent.driven import LIST, PIECES, RIGHT, STALL_S, WRONG, Driven,
 from tensorhub_agent.rates import source_rate
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX
 from tensorhub_agent.transfer.timeouts import OPEN_S_MAX
-from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.protocol.plans import Refusal
 
@@ -16,9 +16,9 @@ def test_asks_for_a_plan_of_all_pieces_and_waits_for_all_leases() -> None:
     assert driven.tick().plan == (((0, PIECES),), ())
     one, two = driven.planned(("a", ((0, 3),)), ("b", ((3, 3),)))
     driven.opened(one)
-    assert driven.phase() is Phase.LEASING
+    assert driven.phase() is TransferPhase.LEASING
     driven.opened(two)
-    assert driven.phase() is Phase.LEASED
+    assert driven.phase() is TransferPhase.LEASED
     assert driven.todo.post == [], "nothing is written before the round has started"
 
 
@@ -27,7 +27,7 @@ def test_counts_what_matches_and_is_done() -> None:
     [(_, batch, ranges)] = driven.todo.post
     assert ranges == ((0, PIECES),)
     driven.done(number, batch, LIST)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
     assert driven.todo.close == [number]
     assert driven.quiet()
 
@@ -58,7 +58,7 @@ def test_a_batch_that_ends_while_its_source_is_closed_still_counts() -> None:
     driven.transfer.lost(number, "gone", driven.now)
     driven.done(number, batch, LIST)
     driven.transfer.closed(number, driven.now)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
 
 
 def test_wrong_bytes_of_a_source_whose_lease_is_over_are_a_lost_source() -> None:
@@ -86,7 +86,7 @@ def _fails_for_want_of_a_source(driven: Driven, number: int) -> str:
     for _ in range(20):
         driven.transfer.planned(no, driven.now)
         driven.tick(PLAN_AGAIN_S)
-    assert driven.phase() is Phase.FAILED
+    assert driven.phase() is TransferPhase.FAILED
     assert driven.transfer.error is not None
     return driven.transfer.error[0]
 
@@ -95,9 +95,9 @@ def test_without_digests_a_piece_counts_by_the_word_of_its_source() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
     [(_, batch, _)] = driven.todo.post
     assert driven.done(number, batch, b"").confirm == [number]
-    assert driven.phase() is Phase.RUNNING
+    assert driven.phase() is TransferPhase.RUNNING
     driven.transfer.confirmed(number, holds=True, now=driven.now)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
 
 
 def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() -> None:
@@ -133,7 +133,7 @@ def test_a_silent_planner_is_asked_again_and_says_nothing_about_sources() -> Non
         driven.tick(PLAN_S_MAX)
         assert driven.tick(PLAN_AGAIN_S).plan is not None
     driven.transfer.planned(Refusal(error=NO_ANSWER, reason=""), driven.now)
-    assert driven.phase() is Phase.LEASING
+    assert driven.phase() is TransferPhase.LEASING
 
 
 def test_other_layouts_fail_at_once() -> None:
@@ -163,7 +163,7 @@ def test_what_was_kept_is_not_asked_for() -> None:
     driven = Driven(kept=(bytearray([1, 1, 1, 0, 0, 1]), LIST))
     assert driven.tick().plan == (((3, 2),), ())
     whole = Driven(kept=(bytearray([1] * PIECES), LIST))
-    assert whole.transfer.phase is Phase.LEASED
+    assert whole.transfer.phase is TransferPhase.LEASED
 
 
 def test_a_stopped_read_is_quiet_once_what_is_under_way_has_ended() -> None:

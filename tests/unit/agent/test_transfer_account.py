@@ -9,7 +9,7 @@ from tensorhub_agent.transfer.balancing import SLOW_MIN_S
 from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S, PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.source_pool import SLOW_CLOSED_MAX
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.errors import IntegrityError, VersionUnavailable
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import Plan, Refusal, Share
@@ -103,7 +103,7 @@ def test_what_waits_for_its_sources_word_is_told_as_come(monkeypatch: pytest.Mon
         assert (driven.transfer.done_bytes(), todo.confirm) == (came, confirms)
     driven.transfer.confirmed(number, holds=True, now=driven.now)
     source = driven.transfer.sources[number]
-    assert (driven.phase(), source.got_bytes, source.unconfirmed_bytes) == (Phase.DONE, 60, 0)
+    assert (driven.phase(), source.got_bytes, source.unconfirmed_bytes) == (TransferPhase.DONE, 60, 0)
 
 
 def test_when_things_happened_is_kept() -> None:
@@ -122,7 +122,7 @@ def test_when_things_happened_is_kept() -> None:
     driven.now = 4.0
     driven.brings(number)
     assert (read.started, read.first_at, read.last_at) == (3.0, 3.5, 4.0)
-    while driven.phase() is Phase.RUNNING:
+    while driven.phase() is TransferPhase.RUNNING:
         driven.brings(number)
     assert read.ended == driven.now
 
@@ -277,7 +277,7 @@ def test_the_digests_that_count_are_those_of_the_pieces() -> None:
     [(_, batch, _)] = driven.todo.post
     todo = driven.done(number, batch, b"".join(reversed(RIGHT)))
     assert todo.proven == []
-    assert driven.phase() is Phase.RUNNING
+    assert driven.phase() is TransferPhase.RUNNING
 
 
 def test_a_read_that_has_begun_waits_for_a_source_for_a_while() -> None:
@@ -285,9 +285,9 @@ def test_a_read_that_has_begun_waits_for_a_source_for_a_while() -> None:
     driven.transfer.lost(number, "gone", driven.now)
     driven.closed(number)
     driven.transfer.planned(NOBODY, driven.now)
-    assert driven.phase() is Phase.RUNNING
+    assert driven.phase() is TransferPhase.RUNNING
     began = driven.now
-    while driven.phase() is Phase.RUNNING:
+    while driven.phase() is TransferPhase.RUNNING:
         driven.tick(0.1)
         driven.transfer.planned(NOBODY, driven.now)
     assert driven.now - began == pytest.approx(1.2)
@@ -398,5 +398,5 @@ def test_a_read_that_waits_for_the_others_leases_wants_no_time() -> None:
     driven.tick()
     [number] = driven.planned(("a", ((0, PIECES),)))
     driven.opened(number)
-    assert driven.phase() is Phase.LEASED
+    assert driven.phase() is TransferPhase.LEASED
     assert driven.transfer.deadline() is None

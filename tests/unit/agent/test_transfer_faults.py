@@ -9,7 +9,7 @@ from tensorhub_agent.rates.source_rate import BATCHES_MIN, STALL_MIN_S
 from tensorhub_agent.transfer.balancing import SLOW_MIN_S
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLANS_MAX
 from tensorhub_agent.transfer.source import SourcePhase
-from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.plans import Plan, Refusal
 
@@ -136,7 +136,7 @@ def test_a_stalled_source_is_used_again_when_nobody_else_has_it_and_then_has_the
     assert driven.wait(STALL_S - 0.1) == []
     for _ in range(4):
         driven.brings(again)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
     assert counts(driven) == (60, 50, 5)
 
 
@@ -178,7 +178,7 @@ def test_what_a_slow_source_has_under_way_is_brought_by_an_idle_one_once_it_is_c
     assert todo.plan is None, "the fast one has its lease already"
     driven.brings(fast)
     driven.brings(fast)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
     assert counts(driven) == (60, 20, 2)
 
 
@@ -204,7 +204,7 @@ def test_a_source_that_will_soon_be_done_is_not_closed() -> None:
     driven, _, slow = one_slow()
     driven.brings(slow, 0.2)
     driven.brings(slow, 0.2)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
     assert counts(driven) == (60, 0, 0)
 
 
@@ -219,7 +219,7 @@ def test_pieces_of_a_dead_source_go_to_the_open_ones_when_no_planner_answers() -
     driven.take()
     for _ in range(PIECES):
         driven.brings(alive)
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
 
 
 def test_a_plan_that_names_an_open_source_adds_to_its_queue() -> None:
@@ -237,7 +237,7 @@ def test_a_plan_that_names_only_who_has_failed_says_nothing_and_is_asked_for_aga
     driven.transfer.lost(number, "refused", driven.now)
     driven.closed(number)
     plans = 1
-    while driven.phase() is Phase.LEASING:
+    while driven.phase() is TransferPhase.LEASING:
         assert driven.planned(("a", ((0, PIECES),))) == []
         plans += 1
         driven.tick(PLAN_AGAIN_S)
@@ -252,7 +252,7 @@ def test_an_empty_plan_and_one_with_far_too_many_sources_are_bounded(shares: int
     numbers = driven.planned(*((f"agent-{n}", ((n % PIECES, 1),)) for n in range(shares)))
     assert len(numbers) == min(shares, PIECES)
     driven.transfer.planned(Plan(version=3, shares=(), why=""), driven.now)
-    assert driven.phase() is Phase.LEASING
+    assert driven.phase() is TransferPhase.LEASING
 
 
 # Counting.

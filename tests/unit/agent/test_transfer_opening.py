@@ -3,10 +3,10 @@
 import pytest
 from tests.unit.agent.driven import PIECES, Driven, source_id
 
-from tensorhub_agent.primitives.ranges import mark
+from tensorhub_agent.primitives.ranges import set_marks
 from tensorhub_agent.transfer import admission
 from tensorhub_agent.transfer.timeouts import OPEN_S_MAX
-from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.plans import Refusal, Share
 
 AT_A_TIME = 2
@@ -30,14 +30,14 @@ def test_as_many_are_being_opened_at_a_time(driven: Driven) -> None:
     under_way, seen = planned(driven), 0
     while under_way:
         assert len(under_way) <= AT_A_TIME
-        assert driven.phase() is Phase.LEASING
+        assert driven.phase() is TransferPhase.LEASING
         # Each comes just in time; the wait of those behind it is not theirs.
         driven.now += 0.9 * OPEN_S_MAX / AT_A_TIME
         driven.transfer.tick(driven.now)
         seen += 1
         under_way = [*under_way[1:], *(number for number, _ in driven.opened(under_way[0]).open)]
     assert seen == PIECES
-    assert driven.phase() is Phase.LEASED
+    assert driven.phase() is TransferPhase.LEASED
     assert not any(source.lost for source in driven.transfer.sources.values())
 
 
@@ -63,7 +63,7 @@ def test_who_is_late_to_open_is_asked_once_more_where_nobody_else_has_its_pieces
         driven.closed(number)
         driven.transfer.planned(nobody, driven.now)
         assert (driven.take().plan is None) is has_failed
-    assert driven.phase() is Phase.FAILED
+    assert driven.phase() is TransferPhase.FAILED
 
 
 def test_what_was_never_opened_has_nothing_to_close(driven: Driven) -> None:
@@ -83,14 +83,14 @@ def test_what_was_never_opened_has_nothing_to_close(driven: Driven) -> None:
 def own_piece(share: Share) -> bytearray:
     """Say that each source can bring what it was planned to, and nothing else."""
     marks = bytearray(PIECES)
-    mark(marks, share.pieces)
+    set_marks(marks, share.pieces)
     return marks
 
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> tuple[Driven, list[int], list[int]]:
     """Return a read of which two sources may be inside; it has begun. Then who is inside, and who is held."""
-    monkeypatch.setattr(admission, "INSIDE_MAX", 2)
+    monkeypatch.setattr(admission, "TRANSPORTS_MAX", 2)
     driven = Driven(verify=False, transport="ucxx")
     driven.transfer.readings._able = own_piece
     driven.tick()
@@ -99,10 +99,10 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> tuple[Driven, list[int], list[in
     for number in inside:
         driven.opened(number, b"")
     for number in held:
-        assert driven.phase() is Phase.LEASING
+        assert driven.phase() is TransferPhase.LEASING
         driven.transfer.held(number, b"", driven.now)
         driven.take()
-    assert driven.phase() is Phase.LEASED, "all leases are there before anything is overwritten"
+    assert driven.phase() is TransferPhase.LEASED, "all leases are there before anything is overwritten"
     driven.transfer.start(driven.now)
     assert [number for number, _, _ in driven.take().post] == inside, "nothing is asked of who is not inside"
     return driven, inside, held
@@ -122,13 +122,13 @@ def test_who_has_brought_its_part_leaves_and_the_next_one_enters(crowded: tuple[
     assert driven.closed(inside[1]).enter == [held[0]], "once the other's place is free"
     driven.transfer.held(held[0], b"", driven.now)
     assert driven.opened(held[0], b"").post, "a word that comes twice changes nothing"
-    while driven.phase() is Phase.RUNNING:
+    while driven.phase() is TransferPhase.RUNNING:
         number = next(each.number for each in driven.transfer.sources.values() if each.flying)
         ends(driven, number)
         for closing in driven.todo.close:
             for entering in driven.closed(closing).enter:
                 driven.opened(entering, b"")
-    assert driven.phase() is Phase.DONE
+    assert driven.phase() is TransferPhase.DONE
     assert not any(source.lost for source in driven.transfer.sources.values())
 
 

@@ -14,7 +14,7 @@ from tests.unit.agent.local_hub import MIB, Hub, digests_of, end_of, local_hub, 
 
 from tensorhub_agent.compute import pool
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.primitives.lease_messages import Hello, No, Welcome
+from tensorhub_agent.primitives.lease_messages import Denied, Hello, Welcome
 from tensorhub_agent.transports.base import Transport, TransportLost
 from tensorhub_agent.transports.local import session as local_session
 from tensorhub_agent.transports.local import transport as local_transport
@@ -86,7 +86,7 @@ async def test_another_protocol_is_refused_in_words_and_its_ticket_stays_good(hu
     hub.book.offer("L1", hub.published(1))
     framed = await hub.raw(Hello(PROTOCOL + 1, "ticket-L1", "newer"))
     answer = await from_source(framed)
-    assert isinstance(answer, No)
+    assert isinstance(answer, Denied)
     assert f"(protocol {PROTOCOL}) is too old for newer (protocol {PROTOCOL + 1}): upgrade tensorhub" in answer.reason
     await end_of(framed)
     framed.close()

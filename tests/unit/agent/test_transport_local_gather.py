@@ -12,10 +12,10 @@ from tests.unit.agent.local_hub import MIB, Hub, local_hub
 
 from tensorhub_agent.compute import conversion
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.transports.base import TransportLost
-from tensorhub_agent.transports.local.session import LentSession
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_agent.transports.local.session import MappedSession
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 STRIDED = rows(2048, 4096, 5000, 6000)
 
@@ -39,7 +39,7 @@ def test_random_boxes_are_numpys_and_nothing_else_is_touched(tmp_path: Path) -> 
 
 async def test_what_was_taken_is_told_at_the_end(hub: Hub) -> None:
     session = await hub.open("L1", hub.published(16 * MIB))
-    await session.gather(memoryview(bytearray(16 * MIB)), Regions([0], [0], [STRIDED]), digests=False)
+    await session.gather(memoryview(bytearray(16 * MIB)), StridedCopies([0], [0], [STRIDED]), digests=False)
     await session.close()
     await hub.book.until("done", "L1")
     assert hub.source.served_bytes == STRIDED.nbytes
@@ -50,9 +50,9 @@ async def test_a_box_beyond_the_segment_is_lost_and_a_bad_form_is_the_callers(hu
     session = await hub.open("L1", segment)
     destination = bytearray(64 * MIB)
     with pytest.raises(TransportLost, match="not what was asked for"):
-        await session.gather(memoryview(destination), Regions([0], [0], [rows(2, 4, 8, 9 * MIB)]), digests=True)
-    with pytest.raises(BadForm, match="negative stride"):
-        await session.gather(memoryview(destination), Regions([0], [0], [rows(2, 4, 8, -8)]), digests=True)
+        await session.gather(memoryview(destination), StridedCopies([0], [0], [rows(2, 4, 8, 9 * MIB)]), digests=True)
+    with pytest.raises(InvalidForm, match="negative stride"):
+        await session.gather(memoryview(destination), StridedCopies([0], [0], [rows(2, 4, 8, -8)]), digests=True)
     assert destination == bytes(64 * MIB)
     await session.close()
 
@@ -63,7 +63,7 @@ async def test_a_cast_that_is_not_there_is_refused_and_one_that_is_is_done_here(
     segment = hub.published(MIB)
     session = await hub.open("L1", segment)
     memory = bytearray(4000)
-    boxes = Regions([0], [2], [Form((100, 10), (40, 4), (30, 2), 2, 4, "u2>u4")])
+    boxes = StridedCopies([0], [2], [StridedForm((100, 10), (40, 4), (30, 2), 2, 4, "u2>u4")])
     with pytest.raises(CastUnknown, match="not in this version"):
         await session.gather(memoryview(memory), boxes, digests=True)
     monkeypatch.setitem(conversion.CONVERTERS, "u2>u4", widen)
@@ -77,7 +77,7 @@ async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatc
     gate = Gate(monkeypatch)
     session = await hub.open("L1", hub.published(16 * MIB))
     memory = memoryview(bytearray(STRIDED.span_bytes))
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [STRIDED]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [STRIDED]), digests=True))
     await gate.until_entered()
     closing = asyncio.create_task(session.close())
     for _ in range(5):
@@ -92,7 +92,7 @@ async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatc
         await gathering
     assert memory == left
     with pytest.raises(TransportLost, match="closed"):
-        await session.gather(memory, Regions([0], [0], [STRIDED]), digests=True)
+        await session.gather(memory, StridedCopies([0], [0], [STRIDED]), digests=True)
 
 
 async def test_a_cancelled_caller_is_kept_until_nobody_writes_any_more(
@@ -101,7 +101,7 @@ async def test_a_cancelled_caller_is_kept_until_nobody_writes_any_more(
     gate = Gate(monkeypatch)
     session = await hub.open("L1", hub.published(16 * MIB))
     memory = memoryview(bytearray(STRIDED.span_bytes))
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [STRIDED]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [STRIDED]), digests=True))
     await gate.until_entered()
     gathering.cancel()
     for _ in range(5):
@@ -116,4 +116,6 @@ async def test_a_cancelled_caller_is_kept_until_nobody_writes_any_more(
 
 async def test_a_segment_that_is_lent_is_not_copied_from(hub: Hub) -> None:
     with pytest.raises(TransportLost, match="to be mapped"):
-        await LentSession.gather(object.__new__(LentSession), memoryview(b""), Regions([], [], []), digests=True)
+        await MappedSession.gather(
+            object.__new__(MappedSession), memoryview(b""), StridedCopies([], [], []), digests=True
+        )

@@ -12,8 +12,17 @@ import pytest
 from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.local_hub import MIB, FakeSource, Hub, digests_of, end_of, local_hub, whole
 
-from tensorhub_agent.primitives.lease_messages import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
-from tensorhub_agent.runtime.rejections import RefusedCounts
+from tensorhub_agent.primitives.lease_messages import (
+    ConfirmRequest,
+    Denied,
+    Hello,
+    LeaseBroken,
+    LeaseMessage,
+    ReaderDone,
+    Renew,
+    Welcome,
+)
+from tensorhub_agent.runtime.rejections import RejectionCounter
 from tensorhub_agent.transports import lease_session
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.local import transport
@@ -22,10 +31,10 @@ from tensorhub_common.protocol.log.commands import PROTOCOL
 
 
 @pytest.fixture(autouse=True)
-def refused(monkeypatch: pytest.MonkeyPatch) -> RefusedCounts:
+def refused(monkeypatch: pytest.MonkeyPatch) -> RejectionCounter:
     """The counts of a process that has refused nothing yet, and so tells of the first."""
-    counts = RefusedCounts()
-    monkeypatch.setattr(transport, "REFUSED", counts)
+    counts = RejectionCounter()
+    monkeypatch.setattr(transport, "REJECTIONS", counts)
     return counts
 
 
@@ -45,9 +54,9 @@ def fake(tmp_path: Path) -> Iterator[FakeSource]:
 # Readers.
 
 
-@pytest.mark.parametrize("first", [Renew(), Confirm(1), Done()])
+@pytest.mark.parametrize("first", [Renew(), ConfirmRequest(1), ReaderDone()])
 async def test_a_frame_out_of_order_ends_the_connection(
-    hub: Hub, first: Frame, caplog: pytest.LogCaptureFixture
+    hub: Hub, first: LeaseMessage, caplog: pytest.LogCaptureFixture
 ) -> None:
     framed = await hub.raw(first)
     await end_of(framed)
@@ -101,7 +110,7 @@ async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.Mon
     await session.close()
 
 
-async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch, refused: RefusedCounts) -> None:
+async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch, refused: RejectionCounter) -> None:
     monkeypatch.setattr(transport, "peer_of", lambda _: (1, os.geteuid() + 1))
     with pytest.raises(TransportLost):
         await hub.open("L1", hub.published(1))
@@ -156,8 +165,8 @@ async def test_a_source_that_stands_still_later_is_lost_when_asked(
     framed.close()
 
 
-@pytest.mark.parametrize("frame", [Welcome("name", 1), No("too late"), Done()])
-async def test_a_source_that_says_nonsense_is_lost(hub: Hub, fake: FakeSource, frame: Frame) -> None:
+@pytest.mark.parametrize("frame", [Welcome("name", 1), Denied("too late"), ReaderDone()])
+async def test_a_source_that_says_nonsense_is_lost(hub: Hub, fake: FakeSource, frame: LeaseMessage) -> None:
     lost = Lost()
     opening = asyncio.create_task(hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lost))
     framed = await fake.welcome(hub.published(1))
@@ -168,8 +177,10 @@ async def test_a_source_that_says_nonsense_is_lost(hub: Hub, fake: FakeSource, f
     framed.close()
 
 
-@pytest.mark.parametrize("frame", [Broken("too early"), Welcome("name", 1), Welcome("name", 1 << 40), Done()])
-async def test_a_source_that_lets_in_wrongly_is_lost(hub: Hub, fake: FakeSource, frame: Frame) -> None:
+@pytest.mark.parametrize(
+    "frame", [LeaseBroken("too early"), Welcome("name", 1), Welcome("name", 1 << 40), ReaderDone()]
+)
+async def test_a_source_that_lets_in_wrongly_is_lost(hub: Hub, fake: FakeSource, frame: LeaseMessage) -> None:
     """Too early, without a descriptor, with a descriptor of less memory than said, in no known words."""
     segment = hub.published(1)
     opening = asyncio.create_task(

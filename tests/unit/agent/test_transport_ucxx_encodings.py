@@ -11,7 +11,7 @@ from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.encodings.codec_tasks import Overwrites
+from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.encodings.patch import make
 from tensorhub_agent.storage.segments import Segment
 from tensorhub_agent.transports.base import EncodingSession, TransportLost
@@ -47,13 +47,13 @@ def patches_of(old: bytes, segment: Segment) -> list[tuple[bytes, ...] | None]:
     return found
 
 
-def wanted(patches: list[tuple[bytes, ...] | None], numbers: list[int]) -> Overwrites:
+def wanted(patches: list[tuple[bytes, ...] | None], numbers: list[int]) -> PatchTargets:
     at = [number * NBYTES for number in numbers]
     sizes = [sum(map(len, patches[number] or ())) for number in numbers]
-    return Overwrites(numbers, Spans(at, at, [NBYTES] * len(at)), sizes, [2] * len(at))
+    return PatchTargets(numbers, Spans(at, at, [NBYTES] * len(at)), sizes, [2] * len(at))
 
 
-async def refused(session: UcxxSession, lost: Lost, memory: memoryview, asked: Overwrites) -> None:
+async def refused(session: UcxxSession, lost: Lost, memory: memoryview, asked: PatchTargets) -> None:
     """The source ends the connection; the read ends when its owner, who hears of that, closes the session."""
     reading = asyncio.ensure_future(session.overwrite(memory, None, asked))
     await lost.wait()
@@ -93,7 +93,7 @@ async def test_what_was_not_offered_ends_the_connection(hub: Hub, numbers: list[
     session = await hub.open(segment, lost, patches=patches)
     memory = memoryview(bytearray(segment.nbytes))
     nothing = [0] * len(numbers)
-    asked = Overwrites(numbers, Spans(nothing, nothing, nothing), [7] * len(numbers), [2] * len(numbers))
+    asked = PatchTargets(numbers, Spans(nothing, nothing, nothing), [7] * len(numbers), [2] * len(numbers))
     await refused(session, lost, memory, asked)
     assert not any(memory)
 
@@ -102,7 +102,7 @@ async def test_a_lease_without_patches_gives_none(hub: Hub) -> None:
     segment = hub.segment(PIECES * NBYTES)
     lost = Lost()
     session = await hub.open(segment, lost)
-    await refused(session, lost, memoryview(bytearray(10)), Overwrites([0], Spans([0], [0], [10]), [5], [2]))
+    await refused(session, lost, memoryview(bytearray(10)), PatchTargets([0], Spans([0], [0], [10]), [5], [2]))
 
 
 async def test_the_next_lease_on_a_connection_has_no_patches_of_the_last_one(hub: Hub) -> None:

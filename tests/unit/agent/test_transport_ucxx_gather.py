@@ -13,14 +13,14 @@ from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
 
 from tensorhub_agent.compute import conversion
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
 from tensorhub_agent.transports.base import LeaseOpened, TransportLost
 from tensorhub_agent.transports.ucxx import bounce_buffers
 from tensorhub_agent.transports.ucxx.gather_client import LOTS_MAX
-from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, Gathering
-from tensorhub_agent.transports.ucxx.protocol.frames import Sums, encode
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, GatherServer
+from tensorhub_agent.transports.ucxx.protocol.frames import GatherDigests, encode
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -48,10 +48,10 @@ def test_random_boxes_are_numpys_and_nothing_else_is_touched(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("digests", [True, False])
 @pytest.mark.parametrize("form", [STRIDED, PACKED_HERE, PACKED_THERE, rows(1, 21 * MIB + 3, 1, 1)])
-async def test_megabytes_come_whole_and_the_connection_is_kept(hub: Hub, form: Form, digests: bool) -> None:  # noqa: FBT001
+async def test_megabytes_come_whole_and_the_connection_is_kept(hub: Hub, form: StridedForm, digests: bool) -> None:  # noqa: FBT001
     segment = hub.segment(form.origin_span_bytes + 9)
     session = await hub.open(segment, Lost())
-    memory, boxes = bytearray(b"\xaa" * (form.span_bytes + 20)), Regions([13], [7], [form])
+    memory, boxes = bytearray(b"\xaa" * (form.span_bytes + 20)), StridedCopies([13], [7], [form])
     await session.gather(memoryview(memory), boxes, digests=digests)
     assert memory == answer(b"\xaa" * len(memory), segment.view, boxes)
     assert await session.still_holds()
@@ -63,7 +63,7 @@ async def test_megabytes_come_whole_and_the_connection_is_kept(hub: Hub, form: F
 
 async def test_no_boxes_are_nothing_to_do(hub: Hub) -> None:
     session = await hub.open(hub.segment(MIB), Lost())
-    await session.gather(memoryview(b""), Regions([], [], []), digests=True)
+    await session.gather(memoryview(b""), StridedCopies([], [], []), digests=True)
     await session.close()
 
 
@@ -72,13 +72,13 @@ async def test_gathers_and_reads_of_one_session_may_overlap_and_memory_is_bounde
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    take = bounce_buffers.SlotStore.take
+    take = bounce_buffers.SlotPool.take
 
-    def noted(store: bounce_buffers.SlotStore) -> memoryview:
+    def noted(store: bounce_buffers.SlotPool) -> memoryview:
         taken.append(1)
         return take(store)
 
-    monkeypatch.setattr(bounce_buffers.SlotStore, "take", noted)
+    monkeypatch.setattr(bounce_buffers.SlotPool, "take", noted)
     monkeypatch.setattr(bounce_buffers, "KEPT_SLOTS_MAX", 1000)
     segment = hub.segment(48 * MIB)
     session = await hub.open(segment, Lost())
@@ -86,13 +86,13 @@ async def test_gathers_and_reads_of_one_session_may_overlap_and_memory_is_bounde
     memories = [memoryview(bytearray(24 * MIB)) for _ in forms]
     read = memoryview(bytearray(48 * MIB))
     gathers = [
-        session.gather(memory, Regions([3], [9], [form]), digests=True)
+        session.gather(memory, StridedCopies([3], [9], [form]), digests=True)
         for memory, form in zip(memories, forms, strict=True)
     ]
     await asyncio.gather(*gathers, session.read(read, cut(48 * MIB, 4 * MIB), digests=True))
     assert read == segment.view
     for memory, form in zip(memories, forms, strict=True):
-        assert memory == answer(bytes(24 * MIB), segment.view, Regions([3], [9], [form]))
+        assert memory == answer(bytes(24 * MIB), segment.view, StridedCopies([3], [9], [form]))
     await session.close()
     assert len(taken) > LOTS_MAX + SLOTS_MAX, "too few boxes to show anything"
     assert len(hub.source._slots._free) <= SLOTS_MAX
@@ -102,12 +102,14 @@ async def test_gathers_and_reads_of_one_session_may_overlap_and_memory_is_bounde
 async def test_a_bad_form_and_an_unknown_cast_are_refused_and_the_session_is_as_good_as_before(hub: Hub) -> None:
     session = await hub.open(hub.segment(MIB), Lost())
     memory = memoryview(bytearray(MIB))
-    with pytest.raises(BadForm, match="negative stride"):
-        await session.gather(memory, Regions([0], [0], [rows(2, 4, 8, -8)]), digests=True)
+    with pytest.raises(InvalidForm, match="negative stride"):
+        await session.gather(memory, StridedCopies([0], [0], [rows(2, 4, 8, -8)]), digests=True)
     with pytest.raises(CastUnknown, match="not in this version"):
-        await session.gather(memory, Regions([0], [0], [Form((8,), (4,), (2,), 2, 4, "u2>u4")]), digests=True)
+        await session.gather(
+            memory, StridedCopies([0], [0], [StridedForm((8,), (4,), (2,), 2, 4, "u2>u4")]), digests=True
+        )
     with pytest.raises(ValueError, match="not in the destination"):
-        await session.gather(memory, Regions([MIB - 3], [0], [rows(2, 4, 8, 8)]), digests=True)
+        await session.gather(memory, StridedCopies([MIB - 3], [0], [rows(2, 4, 8, 8)]), digests=True)
     assert await session.still_holds()
     await session.close()
     await hub.until_links(1, 1)
@@ -122,9 +124,11 @@ async def test_a_cast_is_done_where_it_makes_less_to_send(
     session = await hub.open(segment, Lost())
     itemsize, to_itemsize = np.dtype(origin).itemsize, np.dtype(to).itemsize
     for origin_row, to_row in ((700 * itemsize, 700 * to_itemsize), (750 * itemsize, 710 * to_itemsize)):
-        form = Form((900, 700), (to_row, to_itemsize), (origin_row, itemsize), itemsize, to_itemsize, "one>other")
+        form = StridedForm(
+            (900, 700), (to_row, to_itemsize), (origin_row, itemsize), itemsize, to_itemsize, "one>other"
+        )
         memory = bytearray(form.span_bytes)
-        await session.gather(memoryview(memory), Regions([0], [4], [form]), digests=True)
+        await session.gather(memoryview(memory), StridedCopies([0], [4], [form]), digests=True)
         there = np.ndarray((900, 700), origin, segment.view, 4, (origin_row, itemsize))
         assert np.array_equal(np.ndarray((900, 700), to, memory, 0, (to_row, to_itemsize)), there.astype(to))
     await session.close()
@@ -141,17 +145,17 @@ def half_filled(hub: Hub, lacks_from: int) -> None:
 
 
 @pytest.mark.parametrize("form", [STRIDED, PACKED_THERE])
-async def test_a_half_filled_source_gives_what_stands_there_and_nothing_else(hub: Hub, form: Form) -> None:
+async def test_a_half_filled_source_gives_what_stands_there_and_nothing_else(hub: Hub, form: StridedForm) -> None:
     segment = hub.segment(32 * MIB)
     lost = Lost()
     grant = hub.grant("lease", segment)
     half_filled(hub, form.origin_span_bytes)
     session = await hub.reader.open(grant, reader="reader", on_lost=lost)
     memory = bytearray(form.span_bytes)
-    await session.gather(memoryview(memory), Regions([0], [0], [form]), digests=True)
-    assert memory == answer(bytes(form.span_bytes), segment.view, Regions([0], [0], [form]))
+    await session.gather(memoryview(memory), StridedCopies([0], [0], [form]), digests=True)
+    assert memory == answer(bytes(form.span_bytes), segment.view, StridedCopies([0], [0], [form]))
     memory[:] = bytes(form.span_bytes)
-    beyond = Regions([0], [form.origin_span_bytes - 4095], [rows(1, 4096, 1, 1)])
+    beyond = StridedCopies([0], [form.origin_span_bytes - 4095], [rows(1, 4096, 1, 1)])
     gathering = asyncio.create_task(session.gather(memoryview(memory), beyond, digests=True))
     await lost.wait()
     await session.close()
@@ -163,21 +167,21 @@ async def test_a_half_filled_source_gives_what_stands_there_and_nothing_else(hub
 
 @pytest.mark.parametrize("form", [STRIDED, PACKED_HERE, PACKED_THERE, rows(1, 9 * MIB, 1, 1)])
 async def test_bytes_that_are_not_what_the_source_says_do_not_count(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, form: Form
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, form: StridedForm
 ) -> None:
-    sums = Gathering._sums
+    sums = GatherServer._sums
 
     async def wrong(*args: object) -> bytes:
         found = bytearray(await sums(*args))  # type: ignore[arg-type]
         found[-1] ^= 1
         return bytes(found)
 
-    monkeypatch.setattr(Gathering, "_sums", wrong)
+    monkeypatch.setattr(GatherServer, "_sums", wrong)
     lost = Lost()
     session = await hub.open(hub.segment(32 * MIB), lost)
     memory = bytearray(form.span_bytes)
     with pytest.raises(TransportLost, match="the bytes of a box are not what the source has sent"):
-        await session.gather(memoryview(memory), Regions([0], [0], [form]), digests=True)
+        await session.gather(memoryview(memory), StridedCopies([0], [0], [form]), digests=True)
     assert "not what the source has sent" in await lost.wait()
     if not form.is_packed_here:
         assert memory == bytes(form.span_bytes), "what came was unpacked before it was compared"
@@ -189,10 +193,10 @@ async def test_what_the_source_says_without_being_asked_ends_the_session(hub: Hu
     lost = Lost()
     session = await hub.open(hub.segment(MIB), lost)
     (served,) = hub.source._served
-    served._link.send(encode(Sums(5, b"x" * 16)))
+    served._link.send(encode(GatherDigests(5, b"x" * 16)))
     assert "nobody had asked for" in await lost.wait()
     with pytest.raises(TransportLost, match="nobody had asked for"):
-        await session.gather(memoryview(bytearray(8)), Regions([0], [0], [rows(1, 8, 1, 1)]), digests=True)
+        await session.gather(memoryview(bytearray(8)), StridedCopies([0], [0], [rows(1, 8, 1, 1)]), digests=True)
     await session.close()
 
 
@@ -201,10 +205,10 @@ async def test_digests_of_another_length_are_wrong(hub: Hub, monkeypatch: pytest
     async def wrong(*_: object) -> bytes:
         return sums
 
-    monkeypatch.setattr(Gathering, "_sums", wrong)
+    monkeypatch.setattr(GatherServer, "_sums", wrong)
     session = await hub.open(hub.segment(MIB), Lost())
     with pytest.raises(TransportLost):
-        await session.gather(memoryview(bytearray(8)), Regions([0], [0], [rows(1, 8, 1, 1)]), digests=True)
+        await session.gather(memoryview(bytearray(8)), StridedCopies([0], [0], [rows(1, 8, 1, 1)]), digests=True)
     await session.close()
 
 
@@ -212,7 +216,7 @@ async def test_close_waits_for_what_is_being_unpacked(hub: Hub, monkeypatch: pyt
     gate = Gate(monkeypatch)
     session = await hub.open(hub.segment(32 * MIB), Lost())
     memory = memoryview(bytearray(PACKED_THERE.span_bytes))
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [PACKED_THERE]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [PACKED_THERE]), digests=True))
     await gate.until_entered()
     closing = asyncio.create_task(session.close())
     await hub.until_links(0, 0)
@@ -235,7 +239,7 @@ async def test_a_cancelled_caller_is_kept_until_nothing_is_under_way(
     gate, form = Gate(monkeypatch), rows(16_000, 4096, to_stride, origin_stride)
     session = await hub.open(hub.segment(96 * MIB), Lost())
     memory = memoryview(bytearray(form.span_bytes))
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [form]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [form]), digests=True))
     await gate.until_entered()
     gathering.cancel()
     await asyncio.sleep(0)
@@ -260,7 +264,7 @@ async def test_a_lease_that_is_broken_in_the_middle_packs_nothing_more(
     lost = Lost()
     session = await hub.open(hub.segment(32 * MIB), lost)
     memory = memoryview(bytearray(PACKED_HERE.span_bytes))
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [PACKED_HERE]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [PACKED_HERE]), digests=True))
     await gate.until_entered()
     hub.source.break_lease("lease", "wanted back")
     assert "wanted back" in await lost.wait()
@@ -286,7 +290,7 @@ async def test_the_source_ends_while_it_packs(hub: Hub, monkeypatch: pytest.Monk
     lost = Lost()
     session = await hub.open(hub.segment(32 * MIB), lost)
     memory = memoryview(bytearray(PACKED_HERE.span_bytes))
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [PACKED_HERE]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [PACKED_HERE]), digests=True))
     await gate.until_entered()
     stopping = asyncio.create_task(hub.source.stop())
     await lost.wait()
@@ -309,8 +313,8 @@ async def test_a_session_that_ends_in_order_waits_for_the_sends(hub: Hub) -> Non
     for number in range(3):
         session = await hub.open(segment, Lost(), f"lease-{number}")
         memory = bytearray(STRIDED.span_bytes)
-        await session.gather(memoryview(memory), Regions([0], [number], [STRIDED]), digests=bool(number % 2))
+        await session.gather(memoryview(memory), StridedCopies([0], [number], [STRIDED]), digests=bool(number % 2))
         await session.close()
-        assert memory == answer(bytes(len(memory)), segment.view, Regions([0], [number], [STRIDED]))
+        assert memory == answer(bytes(len(memory)), segment.view, StridedCopies([0], [number], [STRIDED]))
         assert hub.reader.links == 1
     assert [what for what, _ in hub.book.told] == ["done"] * 3

@@ -17,24 +17,24 @@ from tests.unit.agent.test_ucxx_boxes import messages_for
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.compute.strided_copy import BoxJob, copy_boxes
-from tensorhub_agent.primitives.forms import as_sent, packed_strides
+from tensorhub_agent.compute.strided_copy import StridedBatch, copy_boxes
+from tensorhub_agent.primitives.forms import packed_strides, sender_form
 from tensorhub_agent.primitives.lease_messages import Hello
 from tensorhub_agent.transports.ucxx import gather_server, server
-from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
-from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, BeyondGrant, Gathering
-from tensorhub_agent.transports.ucxx.link import Batch
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
+from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, BeyondGrant, GatherServer
+from tensorhub_agent.transports.ucxx.link import UcxxBatch
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     BOXES_MAX,
     FORMS_MAX,
     MESSAGES_MAX,
     SLOT_BYTES,
-    Gather,
+    GatherRequest,
     encode,
     from_reader,
 )
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.programs.regions import Blocks, Form
+from tensorhub_common.programs.regions import Blocks, StridedForm
 from tensorhub_common.protocol.log.commands import PROTOCOL
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
@@ -54,22 +54,22 @@ def question(
     counts: Sequence[int] = (1,),
     box_origin: Sequence[int] = (0,),
     box_form: Sequence[int] = (0,),
-    forms: Sequence[Form] = (ROWS,),
+    forms: Sequence[StridedForm] = (ROWS,),
     amax: bytes = b"",
-) -> Gather:
+) -> GatherRequest:
     whole, boxes = (list(origin), list(nbytes)), (list(box_origin), list(box_form))
-    return Gather(1, *whole, list(counts), *boxes, list(forms), sums=False, amax=amax)
+    return GatherRequest(1, *whole, list(counts), *boxes, list(forms), sums=False, amax=amax)
 
 
-def by_amax(shape: tuple[int, ...], to_itemsize: int = 1, cast: str = "values") -> Form:
+def by_amax(shape: tuple[int, ...], to_itemsize: int = 1, cast: str = "values") -> StridedForm:
     """Return a form of fp8 values that are computed by what comes with the question."""
     strides = packed_strides(shape, to_itemsize)
-    return Form(shape, strides, (0,) * (len(shape) - 1) + (2,), 2, to_itemsize, f"bfloat16>fp8-block-128:{cast}")
+    return StridedForm(shape, strides, (0,) * (len(shape) - 1) + (2,), 2, to_itemsize, f"bfloat16>fp8-block-128:{cast}")
 
 
-def computed(shape: tuple[int, int], blocks: Blocks) -> Form:
+def computed(shape: tuple[int, int], blocks: Blocks) -> StridedForm:
     """Return a form of fp8 values that reads the same few bytes again and again."""
-    return Form(shape, (shape[1], 1), (0, 2), 2, 1, "bfloat16>fp8-block-128:values", blocks)
+    return StridedForm(shape, (shape[1], 1), (0, 2), 2, 1, "bfloat16>fp8-block-128:values", blocks)
 
 
 NOTHING: dict[str, Any] = {"counts": (), "box_origin": (), "box_form": (), "forms": ()}
@@ -96,13 +96,13 @@ BEYOND = [
     question(forms=[ROWS] * (FORMS_MAX + 1)),
     question(forms=[dense((4, 16), 1, (-100, 1))]),
     question(forms=[dense((4, 16), 1, (1 << 62, 1))]),
-    question(forms=[Form((4, 16), (17, 1), (100, 1), 1, 1)]),
-    question(forms=[Form((4,), (1, 1), (100, 1), 1, 1)]),
-    question(forms=[Form((1 << 62, 1 << 62), (1 << 62, 1), (0, 0), 1, 1)]),
+    question(forms=[StridedForm((4, 16), (17, 1), (100, 1), 1, 1)]),
+    question(forms=[StridedForm((4,), (1, 1), (100, 1), 1, 1)]),
+    question(forms=[StridedForm((1 << 62, 1 << 62), (1 << 62, 1), (0, 0), 1, 1)]),
     question(forms=[dense((SLOT_BYTES + 1,), 1, (0,))]),
-    question(forms=[Form((4,), (2,), (4,), 4, 2, "float32>nothing")]),
-    question(forms=[Form((4,), (4,), (4,), 4, 2)]),
-    question(forms=[Form((4,), (0,), (4,), 0, 0)]),
+    question(forms=[StridedForm((4,), (2,), (4,), 4, 2, "float32>nothing")]),
+    question(forms=[StridedForm((4,), (4,), (4,), 4, 2)]),
+    question(forms=[StridedForm((4,), (0,), (4,), 0, 0)]),
     question(forms=[computed((2, 2), Blocks((2, 2), (1, 1)))]),
     question(forms=[computed((2, 2), Blocks((1 << 30, 1 << 30), (0, 0)))]),
     question(forms=[computed((2, 2), Blocks((2,), (0,)))]),
@@ -119,7 +119,7 @@ BEYOND = [
 
 
 @pytest.mark.parametrize("frame", BEYOND)
-async def test_what_may_not_be_asked_for_ends_the_lease_and_sends_nothing(hub: Hub, frame: Gather) -> None:
+async def test_what_may_not_be_asked_for_ends_the_lease_and_sends_nothing(hub: Hub, frame: GatherRequest) -> None:
     grant = hub.grant("lease", hub.segment(MIB))
     address, _, port = hub.source.endpoint.rpartition(":")
     down, link = Lost(), hub.reader._engine.connect(address, int(port))
@@ -153,12 +153,12 @@ class Recorder:
     def __init__(self, *, ends: bool = True) -> None:
         self.ends = ends
         self.sent: dict[int, bytes] = {}
-        self.batches: list[Batch] = []
+        self.batches: list[UcxxBatch] = []
 
-    def transmit(self, views: Sequence[memoryview], tag: int) -> Batch:
+    def transmit(self, views: Sequence[memoryview], tag: int) -> UcxxBatch:
         for number, view in enumerate(views):
             self.sent[tag + number] = bytes(view)
-        batch = Batch(views, receives=False)
+        batch = UcxxBatch(views, receives=False)
         self.batches.append(batch)
         if self.ends:
             batch.end()
@@ -168,13 +168,13 @@ class Recorder:
         raise AssertionError(data)
 
 
-async def asked(frame: Gather, source: memoryview, lacks_from: int) -> dict[int, bytes]:
+async def asked(frame: GatherRequest, source: memoryview, lacks_from: int) -> dict[int, bytes]:
     """Return what is sent for a frame; raises what ends the connection."""
     link, pool, failed = Recorder(), CopyPool(1), Lost()
-    gathering = Gathering(
+    gathering = GatherServer(
         link,  # type: ignore[arg-type]
         pool,
-        SlotStore(),
+        SlotPool(),
         source,
         lambda origin, nbytes: origin + nbytes > lacks_from,
         lambda _: None,
@@ -191,9 +191,9 @@ async def asked(frame: Gather, source: memoryview, lacks_from: int) -> dict[int,
 
 numbers = st.one_of(st.integers(-2, 300), st.integers(0, 4000), st.integers(-(1 << 63), (1 << 64) - 1))
 any_forms = st.one_of(
-    forms(500).map(as_sent),
+    forms(500).map(sender_form),
     st.builds(
-        Form,
+        StridedForm,
         st.lists(numbers, max_size=3).map(tuple),
         st.lists(numbers, max_size=3).map(tuple),
         st.lists(numbers, max_size=3).map(tuple),
@@ -208,11 +208,19 @@ few = st.lists(st.integers(-1, 4), max_size=4)
 
 @given(
     st.builds(
-        Gather, numbers, columns, columns, few, columns, few, st.lists(any_forms, max_size=3), st.just(value=False)
+        GatherRequest,
+        numbers,
+        columns,
+        columns,
+        few,
+        columns,
+        few,
+        st.lists(any_forms, max_size=3),
+        st.just(value=False),
     )
 )
 @settings(max_examples=examples(2.0))
-def test_whatever_is_asked_is_refused_or_is_what_stands_there(frame: Gather) -> None:
+def test_whatever_is_asked_is_refused_or_is_what_stands_there(frame: GatherRequest) -> None:
     source = source_of(4096)
     try:
         sent = asyncio.run(asked(from_reader(encode(frame)), source, 3500))  # type: ignore[arg-type]
@@ -221,9 +229,13 @@ def test_whatever_is_asked_is_refused_or_is_what_stands_there(frame: Gather) -> 
     assert list(sent.values()) == messages_for(frame, source[:3500])
 
 
-@given(st.lists(st.tuples(st.integers(0, 3600), forms(200).map(as_sent)), min_size=1, max_size=6), st.integers(0, 4096))
+@given(
+    st.lists(st.tuples(st.integers(0, 3600), forms(200).map(sender_form)), min_size=1, max_size=6), st.integers(0, 4096)
+)
 @settings(deadline=None)
-def test_no_box_of_a_half_filled_source_goes_before_it_stands(boxes: list[tuple[int, Form]], lacks_from: int) -> None:
+def test_no_box_of_a_half_filled_source_goes_before_it_stands(
+    boxes: list[tuple[int, StridedForm]], lacks_from: int
+) -> None:
     source = source_of(4096)
     frame = question(
         counts=[len(boxes)],
@@ -243,13 +255,13 @@ def test_no_box_of_a_half_filled_source_goes_before_it_stands(boxes: list[tuple[
 async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[int] = []
 
-    def noted(*args: Any) -> BoxJob:
+    def noted(*args: Any) -> StridedBatch:
         packed.append(1)
         return copy_boxes(*args)
 
     monkeypatch.setattr(gather_server, "copy_boxes", noted)
     link, pool, source, sent = Recorder(ends=False), CopyPool(1), source_of(4096), list[int]()
-    gathering = Gathering(link, pool, SlotStore(), source, None, sent.append, Lost())  # type: ignore[arg-type]
+    gathering = GatherServer(link, pool, SlotPool(), source, None, sent.append, Lost())  # type: ignore[arg-type]
     for _ in range(SLOTS_MAX + 1):
         assert gathering.take(question(), 1 << 32) == ROWS.nbytes
     async with asyncio.timeout(GIVE_UP_S):

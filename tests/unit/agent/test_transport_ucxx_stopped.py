@@ -17,7 +17,7 @@ from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx import transport
 from tensorhub_agent.transports.ucxx.session import UcxxSession
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.protocol.leases import LeaseGrant
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
@@ -77,10 +77,10 @@ async def read_until_stuck(session: UcxxSession, memory: memoryview, source: Sou
 
 
 async def gather_until_stuck(
-    session: UcxxSession, memory: memoryview, form: Form, source: Source
+    session: UcxxSession, memory: memoryview, form: StridedForm, source: Source
 ) -> asyncio.Task[None]:
     """Begin to gather, and stop the source once the first box's bytes stand where they belong."""
-    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [form]), digests=True))
+    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [form]), digests=True))
     async with asyncio.timeout(GIVE_UP_S):
         while memory[0] == 0:  # noqa: ASYNC110 (bytes that come tell nobody)
             await asyncio.sleep(0)
@@ -129,7 +129,7 @@ async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended
     ids=["packed here", "packed there", "packed nowhere"],
 )
 async def test_close_ends_a_gather_from_a_stopped_source_and_it_stays_ended(
-    hub: Hub, tmp_path: Path, form: Form
+    hub: Hub, tmp_path: Path, form: StridedForm
 ) -> None:
     """Not a late byte comes into the destination, nor into bounce memory that others use by then."""
     async with source_process(tmp_path, form.origin_span_bytes) as source:

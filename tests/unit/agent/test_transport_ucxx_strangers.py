@@ -8,12 +8,12 @@ import pytest
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
-from tensorhub_agent.primitives.lease_messages import Done, Frame, Hello, Welcome
+from tensorhub_agent.primitives.lease_messages import Hello, LeaseMessage, ReaderDone, Welcome
 from tensorhub_agent.transports.base import unheard
 from tensorhub_agent.transports.ucxx import server
-from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
-from tensorhub_agent.transports.ucxx.link import Link
-from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, FRAME_BYTES_MAX, Want, encode
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
+from tensorhub_agent.transports.ucxx.link import UcxxLink
+from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, FRAME_BYTES_MAX, PieceRequest, encode
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_common.protocol.log.commands import PROTOCOL
 
@@ -33,7 +33,7 @@ class Stranger:
         address, _, port = hub.source.endpoint.rpartition(":")
         self.down = Lost()
         self.heard: list[bytes] = []
-        self.link: Link = hub.reader._engine.connect(address, int(port))
+        self.link: UcxxLink = hub.reader._engine.connect(address, int(port))
         self.link.on_down = self.down
         self.link.on_frame = self.heard.append
 
@@ -41,8 +41,8 @@ class Stranger:
 @pytest.mark.parametrize(
     "data",
     [
-        encode(Done()),
-        encode(Want(1, [0], [1])),
+        encode(ReaderDone()),
+        encode(PieceRequest(1, [0], [1])),
         b"\xc1 no frame",
         b"{}",
         encode(Hello(PROTOCOL, "ticket-lease", "reader"))[:-1],
@@ -74,16 +74,16 @@ async def test_another_protocol_is_refused_in_words_and_its_ticket_stays_good(hu
 @pytest.mark.parametrize(
     "want",
     [
-        Want(1, [0], [2 * MIB]),
-        Want(1, [-1], [5]),
-        Want(1, [0], [0]),
-        Want(1, [0, 1], [1]),
-        Want(1, [], []),
-        Want(1, [1 << 60], [1 << 60]),
-        Want(1, [0] * 5000, [1] * 5000),
+        PieceRequest(1, [0], [2 * MIB]),
+        PieceRequest(1, [-1], [5]),
+        PieceRequest(1, [0], [0]),
+        PieceRequest(1, [0, 1], [1]),
+        PieceRequest(1, [], []),
+        PieceRequest(1, [1 << 60], [1 << 60]),
+        PieceRequest(1, [0] * 5000, [1] * 5000),
     ],
 )
-async def test_what_reaches_beyond_the_grant_ends_the_lease_and_sends_nothing(hub: Hub, want: Want) -> None:
+async def test_what_reaches_beyond_the_grant_ends_the_lease_and_sends_nothing(hub: Hub, want: PieceRequest) -> None:
     segment = hub.segment(MIB)
     grant = hub.grant("lease", segment)
     stranger = Stranger(hub)
@@ -116,7 +116,7 @@ async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("frame", [Welcome("again", 5), b"nonsense"])
-async def test_a_source_that_says_nonsense_is_lost(hub: Hub, frame: Frame | bytes) -> None:
+async def test_a_source_that_says_nonsense_is_lost(hub: Hub, frame: LeaseMessage | bytes) -> None:
     lost = Lost()
     session = await hub.open(hub.segment(MIB), lost)
     (served,) = hub.source._served
@@ -132,7 +132,7 @@ async def test_a_welcome_that_nobody_waits_for_any_more_is_no_nonsense(
     address, _, port = hub.source.endpoint.rpartition(":")
     link = hub.reader._engine.connect(address, int(port))
     lost: list[str] = []
-    session = UcxxSession(link, 1 << COUNT_BITS, hub.reader._pool, SlotStore(), lost.append, unheard, lambda _: None)
+    session = UcxxSession(link, 1 << COUNT_BITS, hub.reader._pool, SlotPool(), lost.append, unheard, lambda _: None)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(session.welcomed(), 0.01)
     session._took(encode(Welcome("late", 5)))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tensorhub_agent.primitives.lease_messages import Stock
-from tensorhub_agent.transports.base import OnHave, OnLost, SourceSession, TransportLost, unheard
-from tensorhub_agent.transports.registry import Transports
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
+from tensorhub_agent.transports.base import OnAvailability, OnLost, SourceSession, TransportLost, unheard
+from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Transport
@@ -31,11 +31,11 @@ class Fake:
     def break_lease(self, lease: str, reason: str) -> None:
         self.told.append(f"break {lease}: {reason}")
 
-    def show(self, lease: str, news: Stock) -> None:
+    def show(self, lease: str, news: AvailabilityUpdate) -> None:
         self.told.append(f"show {lease}: {news}")
 
     async def open(
-        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
     ) -> SourceSession:
         self.told.append(f"open {grant.lease} as {reader}")
         raise TransportLost("a fake opens nothing")
@@ -47,7 +47,7 @@ def lost(_: str) -> None:
 
 async def test_each_is_asked_under_its_name() -> None:
     local, ucxx = Fake("/run/a.peers"), Fake("10.0.0.1:7")
-    transports = Transports(local, ucxx)
+    transports = TransportRegistry(local, ucxx)
     await transports.start()
     assert (transports.endpoint("local"), transports.endpoint("ucxx")) == ("/run/a.peers", "10.0.0.1:7")
     assert transports.connections() == {"local": 2, "ucxx": 2}
@@ -63,7 +63,7 @@ async def test_each_is_asked_under_its_name() -> None:
 
 async def test_without_ucx_the_agent_goes_on_and_says_why_it_can_not_reach_others() -> None:
     local, ucxx = Fake("/run/a.peers"), Fake("nowhere", UcxxUnavailable("UCX can't be used here: no libucp"))
-    transports = Transports(local, ucxx)
+    transports = TransportRegistry(local, ucxx)
     await transports.start()
     assert transports.endpoint("local") == "/run/a.peers"
     assert transports.endpoint("ucxx") is None
@@ -75,6 +75,6 @@ async def test_without_ucx_the_agent_goes_on_and_says_why_it_can_not_reach_other
 
 
 async def test_what_was_switched_off_says_so() -> None:
-    transports = Transports(Fake("/run/a.peers"), None)
+    transports = TransportRegistry(Fake("/run/a.peers"), None)
     await transports.start()
     assert "TENSORHUB_UCXX=off" in transports.lack("ucxx")

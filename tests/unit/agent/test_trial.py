@@ -3,12 +3,12 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, digests_of, source_id
 
-from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.primitives.ranges import total_count
 from tensorhub_agent.transfer import trial
 from tensorhub_agent.transfer.plan_requests import PLAN_S_MAX
 from tensorhub_agent.transfer.source import SourcePhase
-from tensorhub_agent.transfer.source_pool import Todo
-from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.source_pool import TransferActions
+from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_agent.transfer.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
 from tensorhub_common.protocol.plans import Plan, Refusal, Share
 from tensorhub_common.protocol.ranges import Range
@@ -33,10 +33,10 @@ class Behind(Driven):
         self.transfer.start(self.now)
         self.take()
 
-    def lives(self, seconds: float, *pieces: Range) -> Todo:
+    def lives(self, seconds: float, *pieces: Range) -> TransferActions:
         """Let time pass in which the middle says that it lives, and at its end has these pieces more."""
-        todo, end = Todo(), self.now + seconds
-        self.todo = Todo()
+        todo, end = TransferActions(), self.now + seconds
+        self.todo = TransferActions()
         while self.now < end - 1e-9 and todo.plan is None:
             self.wait_exactly(min(0.2, end - self.now))
             self.transfer.available(self.middle, (), self.now)
@@ -68,7 +68,7 @@ def test_whoever_is_far_faster_is_kept_and_takes_over() -> None:
     assert [(number, ranges) for number, _, ranges in posts] == [(ready, ((2, 2),))]
     behind.brings(ready, after_s=0.01)
     behind.brings(ready, after_s=0.01)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
     assert behind.transfer.sources[behind.middle].got_bytes == 10
 
 
@@ -87,9 +87,9 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     assert behind.lives(TRIAL_S).plan is None, "the next trial comes later"
     behind.transfer.available(behind.middle, ALL, behind.now)
     behind.take()
-    while behind.phase() is Phase.RUNNING:
+    while behind.phase() is TransferPhase.RUNNING:
         behind.brings(behind.middle)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
 
 
 class BehindWithTwo(Behind):
@@ -119,9 +119,9 @@ def test_of_several_that_are_no_faster_none_stays() -> None:
     for number in (one, other):
         behind.closed(number)
     assert behind.transfer.readings.trust.left_out() == ()
-    while behind.phase() is Phase.RUNNING:
+    while behind.phase() is TransferPhase.RUNNING:
         behind.brings(behind.middle)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
 
 
 def test_of_several_the_one_that_is_far_faster_stays() -> None:
@@ -158,7 +158,7 @@ def test_where_nobody_else_has_them_the_pieces_go_back() -> None:
     behind.take()
     assert behind.state is TrialState.RESTING
     behind.brings(behind.middle)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
 
 
 def test_a_planner_that_is_silent_costs_nothing() -> None:
@@ -168,7 +168,7 @@ def test_a_planner_that_is_silent_costs_nothing() -> None:
     assert behind.lives(PLAN_S_MAX + 0.2, *ALL).plan is None
     behind.take()
     behind.brings(behind.middle)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
 
 
 def test_whoever_is_tried_takes_everything_when_the_middle_goes() -> None:
@@ -180,7 +180,7 @@ def test_whoever_is_tried_takes_everything_when_the_middle_goes() -> None:
     assert behind.state is TrialState.RESTING
     behind.brings(ready)
     behind.brings(ready)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
 
 
 def test_whoever_is_tried_and_lost_is_no_end_of_the_read() -> None:
@@ -194,7 +194,7 @@ def test_whoever_is_tried_and_lost_is_no_end_of_the_read() -> None:
     behind.transfer.available(behind.middle, ALL, behind.now)
     behind.take()
     behind.brings(behind.middle)
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
 
 
 def test_a_read_that_ends_soon_tries_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: py
     monkeypatch.setattr(trial, "TRIALS_MAX", tries_max)
     behind, there, next_at = Behind(), 1, middle_s
     busy_until: dict[tuple[int, int], float] = {}
-    while behind.phase() is Phase.RUNNING:
+    while behind.phase() is TransferPhase.RUNNING:
         behind.now = round(behind.now + 0.05, 2)
         behind.transfer.tick(behind.now)
         if behind.now >= next_at and there < PIECES:
@@ -246,13 +246,13 @@ def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: py
         for number, source in list(behind.transfer.sources.items()):
             each_s = 0.01 if number == behind.middle else origin_s
             for batch, (ranges, _) in list(source.flying.items()):
-                due = busy_until.setdefault((number, batch), behind.now + each_s * count_of(ranges))
+                due = busy_until.setdefault((number, batch), behind.now + each_s * total_count(ranges))
                 if behind.now >= due:
                     behind.transfer.batch_done(number, batch, digests_of(ranges), behind.now)
             if source.phase is SourcePhase.CLOSING:
                 behind.transfer.closed(number, behind.now)
         behind.take()
-    assert behind.phase() is Phase.DONE
+    assert behind.phase() is TransferPhase.DONE
     return behind.now
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.agent.box_samples import answer, places, regions, rows, source_of
 
-from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.transports.ucxx.protocol import gather_plan
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     BOXES_MAX,
@@ -13,16 +13,16 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
     FRAME_BYTES_MAX,
     MESSAGES_MAX,
     SLOT_BYTES,
-    Gather,
+    GatherRequest,
     encode,
     from_reader,
 )
-from tensorhub_agent.transports.ucxx.protocol.gather_plan import LOT_BYTES_MAX, Lot, lots_of
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import LOT_BYTES_MAX, GatherBatch, gather_batches
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 
-def messages_for(frame: Gather, source: memoryview) -> list[bytes]:
+def messages_for(frame: GatherRequest, source: memoryview) -> list[bytes]:
     """Return what a source sends, found with numpy."""
     found = [bytes(source[origin : origin + size]) for origin, size in zip(frame.origin, frame.nbytes, strict=True)]
     boxes = iter(zip(frame.box_origin, frame.box_form, strict=True))
@@ -38,12 +38,12 @@ def messages_for(frame: Gather, source: memoryview) -> list[bytes]:
     return found
 
 
-def carried_out(lots: list[Lot], destination: bytes, source: memoryview) -> bytes:
+def carried_out(lots: list[GatherBatch], destination: bytes, source: memoryview) -> bytes:
     """Do what both ends do, without a wire."""
     memory = bytearray(destination)
     for lot in lots:
         frame = from_reader(encode(lot.frame(1, sums=True)))
-        assert isinstance(frame, Gather)
+        assert isinstance(frame, GatherRequest)
         sent = messages_for(frame, source)
         bounce = b""
         for message, data in zip(lot.messages, sent, strict=True):
@@ -60,15 +60,15 @@ def carried_out(lots: list[Lot], destination: bytes, source: memoryview) -> byte
 
 @given(regions())
 @settings(deadline=None)
-def test_what_comes_is_what_was_asked_for(drawn: tuple[Regions, int, int]) -> None:
+def test_what_comes_is_what_was_asked_for(drawn: tuple[StridedCopies, int, int]) -> None:
     boxes, nbytes, origin_nbytes = drawn
     source, before = source_of(origin_nbytes), b"\xaa" * nbytes
-    assert carried_out(list(lots_of(boxes)), before, source) == answer(before, source, boxes)
+    assert carried_out(list(gather_batches(boxes)), before, source) == answer(before, source, boxes)
 
 
 @given(regions(20_000))
 @settings(deadline=None)
-def test_the_same_with_bounds_that_are_met_all_the_time(drawn: tuple[Regions, int, int]) -> None:
+def test_the_same_with_bounds_that_are_met_all_the_time(drawn: tuple[StridedCopies, int, int]) -> None:
     boxes, nbytes, origin_nbytes = drawn
     with pytest.MonkeyPatch.context() as patch:
         bounds = {"MESSAGE_BYTES_MAX": 500, "TINY_BYTES_MAX": 50, "LOT_BYTES_MAX": 1500, "SLOT_BYTES": 600}
@@ -80,7 +80,7 @@ def test_the_same_with_bounds_that_are_met_all_the_time(drawn: tuple[Regions, in
             "MESSAGES_MAX": 4,
         }.items():
             patch.setattr(gather_plan, name, bound)
-        lots = list(lots_of(boxes))
+        lots = list(gather_batches(boxes))
     source, before = source_of(origin_nbytes), b"\xaa" * nbytes
     assert carried_out(lots, before, source) == answer(before, source, boxes)
     for lot in lots:
@@ -92,16 +92,16 @@ def test_the_same_with_bounds_that_are_met_all_the_time(drawn: tuple[Regions, in
         assert lot.boxes <= 7
 
 
-def shapes(boxes: Regions) -> list[list[tuple[int, bool, bool]]]:
-    return [[(m.nbytes, m.is_whole_there, m.is_whole_here) for m in lot.messages] for lot in lots_of(boxes)]
+def shapes(boxes: StridedCopies) -> list[list[tuple[int, bool, bool]]]:
+    return [[(m.nbytes, m.is_whole_there, m.is_whole_here) for m in lot.messages] for lot in gather_batches(boxes)]
 
 
 def test_what_lies_in_one_piece_at_an_end_is_not_copied_there() -> None:
     size = TINY_BYTES_MAX * 2
-    assert shapes(Regions([0], [0], [rows(2, size // 2, 99999, size // 2)])) == [[(size, True, False)]]
-    assert shapes(Regions([0], [0], [rows(2, size // 2, size // 2, 99999)])) == [[(size, False, True)]]
-    assert shapes(Regions([0], [0], [rows(2, size // 2, 99999, 99999)])) == [[(size, False, False)]]
-    assert shapes(Regions([0], [0], [rows(1, size, 1, 1)])) == [[(size, True, True)]]
+    assert shapes(StridedCopies([0], [0], [rows(2, size // 2, 99999, size // 2)])) == [[(size, True, False)]]
+    assert shapes(StridedCopies([0], [0], [rows(2, size // 2, size // 2, 99999)])) == [[(size, False, True)]]
+    assert shapes(StridedCopies([0], [0], [rows(2, size // 2, 99999, 99999)])) == [[(size, False, False)]]
+    assert shapes(StridedCopies([0], [0], [rows(1, size, 1, 1)])) == [[(size, True, True)]]
 
 
 def test_neighbours_become_longer_messages_where_that_costs_no_copy() -> None:
@@ -109,24 +109,24 @@ def test_neighbours_become_longer_messages_where_that_costs_no_copy() -> None:
     run, there, here = rows(1, size, 1, 1), rows(2, size // 2, 99999, size // 2), rows(2, size // 2, size // 2, 99999)
     both = rows(2, size // 2, 99999, 99999)
     far = 1 << 20
-    assert shapes(Regions([5, 5 + size], [9, 9 + size], [run, run])) == [[(2 * size, True, True)]]
-    assert shapes(Regions([0, far], [9, 9 + size], [there, there])) == [[(2 * size, True, False)]]
-    assert shapes(Regions([7, 7 + size], [0, far], [here, here])) == [[(2 * size, False, True)]]
-    assert shapes(Regions([0, far], [far, 0], [both, both])) == [[(2 * size, False, False)]]
-    assert shapes(Regions([0, far], [0, far], [run, run])) == [[(size, True, True)] * 2]
-    assert shapes(Regions([0, far], [0, far], [there, there])) == [[(size, True, False)] * 2]
-    assert shapes(Regions([0, far], [0, far], [run, both])) == [[(size, True, True), (size, False, False)]]
+    assert shapes(StridedCopies([5, 5 + size], [9, 9 + size], [run, run])) == [[(2 * size, True, True)]]
+    assert shapes(StridedCopies([0, far], [9, 9 + size], [there, there])) == [[(2 * size, True, False)]]
+    assert shapes(StridedCopies([7, 7 + size], [0, far], [here, here])) == [[(2 * size, False, True)]]
+    assert shapes(StridedCopies([0, far], [far, 0], [both, both])) == [[(2 * size, False, False)]]
+    assert shapes(StridedCopies([0, far], [0, far], [run, run])) == [[(size, True, True)] * 2]
+    assert shapes(StridedCopies([0, far], [0, far], [there, there])) == [[(size, True, False)] * 2]
+    assert shapes(StridedCopies([0, far], [0, far], [run, both])) == [[(size, True, True), (size, False, False)]]
 
 
 def test_tiny_boxes_come_together_wherever_they_are_and_long_ones_do_not_suffer_for_it() -> None:
     tiny, long = rows(1, 4, 1, 1), rows(1, TINY_BYTES_MAX + 1, 1, 1)
-    boxes = Regions([0, 8, 16, 1000, 200_000], [50, 40, 30, 1000, 9], [tiny, tiny, tiny, long, tiny])
+    boxes = StridedCopies([0, 8, 16, 1000, 200_000], [50, 40, 30, 1000, 9], [tiny, tiny, tiny, long, tiny])
     assert shapes(boxes) == [[(TINY_BYTES_MAX + 1, True, True), (4, True, True), (12, False, False)]]
 
 
 def test_no_message_no_slot_and_no_lot_is_too_large() -> None:
-    boxes = Regions([0, 1 << 30], [0, 1 << 30], [rows(1, 41 << 20, 1, 1), rows(10_000, 4099, 5000, 6000)])
-    lots = list(lots_of(boxes))
+    boxes = StridedCopies([0, 1 << 30], [0, 1 << 30], [rows(1, 41 << 20, 1, 1), rows(10_000, 4099, 5000, 6000)])
+    lots = list(gather_batches(boxes))
     assert sum(lot.nbytes for lot in lots) == (41 << 20) + 10_000 * 4099
     for lot in lots:
         assert max(message.nbytes for message in lot.messages) <= MESSAGE_BYTES_MAX
@@ -137,8 +137,8 @@ def test_no_message_no_slot_and_no_lot_is_too_large() -> None:
 
 def test_a_frame_never_is_too_long() -> None:
     """The most forms that there may be, of the most dimensions, and the most boxes."""
-    many = [Form((3,) * 15 + (2 + n,), (1 << 62,) * 16, (1 << 62,) * 16, 1, 1) for n in range(FORMS_MAX)]
-    frame = Gather(
+    many = [StridedForm((3,) * 15 + (2 + n,), (1 << 62,) * 16, (1 << 62,) * 16, 1, 1) for n in range(FORMS_MAX)]
+    frame = GatherRequest(
         tag=1 << 63,
         origin=[1 << 62] * (MESSAGES_MAX // 2),
         nbytes=[1 << 22] * (MESSAGES_MAX // 2),
@@ -152,13 +152,13 @@ def test_a_frame_never_is_too_long() -> None:
 
 
 def test_lots_are_bounded_in_boxes_and_forms_too() -> None:
-    known = [Form((), (), (), size, size) for size in range(1, FORMS_MAX + 50)]
-    boxes = Regions(
+    known = [StridedForm((), (), (), size, size) for size in range(1, FORMS_MAX + 50)]
+    boxes = StridedCopies(
         [n * 4096 for n in range(3 * BOXES_MAX)],
         [n * 8192 for n in range(3 * BOXES_MAX)],
         [known[n % len(known)] for n in range(3 * BOXES_MAX)],
     )
-    lots = list(lots_of(boxes))
+    lots = list(gather_batches(boxes))
     assert sum(lot.boxes for lot in lots) == 3 * BOXES_MAX
     for lot in lots:
         assert lot.boxes <= BOXES_MAX
@@ -167,9 +167,9 @@ def test_lots_are_bounded_in_boxes_and_forms_too() -> None:
 
 
 def test_no_boxes_are_no_lots() -> None:
-    assert list(lots_of(Regions([], [], []))) == []
+    assert list(gather_batches(StridedCopies([], [], []))) == []
 
 
 def test_a_bad_form_is_refused() -> None:
-    with pytest.raises(BadForm):
-        list(lots_of(Regions([0], [0], [Form((2,), (-1,), (1,), 1, 1)])))
+    with pytest.raises(InvalidForm):
+        list(gather_batches(StridedCopies([0], [0], [StridedForm((2,), (-1,), (1,), 1, 1)])))

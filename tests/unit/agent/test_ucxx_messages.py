@@ -93,7 +93,7 @@ def test_a_long_span_is_cut() -> None:
 
 
 def test_empty_spans_need_no_message() -> None:
-    assert messages_of([0, 7, 9], [0, 7, 9], [0, 0, 0]) == message_plan.Messages()
+    assert messages_of([0, 7, 9], [0, 7, 9], [0, 0, 0]) == message_plan.MessagePlan()
 
 
 def test_tiny_pieces_far_apart_come_alone() -> None:

@@ -2,14 +2,14 @@
 
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent
 
-from tensorhub_agent.core.effects import AskPlan, OpenSource, PlanCame, SourceLost
+from tensorhub_agent.core.effects import PlanReceived, RequestLease, RequestPlan, SourceLost
 from tensorhub_agent.observability.read_status import reads_under_way
 from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S
-from tensorhub_common.protocol.activity import READS_TOLD_MAX, ReadUnderWay
+from tensorhub_common.protocol.activity import READS_TOLD_MAX, ActiveRead
 from tensorhub_common.protocol.plans import Refusal
 
 
-def told(agent: OneAgent) -> list[ReadUnderWay]:
+def told(agent: OneAgent) -> list[ActiveRead]:
     reads, left_out = reads_under_way(agent.core.shards.values(), agent.now, lambda call: f"trace of {call}")
     assert left_out == 0
     return list(reads)
@@ -61,14 +61,14 @@ def test_a_source_that_was_lost_and_is_read_from_again_is_told_once() -> None:
     reader.plan(key)
     reader.opened(key, "a")
     reader.log()
-    opening = reader.last(OpenSource)
+    opening = reader.last(RequestLease)
     assert opening is not None
     reader.do(reader.core.on_news(SourceLost(key, opening.source, "its connection ended"), reader.now))
     reader.closed(key)
-    asked = reader.last(AskPlan)
+    asked = reader.last(RequestPlan)
     assert asked is not None
     held = Refusal(error="VersionUnavailable", reason="no source is left", is_held=True)
-    reader.do(reader.core.on_news(PlanCame(key, asked.number, held), reader.now))
+    reader.do(reader.core.on_news(PlanReceived(key, asked.number, held), reader.now))
     reader.now += PLAN_AGAIN_S
     reader.do(reader.core.tick(reader.now))
     reader.plan(key)

@@ -10,28 +10,28 @@ from tests.examples_of import examples
 from tests.property.shardings import cuttings, models
 from tests.unit.planner import cut_blocks
 
-from tensorhub_agent.primitives.program_units import Availability, Completion, UnitSpans
+from tensorhub_agent.primitives.program_units import PieceCompletion, UnitAvailability, UnitSpans
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import layout as layouts
 from tensorhub_common.layout.layout import Layout, PieceTable, layout_digest, pieces
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.programs.regions import Form
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit
+from tensorhub_common.programs.regions import StridedForm
 from tensorhub_planner.compiler import overlaps
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 SMALL_BYTES = 24
 
 
-def of(data: st.DataObject) -> tuple[Execution, Layout, list[Layout]]:
+def of(data: st.DataObject) -> tuple[NumberedProgram, Layout, list[Layout]]:
     """Draw a program, its reader's layout and its sources' layouts."""
     model = data.draw(models())
     replicas = [data.draw(cuttings(model)) for _ in range(data.draw(st.integers(1, 2)))]
     reader = data.draw(st.sampled_from(data.draw(cuttings(model))))
     sources = {layout_digest(layout): layout for replica in replicas for layout in replica}
-    program = compile_program(layout_digest(reader), reader, SourceIndex(sources))
-    return Execution(program), reader, list(sources.values())
+    program = compile_program(layout_digest(reader), reader, LayoutIndex(sources))
+    return NumberedProgram(program), reader, list(sources.values())
 
 
 def small_pieces(layout: Layout) -> PieceTable:
@@ -39,7 +39,7 @@ def small_pieces(layout: Layout) -> PieceTable:
         return pieces(layout)
 
 
-def box(at: int, form: Form, strides: tuple[int, ...], itemsize: int) -> np.ndarray:
+def box(at: int, form: StridedForm, strides: tuple[int, ...], itemsize: int) -> np.ndarray:
     """Return the bytes that a box stands in."""
     where = np.array([at])
     for size, stride in zip(form.shape, strides, strict=True):
@@ -54,7 +54,7 @@ def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
     with mock.patch.object(overlaps, "PIECE_BYTES_MAX", SMALL_BYTES):
         execution, reader, sources = of(data)
     table = small_pieces(reader)
-    completion = Completion(execution, table)
+    completion = PieceCompletion(execution, table)
     painted = np.zeros(max([a + n for a, n in zip(table.at, table.nbytes, strict=True)], default=0), bool)
     told = np.zeros(len(table), int)
     for unit in data.draw(st.permutations(range(len(execution)))):
@@ -76,7 +76,7 @@ def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) 
         execution, _, sources = of(data)
     source = data.draw(st.sampled_from(sources))
     digest, table = layout_digest(source), small_pieces(source)
-    availability = Availability(execution, digest, table)
+    availability = UnitAvailability(execution, digest, table)
     painted = np.zeros(max([a + n for a, n in zip(table.at, table.nbytes, strict=True)], default=0), bool)
     told = np.zeros(len(execution), int)
     for piece in data.draw(st.permutations(range(len(table)))):
@@ -92,11 +92,11 @@ def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) 
     np.testing.assert_array_equal(told, able)
 
 
-def of_rows(unit_rows: int, reader: Layout, *sources: Layout) -> Execution:
+def of_rows(unit_rows: int, reader: Layout, *sources: Layout) -> NumberedProgram:
     """Return a program whose units are so many rows of 8 bytes."""
     with mock.patch.object(overlaps, "PIECE_BYTES_MAX", 8 * unit_rows):
         by_digest = {layout_digest(each): each for each in sources}
-        return Execution(compile_program("reader", reader, SourceIndex(by_digest)))
+        return NumberedProgram(compile_program("reader", reader, LayoutIndex(by_digest)))
 
 
 def matrix(start: tuple[int, int] = (0, 0), stop: tuple[int, int] = (9, 8)) -> Layout:
@@ -107,7 +107,7 @@ def matrix(start: tuple[int, int] = (0, 0), stop: tuple[int, int] = (9, 8)) -> L
 
 def test_a_piece_stands_with_the_last_of_its_units() -> None:
     table = small_pieces(matrix())
-    completion = Completion(of_rows(1, matrix(), matrix()), table)
+    completion = PieceCompletion(of_rows(1, matrix(), matrix()), table)
     assert len(table) == 3
     assert completion.stand([(0, 2), (3, 1)]) == []
     assert completion.stand([(2, 1), (4, 2)]) == [(0, 2)], "two of one call"
@@ -116,7 +116,7 @@ def test_a_piece_stands_with_the_last_of_its_units() -> None:
 
 
 def test_a_unit_may_bring_the_end_of_one_piece_and_the_beginning_of_the_next() -> None:
-    completion = Completion(of_rows(2, matrix(), matrix()), small_pieces(matrix()))
+    completion = PieceCompletion(of_rows(2, matrix(), matrix()), small_pieces(matrix()))
     assert completion.stand([(0, 1)]) == []
     assert completion.stand([(2, 1)]) == []
     assert completion.stand([(1, 1)]) == [(0, 2)]
@@ -125,7 +125,7 @@ def test_a_unit_may_bring_the_end_of_one_piece_and_the_beginning_of_the_next() -
 
 def test_a_tensor_of_columns_stands_when_all_of_it_does() -> None:
     halves = (matrix((0, 0), (9, 4)), matrix((0, 4), (9, 8)))
-    completion = Completion(of_rows(1000, matrix(), *halves), small_pieces(matrix()))
+    completion = PieceCompletion(of_rows(1000, matrix(), *halves), small_pieces(matrix()))
     assert completion.stand([(1, 1)]) == []
     assert completion.stand([(0, 1)]) == [(0, 3)]
 
@@ -133,11 +133,11 @@ def test_a_tensor_of_columns_stands_when_all_of_it_does() -> None:
 def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
     """Partials go nowhere, and scales that the reader folds itself are no source's: both are counted all the same."""
     layout = cut_blocks.reader()
-    program = compile_program("fp8", layout, SourceIndex(cut_blocks.sources(100), tuple(cut_blocks.sources(100))))
-    execution, table = Execution(program), pieces(layout)
+    program = compile_program("fp8", layout, LayoutIndex(cut_blocks.sources(100), tuple(cut_blocks.sources(100))))
+    execution, table = NumberedProgram(program), pieces(layout)
     scales = (execution.partials, execution.scales - execution.partials)
     assert scales[1] > 0
-    completion = Completion(execution, table)
+    completion = PieceCompletion(execution, table)
     assert completion.stand([(execution.scales, len(execution) - execution.scales)]) == [(1, 1)], "the values"
     assert completion.stand([scales]) == [(0, 1)]
 
@@ -146,10 +146,10 @@ def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there() -> None:
     """Whatever stands before and behind them."""
     source = matrix()
     digest, table = layout_digest(source), small_pieces(source)
-    availability = Availability(of_rows(3, matrix((3, 0), (6, 8)), source), digest, table)
+    availability = UnitAvailability(of_rows(3, matrix((3, 0), (6, 8)), source), digest, table)
     assert availability.units([(1, 1)]) == ((0, 1),)
     assert availability.units([(0, 3)]) == ()
-    availability = Availability(of_rows(2, source, source), digest, table)
+    availability = UnitAvailability(of_rows(2, source, source), digest, table)
     assert availability.units([(1, 1)]) == ((2, 1),), "rows 4 and 5; two others need the piece before or behind as well"
     assert availability.units([(2, 1)]) == ((3, 2),)
     assert availability.units([(0, 1)]) == ((0, 2),)
@@ -159,8 +159,8 @@ def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
     entry = layouts.TensorEntry("w", "int8", 1, (4,), (4,), (0,))
     layout = layouts.layout_of([entry])
     digest = layout_digest(layout)
-    execution = Execution(compile_program("reader", layout, SourceIndex({digest: layout})))
-    availability = Availability(execution, digest, pieces(layout))
+    execution = NumberedProgram(compile_program("reader", layout, LayoutIndex({digest: layout})))
+    availability = UnitAvailability(execution, digest, pieces(layout))
     assert availability.units([(-1, 1), (0, 0), (0, 2), (1, 1), (7, 8)]) == ()
     assert len(availability._has) == 1, "nor is it kept"
     assert availability.units([(0, 1)]) == ((0, 1),)
@@ -170,13 +170,13 @@ def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
 def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(to: int, rows: int) -> None:
     """Else it would be found out in the middle of a read, by an agent that can't go on."""
     entry = layouts.TensorEntry("w", "int8", 1, (3,), (3,), (0,))
-    cell = Cell(to, Cut((rows,), (1,), 1, 0, rows, 1), (Owner(0, 0, (1,), 1, ""),))
-    program = Program("reader", ("source",), ((cell,),), (Group(0, (0,), (0,), ((0,),)),))
+    cell = Cell(to, UnitSplit((rows,), (1,), 1, 0, rows, 1), (SourceBox(0, 0, (1,), 1, ""),))
+    program = TransferProgram("reader", ("source",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),))
     if (to, rows) == (0, 3):
-        assert Completion(Execution(program), pieces(layouts.layout_of([entry]))).stand([(0, 1)]) == [(0, 1)]
+        assert PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry]))).stand([(0, 1)]) == [(0, 1)]
         return
     with pytest.raises(LayoutMismatch, match="lies in no tensor of the shard"):
-        Completion(Execution(program), pieces(layouts.layout_of([entry])))
+        PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry])))
 
 
 def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
@@ -186,10 +186,10 @@ def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
     reader = layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows, 1), (rows, 4), (0, 2))])
     digest = layout_digest(source)
     with mock.patch.object(overlaps, "PIECE_BYTES_MAX", 2):
-        execution = Execution(compile_program("reader", reader, SourceIndex({digest: source})))
+        execution = NumberedProgram(compile_program("reader", reader, LayoutIndex({digest: source})))
     with mock.patch.object(layouts, "PIECE_BYTES_MAX", 4):
         table = pieces(source)
-    availability = Availability(execution, digest, table)
+    availability = UnitAvailability(execution, digest, table)
     looks: list[int] = []
     wait = availability._wait
 
@@ -203,7 +203,7 @@ def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
     assert len(looks) == rows // 2, "two rows are a unit here, and each waits once more"
 
 
-def _gives(execution: Execution, layout: str, unit: int) -> bool:
+def _gives(execution: NumberedProgram, layout: str, unit: int) -> bool:
     return any(first <= unit < first + count for first, count in execution.given_by(layout))
 
 

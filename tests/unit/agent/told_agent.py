@@ -7,15 +7,15 @@ from typing import Any, Final
 from tests.unit.agent.one_agent import SESSION, OneAgent
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.core.effects import AnyEffect, CallPublish, CallRead, OpenSource, Say, ShardNews
+from tensorhub_agent.core.effects import AnyEffect, AppendCommand, CallPublish, CallRead, EffectOutcome, RequestLease
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.observability.recorder import Chronicle
-from tensorhub_agent.observability.records import Note
-from tensorhub_agent.observability.span_builder import Teller
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.observability.recorder import CallRecorder
+from tensorhub_agent.observability.records import CallRecord
+from tensorhub_agent.observability.span_builder import SpanBuilder
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.observability.trace_context import TRACEPARENT, SpanRecord, TraceContext
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_common.protocol.log.events import AnyEvent, kind_of
 
 NS: Final = 1_000_000_000
@@ -32,8 +32,8 @@ class ToldAgent(OneAgent):
     def __init__(self, name: str = "agent-0", *, digests: bool = True, catalog: Catalog | None = None) -> None:
         super().__init__(name, digests=digests, catalog=catalog)
         ids = count(1)
-        self.chronicle = Chronicle(lambda _: place_at(0xF000 + next(ids), next(ids)), lambda: f"{next(ids):016x}")
-        self.teller = Teller("run-7", name, digests, lambda: f"{next(ids):016x}")
+        self.chronicle = CallRecorder(lambda _: place_at(0xF000 + next(ids), next(ids)), lambda: f"{next(ids):016x}")
+        self.teller = SpanBuilder("run-7", name, digests, lambda: f"{next(ids):016x}")
         self.headers: dict[str, Mapping[str, str]] = {}
         self.causes: dict[str, TraceContext | None] = {}
         self.core = _Noted(self)  # type: ignore[assignment]  # It stands in for the core that it wraps.
@@ -46,33 +46,33 @@ class ToldAgent(OneAgent):
         done = list(effects)
         for effect in done:
             place = self.chronicle.effect(effect, self._reading_of(effect), self.at)
-            word = effect.command if isinstance(effect, Say) else effect
+            word = effect.command if isinstance(effect, AppendCommand) else effect
             self.causes[type(word).__name__] = place
         return super().do(done)
 
     def _reading_of(self, effect: AnyEffect) -> Any:
-        if not isinstance(effect, OpenSource):
+        if not isinstance(effect, RequestLease):
             return None
         operation = self.core.shards[effect.key].operation
         assert isinstance(operation, ReadOperation)
         assert operation.transfer is not None
         return operation.transfer.sources.get(effect.source)
 
-    def begin_publish(self, key: Key, text: str, version: int, cause: TraceContext | None = WORKER) -> int:
+    def begin_publish(self, key: ShardKey, text: str, version: int, cause: TraceContext | None = WORKER) -> int:
         """Publish as a worker does that has a span of its own."""
         call = CallPublish(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, version=version)
         self.chronicle.called(key, call, cause, self.at)
         return self.publish(key, text, version)
 
     def begin_read(
-        self, key: Key, want: Wish = "latest", engine: TraceContext | None = None, patience: float = 1e9
+        self, key: ShardKey, want: VersionRequest = "latest", engine: TraceContext | None = None, patience: float = 1e9
     ) -> int:
         """Read as a worker does."""
         call = CallRead(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, want=want, patience=patience)
         self.chronicle.called(key, call, engine, self.at)
         return self.read(key, want, patience)
 
-    def hear(self, news: ShardNews) -> None:
+    def hear(self, news: EffectOutcome) -> None:
         """Tell it what came of an effect."""
         self.do(self.core.on_news(news, self.now))
 
@@ -83,7 +83,7 @@ class ToldAgent(OneAgent):
         """Let the log's decision name a span as its cause."""
         self.headers["round.decided"] = {**({TRACEPARENT: place.traceparent} if place else {}), **more}
 
-    def finished(self) -> list[Note]:
+    def finished(self) -> list[CallRecord]:
         told, self.chronicle.finished = self.chronicle.finished, []
         return told
 

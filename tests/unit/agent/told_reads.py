@@ -3,7 +3,7 @@
 from tests.unit.agent.told_agent import VERSION, ToldAgent
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.state import Catalog
 
 ENGINE = place_at(0xCCCC, 0xC1)
@@ -19,7 +19,7 @@ def published(text: str = "a") -> Catalog:
     return trainer.catalog
 
 
-def reader() -> tuple[ToldAgent, Key]:
+def reader() -> tuple[ToldAgent, ShardKey]:
     agent = ToldAgent("agent-1", catalog=published())
     agent.join()
     key = agent.register("rollout")
@@ -27,7 +27,7 @@ def reader() -> tuple[ToldAgent, Key]:
     return agent, key
 
 
-def decided() -> tuple[ToldAgent, Key, int]:
+def decided() -> tuple[ToldAgent, ShardKey, int]:
     """A read whose version is decided, one second after the call; it waits for a plan."""
     agent, key = reader()
     call = agent.begin_read(key, engine=ENGINE)
@@ -36,7 +36,7 @@ def decided() -> tuple[ToldAgent, Key, int]:
     return agent, key, call
 
 
-def read_whole(agent: ToldAgent, key: Key, text: str = "a") -> None:
+def read_whole(agent: ToldAgent, key: ShardKey, text: str = "a") -> None:
     """Plan, lease, read and be ready, a second each."""
     agent.later(1.0)
     agent.plan(key)

@@ -6,22 +6,22 @@ import msgspec
 import pytest
 from tests.chaos.verdict import LogVerdict
 
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected, ShardFilled, VersionPublished
 
 
-def command(seq: int, msg_id: str = "") -> Entry:
-    return Entry(seq, 0.0, "tensorhub.v1.j.cmd.publish", {"Nats-Msg-Id": msg_id or f"id-{seq}"}, b"")
+def command(seq: int, msg_id: str = "") -> StoredEntry:
+    return StoredEntry(seq, 0.0, "tensorhub.v1.j.cmd.publish", {"Nats-Msg-Id": msg_id or f"id-{seq}"}, b"")
 
 
-def event(seq: int, cmd: int, i: int = 1, k: int = 1, what: AnyEvent | None = None) -> Entry:
+def event(seq: int, cmd: int, i: int = 1, k: int = 1, what: AnyEvent | None = None) -> StoredEntry:
     said = what or CommandRejected(verb="publish", error="BadCommand", message="no")
     body = encode(msgspec.structs.replace(said, cmd=cmd, i=i, k=k))
-    return Entry(seq, 0.0, "tensorhub.v1.j.event.m.command.rejected", {}, body)
+    return StoredEntry(seq, 0.0, "tensorhub.v1.j.event.m.command.rejected", {}, body)
 
 
-def read(*entries: Entry) -> LogVerdict:
+def read(*entries: StoredEntry) -> LogVerdict:
     verdict = LogVerdict()
     verdict.read(entries)
     return verdict
@@ -46,13 +46,13 @@ def test_a_log_as_it_should_be() -> None:
         ((command(1), event(3, 1)), "entry 3 follows 1"),
     ],
 )
-def test_what_is_wrong_is_found(entries: tuple[Entry, ...], finding: str) -> None:
+def test_what_is_wrong_is_found(entries: tuple[StoredEntry, ...], finding: str) -> None:
     (wrong,) = read(*entries).wrongs
     assert finding in wrong
 
 
 @pytest.mark.parametrize("events", [(), (event(2, 1, 1, 3), event(3, 1, 2, 3))], ids=["none", "half"])
-def test_a_command_without_a_whole_outcome_is_undecided(events: tuple[Entry, ...]) -> None:
+def test_a_command_without_a_whole_outcome_is_undecided(events: tuple[StoredEntry, ...]) -> None:
     assert read(command(1), *events).undecided == [1]
 
 
@@ -60,7 +60,7 @@ def test_a_command_without_a_whole_outcome_is_undecided(events: tuple[Entry, ...
     "make", [lambda: (), lambda: (command(1, "mine"), command(2, "mine")), lambda: (command(1), command(2, "mine"))]
 )
 def test_an_acknowledged_command_stands_exactly_once_where_it_was_acknowledged(
-    make: Callable[[], tuple[Entry, ...]],
+    make: Callable[[], tuple[StoredEntry, ...]],
 ) -> None:
     assert len(read(*make()).lost({"mine": 1})) == 1
 

@@ -208,14 +208,14 @@ class FakeAgent:
                 raise VersionConflict(f"version {version} is not newer than {last}")
             shard.version = self.last[model] = version
             self.versions[model, version] = self.bytes_of(shard)
-        worker.tell(w.Holds(handle=call.handle, version=version))
+        worker.tell(w.HoldingChanged(handle=call.handle, version=version))
         worker.tell(w.Done(call=call.call, version=version))
 
     def _unpublish(self, worker: FakeWorker, shard: FakeShard, call: w.UnpublishCall) -> None:
         if shard.version is None:
             raise NotPublished(f"{shard.key} has nothing published: publish first")
         shard.version = None
-        worker.tell(w.Holds(handle=call.handle, version=None))
+        worker.tell(w.HoldingChanged(handle=call.handle, version=None))
         worker.tell(w.Done(call=call.call))
 
     def _read(self, worker: FakeWorker, shard: FakeShard, call: w.ReadCall) -> None:
@@ -229,9 +229,9 @@ class FakeAgent:
         data = self.versions[model, version]
         os.pwrite(shard.fd, data, 0)
         shard.version = version
-        worker.tell(w.Holds(handle=call.handle, version=None))
+        worker.tell(w.HoldingChanged(handle=call.handle, version=None))
         worker.tell(w.Progress(call=call.call, done_bytes=len(data) // 2, total_bytes=len(data)))
-        worker.tell(w.Holds(handle=call.handle, version=version))
+        worker.tell(w.HoldingChanged(handle=call.handle, version=version))
         source = w.SourceReport(agent="agent-0", replica="trainer", transport="local", nbytes=len(data), why="nearest")
         report = w.ReadReport(nbytes=len(data), wire_s=0.1, total_s=0.2, pieces=1, retried=0, kept=0, sources=(source,))
         worker.tell(w.Done(call=call.call, version=version, report=report))

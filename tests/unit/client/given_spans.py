@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from tensorhub_common.protocol.spans import Attribute, Link, Span
+from tensorhub_common.protocol.spans import Attribute, FinishedSpan, SpanLink
 
 TRACE: Final = "0af7651916cd43dd8448eb211c80319c"
 BEGIN_NS: Final = 1_763_692_800_000_000_000
@@ -21,7 +21,7 @@ class Story:
     """Makes spans with times in milliseconds."""
 
     trace: str = TRACE
-    spans: list[Span] = field(default_factory=list)
+    spans: list[FinishedSpan] = field(default_factory=list)
 
     def add(
         self,
@@ -33,11 +33,11 @@ class Story:
         to_ms: float,
         *,
         error: str | None = None,
-        links: tuple[Link, ...] = (),
+        links: tuple[SpanLink, ...] = (),
         about: Mapping[str, Attribute] = MappingProxyType({}),
-    ) -> Span:
+    ) -> FinishedSpan:
         service, _, instance = where.partition(" ")
-        span = Span(
+        span = FinishedSpan(
             trace=self.trace,
             span=span_id(number),
             parent=None if parent is None else span_id(parent),
@@ -87,7 +87,7 @@ OF_DONE: Final[Mapping[str, Attribute]] = {
 }
 
 
-def one_lost_source() -> list[Span]:
+def one_lost_source() -> list[FinishedSpan]:
     """A publication, a transfer that lost one of two sources, and another replica's transfer of the same version."""
     story = Story()
     story.add(1, None, "publish", "sdk 4242", 0, 30)

@@ -19,15 +19,15 @@ from tests.unit.client.fake_agent import FakeAgent
 from typer.testing import CliRunner
 
 from tensorhub._control.hub_file import HubFile, ProcessEntry
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub._control.watch import Watched
 from tensorhub.cli.commands.up import say_ready
 from tensorhub.cli.doctor import hub_checks
 from tensorhub.cli.doctor.finding import Finding, ok
-from tensorhub.cli.hub_state import Nats, Picture, Process, Reading
+from tensorhub.cli.hub_state import HubState, Nats, Process, ReadRow
 from tensorhub.cli.main import app
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.protocol.activity import ReadUnderWay, SourceOfRead
+from tensorhub_common.protocol.activity import ActiveRead, ReadSource
 from tensorhub_common.protocol.queries import AgentInfo, ModelInfo, ReplicaInfo, ShardInfo, Status, VersionInfo
 
 COMMANDS = {each.callback.__name__: each.callback for each in app.registered_commands if each.callback is not None}
@@ -61,12 +61,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     said: dict[str, Any] = {"open_job": None}
 
     def asked(name: str) -> None:
-        async def answer(self: Registry, *arguments: Any) -> Any:
+        async def answer(self: RegistryClient, *arguments: Any) -> Any:
             if isinstance(said[name], Exception):
                 raise said[name]
             return said[name]
 
-        monkeypatch.setattr(Registry, name, answer)
+        monkeypatch.setattr(RegistryClient, name, answer)
 
     for name in ("open_job", "versions", "replicas", "status", "layout"):
         asked(name)
@@ -234,7 +234,7 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
 
 def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
     """People and programs are shown the same picture."""
-    read = ReadUnderWay(
+    read = ActiveRead(
         model="policy",
         replica="rollout-0",
         shard=1,
@@ -246,10 +246,10 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
         bytes_per_s=1.5e9,
         for_s=7.25,
         still_s=6.0,
-        sources=(SourceOfRead(agent="agent-0", transport="ucxx", phase="flowing", nbytes=768, silent_s=6.0),),
+        sources=(ReadSource(agent="agent-0", transport="ucxx", phase="flowing", nbytes=768, silent_s=6.0),),
     )
     waiting = structs.replace(read, replica="rollout-1", version=None, stage="joining", done_bytes=0, still_s=0.0)
-    picture = Picture(
+    picture = HubState(
         job="default",
         seq=12,
         registry="registry-0",
@@ -263,16 +263,16 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
             Process(process="planner-0", role="planner", answers=True, up_s=1.0, nats_lost=0, faults=0),
             Process(process="agent-0", role="agent", answers=False, why="process 7 is stopped (kill -CONT 7 wakes it)"),
         ),
-        reads=(Reading(agent="agent-1", read=read), Reading(agent="agent-1", read=waiting)),
+        reads=(ReadRow(agent="agent-1", read=read), ReadRow(agent="agent-1", read=waiting)),
         reads_left_out=2,
         ailing=(),
         troubles=("agent-0 does not answer",),
     )
 
-    async def looked(*_: object) -> Picture:
+    async def looked(*_: object) -> HubState:
         return picture
 
-    monkeypatch.setattr("tensorhub.cli.commands.status.look", looked)
+    monkeypatch.setattr("tensorhub.cli.commands.status.collect", looked)
     out = run("status").out
     assert "job default at entry 12 and level 4, led by registry-0" in out
     assert "NATS 2.12.1 at nats://127.0.0.1:4222 answers in 0.4 ms; planner-0 answers" in out
@@ -284,7 +284,7 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
     assert "waiting for a version: policy/rollout-1" in out
     assert out.endswith("\n! agent-0 does not answer\n")
     [told] = run("status", "--json").objects
-    assert list(told) == ["type", *Picture.__struct_fields__]
+    assert list(told) == ["type", *HubState.__struct_fields__]
     assert told["type"] == "status"
     assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1, "retain": 0, "pins": []}]
     assert [each["read"]["stage"] for each in told["reads"]] == ["filling", "joining"]
@@ -292,7 +292,7 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_status_of_a_job_that_nobody_has_used(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
     nats = Nats(url="nats://127.0.0.1:4222", server="2.12.1", round_trip_s=0.0)
-    empty = Picture(
+    empty = HubState(
         job="default",
         seq=0,
         registry="",
@@ -309,10 +309,10 @@ def test_status_of_a_job_that_nobody_has_used(run: Callable[..., Ended], monkeyp
         troubles=(),
     )
 
-    async def looked(*_: object) -> Picture:
+    async def looked(*_: object) -> HubState:
         return empty
 
-    monkeypatch.setattr("tensorhub.cli.commands.status.look", looked)
+    monkeypatch.setattr("tensorhub.cli.commands.status.collect", looked)
     assert "job default is not there yet" in run("status").out
     assert run("status", "--json").objects[0]["seq"] == 0
 
@@ -320,7 +320,7 @@ def test_status_of_a_job_that_nobody_has_used(run: Callable[..., Ended], monkeyp
 def test_watch(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    async def watch(self: Registry, model: str, after: int | None, kinds: Any) -> AsyncGenerator[Watched, None]:
+    async def watch(self: RegistryClient, model: str, after: int | None, kinds: Any) -> AsyncGenerator[Watched, None]:
         asked.append((after, kinds))
         yield Watched(seq=6, time=0.0, kind="version.published", model=model, version=1, replica="trainer")
         yield Watched(seq=9, time=0.0, kind="version.unavailable", model=model, version=1, reason="unpublished")
@@ -329,11 +329,11 @@ def test_watch(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: 
         def watch(self, watcher: object) -> Callable[[], None]:
             return lambda: None
 
-    async def bus(self: Registry) -> Quiet:
+    async def bus(self: RegistryClient) -> Quiet:
         return Quiet()
 
-    monkeypatch.setattr(Registry, "watch", watch)
-    monkeypatch.setattr(Registry, "bus", bus)
+    monkeypatch.setattr(RegistryClient, "watch", watch)
+    monkeypatch.setattr(RegistryClient, "bus", bus)
     answers["status"] = STATUS
     out = run("watch", "policy").out.splitlines()
     assert re.match(r" +6  19.* version.published +policy, version 1, by trainer$", out[0])

@@ -16,15 +16,15 @@ from tensorhub.cli.doctor.transports import (
     SHARED,
     SHARED_UNSAFE,
     VERBS,
-    Broken,
-    Carried,
     Gpus,
+    ProbeCase,
+    ProbeFailed,
+    ProbeRun,
     Rdma,
+    Transferred,
     Transports,
-    Tried,
     Ucx,
-    Way,
-    judge,
+    findings,
 )
 
 WHEEL = Ucx(
@@ -34,12 +34,12 @@ HOST = Ucx("0.52.0", "1.20.0", "/usr/lib/libucp.so.0", ("tcp", "ib", "rdmacm"), 
 MLX = Rdma(devices=("mlx5_0",), active=("mlx5_0",), nodes=("/dev/infiniband/uverbs0",))
 
 
-def tried(name: str, result: Carried | Broken, **settings: str) -> Tried:
-    return Tried(Way(name, settings), result)
+def tried(name: str, result: Transferred | ProbeFailed, **settings: str) -> ProbeRun:
+    return ProbeRun(ProbeCase(name, settings), result)
 
 
-def segment(size: str, gbps: float) -> Tried:
-    return tried(f"tcp {size}", Carried(gbps, ("tcp/lo",)), UCX_TCP_TX_SEG_SIZE=size)
+def segment(size: str, gbps: float) -> ProbeRun:
+    return tried(f"tcp {size}", Transferred(gbps, ("tcp/lo",)), UCX_TCP_TX_SEG_SIZE=size)
 
 
 def found(**changes: Any) -> Transports:
@@ -50,8 +50,8 @@ def found(**changes: Any) -> Transports:
         tried=(
             segment("64k", 1.3),
             segment("512k", 3.1),
-            tried(SHARED, Carried(3.0, ("tcp/lo",))),
-            tried(SHARED_UNSAFE, Carried(6.6, ("sysv/memory", "cma/memory"))),
+            tried(SHARED, Transferred(3.0, ("tcp/lo",))),
+            tried(SHARED_UNSAFE, Transferred(6.6, ("sysv/memory", "cma/memory"))),
         ),
         rdma=Rdma(),
         gpus=Gpus(),
@@ -61,10 +61,10 @@ def found(**changes: Any) -> Transports:
 
 
 def judged(**changes: Any) -> dict[str, Finding]:
-    findings = list(judge(found(**changes)))
-    assert all(bool(each.advice) == (each.level != "ok") for each in findings)
-    assert len({each.check for each in findings}) == len(findings)
-    return {each.check: each for each in findings}
+    said = list(findings(found(**changes)))
+    assert all(bool(each.advice) == (each.level != "ok") for each in said)
+    assert len({each.check for each in said}) == len(said)
+    return {each.check: each for each in said}
 
 
 def test_a_host_with_tcp_alone_is_well() -> None:
@@ -77,13 +77,13 @@ def test_a_host_with_tcp_alone_is_well() -> None:
 
 
 def test_no_ucx_is_no_failure_for_a_host_that_needs_none() -> None:
-    said = judged(ucx=Broken("No module named 'libucx'"), tried=())
+    said = judged(ucx=ProbeFailed("No module named 'libucx'"), tried=())
     assert said["ucx"].level == "warn"
     assert "tensorhub[agent]" in said["ucx"].advice
 
 
 def test_tcp_that_carries_nothing_fails() -> None:
-    dead = tuple(tried(f"tcp {size}", Broken("it was ended by SIGSEGV")) for size in ("64k", "512k"))
+    dead = tuple(tried(f"tcp {size}", ProbeFailed("it was ended by SIGSEGV")) for size in ("64k", "512k"))
     said = judged(tried=dead, settings={"UCX_NET_DEVICES": "eth9"})
     assert said["ucx tcp"].level == "fail"
     assert "SIGSEGV" in said["ucx tcp"].found
@@ -111,7 +111,7 @@ def test_an_rdma_device_that_may_not_be_used(rdma: Rdma, word: str) -> None:
     said = judged(rdma=rdma, ucx=HOST)["rdma"]
     assert said.level == "warn"
     assert word in said.advice
-    assert word in judged(rdma=rdma, ucx=Broken("gone"), tried=())["rdma"].advice
+    assert word in judged(rdma=rdma, ucx=ProbeFailed("gone"), tried=())["rdma"].advice
 
 
 def test_a_device_and_a_ucx_without_verbs() -> None:
@@ -119,18 +119,18 @@ def test_a_device_and_a_ucx_without_verbs() -> None:
     with_verbs = judged(rdma=MLX, host_ucx=HOST)["rdma"]
     assert (with_verbs.level, "/usr/lib/libucp.so.0" in with_verbs.advice) == ("warn", True)
     assert "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true" in with_verbs.advice
-    for host in (None, WHEEL, Broken("Support for UCX 1.13.1 has ended")):
+    for host in (None, WHEEL, ProbeFailed("Support for UCX 1.13.1 has ended")):
         assert judged(rdma=MLX, host_ucx=host)["rdma"].advice.startswith("install UCX 1.19 or newer")
-    assert "1.13.1" in judged(rdma=MLX, host_ucx=Broken("Support for UCX 1.13.1 has ended"))["rdma"].found
+    assert "1.13.1" in judged(rdma=MLX, host_ucx=ProbeFailed("Support for UCX 1.13.1 has ended"))["rdma"].found
 
 
 def test_verbs_count_only_if_the_bytes_went_over_them() -> None:
-    lanes = Carried(24.0, ("rc_mlx5/mlx5_0:1",))
+    lanes = Transferred(24.0, ("rc_mlx5/mlx5_0:1",))
     assert (
         "24.0 GB/s over rc_mlx5"
         in judged(rdma=MLX, ucx=HOST, tried=(segment("64k", 1), tried(VERBS, lanes)))["rdma"].found
     )
-    for other in (Carried(3.0, ("tcp/lo",)), Broken("nothing came within 8 s")):
+    for other in (Transferred(3.0, ("tcp/lo",)), ProbeFailed("nothing came within 8 s")):
         assert judged(rdma=MLX, ucx=HOST, tried=(segment("64k", 1), tried(VERBS, other)))["rdma"].level == "warn"
     assert judged(rdma=MLX, ucx=HOST)["rdma"].level == "warn"
 
@@ -138,7 +138,7 @@ def test_verbs_count_only_if_the_bytes_went_over_them() -> None:
 def test_gpus() -> None:
     h100 = Gpus(names=("H100 (80.0 GiB)",))
     cuda = msgspec.structs.replace(WHEEL, components=("tcp", "cuda_cpy", "cuda_ipc"))
-    well = Carried(100.0, ("cuda_ipc/cuda",))
+    well = Transferred(100.0, ("cuda_ipc/cuda",))
     assert judged(gpus=Gpus(why="no driver", has_nodes=True))["gpu"].level == "warn"
     assert "CUDA 13" in judged(gpus=h100)["gpu"].advice
     assert judged(gpus=h100, ucx=cuda)["gpu"].level == "warn"
@@ -162,14 +162,14 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-WAY = Way("tcp", {"UCX_TLS": "tcp"})
+WAY = ProbeCase("tcp", {"UCX_TLS": "tcp"})
 
 
 def test_a_probe_that_crashes_is_a_finding(probe: Any) -> None:
     crashing = probe(
         "import os, signal\nprint('x:1 UCX  ERROR no such device', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"
     )
-    assert crashing.carry(WAY) == Broken("it was ended by SIGSEGV: no such device")
+    assert crashing.carry(WAY) == ProbeFailed("it was ended by SIGSEGV: no such device")
     assert crashing.about({}) == crashing.carry(WAY)
 
 
@@ -207,9 +207,9 @@ print('{"seconds": 0.01}')
 """).carry(WAY)
     assert carried.lanes == ("sysv/memory", "cma/memory")
     assert carried.gbps == pytest.approx(6.7, abs=0.1)
-    assert probe('print(\'{"why": "no"}\')').carry(WAY) == Broken("no")
-    assert probe("raise SystemExit(3)").carry(WAY) == Broken("it ended with code 3")
+    assert probe('print(\'{"why": "no"}\')').carry(WAY) == ProbeFailed("no")
+    assert probe("raise SystemExit(3)").carry(WAY) == ProbeFailed("it ended with code 3")
 
 
 def test_an_interpreter_that_is_not_there_is_a_finding() -> None:
-    assert isinstance(Probe("/nowhere/python", {}).about({}), Broken)
+    assert isinstance(Probe("/nowhere/python", {}).about({}), ProbeFailed)

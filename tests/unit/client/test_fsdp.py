@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tensorhub import mapping
-from tensorhub._tensors.description import Described, bind, describe, stand
+from tensorhub._tensors.description import Description, bind, describe, rebind
 from tensorhub._tensors.fsdp import Gathered
 from tensorhub._tensors.segment_mapping import tensors_at
 from tensorhub_common.errors import NotInThisVersion
@@ -53,7 +53,7 @@ class Uneven(nn.Module):
         return result
 
 
-def bound(module: nn.Module) -> tuple[Described, bytearray, dict[str, torch.Tensor]]:
+def bound(module: nn.Module) -> tuple[Description, bytearray, dict[str, torch.Tensor]]:
     described = describe(module)
     memory = bytearray(b"\x5a" * segment_bytes(described.layout))
     return described, memory, bind(described, memory)
@@ -138,7 +138,7 @@ def test_fsdp_gathers_from_hub_memory(rank: int) -> None:
             assert local(books.sharded_param).untyped_storage().data_ptr() == books._sharded_param_data.data_ptr()
         other = bytearray(len(memory))
         shown = described.shown(tensors_at(described.layout, memory))
-        stand(described.without_values(), shown, tensors_at(described.layout, other))
+        rebind(described.without_values(), shown, tensors_at(described.layout, other))
         for name, parameter in module.named_parameters():
             assert local(parameter).numel() == 0 or stands_in(other, local(parameter))
             assert local(parameter).numel() == 0 or stands_in(other, shown[name])

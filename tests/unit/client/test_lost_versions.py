@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub._control.lost_versions import told
+from tensorhub._control.lost_versions import explain
 from tensorhub.cli.commands import pull
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.queries import ReplicaInfo, ShardInfo, VersionInfo
@@ -39,7 +39,7 @@ TRAINER = replica("trainer", "agent-0", NOW - 12)
 
 
 def test_the_lost_holder_of_the_only_version_is_named_with_what_to_do() -> None:
-    assert told("m", [version(3)], [TRAINER, HERE], None, NOW) == (
+    assert explain("m", [version(3)], [TRAINER, HERE], None, NOW) == (
         "version 3 of model 'm' was published, but its last holder is lost (trainer on agent-0, lost 12 s ago): start "
         "that agent again, which brings it back if its host has kept the memory, or publish again from a checkpoint"
     )
@@ -48,7 +48,7 @@ def test_the_lost_holder_of_the_only_version_is_named_with_what_to_do() -> None:
 def test_of_several_versions_the_newest_is_explained_and_the_latest_loss_comes_first() -> None:
     versions = [version(1, gone="replaced"), version(2, gone="replaced"), version(3)]
     replicas = [replica("older", "agent-2", NOW - 600), TRAINER, replica("mapped", "agent-3", NOW, mapped=True), HERE]
-    said = told("m", versions, replicas, None, NOW)
+    said = explain("m", versions, replicas, None, NOW)
     assert said.startswith(
         "versions 1 to 3 of model 'm' were published, but the last holder of version 3 is lost "
         "(trainer on agent-0, lost 12 s ago, older on agent-2, lost 10 min ago): start"
@@ -56,13 +56,13 @@ def test_of_several_versions_the_newest_is_explained_and_the_latest_loss_comes_f
 
 
 def test_a_lost_agent_that_is_forgotten_or_was_back_without_its_memory_is_not_waited_for() -> None:
-    assert told("m", [version(3)], [HERE], None, NOW) == (
+    assert explain("m", [version(3)], [HERE], None, NOW) == (
         "version 3 of model 'm' was published, but its last holder is lost: publish again from a checkpoint"
     )
 
 
 def test_what_its_holder_gave_up_is_no_loss() -> None:
-    assert told("m", [version(3, gone="unpublished")], [TRAINER], None, NOW) == (
+    assert explain("m", [version(3, gone="unpublished")], [TRAINER], None, NOW) == (
         "version 3 of model 'm' was published, but its last holder has unpublished it: wait until a version is "
         "published again"
     )
@@ -70,14 +70,14 @@ def test_what_its_holder_gave_up_is_no_loss() -> None:
 
 def test_a_number_is_explained_beside_what_can_be_read() -> None:
     versions = [version(3), version(4, "available", "")]
-    assert told("m", versions, [TRAINER], 3, NOW).endswith("from a checkpoint; available now: [4]")
-    assert told("m", versions, [TRAINER], None, NOW) == told("m", versions, [TRAINER], 4, NOW) == ""
+    assert explain("m", versions, [TRAINER], 3, NOW).endswith("from a checkpoint; available now: [4]")
+    assert explain("m", versions, [TRAINER], None, NOW) == explain("m", versions, [TRAINER], 4, NOW) == ""
 
 
 def test_where_nothing_was_published_or_an_older_registry_does_not_say_why_nothing_is_claimed() -> None:
-    assert told("m", [], [TRAINER], None, NOW) == ""
-    assert told("m", [version(3, gone="")], [TRAINER], None, NOW) == ""
-    assert told("m", [version(3, "retired", "")], [TRAINER], 3, NOW) == ""
+    assert explain("m", [], [TRAINER], None, NOW) == ""
+    assert explain("m", [version(3, gone="")], [TRAINER], None, NOW) == ""
+    assert explain("m", [version(3, "retired", "")], [TRAINER], 3, NOW) == ""
 
 
 def test_pull_says_it_too() -> None:

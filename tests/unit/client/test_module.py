@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tensorhub._tensors import adoption as adopting
-from tensorhub._tensors.description import Described, bind, describe
+from tensorhub._tensors.description import Description, bind, describe
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
 from tensorhub_common.layout.layout import placements, segment_bytes
 
@@ -33,7 +33,7 @@ class Tied(nn.Module):
         return result
 
 
-def stand(module: nn.Module, *, memory_wins: bool = False) -> tuple[Described, bytearray, dict[str, torch.Tensor]]:
+def stand(module: nn.Module, *, memory_wins: bool = False) -> tuple[Description, bytearray, dict[str, torch.Tensor]]:
     described = describe(module)
     memory = bytearray(segment_bytes(described.layout))
     return described, memory, bind(described, memory, memory_wins=memory_wins)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tensorhub import AsyncHub
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.protocol.log.commands import Command, Retain
 
 LATE_S = 0.05
@@ -25,15 +25,15 @@ def bounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         noted.append(timeout_s)
         return ()
 
-    monkeypatch.setattr(Registry, "open_job", late)
-    monkeypatch.setattr(Registry, "status", late)
+    monkeypatch.setattr(RegistryClient, "open_job", late)
+    monkeypatch.setattr(RegistryClient, "status", late)
     for name in ("versions", "replicas", "_say"):
-        monkeypatch.setattr(Registry, name, note)
+        monkeypatch.setattr(RegistryClient, name, note)
     return noted
 
 
 async def test_a_ruling_has_what_the_opening_of_its_job_has_left(bounds: list[float]) -> None:
-    registry = Registry("run-7", NatsAddress("nats://127.0.0.1:1"))
+    registry = RegistryClient("run-7", NatsAddress("nats://127.0.0.1:1"))
     await registry.rule(Retain(model="policy", last=1), BOUND_S)
     await registry.delete_job(BOUND_S)
     assert [0 < bound <= BOUND_S - LATE_S / 2 for bound in bounds] == [True, True]

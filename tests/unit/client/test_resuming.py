@@ -14,7 +14,7 @@ from torch import nn
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict, TensorSpec
 from tensorhub._tensors.description import Value
-from tensorhub.aio.shard import OpenChoice
+from tensorhub.aio.shard import UnresolvedResume
 from tensorhub_common.protocol import worker as w
 
 WHY = (
@@ -213,4 +213,4 @@ async def test_another_choice_is_refused_before_anything_travels(
 
 
 def test_an_error_names_few_tensors() -> None:
-    assert "'a', 'b', 'c' and 2 more:" in str(OpenChoice(1, list("abcde")).error("shard 0 of m/r"))
+    assert "'a', 'b', 'c' and 2 more:" in str(UnresolvedResume(1, list("abcde")).error("shard 0 of m/r"))

@@ -132,7 +132,7 @@ async def test_what_the_agent_says_is_held_in_the_order_in_which_it_was_said(age
         if not isinstance(frame, w.PublishCall):
             return False
         worker.tell(w.Done(call=frame.call, version=1))
-        worker.tell(w.Holds(handle=frame.handle, version=None))
+        worker.tell(w.HoldingChanged(handle=frame.handle, version=None))
         return True
 
     agent.hook = publish_and_drain

@@ -38,7 +38,7 @@ async def test_connect_waits_for_an_agent_that_is_coming(agent: FakeAgent) -> No
 
 async def test_a_refusal_is_the_agents_error(agent: FakeAgent) -> None:
     def refuse(worker: FakeWorker, frame: Any) -> bool:
-        worker.tell(w.Refused(error="BadCommand", message="this agent speaks another protocol"))
+        worker.tell(w.AttachRefused(error="BadCommand", message="this agent speaks another protocol"))
         return True
 
     agent.hook = refuse

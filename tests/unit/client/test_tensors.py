@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tensorhub import mapping
-from tensorhub._tensors.description import Described, bind, box_of, describe
+from tensorhub._tensors.description import Description, bind, box_of, describe
 from tensorhub.mapping import AS_IT_IS, LEFT_OUT, Mapping, Padded, Padding, Rule, concat, share
 from tensorhub.specs import DTYPES, TensorSpec
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
@@ -222,7 +222,7 @@ def test_dtensors_bring_their_box(mesh: Any) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: PLC0415
 
     value = torch.arange(12.0).view(4, 3)
-    described: Described = describe(
+    described: Description = describe(
         {
             "shard": distribute_tensor(value, mesh, [Shard(1)]),
             "copy": distribute_tensor(value, mesh, [Replicate()]),

@@ -9,13 +9,13 @@ from msgspec import structs
 from tests.unit.client.given_spans import ABOUT, LOST, TRACE, Story, one_lost_source, span_id
 from typer.testing import CliRunner
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli.commands import trace
 from tensorhub.cli.main import app
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.introspection.span_query import Gathered
+from tensorhub_common.introspection.span_query import CollectedSpans
 from tensorhub_common.protocol.queries import AgentInfo, Status
-from tensorhub_common.protocol.spans import TRANSFER, Attribute, Link, Span, SpansAsk, TransfersAsk
+from tensorhub_common.protocol.spans import TRANSFER, Attribute, FinishedSpan, SpanLink, SpansAsk, TransfersAsk
 
 EVERYBODY = frozenset({"registry-0", "planner-0", "agent-0", "agent-1"})
 
@@ -30,7 +30,7 @@ class Hub:
         self.known = {"agent-0", "agent-1", "registry-0"}
         self.asked: list[TransfersAsk | SpansAsk] = []
 
-    async def gather(self, _: object, job: str, ask: TransfersAsk | SpansAsk, known: Collection[str]) -> Gathered:
+    async def gather(self, _: object, job: str, ask: TransfersAsk | SpansAsk, known: Collection[str]) -> CollectedSpans:
         self.asked.append(ask)
         assert known == self.known
         wanted = self.spans if self.processes else []
@@ -39,7 +39,7 @@ class Hub:
             wanted = [each for each in wanted if ask.replica in {None, each.attributes.get("tensorhub.replica")}]
         else:
             wanted = [each for each in wanted if ask.trace in {each.trace, *(link.trace for link in each.links)}]
-        return Gathered(spans=tuple(wanted), processes=self.processes, left_out=self.left_out)
+        return CollectedSpans(spans=tuple(wanted), processes=self.processes, left_out=self.left_out)
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     async def bus(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(Registry, "status", status)
-    monkeypatch.setattr(Registry, "bus", bus)
+    monkeypatch.setattr(RegistryClient, "status", status)
+    monkeypatch.setattr(RegistryClient, "bus", bus)
     monkeypatch.setenv("TENSORHUB_NATS", "nats://127.0.0.1:1")
     answering = Hub()
-    monkeypatch.setattr(trace, "gather", answering.gather)
+    monkeypatch.setattr(trace, "collect_spans", answering.gather)
     return answering
 
 
@@ -107,7 +107,7 @@ def test_a_registry_that_does_not_answer_is_told_beside_what_the_others_know(
         raise RegistryUnavailable("no registry answered about job 'run-7' within 1 s: see 'tensorhub doctor'")
 
     hub.known = set()
-    monkeypatch.setattr(Registry, "status", silent)
+    monkeypatch.setattr(RegistryClient, "status", silent)
     ended = run()
     assert (ended.exit_code, ended.stdout.count("\n")) == (0, 3)
     assert ended.stderr.count("\n") == 1
@@ -174,7 +174,7 @@ def test_what_a_transfer_is_linked_to_is_drawn_too(hub: Hub, run: Callable[..., 
     published = Story()
     publish = published.add(1, None, "publish", "sdk 1", 0, 1)
     later = Story(trace="f" * 32)
-    link = Link(trace=publish.trace, span=publish.span)
+    link = SpanLink(trace=publish.trace, span=publish.span)
     later.add(0xABC, None, "transfer", "agent agent-1", 50, 60, links=(link,), about=ABOUT)
     hub.spans = published.spans + later.spans
     drawn = run(span_id(0xABC)).stdout
@@ -185,7 +185,7 @@ def test_what_a_transfer_is_linked_to_is_drawn_too(hub: Hub, run: Callable[..., 
 @pytest.mark.parametrize("arguments", [["--json"], ["--version", "12", "--json"]])
 def test_json_is_one_span_a_line_with_the_same_keys(run: Callable[..., Any], arguments: list[str]) -> None:
     objects = [json.loads(line) for line in run(*arguments).stdout.splitlines()]
-    assert {tuple(each) for each in objects} == {Span.__struct_fields__}
+    assert {tuple(each) for each in objects} == {FinishedSpan.__struct_fields__}
     assert len(objects) == (2 if arguments == ["--json"] else len(one_lost_source()))
 
 

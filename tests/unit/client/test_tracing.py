@@ -16,19 +16,19 @@ from tests.unit.span_places import place_at
 from tensorhub import AsyncHub
 from tensorhub._agent import call_spans
 from tensorhub_common.errors import NotFilled
-from tensorhub_common.observability.trace_context import parse
+from tensorhub_common.observability.trace_context import parse_traceparent
 from tensorhub_common.protocol import worker as w
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.protocol.spans import FinishedSpan
 
 VERSION = place_at(0xBBBB, 0xB1)
 TRANSFER = place_at(0xBBBB, 0xB2)
 
 
-def traced(agent: FakeAgent) -> list[Span]:
+def traced(agent: FakeAgent) -> list[FinishedSpan]:
     return [span for frame in agent.calls(w.Traced) for span in frame.spans]
 
 
-async def spans(agent: FakeAgent, count: int) -> list[Span]:
+async def spans(agent: FakeAgent, count: int) -> list[FinishedSpan]:
     await until(lambda: len(traced(agent)) >= count)
     return traced(agent)
 
@@ -67,7 +67,7 @@ async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAge
     await shard.publish(3)
     (span,) = await spans(agent, 1)
     (call,) = agent.calls(w.PublishCall)
-    place = parse(call.traceparent)
+    place = parse_traceparent(call.traceparent)
     assert place is not None
     assert (span.trace, span.span, span.parent) == (place.trace_id, place.span_id, None)
     assert (span.name, span.service, span.error) == ("publish", "tensorhub-sdk", None)
@@ -84,7 +84,7 @@ async def test_a_shard_whose_word_was_not_the_last_stands_below_the_one_whose_wa
     await shard.publish(7)
     (span,) = await spans(agent, 1)
     (call,) = agent.calls(w.PublishCall)
-    place = parse(call.traceparent)
+    place = parse_traceparent(call.traceparent)
     assert place is not None
     assert (span.trace, span.parent) == (VERSION.trace_id, VERSION.span_id)
     assert span.span == place.span_id, "its agent's spans stand below this id"
@@ -151,7 +151,7 @@ async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_i
     for span in ours.values():
         assert [link.context.span_id for link in span.links] == [step.get_span_context().span_id]
     (read,) = agent.calls(w.ReadCall)
-    engines = parse(read.traceparent)
+    engines = parse_traceparent(read.traceparent)
     assert engines is not None
     assert engines.span_id == trace.format_span_id(step.get_span_context().span_id), (
         "so the transfer is linked to it as well"

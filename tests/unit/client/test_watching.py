@@ -12,7 +12,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogGap, LogMissing, NoAnswer
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 
 
 class Answering:
@@ -66,8 +66,8 @@ async def test_a_job_that_nobody_has_begun_is_said_to_be_none() -> None:
         await begin(Answering(missing))
 
 
-def entry_of(body: object) -> Entry:
-    return Entry(7, 1000.5, "tensorhub.v1.run-7.event.policy.version.moved", {}, json.dumps(body).encode())
+def entry_of(body: object) -> StoredEntry:
+    return StoredEntry(7, 1000.5, "tensorhub.v1.run-7.event.policy.version.moved", {}, json.dumps(body).encode())
 
 
 def test_a_kind_of_event_that_a_later_release_has_added_is_told_by_its_name() -> None:

@@ -11,13 +11,13 @@ from tests.unit.client.given_spans import BEGIN_NS, MS, Story, one_lost_source, 
 
 from tensorhub.cli.trace.span_tree import forest, rows, without_other_transfers
 from tensorhub.cli.trace.waterfall import ASCII, UNICODE, Glyphs, axis_of, draw, took, trouble
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.protocol.spans import FinishedSpan
 
 GOLDEN = Path(__file__).parent / "waterfalls"
 WANTED = {span_id(16)}
 
 
-def picture(spans: Sequence[Span], wanted: set[str], width: int, glyphs: Glyphs = UNICODE) -> str:
+def picture(spans: Sequence[FinishedSpan], wanted: set[str], width: int, glyphs: Glyphs = UNICODE) -> str:
     lines = draw(without_other_transfers(forest(spans), wanted), wanted, width, glyphs)
     return "".join(f"{line.plain.rstrip()}\n" for line in lines)
 

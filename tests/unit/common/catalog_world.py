@@ -11,7 +11,7 @@ from dataclasses import fields
 import msgspec
 
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.invariants import check
+from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.state import Catalog, Replica, Shard
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
@@ -23,7 +23,7 @@ from tensorhub_common.protocol.log.commands import (
     ForgetAgent,
     GiveUp,
     Granted,
-    Holding,
+    HeldShard,
     Join,
     Publish,
     Ready,
@@ -34,12 +34,12 @@ from tensorhub_common.protocol.log.commands import (
     Settle,
     Unpublish,
     Unreadable,
+    VersionRequest,
     Want,
-    Wish,
     Withdraw,
 )
 from tensorhub_common.protocol.log.events import CommandRejected, Event, RoundDecided, RoundFailed, kind_of, model_of
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 JOB = "run-7"
 MODEL = "policy"
@@ -86,7 +86,7 @@ def differences(one: Catalog, other: Catalog) -> list[str]:
 class World:
     """One job, its log of commands, and all events so far."""
 
-    def __init__(self, level: int = NEWEST) -> None:
+    def __init__(self, level: int = NEWEST_LEVEL) -> None:
         self._level = level
         self.catalog = Catalog(JOB, level=level)
         self.log: list[tuple[int, float, AnyCommand | Unreadable]] = []
@@ -103,7 +103,7 @@ class World:
         events = apply(self.catalog, seq, 1000.0 + seq, command)
         self.log.append((seq, 1000.0 + seq, command))
         self.events.extend(events)
-        check(self.catalog)
+        check_invariants(self.catalog)
         check_group(events, seq, command)
         if isinstance(events[0], CommandRejected):
             assert len(events) == 1
@@ -160,17 +160,17 @@ class World:
 
     # Agents.
 
-    def join(self, agent: str, *holds: Holding, incarnation: int | None = None) -> tuple[Event, ...]:
+    def join(self, agent: str, *holds: HeldShard, incarnation: int | None = None) -> tuple[Event, ...]:
         """Let an agent come (again), by default with an incarnation one higher."""
         known = self.catalog.agents.get(agent)
         after = incarnation if incarnation is not None else 1 if known is None else known.incarnation + 1
         self._said += 1
         return self.say(Join(by=Sender(agent, after, self._said), host="host-0", site="site-0", holds=holds))
 
-    def holding(self, replica: str, shard: int = 0) -> Holding:
+    def holding(self, replica: str, shard: int = 0) -> HeldShard:
         """Return what a truthful agent states of a shard as it stands."""
         held = self.shard(replica, shard)
-        return Holding(model=MODEL, replica=replica, shard=shard, version=held.version, root=held.root)
+        return HeldShard(model=MODEL, replica=replica, shard=shard, version=held.version, root=held.root)
 
     def expire(self, agent: str, term: int = 1, incarnation: int | None = None) -> tuple[Event, ...]:
         """Let the registry's leader count an agent as lost."""
@@ -244,7 +244,7 @@ class World:
     # Rounds.
 
     def want(
-        self, replica: str, wish: Wish, shard: int = 0, *, patient: bool = True, staged: bool = False
+        self, replica: str, wish: VersionRequest, shard: int = 0, *, patient: bool = True, staged: bool = False
     ) -> tuple[Event, ...]:
         by = self._shard_by(replica, shard)
         return self.say(
@@ -331,7 +331,7 @@ class World:
         """Publish with all shards; the last one's events."""
         return [self.ready(replica, version, shard) for shard in range(self.replica(replica).shards)][-1]
 
-    def start(self, replica: str, wish: Wish = "latest", *, patient: bool = True) -> tuple[Event, ...]:
+    def start(self, replica: str, wish: VersionRequest = "latest", *, patient: bool = True) -> tuple[Event, ...]:
         """Join a round with all shards and grant what is asked for, so that it is being filled; the last events."""
         shards = range(self.replica(replica).shards)
         for shard in shards:
@@ -341,7 +341,7 @@ class World:
         needed = [shard for shard in shards if shard not in current.filled]
         return [self.granted(replica, shard) for shard in needed][-1]
 
-    def fetch(self, replica: str, wish: Wish = "latest") -> tuple[Event, ...]:
+    def fetch(self, replica: str, wish: VersionRequest = "latest") -> tuple[Event, ...]:
         """Do a whole round; the last events."""
         self.start(replica, wish)
         current = self.replica(replica).round

@@ -7,7 +7,7 @@ from tests.bounds import WAIT_S
 
 from tensorhub_common.bus.errors import MessageTooLarge
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.request_server import ERROR_HEADER, Answering
+from tensorhub_common.bus.request_server import ERROR_HEADER, RequestServer
 from tensorhub_common.runtime.supervision import Supervisor
 
 
@@ -25,7 +25,7 @@ async def test_a_flood_on_one_subject_leaves_room_for_others() -> None:
         if ERROR_HEADER in headers:
             busy.append(question.subject)
 
-    answering = Answering(handle, respond, Supervisor("a test's questions"), concurrent_max=4, pending_max=10)
+    answering = RequestServer(handle, respond, Supervisor("a test's questions"), concurrent_max=4, pending_max=10)
     for subject in ["flood"] * 100 + ["quiet"] * 4:
         answering.take(Message(subject, "_INBOX.a", {}, b""))
     await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def test_an_answer_goes_to_an_inbox_alone() -> None:
     async def respond(question: Message, _: bytes, headers: Mapping[str, str]) -> None:
         raise AssertionError(question, headers)
 
-    answering = Answering(handle, respond, Supervisor("a test's questions"), concurrent_max=1, pending_max=1)
+    answering = RequestServer(handle, respond, Supervisor("a test's questions"), concurrent_max=1, pending_max=1)
     for reply in ("", "tensorhub.v1.j.cmd.publish", "$JS.API.STREAM.DELETE.x", "_INBOX", "_INBOX.>", "_INBOXES.a"):
         answering.take(Message("ask", reply, {}, b""))
     await answering.stop()
@@ -65,7 +65,7 @@ async def test_a_question_whose_asker_has_given_up_is_dropped_when_its_turn_come
     async def respond(question: Message, body: bytes, headers: Mapping[str, str]) -> None:
         said.append(body.decode())
 
-    answering = Answering(
+    answering = RequestServer(
         handle, respond, Supervisor("a test's questions"), concurrent_max=2, pending_max=10, age_s_max=0.05
     )
     for name in ("first", "late"):
@@ -95,7 +95,7 @@ async def test_who_can_not_be_answered_for_length_hears_of_that() -> None:
             raise MessageTooLarge("a message of 22 bytes is over the limit")
         said.append((body, headers))
 
-    answering = Answering(handle, respond, Supervisor("a test's questions"), concurrent_max=1, pending_max=1)
+    answering = RequestServer(handle, respond, Supervisor("a test's questions"), concurrent_max=1, pending_max=1)
     answering.take(Message("ask", "_INBOX.a", {}, b""))
     async with asyncio.timeout(WAIT_S):
         while not said:  # noqa: ASYNC110 (turns of the loop are what it waits for)

@@ -16,7 +16,7 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_command, decode_event, encode
 from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command, Unreadable
 from tensorhub_common.protocol.log.events import Event, kind_of, model_of
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "asyncapi.json"
 BOOK = document()
@@ -93,12 +93,12 @@ def test_a_channel_declares_exactly_the_parameters_of_its_address(name: str) -> 
 
 @pytest.mark.parametrize("name", [name for name, channel in BOOK["channels"].items() if channel["address"]])
 def test_an_address_is_a_subject_that_the_hub_uses(name: str) -> None:
-    subjects.parse(BOOK["channels"][name]["address"].format(**_FILL))
+    subjects.parse_subject(BOOK["channels"][name]["address"].format(**_FILL))
 
 
 def test_what_is_no_subject_would_have_been_noticed() -> None:
     with pytest.raises(InvalidName):
-        subjects.parse("tensorhub.v1.run-7.flights.berlin")
+        subjects.parse_subject("tensorhub.v1.run-7.flights.berlin")
 
 
 @pytest.mark.parametrize("name", BOOK["operations"])
@@ -125,8 +125,8 @@ def test_every_command_is_there_with_an_example_that_reads(kind: type[Command]) 
     (payload,) = [each["payload"] for each in BOOK["components"]["messages"][kind.__name__]["examples"]]
     command = example(kind)
     process = None if command.by is None else command.by.process
-    assert decode_command(verb, process, json.dumps(payload).encode(), NEWEST) == command
-    assert not isinstance(decode_command(verb, process, encode(command), NEWEST), Unreadable)
+    assert decode_command(verb, process, json.dumps(payload).encode(), NEWEST_LEVEL) == command
+    assert not isinstance(decode_command(verb, process, encode(command), NEWEST_LEVEL), Unreadable)
     assert (f"cmd.{verb}.outside" in BOOK["channels"]) == (verb in OUTSIDE_VERBS)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensorhub_common.bus.errors import NoBus, NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.request_mux import Awaited
+from tensorhub_common.bus.request_mux import RequestMux
 
 
 def answer_on(subject: str, body: bytes) -> Message:
@@ -16,7 +16,7 @@ def answer_on(subject: str, body: bytes) -> Message:
 
 
 async def test_each_question_gets_its_own_answer_and_only_the_first_one() -> None:
-    awaited = Awaited("_INBOX.a")
+    awaited = RequestMux("_INBOX.a")
     (inbox, answer), (other_inbox, other) = awaited.begin("one"), awaited.begin("two")
     assert inbox.startswith("_INBOX.a.")
     assert inbox != other_inbox
@@ -27,7 +27,7 @@ async def test_each_question_gets_its_own_answer_and_only_the_first_one() -> Non
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_nobodys() -> None:
-    awaited = Awaited("_INBOX.a")
+    awaited = RequestMux("_INBOX.a")
     inbox, answer = awaited.begin("one")
     awaited.end(inbox)
     awaited.take(answer_on(inbox, b"late"))
@@ -36,7 +36,7 @@ async def test_an_answer_that_nobody_waits_for_any_more_is_nobodys() -> None:
 
 
 async def test_who_asked_what_is_not_permitted_is_told() -> None:
-    awaited = Awaited("_INBOX.a")
+    awaited = RequestMux("_INBOX.a")
     (_, refused), (_, other) = awaited.begin("tensorhub.V1.one"), awaited.begin("two")
     awaited.refuse("tensorhub.v1.one", NotPermitted("no"))
     assert isinstance(refused.exception(), NotPermitted)
@@ -44,7 +44,7 @@ async def test_who_asked_what_is_not_permitted_is_told() -> None:
 
 
 async def test_when_the_connection_breaks_all_are_told() -> None:
-    awaited = Awaited("_INBOX.a")
+    awaited = RequestMux("_INBOX.a")
     (inbox, answered), (_, waiting) = awaited.begin("one"), awaited.begin("two")
     awaited.take(answer_on(inbox, b"in time"))
     awaited.give_up()
@@ -57,7 +57,7 @@ async def test_a_question_that_was_still_being_sent_leaves_no_error_behind() -> 
     """It waited for room in the socket when the connection broke, so its asker never looks at the answer."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    awaited = Awaited("_INBOX.a")
+    awaited = RequestMux("_INBOX.a")
     inbox, answer = awaited.begin("one")
     awaited.give_up()
     awaited.end(inbox)

@@ -11,7 +11,7 @@ from tensorhub_common.layout.casts import (
     CASTABLE,
     FP8_SCHEMES,
     Fp8Scheme,
-    Order,
+    ScaleOrder,
     cast_name,
     check_value_cast,
     dtypes_of,
@@ -21,7 +21,9 @@ from tensorhub_common.layout.casts import (
 from tensorhub_common.layout.parts import Shape
 
 BLOCKED = fp8_scheme("fp8-block-128")
-SMALL = [Fp8Scheme("small", block, Order.MULTIPLY) for block in [(3, 4), (1, None), (None, None), (None, 2), (5, 1)]]
+SMALL = [
+    Fp8Scheme("small", block, ScaleOrder.MULTIPLY) for block in [(3, 4), (1, None), (None, None), (None, 2), (5, 1)]
+]
 
 
 def test_a_deepseek_weight() -> None:

@@ -5,7 +5,7 @@ from tests.unit.common.catalog_world import MODEL, decided, failed, kinds, reade
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.protocol.log.commands import Granted, Wish
+from tensorhub_common.protocol.log.commands import Granted, VersionRequest
 from tensorhub_common.protocol.log.events import (
     ReplicaReady,
     RoundJoined,
@@ -57,7 +57,7 @@ def test_the_replica_is_ready_only_when_all_shards_are_filled() -> None:
 
 
 @pytest.mark.parametrize("wish", [12, "latest", "newer"])
-def test_a_decision_that_can_not_be_leased_is_made_again(wish: Wish) -> None:
+def test_a_decision_that_can_not_be_leased_is_made_again(wish: VersionRequest) -> None:
     world = reader_of_two()
     for shard in (0, 1):
         world.want("engine", wish, shard)

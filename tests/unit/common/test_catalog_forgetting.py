@@ -9,7 +9,7 @@ from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.codec import encode as encode_command
 from tensorhub_common.protocol.log.commands import ForgetAgent, Lead, Sender, Unreadable
-from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 
 
 def lost(*, spot: bool, waits_s: float) -> World:
@@ -76,7 +76,7 @@ def test_nobody_else_may_say_so_and_a_live_one_is_not_forgotten() -> None:
     assert refused(world.say(said)).message == "only a registry may say that an agent is forgotten"
     refused(world.forget("a"), "BadCommand")
     refused(world.forget("nobody"), "BadCommand")
-    world.say(Lead(by=Sender("_registry", 9, 0), registry="r-9", term=9, level=NEWEST))
+    world.say(Lead(by=Sender("_registry", 9, 0), registry="r-9", term=9, level=NEWEST_LEVEL))
     late = ForgetAgent(by=Sender("_registry", 9, 1), agent="b", incarnation=1, term=1)
     assert refused(world.say(late)).message == "term 1 is over: term 9 has spoken"
     wrong = ForgetAgent(by=Sender("_registry", 9, 999), agent="b", incarnation=2, term=9)

@@ -7,7 +7,7 @@ from tests.unit.common.test_catalog_retention import joined, placed, retaining
 from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import SHUN_S
 from tensorhub_common.errors import RetentionFull
-from tensorhub_common.protocol.log.commands import DrainAgent, Holding, Join, Pin, Release, Retain, Sender, Unpublish
+from tensorhub_common.protocol.log.commands import DrainAgent, HeldShard, Join, Pin, Release, Retain, Sender, Unpublish
 from tensorhub_common.protocol.log.events import Event, ShardStays, VersionExposed, VersionKept
 
 FULL = RetentionFull.__name__
@@ -247,7 +247,7 @@ def test_an_agent_that_returns_is_not_believed_that_a_copy_holds_another_version
     world.fetch(copy, 1)
     world.empty("trainer")
     world.publish("trainer", 2)
-    other = Holding(model=MODEL, replica=copy, shard=0, version=2, root=root(2, 0))
+    other = HeldShard(model=MODEL, replica=copy, shard=0, version=2, root=root(2, 0))
     world.say(Join(by=Sender("c", 2, 1), host="host-1", site="site-0", holds=(other,), cache_bytes=1024))
     held = world.catalog.models[MODEL].replicas.get(copy)
     assert held is None or held.members[0].version is None

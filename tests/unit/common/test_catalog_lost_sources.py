@@ -7,14 +7,14 @@ from tests.unit.common.catalog_world import World, decided, failed, kinds, reade
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.protocol.log.commands import GiveUp, Replan, Wish
+from tensorhub_common.protocol.log.commands import GiveUp, Replan, VersionRequest
 from tensorhub_common.protocol.log.events import Event, RoundStarted, VersionGone
 from tensorhub_common.protocol.log.levels import Level
 
 GONE = VersionUnavailable.__name__
 
 
-def reading(wish: Wish = "latest", *, attempt: int = 1) -> World:
+def reading(wish: VersionRequest = "latest", *, attempt: int = 1) -> World:
     """Return an engine that reads 12, at this attempt, and another replica that holds nothing."""
     world = reader_of_two()
     world.replica_of("other", "e")

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.invariants import check
+from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.state import LANES_MAX, REPLICAS_MAX, Catalog
 from tensorhub_common.protocol.log.commands import (
     AnyCommand,
@@ -20,7 +20,7 @@ from tensorhub_common.protocol.log.commands import (
     Want,
 )
 from tensorhub_common.protocol.log.events import Event, ReplicaReady, RoundDecided
-from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 
 
 def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> World:
@@ -143,7 +143,7 @@ class Crowd:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", [Level.FIRST, NEWEST])
+@pytest.mark.parametrize("level", [Level.FIRST, NEWEST_LEVEL])
 def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_command(level: Level) -> None:
     """Each of them is ready at once and lets the next go on; a call for each would be deeper than Python's stack."""
     crowd = Crowd(level)
@@ -159,10 +159,10 @@ def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_comm
     events = crowd.of("trainer", Ready, version=1, root="r")
     ready = [event.replica for event in events if isinstance(event, ReplicaReady)]
     assert ready == ["trainer", *crowd.replicas]
-    check(crowd.catalog)
+    check_invariants(crowd.catalog)
 
 
-@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (NEWEST, 1)])
+@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (NEWEST_LEVEL, 1)])
 def test_one_that_reads_is_decided_once_beside_those_that_are_ready_at_once(level: Level, decisions: int) -> None:
     """Below the level it was decided again for each of the others, and so used up its attempts."""
     world = World(level=level)

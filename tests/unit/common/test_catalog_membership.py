@@ -7,7 +7,7 @@ from tensorhub_common.catalog.handlers.membership import NEIGHBOURS_MAX
 from tensorhub_common.protocol.log.commands import (
     SHARDS_MAX,
     Drained,
-    Holding,
+    HeldShard,
     Register,
     Release,
     Sender,
@@ -26,8 +26,8 @@ from tensorhub_common.protocol.log.events import (
 )
 
 
-def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:
-    return Holding(model=MODEL, replica=replica, shard=shard, version=version, root=digest)
+def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> HeldShard:
+    return HeldShard(model=MODEL, replica=replica, shard=shard, version=version, root=digest)
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.catalog.transitions import AgentState
-from tensorhub_common.protocol.log.commands import NO_ROOT, Holding, Join, Rewind, Sender
+from tensorhub_common.protocol.log.commands import NO_ROOT, HeldShard, Join, Rewind, Sender
 from tensorhub_common.protocol.log.events import AgentJoined, ReplicaLost, ReplicaReady, VersionGone
 
 
-def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:
-    return Holding(model=MODEL, replica=replica, shard=shard, version=version, root=digest)
+def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> HeldShard:
+    return HeldShard(model=MODEL, replica=replica, shard=shard, version=version, root=digest)
 
 
 @pytest.fixture
@@ -181,6 +181,6 @@ def test_a_version_whose_holder_began_anew_without_it_is_lost() -> None:
     world = World()
     world.replica_of("trainer", "a")
     world.publish("trainer", 8)
-    kept = Holding(model=MODEL, replica="trainer", shard=0)
+    kept = HeldShard(model=MODEL, replica="trainer", shard=0)
     gone = [event for event in world.join("a", kept) if isinstance(event, VersionGone)]
     assert [(event.version, event.reason) for event in gone] == [(8, "lost")]

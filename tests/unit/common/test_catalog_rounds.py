@@ -4,9 +4,9 @@ import pytest
 from tests.unit.common.catalog_world import World, decided, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.catalog.state import Model
-from tensorhub_common.catalog.version_selection import Fail, Settled, Wait, decide
+from tensorhub_common.catalog.version_selection import CannotDecide, NothingNewer, WaitForVersion, select_version
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
-from tensorhub_common.protocol.log.commands import VERSION_MAX, Wish
+from tensorhub_common.protocol.log.commands import VERSION_MAX, VersionRequest
 from tensorhub_common.protocol.log.events import RoundDecided, RoundJoined, RoundSettled
 
 # --------------------------------------------------------------------------------------------------------- the decision
@@ -18,19 +18,19 @@ from tensorhub_common.protocol.log.events import RoundDecided, RoundJoined, Roun
         ({0: "latest", 1: "latest"}, True, None, 12),
         ({0: "latest", 1: 11}, True, None, 11),
         ({0: 11, 1: "newer"}, True, 12, 11),
-        ({0: 11, 1: 12}, True, None, Fail),
+        ({0: 11, 1: 12}, True, None, CannotDecide),
         ({0: 12, 1: 12}, True, None, 12),
-        ({0: 13, 1: "latest"}, True, None, Wait),
-        ({0: 10, 1: 10}, True, None, Fail),
+        ({0: 13, 1: "latest"}, True, None, WaitForVersion),
+        ({0: 10, 1: 10}, True, None, CannotDecide),
         ({0: "newer", 1: "newer"}, True, 11, 12),
-        ({0: "newer", 1: "newer"}, True, 12, Wait),
-        ({0: "newer", 1: "newer"}, False, 12, Settled),
+        ({0: "newer", 1: "newer"}, True, 12, WaitForVersion),
+        ({0: "newer", 1: "newer"}, False, 12, NothingNewer),
         ({0: "newer", 1: "newer"}, False, None, 12),
         ({0: "newer", 1: "latest"}, False, 12, 12),
     ],
 )
 def test_the_wishes_of_all_shards_are_judged_together(
-    wants: dict[int, Wish], *, patient: bool, held: int | None, expected: int | type
+    wants: dict[int, VersionRequest], *, patient: bool, held: int | None, expected: int | type
 ) -> None:
     """Available are 11 and 12; 10 was there and has no holder any more."""
     world = World()
@@ -38,13 +38,13 @@ def test_the_wishes_of_all_shards_are_judged_together(
         world.replica_of(name, agent)
         world.publish(name, version)
     world.empty("old")
-    verdict = decide(world.catalog.models["policy"], wants, patient, held)
+    verdict = select_version(world.catalog.models["policy"], wants, patient, held)
     assert verdict == expected if isinstance(expected, int) else isinstance(verdict, expected)
 
 
 @pytest.mark.parametrize(("wants", "patient"), [({0: "latest"}, False), ({0: 1}, False), ({0: "newer"}, True)])
-def test_where_nothing_was_ever_published_a_round_waits(wants: dict[int, Wish], *, patient: bool) -> None:
-    assert isinstance(decide(Model("m"), wants, patient, None), Wait)
+def test_where_nothing_was_ever_published_a_round_waits(wants: dict[int, VersionRequest], *, patient: bool) -> None:
+    assert isinstance(select_version(Model("m"), wants, patient, None), WaitForVersion)
 
 
 # -------------------------------------------------------------------------------------------------------------- joining

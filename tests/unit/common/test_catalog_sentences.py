@@ -7,7 +7,13 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 
 from tensorhub_common.catalog.state import LANES_MAX
-from tensorhub_common.catalog.transitions import SHARD_MOVES, IllegalMove, ShardMove, ShardState, move
+from tensorhub_common.catalog.transitions import (
+    SHARD_TRANSITIONS,
+    IllegalTransition,
+    ShardState,
+    ShardTransition,
+    transition,
+)
 from tensorhub_common.catalog.validation import NUMBER_MAX
 from tensorhub_common.protocol.log.commands import (
     NO_ROOT,
@@ -158,5 +164,5 @@ def test_whatever_is_said_in_a_deleted_job(world: World) -> None:
 
 def test_a_move_that_no_table_has_is_named() -> None:
     """A bug: what is raised must say which transition was tried."""
-    with pytest.raises(IllegalMove, match=r"^ready knows no started$"):
-        move(SHARD_MOVES, ShardState.READY, ShardMove.STARTED)
+    with pytest.raises(IllegalTransition, match=r"^ready knows no started$"):
+        transition(SHARD_TRANSITIONS, ShardState.READY, ShardTransition.STARTED)

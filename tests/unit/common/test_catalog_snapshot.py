@@ -11,7 +11,7 @@ from tests.unit.common.catalog_world import JOB, World
 
 from tensorhub_common.catalog import snapshot as module
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.invariants import check
+from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.snapshot import (
     FIELDS,
     Due,
@@ -24,7 +24,7 @@ from tensorhub_common.catalog.snapshot import (
 )
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.events import AgentLost
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)
 
@@ -37,14 +37,14 @@ def snapshot_of(world: World) -> Snapshot:
 def test_a_fold_goes_on_from_a_snapshot_as_if_it_had_folded_all(seed: int) -> None:
     """Taken after every tenth command of a life by chance; what follows has the same events and the same end."""
     world = run(random.Random(seed).choice, 200)
-    catalog, said = Catalog(JOB, level=NEWEST), {}
+    catalog, said = Catalog(JOB, level=NEWEST_LEVEL), {}
     for number, (seq, time, command) in enumerate(world.log):
         if number % 10 == 0:
             before = catalog
             catalog = decode(JOB, encode(Snapshot(catalog.seq, catalog.time, catalog))).catalog
             assert catalog == before
             assert order_of(catalog) == order_of(before)
-            check(catalog)
+            check_invariants(catalog)
         said[seq] = apply(catalog, seq, time, command)
     assert [event for events in said.values() for event in events] == world.events
     assert catalog == world.catalog

@@ -4,11 +4,11 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided, kinds, refused
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, SUPERSEDED_MAX
-from tensorhub_common.protocol.log.commands import Drop, Sender, Want, Wish
+from tensorhub_common.protocol.log.commands import Drop, Sender, VersionRequest, Want
 from tensorhub_common.protocol.log.events import Event, RoundOvertaken
 
 
-def want(world: World, replica: str, wish: Wish = "latest", *, supersede: bool = True) -> None:
+def want(world: World, replica: str, wish: VersionRequest = "latest", *, supersede: bool = True) -> None:
     """Let both shards of the replica join a round, as agents that know of superseding do."""
     for shard in (0, 1):
         by = world._shard_by(replica, shard)
@@ -23,7 +23,7 @@ def drop(world: World, shard: int = 0, *, attempt: int | None = None, by: Sender
     return world.say(Drop(by=sender, model=MODEL, replica="engine", shard=shard, round=number, attempt=which))
 
 
-def reading(wish: Wish = "latest", *, supersede: bool = True) -> World:
+def reading(wish: VersionRequest = "latest", *, supersede: bool = True) -> World:
     """Return an engine of two shards that reads 1, from a replica other than the trainer."""
     world = World()
     world.replica_of("trainer", "a", "b")
@@ -102,7 +102,10 @@ def test_only_the_shards_own_agent_may_turn_it() -> None:
 
 
 @pytest.mark.parametrize(("wish", "supersede"), [(1, True), ("latest", False)])
-def test_who_asked_for_a_number_or_knows_nothing_of_superseding_reads_to_the_end(wish: Wish, supersede: bool) -> None:  # noqa: FBT001
+def test_who_asked_for_a_number_or_knows_nothing_of_superseding_reads_to_the_end(
+    wish: VersionRequest,
+    supersede: bool,  # noqa: FBT001 (a column)
+) -> None:
     world = reading(wish, supersede=supersede)
     assert not overtaken(world.publish("trainer", 2))
     refused(drop(world), "BadCommand")

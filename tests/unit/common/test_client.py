@@ -7,7 +7,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from tensorhub_common.bus.client import Tcp
+from tensorhub_common.bus.client import GuardedTcpTransport
 
 WAIT_S = 5.0
 
@@ -37,7 +37,7 @@ async def silent_server() -> AsyncIterator[Server]:
             writer.transport.abort()
 
 
-async def dial(tcp: Tcp, server: Server) -> asyncio.StreamReader:
+async def dial(tcp: GuardedTcpTransport, server: Server) -> asyncio.StreamReader:
     await tcp.connect(urlparse(server.url), 1024, 2)
     async with asyncio.timeout(WAIT_S):
         return await server.came.get()
@@ -46,7 +46,7 @@ async def dial(tcp: Tcp, server: Server) -> asyncio.StreamReader:
 async def test_nothing_is_written_to_a_connection_that_has_ended() -> None:
     """Python 3.13 raises `TypeError: 'NoneType' object is not callable` there."""
     async with silent_server() as server:
-        tcp = Tcp()
+        tcp = GuardedTcpTransport()
         assert tcp, "nats-py would put its own in the place of one that says that it is none"
         tcp.write(b"before there is a connection")
         await dial(tcp, server)
@@ -62,7 +62,7 @@ async def test_nothing_is_written_to_a_connection_that_has_ended() -> None:
 async def test_dialling_anew_ends_the_connection_before() -> None:
     """Else each attempt at a server that says nothing would leave a socket here, and one there."""
     async with silent_server() as server:
-        tcp = Tcp()
+        tcp = GuardedTcpTransport()
         first = await dial(tcp, server)
         second = await dial(tcp, server)
         async with asyncio.timeout(WAIT_S):

@@ -31,7 +31,7 @@ from tensorhub_common.protocol.log.events import (
     kind_of,
     model_of,
 )
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)
@@ -40,7 +40,7 @@ WANT = {"verb": "want", "by": BY, "model": "m", "replica": "r", "shard": 0, "wan
 
 
 def read(body: object, verb: str, process: str | None = "a") -> AnyCommand | Unreadable:
-    return decode_command(verb, process, json.dumps(body).encode(), NEWEST)
+    return decode_command(verb, process, json.dumps(body).encode(), NEWEST_LEVEL)
 
 
 def reason(answer: AnyCommand | Unreadable) -> str:
@@ -101,7 +101,7 @@ def test_wishes_that_are_none(want: object) -> None:
 )
 def test_whatever_is_no_command_is_answered_with_a_reason(data: bytes) -> None:
     """Anyone with the job's credentials may send anything, and no registry may fall over it."""
-    assert "no command" in reason(decode_command("publish", None, data, NEWEST))
+    assert "no command" in reason(decode_command("publish", None, data, NEWEST_LEVEL))
 
 
 def test_a_field_that_no_command_has_is_refused() -> None:
@@ -115,11 +115,11 @@ def test_who_uses_nothing_new_says_nothing_that_an_earlier_release_would_refuse(
     join = Join(by=Sender("a", 1, 1), host="h", site="s")
     assert set(msgspec.json.decode(encode(join))) == {"verb", "by", "host", "site"}
     before = b'{"verb":"join","by":{"lane":"a","incarnation":1,"n":1},"host":"h","site":"s","holds":[],"cache_bytes":0}'
-    assert decode_command("join", "a", before, NEWEST) == join
+    assert decode_command("join", "a", before, NEWEST_LEVEL) == join
 
 
 def test_a_body_that_is_too_long_is_not_even_parsed() -> None:
-    assert "at most" in reason(decode_command("publish", None, b" " * (COMMAND_BYTES_MAX + 1), NEWEST))
+    assert "at most" in reason(decode_command("publish", None, b" " * (COMMAND_BYTES_MAX + 1), NEWEST_LEVEL))
 
 
 def test_subject_and_body_must_agree_on_the_verb() -> None:
@@ -162,7 +162,7 @@ def test_every_command_reads_back_as_it_was_written() -> None:
     ):
         assert command.by is not None
         verb = str(command.__struct_config__.tag)
-        assert decode_command(verb, command.by.process, encode(command), NEWEST) == command
+        assert decode_command(verb, command.by.process, encode(command), NEWEST_LEVEL) == command
 
 
 def test_every_command_that_there_is_is_read() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
 
 def test_a_loss_and_a_return_are_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    planner = Counterpart("the planner", clock)
+    planner = PeerStatus("the planner", clock)
     planner.answers()
     for _ in range(3):
         planner.is_silent("no answer on plan within 1 s", 1.0)
@@ -32,7 +32,7 @@ def test_a_loss_and_a_return_are_one_line_each(caplog: pytest.LogCaptureFixture)
 
 def test_the_next_loss_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    planner = Counterpart("the planner", clock)
+    planner = PeerStatus("the planner", clock)
     for _ in range(2):
         planner.is_silent("nobody listens")
         planner.answers()

@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout.casts import FP8_SCHEMES, Fp8Scheme, Order, Span
+from tensorhub_common.layout.casts import FP8_SCHEMES, Fp8Scheme, ScaleOrder, Span
 from tensorhub_common.layout.layout import TensorEntry, difference, layout_digest, layout_of
 from tensorhub_common.layout.parts import Part, Shape, padding
-from tensorhub_common.layout.quantized import DERIVED, Derived, derived
+from tensorhub_common.layout.quantized import DERIVED, QuantizedKind, quantized_kind
 
-SMALL = [Fp8Scheme("small", block, Order.MULTIPLY) for block in [(3, 4), (1, None), (None, None), (None, 2), (5, 1)]]
+SMALL = [
+    Fp8Scheme("small", block, ScaleOrder.MULTIPLY) for block in [(3, 4), (1, None), (None, None), (None, 2), (5, 1)]
+]
 VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
 
 
@@ -22,7 +24,7 @@ def of_box(box: Span) -> set[Shape]:
 
 @given(st.data())
 def test_given_is_what_needs_nothing_outside(data: st.DataObject) -> None:
-    kind = Derived("x", data.draw(st.sampled_from(SMALL)), data.draw(st.booleans()))
+    kind = QuantizedKind("x", data.draw(st.sampled_from(SMALL)), data.draw(st.booleans()))
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=2, max_size=3)))
     start = tuple(data.draw(st.integers(0, size)) for size in shape)
     stop = tuple(data.draw(st.integers(a, size)) for a, size in zip(start, shape, strict=True))
@@ -34,17 +36,17 @@ def test_given_is_what_needs_nothing_outside(data: st.DataObject) -> None:
 
 
 def test_grain_and_steps_divide_a_block_between_them() -> None:
-    values, scales = derived(VALUES), derived(SCALES)
+    values, scales = quantized_kind(VALUES), quantized_kind(SCALES)
     assert (values.grain((2, 300, 400)), values.steps((2, 300, 400))) == ((1, 128, 128), (1, 1, 1))
     assert (scales.grain((2, 300, 400)), scales.steps((2, 300, 400))) == ((1, 1, 1), (1, 128, 128))
     assert (values.shape((300, 400)), scales.shape((300, 400))) == ((300, 400), (3, 4))
     assert len(DERIVED) == 2 * len(FP8_SCHEMES)
-    assert all(derived(name).name == name for name in DERIVED)
+    assert all(quantized_kind(name).name == name for name in DERIVED)
 
 
 def test_suffixes_are_those_of_engines() -> None:
-    assert derived(VALUES).scheme.suffix == "_scale_inv"
-    assert derived("fp8-channel:scales").scheme.suffix == "_scale"
+    assert quantized_kind(VALUES).scheme.suffix == "_scale_inv"
+    assert quantized_kind("fp8-channel:scales").scheme.suffix == "_scale"
 
 
 def part(cast: str, whole: Shape, extent: Shape, offset: Shape | None = None) -> Part:

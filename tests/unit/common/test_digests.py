@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_of, piece_digest, root_digest
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_at, piece_digest, root_digest
 
 
 def test_a_pieces_digest_is_xxh3_128_of_its_bytes() -> None:
@@ -32,8 +32,8 @@ def test_a_shard_without_bytes_has_a_root_too() -> None:
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_a_digest_is_found_by_its_pieces_number(piece: int) -> None:
     digests = [piece_digest(bytes([number])) for number in range(3)]
-    assert digest_of(b"".join(digests), piece) == digests[piece]
+    assert digest_at(b"".join(digests), piece) == digests[piece]
 
 
 def test_there_is_no_digest_behind_the_end() -> None:
-    assert digest_of(piece_digest(b"1"), 1) == b""
+    assert digest_at(piece_digest(b"1"), 1) == b""

@@ -6,14 +6,14 @@ from tests.unit.common.two_sources import BOTH, HALF, PROGRAM
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs import numbered_program as module
-from tensorhub_common.programs.numbered_program import Execution, Patterns, Place
-from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache, UnitTarget
+from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit
 from tensorhub_common.programs.regions import Blocks
 
 
 def test_units_are_numbered_source_by_source() -> None:
     """What two sources have stands apart from what one has alone."""
-    execution = Execution(PROGRAM, "digest")
+    execution = NumberedProgram(PROGRAM, "digest")
     assert len(execution) == 2 * 3 + 2
     assert execution.given_by("left") == ((0, 7),)
     assert execution.given_by("copy") == ((1, 6),)
@@ -23,7 +23,7 @@ def test_units_are_numbered_source_by_source() -> None:
 
 
 def test_units_know_where_they_stand_at_both_ends() -> None:
-    execution = Execution(PROGRAM, "digest")
+    execution = NumberedProgram(PROGRAM, "digest")
     regions = execution.regions("left", [(1, 6)])
     assert list(regions.to) == [0, 16, 32, 256, 272, 288]
     assert list(regions.origin) == [1016, 1216, 1416, 2016, 2216, 2416]
@@ -37,24 +37,28 @@ def test_units_know_where_they_stand_at_both_ends() -> None:
 
 
 def test_where_units_go_does_not_depend_on_who_gives_them() -> None:
-    places = list(Execution(PROGRAM).places([(0, 2), (7, 1)]))
-    assert places == [Place(512, 20, is_packed=False), Place(0, 16, is_packed=True), Place(516, 20, is_packed=False)]
+    places = list(NumberedProgram(PROGRAM).places([(0, 2), (7, 1)]))
+    assert places == [
+        UnitTarget(512, 20, is_packed=False),
+        UnitTarget(0, 16, is_packed=True),
+        UnitTarget(516, 20, is_packed=False),
+    ]
 
 
-def of_one(cut: Cut, *owners: Owner) -> Program:
+def of_one(cut: UnitSplit, *owners: SourceBox) -> TransferProgram:
     """Return a program of one cell of one tensor, which begins at 7 here, and at 100 and 200 there."""
     sources = tuple(range(len(owners)))
-    return Program(
+    return TransferProgram(
         "reader",
         ("a", "b")[: len(owners)],
         ((Cell(3, cut, owners),),),
-        (Group(0, sources, (7,), ((100, 200)[: len(owners)],)),),
+        (TensorGroup(0, sources, (7,), ((100, 200)[: len(owners)],)),),
     )
 
 
 def test_units_are_cut_along_any_dimension() -> None:
-    cut = Cut((2, 5, 3), (30, 6, 2), 2, dim=1, rows=2, units=3)
-    execution = Execution(of_one(cut, Owner(0, 4, (999, 10, 2), 2, "x")))
+    cut = UnitSplit((2, 5, 3), (30, 6, 2), 2, dim=1, rows=2, units=3)
+    execution = NumberedProgram(of_one(cut, SourceBox(0, 4, (999, 10, 2), 2, "x")))
     regions = execution.regions("a", [(0, 3)])
     assert [form.shape for form in regions.form] == [(2, 2, 3), (2, 2, 3), (2, 1, 3)]
     assert (list(regions.to), list(regions.origin)) == ([10, 22, 34], [104, 124, 144])
@@ -66,24 +70,24 @@ def test_units_are_cut_along_any_dimension() -> None:
 
 def test_a_unit_that_is_computed_of_blocks_takes_its_own() -> None:
     """Two scales a unit, of 128 rows each; the last block has 60."""
-    cut = Cut((5, 1), (4, 4), 4, dim=0, rows=2, units=3)
+    cut = UnitSplit((5, 1), (4, 4), 4, dim=0, rows=2, units=3)
     blocks = Blocks((4 * 128 + 60, 256), (0, 0))
-    regions = Execution(of_one(cut, Owner(0, 0, (512, 2), 2, "x", blocks, 128))).regions("a", [(0, 3)])
+    regions = NumberedProgram(of_one(cut, SourceBox(0, 0, (512, 2), 2, "x", blocks, 128))).regions("a", [(0, 3)])
     assert [form.blocks for form in regions.form] == [Blocks((rows, 256), (0, 0)) for rows in (256, 256, 60)]
     assert list(regions.origin) == [100, 100 + 256 * 512, 100 + 512 * 512]
 
 
 def test_a_cell_of_one_unit_is_made_of_all_its_blocks() -> None:
     """Which begin before it does."""
-    cut = Cut((9, 4), (4, 1), 1, dim=0, rows=9, units=1)
+    cut = UnitSplit((9, 4), (4, 1), 1, dim=0, rows=9, units=1)
     blocks = Blocks((128, 128), (5, 2))
-    (form,) = Execution(of_one(cut, Owner(0, 0, (512, 2), 2, "x", blocks))).regions("a", [(0, 1)]).form
+    (form,) = NumberedProgram(of_one(cut, SourceBox(0, 0, (512, 2), 2, "x", blocks))).regions("a", [(0, 1)]).form
     assert form.blocks == blocks
 
 
 def test_each_owner_has_its_own_form() -> None:
-    cut = Cut((4,), (2,), 2, dim=0, rows=4, units=1)
-    execution = Execution(of_one(cut, Owner(0, 0, (2,), 2, ""), Owner(1, 6, (8,), 4, "x")))
+    cut = UnitSplit((4,), (2,), 2, dim=0, rows=4, units=1)
+    execution = NumberedProgram(of_one(cut, SourceBox(0, 0, (2,), 2, ""), SourceBox(1, 6, (8,), 4, "x")))
     ((one,), (other,)) = (execution.regions(each, [(0, 1)]).form for each in "ab")
     assert (one.origin_strides, one.itemsize, one.cast) == ((2,), 2, "")
     assert (other.origin_strides, other.itemsize, other.cast) == ((8,), 4, "x")
@@ -92,23 +96,23 @@ def test_each_owner_has_its_own_form() -> None:
 
 def test_there_are_so_many_units_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNITS_MAX", 8)
-    Execution(PROGRAM)
+    NumberedProgram(PROGRAM)
     monkeypatch.setattr(module, "UNITS_MAX", 7)
     with pytest.raises(LayoutMismatch, match="filled by 8 units, and 7 are possible: use more shards"):
-        Execution(PROGRAM)
+        NumberedProgram(PROGRAM)
 
 
 def test_a_group_without_tensors_gives_nothing() -> None:
-    empty = msgspec.structs.replace(PROGRAM, groups=(Group(0, (0, 2), (), ()), *PROGRAM.groups))
+    empty = msgspec.structs.replace(PROGRAM, groups=(TensorGroup(0, (0, 2), (), ()), *PROGRAM.groups))
     for layout in PROGRAM.sources:
-        assert Execution(empty).given_by(layout) == Execution(PROGRAM).given_by(layout)
+        assert NumberedProgram(empty).given_by(layout) == NumberedProgram(PROGRAM).given_by(layout)
 
 
 @pytest.mark.parametrize("own", ["reader", "left", "right"])
 def test_all_who_have_units_are_told_at_once(own: str) -> None:
     """Memory of the destination's own layout has every unit, whether the program was compiled of that or not."""
     program = msgspec.structs.replace(PROGRAM, layout=own)
-    execution = Execution(program)
+    execution = NumberedProgram(program)
     given = dict(execution.given())
     assert list(given) == list(dict.fromkeys((*program.sources, own)))
     assert given == {layout: execution.given_by(layout) for layout in given}
@@ -116,11 +120,11 @@ def test_all_who_have_units_are_told_at_once(own: str) -> None:
 
 
 def test_a_tensor_without_dimensions_is_a_unit() -> None:
-    execution = Execution(of_one(Cut((), (), 4, 0, 1, 1), Owner(0, 0, (), 4, "")))
-    assert list(execution.places([(0, 1)])) == [Place(10, 4, is_packed=True)]
+    execution = NumberedProgram(of_one(UnitSplit((), (), 4, 0, 1, 1), SourceBox(0, 0, (), 4, "")))
+    assert list(execution.places([(0, 1)])) == [UnitTarget(10, 4, is_packed=True)]
 
 
-def units_of(execution: Execution) -> list[object]:
+def units_of(execution: NumberedProgram) -> list[object]:
     """Return all that is to be known of a program's units."""
     everything = [(0, len(execution))]
     regions = [
@@ -133,35 +137,35 @@ def units_of(execution: Execution) -> list[object]:
 
 def test_programs_of_the_same_patterns_are_numbered_as_by_themselves() -> None:
     """The same cells in other groups: of one source, of two, of two boxes in one source."""
-    twice = (Cell(0, HALF, (Owner(0, 0, (4, 2), 2, ""), Owner(1, 0, (4, 2), 2, ""))),)
+    twice = (Cell(0, HALF, (SourceBox(0, 0, (4, 2), 2, ""), SourceBox(1, 0, (4, 2), 2, ""))),)
     cells = (*PROGRAM.patterns, twice)
     groups = [
-        (Group(1, (1, 0), (0,), ((5, 7),)), Group(2, (2, 1), (64,), ((0, 9),))),
-        (Group(1, (2, 2), (0,), ((5, 50),)), Group(1, (0, 2), (64,), ((0, 9),))),
-        (Group(2, (1, 1), (0, 64), ((5, 50), (6, 60))), Group(0, (2, 0), (256,), ((0, 9),))),
+        (TensorGroup(1, (1, 0), (0,), ((5, 7),)), TensorGroup(2, (2, 1), (64,), ((0, 9),))),
+        (TensorGroup(1, (2, 2), (0,), ((5, 50),)), TensorGroup(1, (0, 2), (64,), ((0, 9),))),
+        (TensorGroup(2, (1, 1), (0, 64), ((5, 50), (6, 60))), TensorGroup(0, (2, 0), (256,), ((0, 9),))),
         PROGRAM.groups,
     ]
-    known = Patterns()
+    known = PatternCache()
     for some in [*groups, *reversed(groups)]:
-        program = Program("reader", PROGRAM.sources, cells, some)
-        assert units_of(Execution(program, "", known)) == units_of(Execution(program))
-    both = Program("reader", PROGRAM.sources, cells, groups[1])
-    assert Execution(both, "", known).given_by("copy") == ((1, 3),), "two boxes of one source are one block"
+        program = TransferProgram("reader", PROGRAM.sources, cells, some)
+        assert units_of(NumberedProgram(program, "", known)) == units_of(NumberedProgram(program))
+    both = TransferProgram("reader", PROGRAM.sources, cells, groups[1])
+    assert NumberedProgram(both, "", known).given_by("copy") == ((1, 3),), "two boxes of one source are one block"
 
 
 def test_what_one_source_has_in_several_boxes_goes_tensor_by_tensor() -> None:
     """In this order agents of all releases number it, whoever compiled the program."""
-    group = Group(1, (2, 2), (0, 64), ((5, 50), (6, 60)))
-    execution = Execution(Program("reader", PROGRAM.sources, PROGRAM.patterns, (group,)))
+    group = TensorGroup(1, (2, 2), (0, 64), ((5, 50), (6, 60)))
+    execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, (group,)))
     assert [place.to for place in execution.places([(0, 4)])] == [0, 4, 64, 68]
     apart = msgspec.structs.replace(group, sources=(1, 2))
-    execution = Execution(Program("reader", PROGRAM.sources, PROGRAM.patterns, (apart,)))
+    execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, (apart,)))
     assert [place.to for place in execution.places([(0, 4)])] == [0, 64, 4, 68]
 
 
 def test_what_is_kept_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATTERNS_MAX", 2)
-    known = Patterns()
+    known = PatternCache()
     first = known.alike(PROGRAM.patterns[0], 2)
     assert known.alike(PROGRAM.patterns[0], 2) is first, "it is found out once"
     for _ in range(3):

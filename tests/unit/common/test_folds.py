@@ -6,23 +6,23 @@ from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs import numbered_program as executions
-from tensorhub_common.programs.amax_reductions import Folds, folds_of
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.program import Program, decoded, encoded
+from tensorhub_common.programs.amax_reductions import AmaxReductions, amax_reductions_of
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.program import TransferProgram, decoded, encoded
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 
-def compiled(*edges: int) -> Program:
+def compiled(*edges: int) -> TransferProgram:
     """Return the program of a reader of all values and scales, out of rows that are cut there."""
     layouts = sources(*edges)
-    return compile_program("reader", reader(), SourceIndex(layouts, set(layouts)))
+    return compile_program("reader", reader(), LayoutIndex(layouts, set(layouts)))
 
 
 def test_units_of_folds_come_first_and_each_belongs_to_one() -> None:
     """Partials, then scales, then values; the two tensors fold for themselves."""
-    execution = Execution(compiled(70, 200))
-    folds = Folds(execution)
+    execution = NumberedProgram(compiled(70, 200))
+    folds = AmaxReductions(execution)
     assert 0 < execution.partials < execution.scales < execution.values <= len(execution)
     units = [unit for fold in range(len(folds)) for unit in folds.units[fold]]
     assert sorted(units) == list(range(execution.values))
@@ -35,32 +35,32 @@ def test_units_of_folds_come_first_and_each_belongs_to_one() -> None:
 
 
 def test_folds_are_numbered_once() -> None:
-    execution = Execution(compiled(70))
-    assert folds_of(execution) is folds_of(execution)
+    execution = NumberedProgram(compiled(70))
+    assert amax_reductions_of(execution) is amax_reductions_of(execution)
 
 
 def test_shards_of_whole_blocks_have_no_folds() -> None:
     """What is not cut stays as it was."""
-    execution = Execution(compiled(128, 256))
-    assert (execution.partials, execution.values, execution.table_bytes, len(Folds(execution))) == (0, 0, 0, 0)
+    execution = NumberedProgram(compiled(128, 256))
+    assert (execution.partials, execution.values, execution.table_bytes, len(AmaxReductions(execution))) == (0, 0, 0, 0)
 
 
 def test_blocks_that_are_not_cut_are_read_as_ever() -> None:
     """Only the row of blocks with the edge is folded."""
-    execution = Execution(compiled(300))
-    values = [unit for fold in Folds(execution).units for unit in fold if unit >= execution.scales]
+    execution = NumberedProgram(compiled(300))
+    values = [unit for fold in AmaxReductions(execution).units for unit in fold if unit >= execution.scales]
     shapes = [next(execution.entries([(unit, 1)])).form.shape for unit in values]
     assert sum(rows for rows, _ in shapes) == 128
 
 
 def test_the_table_has_an_entry_for_each_block_of_each_tensor() -> None:
-    execution = Execution(compiled(70))
+    execution = NumberedProgram(compiled(70))
     assert execution.table_bytes == 2 * 4 * 4 * 2
 
 
 def test_who_has_parts_computes_by_amax_and_nobody_else() -> None:
     layouts = sources(70)
-    execution = Execution(compile_program("reader", reader(), SourceIndex(layouts, set(layouts))))
+    execution = NumberedProgram(compile_program("reader", reader(), LayoutIndex(layouts, set(layouts))))
     assert all(execution.by_amax(layout) for layout in layouts)
     assert execution.by_amax("nobody") == ()
 
@@ -69,7 +69,7 @@ def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that would need more is refused by what it would need."""
     monkeypatch.setattr(executions, "TABLE_BYTES_MAX", 60)
     with pytest.raises(LayoutMismatch, match=r"cut 16 blocks .* and 15 are possible"):
-        Execution(compiled(70))
+        NumberedProgram(compiled(70))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,8 @@ def test_what_is_no_fold_is_refused(change: dict[str, object]) -> None:
     for name, value in change.items():
         fold[columns.index(name)] = value
     assert decoded(encoded(program)) == program
-    assert len(folds_of(Execution(program))) < 1 << 10, "so many are kept in memory as there are numbers"
+    assert len(amax_reductions_of(NumberedProgram(program))) < 1 << 10, (
+        "so many are kept in memory as there are numbers"
+    )
     with pytest.raises(LayoutMismatch):
         decoded(msgspec.msgpack.encode(plain))

@@ -3,7 +3,7 @@
 import pytest
 
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.protocol.handshake import OLDEST, Speaks, agreed, speaks
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL, Speaks, agreed, speaks
 from tensorhub_common.protocol.log.commands import PROTOCOL
 
 
@@ -34,5 +34,5 @@ def test_the_older_one_is_to_be_upgraded() -> None:
 
 
 def test_this_release_speaks_with_the_one_before() -> None:
-    assert OLDEST <= 1 <= PROTOCOL
+    assert OLDEST_PROTOCOL <= 1 <= PROTOCOL
     assert agreed(speaks("agent a"), Speaks("worker 17", 1)) == 1

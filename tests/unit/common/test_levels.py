@@ -14,7 +14,7 @@ from tensorhub_common.protocol.log import codec, levels
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import Lead, Pin, Sender, Unreadable
 from tensorhub_common.protocol.log.events import RegistryLeads
-from tensorhub_common.protocol.log.levels import NEWEST, Level, LevelUnknown
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level, LevelUnknown
 
 JOIN = {"verb": "join", "by": {"lane": "a", "incarnation": 1, "n": 1}, "host": "h", "site": "s"}
 
@@ -41,17 +41,19 @@ def test_a_leader_raises_the_level_and_none_lowers_it() -> None:
 def test_a_level_that_is_not_known_stops_the_job() -> None:
     """To go on would be to fold differently from those that know it."""
     world = World()
-    with pytest.raises(LevelUnknown, match=f"level {NEWEST + 1}.*levels up to {int(NEWEST)}: it stops this job here"):
-        world.say(lead(1, NEWEST + 1))
-    assert (world.catalog.term, world.catalog.level) == (0, NEWEST)
+    with pytest.raises(
+        LevelUnknown, match=f"level {NEWEST_LEVEL + 1}.*levels up to {int(NEWEST_LEVEL)}: it stops this job here"
+    ):
+        world.say(lead(1, NEWEST_LEVEL + 1))
+    assert (world.catalog.term, world.catalog.level) == (0, NEWEST_LEVEL)
 
 
 def test_a_level_from_whoever_may_not_raise_it_stops_nothing() -> None:
     """An agent, and a leader of a term that is over, are refused before anybody looks at the level."""
     world = World()
     world.say(lead(7))
-    refused(world.say(msgspec.structs.replace(lead(5, NEWEST + 1), by=Sender(REGISTRY, 8, 0))), "BadCommand")
-    refused(world.say(msgspec.structs.replace(lead(9, NEWEST + 1), by=Sender("a", 1, 90))), "BadCommand")
+    refused(world.say(msgspec.structs.replace(lead(5, NEWEST_LEVEL + 1), by=Sender(REGISTRY, 8, 0))), "BadCommand")
+    refused(world.say(msgspec.structs.replace(lead(9, NEWEST_LEVEL + 1), by=Sender("a", 1, 90))), "BadCommand")
     refused(world.say(lead(9, -1)), "BadCommand")
 
 
@@ -86,7 +88,7 @@ def test_from_level_1_on_no_event_repeats_a_number_that_no_snapshot_can_have(num
 def test_a_field_counts_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below it this release reads what one that does not know the field reads."""
     monkeypatch.setattr(codec, "COMMAND_FIELDS_SINCE", {("join", "rack"): Level.TOLERANT + 1})
-    monkeypatch.setattr(codec, "NEWEST", Level.TOLERANT + 1)
+    monkeypatch.setattr(codec, "NEWEST_LEVEL", Level.TOLERANT + 1)
     codec._fields_at.cache_clear()
     with_rack = {**JOIN, "rack": "r1"}
     assert isinstance(read(with_rack, Level.FIRST), Unreadable)
@@ -116,15 +118,15 @@ def test_a_snapshot_names_what_counts_at_its_level() -> None:
 
 
 def test_a_snapshot_of_a_level_that_is_not_known_is_refused() -> None:
-    body = snapshot.encode(Snapshot(3, 1.0, Catalog(JOB, seq=3, level=NEWEST + 1)))
-    with pytest.raises(SnapshotUnreadable, match=f"level {NEWEST + 1}"):
+    body = snapshot.encode(Snapshot(3, 1.0, Catalog(JOB, seq=3, level=NEWEST_LEVEL + 1)))
+    with pytest.raises(SnapshotUnreadable, match=f"level {NEWEST_LEVEL + 1}"):
         snapshot.decode(JOB, body)
 
 
 def test_what_is_said_to_be_later_is_there() -> None:
     """A row of the tables that names nothing would switch nothing."""
-    assert set(levels.VERBS_SINCE) <= set(codec._fields_at(NEWEST))
+    assert set(levels.VERBS_SINCE) <= set(codec._fields_at(NEWEST_LEVEL))
     for verb, field in levels.COMMAND_FIELDS_SINCE:
-        assert field in codec._fields_at(NEWEST)[verb]
+        assert field in codec._fields_at(NEWEST_LEVEL)[verb]
     for kind, field in levels.STATE_FIELDS_SINCE:
         assert field in snapshot.FIELDS[kind]

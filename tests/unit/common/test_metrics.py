@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tools.docs import metrics_page
 
 from tensorhub_common.config.parsers import Listen
-from tensorhub_common.observability.metrics import METER, METRICS, Metric, by, observe, one, recorder
+from tensorhub_common.observability.metrics import METER, METRICS, Metric, labelled, observe, recorder, unlabelled
 from tensorhub_common.telemetry import metrics_export
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
@@ -76,8 +76,8 @@ def test_every_service_s_metrics_begin_with_its_name_and_end_with_their_unit() -
 
 def test_a_figure_is_read_when_somebody_looks(shown: Shown) -> None:
     figures = {"local": 5}
-    observe(shown.meter, "tensorhub.agent.read", by("transport", lambda: figures))
-    observe(shown.meter, "tensorhub.agent.workers", one(lambda: len(figures)))
+    observe(shown.meter, "tensorhub.agent.read", labelled("transport", lambda: figures))
+    observe(shown.meter, "tensorhub.agent.workers", unlabelled(lambda: len(figures)))
     key = ("tensorhub_agent_read_bytes_total", frozenset({("transport", "local")}))
     assert shown.samples()[key] == 5
     figures.update(local=7, ucxx=1)
@@ -92,8 +92,8 @@ def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(
     def fail() -> float:
         raise RuntimeError("dictionary changed size during iteration")
 
-    observe(shown.meter, "tensorhub.agent.workers", one(fail))
-    observe(shown.meter, "tensorhub.agent.segments.used", one(lambda: 3))
+    observe(shown.meter, "tensorhub.agent.workers", unlabelled(fail))
+    observe(shown.meter, "tensorhub.agent.segments.used", unlabelled(lambda: 3))
     assert [name for name, _ in shown.samples()] == ["target_info", "tensorhub_agent_segments_used_bytes"]
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
@@ -109,7 +109,7 @@ def test_a_duration_is_recorded(shown: Shown) -> None:
 @pytest.mark.parametrize("name", ["tensorhub.agent.flights", ""])
 def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> None:
     with pytest.raises(KeyError):
-        observe(shown.meter, name, one(lambda: 1))
+        observe(shown.meter, name, unlabelled(lambda: 1))
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
@@ -123,7 +123,7 @@ def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixt
     assert page is not None
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", caplog.text)
     provider = MeterProvider([page.reader], shutdown_on_exit=False)
-    observe(provider.get_meter(METER), "tensorhub.agent.workers", one(lambda: 4))
+    observe(provider.get_meter(METER), "tensorhub.agent.workers", unlabelled(lambda: 4))
     with urllib.request.urlopen(url, timeout=120) as answer:  # noqa: S310 (a page of our own)
         assert b"tensorhub_agent_workers 4.0" in answer.read()
     page.close()
@@ -142,13 +142,13 @@ import os, pathlib, sys
 from opentelemetry import metrics, trace
 from tensorhub_common.config import settings
 from tensorhub_common.telemetry import process as telemetry, process_spans
-from tensorhub_common.observability.metrics import METER, observe, one
+from tensorhub_common.observability.metrics import METER, observe, unlabelled
 
 telemetry.start("tensorhub-agent", "agent-0", settings.load(os.environ), pathlib.Path(sys.argv[1]))
-observe(metrics.get_meter(METER), "tensorhub.agent.workers", one(lambda: 7))
+observe(metrics.get_meter(METER), "tensorhub.agent.workers", unlabelled(lambda: 7))
 with trace.get_tracer("test").start_as_current_span("read"):
     pass
-print(telemetry.shutdown(10), process_spans.keeper() is None, "prometheus_client" in sys.modules)
+print(telemetry.shutdown(10), process_spans.span_store() is None, "prometheus_client" in sys.modules)
 """
 
 

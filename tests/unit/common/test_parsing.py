@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tensorhub_common.bus.client import LeanClient, take_messages
+from tensorhub_common.bus.client import NatsClient, take_messages
 from tensorhub_common.bus.message import Message
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -34,7 +34,7 @@ class Reading:
     """A client that reads what a test feeds it."""
 
     def __init__(self) -> None:
-        self.client = LeanClient(Supervisor("a test's connection"))
+        self.client = NatsClient(Supervisor("a test's connection"))
         self.heard: list[Message] = []
         self.client.handle(SID, self.heard.append)
         self.reader: Any = asyncio.StreamReader()

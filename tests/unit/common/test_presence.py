@@ -2,11 +2,11 @@
 
 import asyncio
 
-from tensorhub_common.bus.connection_state import Presence
+from tensorhub_common.bus.connection_state import ConnectionState
 
 
 def test_each_change_is_told_once() -> None:
-    presence, told = Presence(), list[bool]()
+    presence, told = ConnectionState(), list[bool]()
     unwatch = presence.watch(told.append)
     for connected in (False, True, True, False, False, True):
         presence.note(connected=connected)
@@ -19,7 +19,7 @@ def test_each_change_is_told_once() -> None:
 
 
 async def test_who_waits_is_let_go_by_the_connection_or_by_the_bound() -> None:
-    presence = Presence()
+    presence = ConnectionState()
     assert not await presence.wait(0.01)
     waiting = asyncio.create_task(presence.wait(30.0))
     await asyncio.sleep(0)

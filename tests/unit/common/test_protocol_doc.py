@@ -17,7 +17,7 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_command, decode_event
 from tensorhub_common.protocol.log.commands import Publish, Unreadable
 from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
@@ -68,7 +68,7 @@ def test_every_example_reads() -> None:
     for verb, body in told:
         sender = json.loads(body)["by"]
         process = None if sender is None else sender["lane"].partition("/")[0]
-        assert not isinstance(decode_command(verb, process, body.encode(), NEWEST), Unreadable), body
+        assert not isinstance(decode_command(verb, process, body.encode(), NEWEST_LEVEL), Unreadable), body
     told = re.findall(r"### `([\w.]+)`\n.*?```json\n(.*?)\n```", section("Events"), re.DOTALL)
     assert told
     for kind, body in told:
@@ -155,7 +155,7 @@ def test_every_subject_of_the_table_is_one() -> None:
             if subject.endswith("._registry"):
                 subject = subject.removesuffix("._registry")  # noqa: PLW2901 (`parse` takes agents' names alone)
             if subject.startswith("tensorhub"):
-                subjects.parse(subject)
+                subjects.parse_subject(subject)
 
 
 def expand(pattern: str) -> list[str]:
@@ -171,11 +171,11 @@ def test_the_program_without_the_sdk_sends_what_is_read() -> None:
     tree = ast.parse(program)
     bodies = [node for node in ast.walk(tree) if isinstance(node, ast.Dict) and "verb" in ast.unparse(node)]
     (body,) = [ast.literal_eval(node) for node in bodies]
-    assert decode_command("publish", None, json.dumps(body).encode(), NEWEST) == Publish(
+    assert decode_command("publish", None, json.dumps(body).encode(), NEWEST_LEVEL) == Publish(
         model="policy", replica="trainer", version=12
     )
     for subject in re.findall(r'"(tensorhub\.[\w.-]+)"', program):
-        subjects.parse(subject)
+        subjects.parse_subject(subject)
     world = World()
     world.replica_of("trainer", "a")
     assert kind_of(world.wish("trainer", 12)[0]) == "publish.wished"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tensorhub_common.programs.regions import Blocks, Form, Sizes
+from tensorhub_common.programs.regions import Blocks, Sizes, StridedForm
 
 
-def form(shape: Sizes, to_strides: Sizes, origin_strides: Sizes | None = None, to_itemsize: int = 2) -> Form:
-    return Form(shape, to_strides, to_strides if origin_strides is None else origin_strides, 4, to_itemsize)
+def form(shape: Sizes, to_strides: Sizes, origin_strides: Sizes | None = None, to_itemsize: int = 2) -> StridedForm:
+    return StridedForm(shape, to_strides, to_strides if origin_strides is None else origin_strides, 4, to_itemsize)
 
 
 def test_a_box_has_its_bytes_at_either_end() -> None:
@@ -43,7 +43,7 @@ def test_packed_is_what_follows_on_one_another(shape: Sizes, strides: Sizes, *, 
 
 def test_what_is_made_of_blocks_is_as_large_as_those_there() -> None:
     """A box of two scales is made of 128 rows of 256 elements."""
-    box = Form((1, 2), (16, 4), (1024, 4), 4, 4, "float32>x", Blocks((128, 256), (0, 0)))
+    box = StridedForm((1, 2), (16, 4), (1024, 4), 4, 4, "float32>x", Blocks((128, 256), (0, 0)))
     assert (box.nbytes, box.origin_shape, box.origin_nbytes) == (8, (128, 256), 128 * 256 * 4)
     assert box.origin_span_bytes == 128 * 1024
     assert box.is_packed_there

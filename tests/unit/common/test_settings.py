@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from tensorhub_common.config import settings
-from tensorhub_common.config.settings import InvalidSetting, Settings, load, strangers
+from tensorhub_common.config.settings import InvalidSetting, Settings, load, unknown_variables
 from tensorhub_common.protocol.subjects import is_name
 
 
@@ -155,11 +155,11 @@ def test_a_variable_that_is_no_setting_is_told_with_what_may_be_meant() -> None:
         "TENSORHUB_REGISTRY_PORT_4222_TCP_ADDR": "10.0.0.1",
         "TENSORHUB_REGISTRY_SERVICE_PORT_CLIENT": "4222",
     }
-    assert strangers(environ) == [
+    assert unknown_variables(environ) == [
         "TENSORHUB_BEATS is set, which is no setting of TensorHub: is TENSORHUB_BEAT_S meant?",
         "TENSORHUB_COLOUR is set, which is no setting of TensorHub",
     ]
-    assert strangers(dict.fromkeys(settings.VARIABLES, "")) == []
+    assert unknown_variables(dict.fromkeys(settings.VARIABLES, "")) == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import threading
 import time
 from contextlib import suppress
 
-from tensorhub_common.observability.span_cost import Account
+from tensorhub_common.observability.span_cost import CpuAccount
 
 
 def work(seconds: float) -> None:
@@ -14,7 +14,7 @@ def work(seconds: float) -> None:
 
 
 def test_processor_time_counts_and_waiting_does_not() -> None:
-    account = Account()
+    account = CpuAccount()
     with account.counted():
         threading.Event().wait(0.05)
     assert account.spent_s < 0.04
@@ -24,7 +24,7 @@ def test_processor_time_counts_and_waiting_does_not() -> None:
 
 
 def test_threads_are_summed_and_who_fails_counts() -> None:
-    account = Account()
+    account = CpuAccount()
 
     def part() -> None:
         with suppress(ZeroDivisionError), account.counted():

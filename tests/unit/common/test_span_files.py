@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tensorhub_common.protocol.spans import ANSWER_BYTES_MAX, Span
+from tensorhub_common.protocol.spans import ANSWER_BYTES_MAX, FinishedSpan
 from tensorhub_common.telemetry.span_files import DIRECTORY_MODE, MODE, NEW, OLD, SPAN_BYTES_MAX, SpanFiles
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BYTES_MAX = 64 * 1024
 
 
-def span(number: int, name: str = "transfer", text: str = "") -> Span:
-    return Span(
+def span(number: int, name: str = "transfer", text: str = "") -> FinishedSpan:
+    return FinishedSpan(
         trace=TRACE,
         span=f"{number:016x}",
         name=name,
@@ -131,13 +131,13 @@ import sys
 from pathlib import Path
 import msgspec
 from tensorhub_common.telemetry.span_files import SpanFiles
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.protocol.spans import FinishedSpan
 
 files = SpanFiles(Path(sys.argv[1]), int(sys.argv[2]))
 first = int(sys.argv[3])
 for number in range(first, first + int(sys.argv[4])):
-    one = Span(trace="0af7651916cd43dd8448eb211c80319c", span=f"{number:016x}", name="transfer", service="s",
-               instance=sys.argv[3], start_ns=number, end_ns=number + 1)
+    one = FinishedSpan(trace="0af7651916cd43dd8448eb211c80319c", span=f"{number:016x}", name="transfer", service="s",
+                       instance=sys.argv[3], start_ns=number, end_ns=number + 1)
     while files.append([msgspec.json.encode(one)]) is None:
         pass
     print(number, flush=True)

@@ -15,15 +15,15 @@ from opentelemetry.util.types import AnyValue
 from tests.unit.span_places import place_at
 
 from tensorhub_common.observability.span_lines import TEXT_CHARS_MAX
-from tensorhub_common.observability.trace_context import finished
-from tensorhub_common.protocol.spans import Link, Span
+from tensorhub_common.observability.trace_context import finished_span
+from tensorhub_common.protocol.spans import FinishedSpan, SpanLink
 from tensorhub_common.telemetry import span_store
 from tensorhub_common.telemetry.span_files import SpanFiles
 from tensorhub_common.telemetry.span_maker import SpanMaker
-from tensorhub_common.telemetry.span_store import QUEUE_SPANS_MAX, SpanKeeper
+from tensorhub_common.telemetry.span_store import QUEUE_SPANS_MAX, SpanStore
 
 RESOURCE = Resource.create({"service.name": "tensorhub-agent", "service.instance.id": "agent-0"})
-HANDED = Span(
+HANDED = FinishedSpan(
     trace="0af7651916cd43dd8448eb211c80319c",
     span="b7ad6b7169203331",
     name="update",
@@ -32,7 +32,7 @@ HANDED = Span(
     start_ns=1,
     end_ns=2,
     attributes={"tensorhub.version": 12},
-    links=(Link(trace="0af7651916cd43dd8448eb211c80319c", span="00f067aa0ba902b7"),),
+    links=(SpanLink(trace="0af7651916cd43dd8448eb211c80319c", span="00f067aa0ba902b7"),),
 )
 
 
@@ -51,21 +51,21 @@ class Slow(SpanFiles):
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[SpanKeeper]:
-    made = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20))
+def keeper(tmp_path: Path) -> Iterator[SpanStore]:
+    made = SpanStore(SpanFiles(tmp_path / "spans", 1 << 20))
     yield made
     made.shutdown()
 
 
-def provider_of(keeper: SpanKeeper) -> TracerProvider:
+def provider_of(keeper: SpanStore) -> TracerProvider:
     provider = TracerProvider(resource=RESOURCE, shutdown_on_exit=False)
     provider.add_span_processor(keeper)
     return provider
 
 
 def test_a_record_is_found_as_the_span_that_others_would_make_of_it(tmp_path: Path) -> None:
-    keeper = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20), "agent", "a-0")
-    record = finished(
+    keeper = SpanStore(SpanFiles(tmp_path / "spans", 1 << 20), "agent", "a-0")
+    record = finished_span(
         "read",
         place_at(0xA, 0xB),
         place_at(0xA, 0xC),
@@ -86,11 +86,11 @@ def test_a_record_is_found_as_the_span_that_others_would_make_of_it(tmp_path: Pa
     )  # fmt: skip
 
 
-def everything(keeper: SpanKeeper) -> list[Span]:
+def everything(keeper: SpanStore) -> list[FinishedSpan]:
     return keeper.newest(b"", lambda _: True, 100_000)[0]
 
 
-def test_a_finished_span_is_found_as_it_was(keeper: SpanKeeper) -> None:
+def test_a_finished_span_is_found_as_it_was(keeper: SpanStore) -> None:
     tracer = provider_of(keeper).get_tracer("test")
     with tracer.start_as_current_span("publish") as other:
         pass
@@ -111,12 +111,12 @@ def test_a_finished_span_is_found_as_it_was(keeper: SpanKeeper) -> None:
     assert (read.service, read.instance, transfer.parent) == ("tensorhub-agent", "agent-0", None)
     assert parent.get_span_context().span_id == int(transfer.span, 16)
     assert read.attributes == {**given, "long": "x" * TEXT_CHARS_MAX}
-    assert read.links == (Link(trace=publish.trace, span=publish.span),)
+    assert read.links == (SpanLink(trace=publish.trace, span=publish.span),)
     assert transfer.start_ns <= read.start_ns <= read.end_ns <= transfer.end_ns
     assert (read.error, plan.error) == (None, "KeyError: 'no planner'")
 
 
-def test_a_span_of_another_process_is_kept_beside_ours(keeper: SpanKeeper) -> None:
+def test_a_span_of_another_process_is_kept_beside_ours(keeper: SpanStore) -> None:
     keeper.take(HANDED)
     keeper.take(structs.replace(HANDED, error="x" * 5_000))
     cut, whole = everything(keeper)
@@ -140,17 +140,17 @@ def test_a_span_of_another_process_is_kept_beside_ours(keeper: SpanKeeper) -> No
 def test_what_is_no_span_can_t_come_over_a_wire(change: dict[str, object]) -> None:
     body = msgspec.json.encode({**msgspec.to_builtins(HANDED), **change})
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(body, type=Span)
+        msgspec.json.decode(body, type=FinishedSpan)
 
 
-def test_a_span_that_is_too_long_is_dropped_and_counted(keeper: SpanKeeper) -> None:
+def test_a_span_that_is_too_long_is_dropped_and_counted(keeper: SpanStore) -> None:
     keeper.take(structs.replace(HANDED, attributes={str(key): "x" * 900 for key in range(100)}))
     assert (everything(keeper), keeper.dropped) == ([], 1)
 
 
 def test_whoever_ends_a_span_never_waits_for_the_disk_and_a_full_queue_drops(tmp_path: Path) -> None:
     files = Slow(tmp_path)
-    keeper = SpanKeeper(files)
+    keeper = SpanStore(files)
     tracer = provider_of(keeper).get_tracer("test")
     for _ in range(QUEUE_SPANS_MAX + 100):
         tracer.start_span("read").end()
@@ -165,7 +165,7 @@ def test_whoever_ends_a_span_never_waits_for_the_disk_and_a_full_queue_drops(tmp
 
 def test_a_directory_that_cant_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "spans").write_text("in the way")
-    keeper = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20))
+    keeper = SpanStore(SpanFiles(tmp_path / "spans", 1 << 20))
     tracer = provider_of(keeper).get_tracer("test")
     with caplog.at_level(logging.WARNING):
         for count in range(1, 4):
@@ -181,7 +181,7 @@ def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_store, "LOOK_EVERY_S", 0.002)
-    keeper = SpanKeeper(SpanFiles(tmp_path, 1 << 20))
+    keeper = SpanStore(SpanFiles(tmp_path, 1 << 20))
     looks, wait = threading.Semaphore(0), keeper._closed.wait
 
     def looking(timeout: float | None = None) -> bool:
@@ -191,7 +191,7 @@ def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
     monkeypatch.setattr(keeper._closed, "wait", looking)
     written = SpanFiles(tmp_path, 1 << 20)
     for number in (1, 2):
-        keeper.take(finished("read", place_at(1, number), None, (1, 2), {}))
+        keeper.take(finished_span("read", place_at(1, number), None, (1, 2), {}))
         for _ in range(10):
             assert looks.acquire(timeout=120)
         assert len(written.newest(b"read", lambda _: True, 10)[0]) == 1
@@ -199,9 +199,9 @@ def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
     assert len(written.newest(b"read", lambda _: True, 10)[0]) == 2
 
 
-def test_a_span_that_is_no_text_costs_itself_alone(keeper: SpanKeeper, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_span_that_is_no_text_costs_itself_alone(keeper: SpanStore, caplog: pytest.LogCaptureFixture) -> None:
     for text in ("before", "half a surrogate: \ud800", "after"):
-        keeper.take(finished("read", place_at(1, 2), None, (1, 2), {"text": text}))
+        keeper.take(finished_span("read", place_at(1, 2), None, (1, 2), {"text": text}))
     with caplog.at_level(logging.WARNING):
         assert [span.attributes["text"] for span in everything(keeper)] == ["after", "before"]
     assert keeper.dropped == 1
@@ -216,7 +216,7 @@ def test_a_full_disk_costs_spans_and_nothing_else(caplog: pytest.LogCaptureFixtu
             with Path("/dev/full").open("wb", buffering=0) as full:
                 full.write(chunk)
 
-    keeper = SpanKeeper(Full(Path("/dev/shm"), 1 << 20))  # noqa: S108 (only locked)
+    keeper = SpanStore(Full(Path("/dev/shm"), 1 << 20))  # noqa: S108 (only locked)
     with caplog.at_level(logging.WARNING):
         provider_of(keeper).get_tracer("test").start_span("read").end()
         assert keeper.force_flush()
@@ -226,12 +226,12 @@ def test_a_full_disk_costs_spans_and_nothing_else(caplog: pytest.LogCaptureFixtu
 
 
 def test_shutdown_writes_what_is_left_and_returns_within_its_bound(tmp_path: Path) -> None:
-    keeper = SpanKeeper(SpanFiles(tmp_path, 1 << 20))
+    keeper = SpanStore(SpanFiles(tmp_path, 1 << 20))
     provider_of(keeper).get_tracer("test").start_span("read").end()
     keeper.shutdown()
     assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 1
     stuck = Slow(tmp_path)
-    keeper = SpanKeeper(stuck)
+    keeper = SpanStore(stuck)
     provider_of(keeper).get_tracer("test").start_span("read").end()
     keeper.shutdown()
     assert keeper._thread.is_alive()

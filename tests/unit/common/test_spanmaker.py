@@ -13,8 +13,13 @@ from tests.bounds import WAIT_S
 from tests.unit.span_places import place_at
 
 from tensorhub_common.observability import deferred_spans
-from tensorhub_common.observability.deferred_spans import STORIES_MAX, TURN_STORIES_MAX, SpansLater, flush_waiting
-from tensorhub_common.observability.trace_context import SpanRecord, finished
+from tensorhub_common.observability.deferred_spans import (
+    STORIES_MAX,
+    TURN_STORIES_MAX,
+    DeferredSpans,
+    flush_deferred_spans,
+)
+from tensorhub_common.observability.trace_context import SpanRecord, finished_span
 from tensorhub_common.telemetry.process import make_provider
 from tensorhub_common.telemetry.span_maker import SpanMaker
 
@@ -38,7 +43,7 @@ def maker(sampler: Sampler | None = None) -> tuple[SpanMaker, Heard]:
 
 
 def record(error: str | None = None) -> SpanRecord:
-    return finished("read", PLACE, PARENT, (10, 30), {"tensorhub.bytes": 7}, links=(OTHER,), error=error)
+    return finished_span("read", PLACE, PARENT, (10, 30), {"tensorhub.bytes": 7}, links=(OTHER,), error=error)
 
 
 def test_a_span_is_as_its_record_says() -> None:
@@ -71,7 +76,7 @@ def test_without_a_provider_of_spans_there_is_no_maker(monkeypatch: pytest.Monke
 async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_spans, "SOON_S", 0.0)
     told: list[int] = []
-    later = SpansLater()
+    later = DeferredSpans()
     for number in range(3 * TURN_STORIES_MAX):
         later.add(partial(told.append, number))
     assert told == [], "whoever waits for an answer has it first"
@@ -89,7 +94,7 @@ async def test_where_stories_end_all_the_time_their_spans_are_made_seldom(monkey
     """The first after a quiet time are made soon; the next wait until so much time has passed since then."""
     monkeypatch.setattr(deferred_spans, "SOON_S", 0.0)
     told: list[int] = []
-    later = SpansLater()
+    later = DeferredSpans()
     all_told = asyncio.Event()
     later.add(partial(told.append, 1))
     later.add(all_told.set)
@@ -107,20 +112,20 @@ async def test_where_stories_end_all_the_time_their_spans_are_made_seldom(monkey
 async def test_who_asks_gets_what_waits_and_the_end_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_spans, "SOON_S", 3600.0)
     told: list[str] = []
-    later = SpansLater(lambda: told.append("all"))
+    later = DeferredSpans(lambda: told.append("all"))
     for number in range(TURN_STORIES_MAX + 1):
         later.add(partial(told.append, str(number)))
-    flush_waiting()
+    flush_deferred_spans()
     stories = [str(number) for number in range(TURN_STORIES_MAX)]
     assert told == [*stories, str(TURN_STORIES_MAX), "all"]
-    flush_waiting()
+    flush_deferred_spans()
     assert len(told) == TURN_STORIES_MAX + 2
 
 
 async def test_a_story_that_fails_is_logged_and_the_next_one_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     told: list[str] = []
-    later = SpansLater()
+    later = DeferredSpans()
     later.add(lambda: told.append(str(1 // 0)))
     later.add(lambda: told.append("next"))
     later.flush()
@@ -130,7 +135,7 @@ async def test_a_story_that_fails_is_logged_and_the_next_one_told(caplog: pytest
 
 async def test_so_many_stories_wait_and_no_more() -> None:
     told: list[int] = []
-    later = SpansLater()
+    later = DeferredSpans()
     for number in range(STORIES_MAX + 2):
         later.add(partial(told.append, number))
     later.flush()

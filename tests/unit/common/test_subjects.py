@@ -16,7 +16,7 @@ from tensorhub_common.protocol.subjects import (
     CommandSubject,
     EventSubject,
     SnapshotSubject,
-    parse,
+    parse_subject,
 )
 
 names = st.from_regex(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}", fullmatch=True).filter(
@@ -29,8 +29,8 @@ DIGEST = "0123456789abcdef" * 4
 
 
 def test_subjects_are_as_the_protocol_says() -> None:
-    assert subjects.cmd("run-7", "publish") == "tensorhub.v1.run-7.cmd.publish"
-    assert subjects.cmd("run-7", "join", "agent-0") == "tensorhub.v1.run-7.cmd.join.agent-0"
+    assert subjects.command_subject("run-7", "publish") == "tensorhub.v1.run-7.cmd.publish"
+    assert subjects.command_subject("run-7", "join", "agent-0") == "tensorhub.v1.run-7.cmd.join.agent-0"
     assert subjects.event("run-7", "policy", "version", "published") == (
         "tensorhub.v1.run-7.event.policy.version.published"
     )
@@ -38,7 +38,7 @@ def test_subjects_are_as_the_protocol_says() -> None:
     assert subjects.commands_of("run-7") == "tensorhub.v1.run-7.cmd.>"
     assert subjects.events_of("run-7") == "tensorhub.v1.run-7.event.>"
     assert subjects.events_of("run-7", "policy") == "tensorhub.v1.run-7.event.policy.>"
-    assert subjects.ask("run-7", "outcome") == "tensorhub.v1.run-7.ask.outcome"
+    assert subjects.query_subject("run-7", "outcome") == "tensorhub.v1.run-7.ask.outcome"
     assert subjects.asks_of_all_jobs("outcome") == "tensorhub.v1.*.ask.outcome"
     assert subjects.ping("registry-0") == "tensorhub.v1._hub.ask.ping.registry-0"
     assert subjects.pings() == "tensorhub.v1._hub.ask.ping.*"
@@ -63,30 +63,30 @@ def test_subjects_are_as_the_protocol_says() -> None:
 
 @given(job=names, one=names, two=names, three=names, digest=digests, index=st.integers(0, 999_999))
 def test_parse_undoes_every_function(job: str, one: str, two: str, three: str, digest: str, index: int) -> None:
-    assert parse(subjects.cmd(job, one)) == CommandSubject(job, one)
-    assert parse(subjects.cmd(job, one, two)) == CommandSubject(job, one, two)
-    assert parse(subjects.event(job, one, two, three)) == EventSubject(job, one, two, three)
-    assert parse(subjects.event(job, subjects.HUB, two, three)) == EventSubject(job, "_hub", two, three)
-    assert parse(subjects.blob(job, digest, index)) == BlobSubject(job, digest, index)
-    assert parse(subjects.snapshot(job, digest, index)) == SnapshotSubject(job, digest, index)
-    assert parse(subjects.snapshot_index(job)) == SnapshotSubject(job)
-    assert parse(subjects.ask(job, f"{one}.{two}")) == AskSubject(job, f"{one}.{two}")
-    assert parse(subjects.hub_ask(one)) == AskSubject(None, one)
-    assert parse(subjects.ping(one)) == AskSubject(None, f"ping.{one}")
-    assert parse(subjects.agent_ask(one, two, three)) == AgentAskSubject(one, two, three)
-    assert parse(subjects.beat(one)) == BeatSubject(one)
+    assert parse_subject(subjects.command_subject(job, one)) == CommandSubject(job, one)
+    assert parse_subject(subjects.command_subject(job, one, two)) == CommandSubject(job, one, two)
+    assert parse_subject(subjects.event(job, one, two, three)) == EventSubject(job, one, two, three)
+    assert parse_subject(subjects.event(job, subjects.HUB, two, three)) == EventSubject(job, "_hub", two, three)
+    assert parse_subject(subjects.blob(job, digest, index)) == BlobSubject(job, digest, index)
+    assert parse_subject(subjects.snapshot(job, digest, index)) == SnapshotSubject(job, digest, index)
+    assert parse_subject(subjects.snapshot_index(job)) == SnapshotSubject(job)
+    assert parse_subject(subjects.query_subject(job, f"{one}.{two}")) == AskSubject(job, f"{one}.{two}")
+    assert parse_subject(subjects.hub_ask(one)) == AskSubject(None, one)
+    assert parse_subject(subjects.ping(one)) == AskSubject(None, f"ping.{one}")
+    assert parse_subject(subjects.agent_ask(one, two, three)) == AgentAskSubject(one, two, three)
+    assert parse_subject(subjects.beat(one)) == BeatSubject(one)
     assert subjects.job_of_log(subjects.log_stream(job)) == job
     assert subjects.job_of_log(subjects.blob_stream(job)) is None
 
 
 BUILDERS: list[Callable[[str], str]] = [
-    lambda bad: subjects.cmd(bad, "publish"),
-    lambda bad: subjects.cmd("j", "publish", bad),
+    lambda bad: subjects.command_subject(bad, "publish"),
+    lambda bad: subjects.command_subject("j", "publish", bad),
     lambda bad: subjects.event("j", bad, "version", "published"),
     subjects.events_of,
     lambda bad: subjects.events_of("j", bad),
     subjects.commands_of,
-    lambda bad: subjects.ask(bad, "outcome"),
+    lambda bad: subjects.query_subject(bad, "outcome"),
     lambda bad: subjects.agent_ask(bad, "lease", "a"),
     lambda bad: subjects.agent_ask("a", bad, "a") if bad != "_x" else subjects.agent_ask("a", "lease", bad),
     lambda bad: subjects.agent_ask("a", "lease", bad),
@@ -111,7 +111,9 @@ def test_names_that_could_reach_elsewhere_are_refused(build: Callable[[str], str
 
 
 @pytest.mark.parametrize("bad", [each for each in BAD if each not in {"a.b", "_x"}])
-@pytest.mark.parametrize("build", [lambda bad: subjects.ask("j", bad), lambda bad: subjects.hub_ask(f"ping.{bad}")])
+@pytest.mark.parametrize(
+    "build", [lambda bad: subjects.query_subject("j", bad), lambda bad: subjects.hub_ask(f"ping.{bad}")]
+)
 def test_questions_may_have_dots_and_nothing_else(build: Callable[[str], str], bad: str) -> None:
     with pytest.raises(InvalidName):
         build(bad)
@@ -146,7 +148,7 @@ def test_a_job_can_not_be_called_as_the_blob_stream_of_another() -> None:
 )
 def test_what_the_hub_never_says_is_not_parsed(subject: str) -> None:
     with pytest.raises(InvalidName):
-        parse(subject)
+        parse_subject(subject)
 
 
 @pytest.mark.parametrize("stream", ["KV_tensorhub", "TENSORHUB_", "TENSORHUB__x", "TENSORHUB_BLOBS_j", "TENSORHUB_é"])

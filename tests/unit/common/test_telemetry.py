@@ -257,9 +257,9 @@ def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
 def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
     headers: dict[str, str], ids: dict[str, str]
 ) -> None:
-    told = logs.ANSWERING.set(headers)
+    told = logs.REQUEST_HEADERS.set(headers)
     try:
         assert logs.trace_ids() == ids
     finally:
-        logs.ANSWERING.reset(told)
+        logs.REQUEST_HEADERS.reset(told)
     assert logs.trace_ids() == {}

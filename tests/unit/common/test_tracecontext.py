@@ -2,29 +2,29 @@
 
 import pytest
 
-from tensorhub_common.observability.trace_context import TraceContext, context_in, headers_of, parse
+from tensorhub_common.observability.trace_context import TraceContext, context_in, headers_of, parse_traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"
 
 
 def test_what_is_written_is_read() -> None:
-    place = parse(GOOD)
+    place = parse_traceparent(GOOD)
     assert place is not None
     assert place.traceparent == GOOD
     assert (place.trace_id, place.span_id, place.sampled) == (TRACE, SPAN, True)
     unsampled = TraceContext(place.trace_id, place.span_id, sampled=False)
-    assert parse(unsampled.traceparent) == unsampled
+    assert parse_traceparent(unsampled.traceparent) == unsampled
     assert place.beside("5" * 16) == TraceContext(place.trace_id, "5" * 16)
 
 
 @pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])
 def test_the_case_of_a_header_does_not_count(name: str) -> None:
-    assert context_in({"Nats-Msg-Id": "x", name: GOOD}) == parse(GOOD)
+    assert context_in({"Nats-Msg-Id": "x", name: GOOD}) == parse_traceparent(GOOD)
 
 
 def test_a_later_form_may_say_more() -> None:
-    assert parse(f"cc-{TRACE}-{SPAN}-01-what-the-future-brings") is not None
+    assert parse_traceparent(f"cc-{TRACE}-{SPAN}-01-what-the-future-brings") is not None
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_a_later_form_may_say_more() -> None:
     ],
 )
 def test_garbage_counts_as_absent(garbage: str | None) -> None:
-    assert parse(garbage) is None
+    assert parse_traceparent(garbage) is None
     assert context_in({"traceparent": garbage} if garbage is not None else {}) is None
 
 
 def test_no_cause_is_no_header() -> None:
     assert headers_of(None) == {}
-    assert headers_of(parse(GOOD)) == {"traceparent": GOOD}
+    assert headers_of(parse_traceparent(GOOD)) == {"traceparent": GOOD}

@@ -3,34 +3,34 @@
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.protocol.plans import Demand, Plan, Refusal, SourceId, Turn
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.ranges import Range, Ranges
-from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
-from tensorhub_planner.load.ledger import Load
-from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.topology import Place, Topology
+from tensorhub_planner.catalog_view.holders import Holder, HolderSet, ReaderShard
+from tensorhub_planner.load.ledger import LoadView
+from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome, make_plan
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 LAYOUT = "l" * 64
 ROOT = "r" * 32
 ME = SourceId("me", 1, "rollout", 0)
-SEAT = Seat(me=ME, key=root_key(1, 0, LAYOUT), layout=LAYOUT, shards=1)
-MY_TURN = Turn(50, 50)
+SEAT = ReaderShard(me=ME, key=root_key(1, 0, LAYOUT), layout=LAYOUT, shards=1)
+MY_TURN = ReadPriority(50, 50)
 MIB = 1024 * 1024
-SIZES = Sizes([4 * MIB] * 256)
+SIZES = PieceSizes([4 * MIB] * 256)
 """1 GiB in 256 pieces."""
 TOPOLOGY = Topology(
     {
-        "me": Place("node-1", "berlin"),
-        "beside": Place("node-1", "berlin"),
-        **{name: Place(f"host-of-{name}", "berlin") for name in ("a", "b", "c", "d", "e")},
-        "far": Place("node-1", "paris"),
+        "me": AgentPlace("node-1", "berlin"),
+        "beside": AgentPlace("node-1", "berlin"),
+        **{name: AgentPlace(f"host-of-{name}", "berlin") for name in ("a", "b", "c", "d", "e")},
+        "far": AgentPlace("node-1", "paris"),
     }
 )
 """`beside` on the reader's host, `a` to `e` each on a host of its own, `far` on a host of another site."""
 
-GIVEN_LINKS = Topology({**TOPOLOGY.places, "farther": Place("node-1", "oslo")})
+GIVEN_LINKS = Topology({**TOPOLOGY.places, "farther": AgentPlace("node-1", "oslo")})
 """The same with a third site."""
 
 
@@ -57,13 +57,13 @@ def holder(
         shards=shards,
         root=root,
         pieces=pieces,
-        turn=None if turn is None else Turn(turn, turn),
+        turn=None if turn is None else ReadPriority(turn, turn),
         depth=depth,
     )
 
 
-def demand(pieces: tuple[Range, ...] | None = None, avoid: Sequence[str] = (), root: str | None = ROOT) -> Demand:
-    return Demand(
+def demand(pieces: tuple[Range, ...] | None = None, avoid: Sequence[str] = (), root: str | None = ROOT) -> PlanRequest:
+    return PlanRequest(
         model="policy",
         version=12,
         replica="rollout",
@@ -79,22 +79,24 @@ def demand(pieces: tuple[Range, ...] | None = None, avoid: Sequence[str] = (), r
 
 def answer(
     *holders: Holder,
-    wants: Demand | None = None,
-    sizes: Sizes = SIZES,
-    load: Load | None = None,
-    limits: Limits | None = None,
+    wants: PlanRequest | None = None,
+    sizes: PieceSizes = SIZES,
+    load: LoadView | None = None,
+    limits: PlanLimits | None = None,
     topology: Topology = TOPOLOGY,
     absent: tuple[str, ...] = (),
-) -> Answer:
-    return plan(wants or demand(), SEAT, sizes, Holders(holders, absent), topology, load or {}, limits or Limits())
+) -> PlanOutcome:
+    return make_plan(
+        wants or demand(), SEAT, sizes, HolderSet(holders, absent), topology, load or {}, limits or PlanLimits()
+    )
 
 
 def planned(
     *holders: Holder,
-    wants: Demand | None = None,
-    sizes: Sizes = SIZES,
-    load: Load | None = None,
-    limits: Limits | None = None,
+    wants: PlanRequest | None = None,
+    sizes: PieceSizes = SIZES,
+    load: LoadView | None = None,
+    limits: PlanLimits | None = None,
     topology: Topology = TOPOLOGY,
 ) -> Plan:
     found = answer(*holders, wants=wants, sizes=sizes, load=load, limits=limits, topology=topology)
@@ -102,13 +104,13 @@ def planned(
     return found
 
 
-def refused(found: Answer) -> Refusal:
+def refused(found: PlanOutcome) -> Refusal:
     assert isinstance(found, Refusal), found
     return found
 
 
-def differs(found: Answer) -> LayoutsDiffer:
-    assert isinstance(found, LayoutsDiffer), found
+def differs(found: PlanOutcome) -> OnlyOtherLayouts:
+    assert isinstance(found, OnlyOtherLayouts), found
     return found
 
 

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Demand, LinkRate, Plan, Share, SourceId, Turn
-from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Roll, Seat
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.protocol.plans import LinkRate, Plan, PlanRequest, ReadPriority, Share, SourceId
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard, ReplicaHolders
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Reader
-from tensorhub_planner.planning.decision import ProgramQuestion
-from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import ReaderId
+from tensorhub_planner.planning.decision import ProgramPlanDecision
+from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import in_units
-from tensorhub_planner.planning.verifier import PlanError, prove, prove_again
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.topology import Place, Topology
+from tensorhub_planner.planning.verifier import PlanError, verify_plan, verify_reused_plan
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 ROWS = 24
-LIMITS = Limits()
-STRANGER = Reader("job", "policy", "evaluator", 0)
+LIMITS = PlanLimits()
+STRANGER = ReaderId("job", "policy", "evaluator", 0)
 
 
 def rows(begin: int, end: int) -> Layout:
@@ -38,7 +38,9 @@ SOURCES = [rows(at, at + 6) for at in range(0, ROWS, 6)] * 2
 """Four ranks of a trainer, and four of another one that is cut alike."""
 READERS = [rows(at, at + 8) for at in range(0, ROWS, 8)]
 EXECUTIONS = [
-    Execution(compile_program(layout_digest(reader), reader, SourceIndex({layout_digest(s): s for s in SOURCES})), "p")
+    NumberedProgram(
+        compile_program(layout_digest(reader), reader, LayoutIndex({layout_digest(s): s for s in SOURCES})), "p"
+    )
     for reader in READERS
 ]
 
@@ -61,29 +63,33 @@ class Cluster:
     """A planner, and what the catalog says to it."""
 
     def __init__(self) -> None:
-        self.kept, self.ledger, self.now = Kept(), Ledger(LIMITS), 0.0
-        self.places = {f"t{rank}": Place(f"host-{rank}", "berlin") for rank in range(8)}
-        self.places |= {f"r{shard}": Place(f"engine-{shard}", "berlin") for shard in range(3)}
+        self.kept, self.ledger, self.now = PlanCache(), LoadLedger(LIMITS), 0.0
+        self.places = {f"t{rank}": AgentPlace(f"host-{rank}", "berlin") for rank in range(8)}
+        self.places |= {f"r{shard}": AgentPlace(f"engine-{shard}", "berlin") for shard in range(3)}
 
-    def found(self, shard: int, version: int, holders: list[Holder] | None = None, *, draining: bool = False) -> Found:
+    def found(
+        self, shard: int, version: int, holders: list[Holder] | None = None, *, draining: bool = False
+    ) -> Candidates:
         layout = layout_digest(READERS[shard])
-        seat = Seat(
+        seat = ReaderShard(
             me=SourceId(f"r{shard}", 1, "rollout", shard), key=root_key(3, shard, layout), layout=layout, shards=3
         )
         able = tuple(trainers(version) if holders is None else holders)
-        roll = Roll(Holders(able, draining=draining), Topology(self.places), ())
-        return Found(seat, roll.holders, roll.topology, (), roll)
+        roll = ReplicaHolders(HolderSet(able, draining=draining), Topology(self.places), ())
+        return Candidates(seat, roll.holders, roll.topology, (), roll)
 
-    def ask(self, shard: int, version: int, found: Found | None = None, **changes: Any) -> Plan:
+    def ask(self, shard: int, version: int, found: Candidates | None = None, **changes: Any) -> Plan:
         """Ask for everything of a version."""
         found = found or self.found(shard, version)
         wants = msgspec.structs.replace(demand(shard, version), **changes)
         execution = EXECUTIONS[shard]
-        sizes = Sizes.repeated(execution.runs())
-        answer = ProgramQuestion("job", wants, found, execution, sizes).decide(self.kept, self.ledger, LIMITS, self.now)
+        sizes = PieceSizes.repeated(execution.runs())
+        answer = ProgramPlanDecision("job", wants, found, execution, sizes).decide(
+            self.kept, self.ledger, LIMITS, self.now
+        )
         self.ledger.check()
         assert isinstance(answer, Plan), answer
-        prove(
+        verify_plan(
             answer,
             wanted=sizes.all() if wants.pieces is None else wants.pieces,
             sizes=sizes,
@@ -101,11 +107,11 @@ class Cluster:
     def finish(self) -> None:
         """Let the log say that all reads are over."""
         for shard in range(3):
-            self.ledger.done(Reader("job", "policy", "rollout", shard))
+            self.ledger.done(ReaderId("job", "policy", "rollout", shard))
 
 
-def demand(shard: int, version: int) -> Demand:
-    return Demand(
+def demand(shard: int, version: int) -> PlanRequest:
+    return PlanRequest(
         model="policy",
         version=version,
         replica="rollout",
@@ -113,7 +119,7 @@ def demand(shard: int, version: int) -> Demand:
         agent=f"r{shard}",
         root=None,
         at_seq=version,
-        turn=Turn(version, version),
+        turn=ReadPriority(version, version),
         program="p",
     )
 
@@ -177,7 +183,9 @@ def joined(holders: list[Holder], at: int) -> list[Holder]:
 
 
 @given(
-    st.sampled_from([lost, elsewhere, registered_again, joined, changed(turn=Turn(1, 1)), changed(layout="other")]),
+    st.sampled_from(
+        [lost, elsewhere, registered_again, joined, changed(turn=ReadPriority(1, 1)), changed(layout="other")]
+    ),
     st.integers(0, 7),
     st.integers(0, 2),
 )
@@ -195,7 +203,7 @@ def test_holders_that_stand_otherwise_end_it(
 
 
 def test_a_host_that_moved_ends_it(cluster: Cluster) -> None:
-    cluster.places["t1"] = Place("host-1", "paris")
+    cluster.places["t1"] = AgentPlace("host-1", "paris")
     assert not is_again(cluster.ask(0, 2))
 
 
@@ -253,7 +261,7 @@ def test_rates_that_differ_by_more_than_they_are_wrong_by_end_it(cluster: Cluste
 
 def test_so_many_are_kept() -> None:
     cluster = Cluster()
-    cluster.kept = Kept(plans_max=2)
+    cluster.kept = PlanCache(plans_max=2)
     for shard in range(3):
         cluster.ask(shard, 1)
     cluster.finish()
@@ -262,7 +270,7 @@ def test_so_many_are_kept() -> None:
     cluster.finish()
     shares = len(cluster.ask(0, 3).shares)
     for shares_max, kept in ((shares - 1, 0), (shares, 1), (2 * shares - 1, 1)):
-        cluster.kept = Kept(shares_max=shares_max)
+        cluster.kept = PlanCache(shares_max=shares_max)
         for shard in (1, 0):
             cluster.finish()
             cluster.ask(shard, 3)
@@ -278,7 +286,7 @@ PROVEN = Plan(version=1, shares=(msgspec.structs.replace(SHARE, root="1-0"),), w
 
 def prove_share(holder: Holder = HOLDER, avoid: tuple[SourceId, ...] = (), program: str = "p", **changes: Any) -> None:
     plan = Plan(version=2, shares=(msgspec.structs.replace(SHARE, **changes),), why="", program=program)
-    prove_again(plan, PROVEN, [holder], reader=SourceId("r0", 1, "rollout", 0), avoid=frozenset(avoid))
+    verify_reused_plan(plan, PROVEN, [holder], reader=SourceId("r0", 1, "rollout", 0), avoid=frozenset(avoid))
 
 
 def test_a_plan_made_again_passes_its_proof() -> None:
@@ -296,7 +304,7 @@ def test_a_plan_made_again_passes_its_proof() -> None:
         ({"program": "q"}, "the same transfer program"),
         ({"avoid": (HOLDER.source,)}, "must not be read"),
         ({"source": SourceId("r0", 1, "rollout", 0)}, "must not be read"),
-        ({"holder": msgspec.structs.replace(HOLDER, turn=Turn(1, 1))}, "does not stand ready"),
+        ({"holder": msgspec.structs.replace(HOLDER, turn=ReadPriority(1, 1))}, "does not stand ready"),
         ({"holder": msgspec.structs.replace(HOLDER, layout="other")}, "another layout"),
         ({"holder": trainers(2)[1]}, "does not stand ready"),
     ],
@@ -309,4 +317,4 @@ def test_every_fault_of_a_plan_made_again_is_found(fault: dict[str, Any], told: 
 def test_a_share_that_lacks_is_found() -> None:
     plan = Plan(version=2, shares=(), why="", program="p")
     with pytest.raises(PlanError, match="other shares"):
-        prove_again(plan, PROVEN, [], reader=SourceId("r0", 1, "rollout", 0), avoid=frozenset())
+        verify_reused_plan(plan, PROVEN, [], reader=SourceId("r0", 1, "rollout", 0), avoid=frozenset())

@@ -7,11 +7,11 @@ from tests.unit.common.catalog_world import MODEL, World
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.protocol.plans import Demand, Plan
-from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.request import Answering
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_common.protocol.plans import Plan, PlanRequest
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.request import DemandPlanner
+from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_simulator.faultsim.models.layouts import Layouts
 from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
 
@@ -29,12 +29,12 @@ class Planner:
             log.join(name)
             log.register(name, name, layout=layouts.add(layout))
         log.ready("trainer", 1)
-        known = Known(layouts, lambda: Fold(log.catalog, log.catalog.seq), lambda: 0.0)
-        self.answering = Answering("job", known, Ledger(Limits()), Limits())
+        known = Known(layouts, lambda: CatalogReplica(log.catalog, log.catalog.seq), lambda: 0.0)
+        self.answering = DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits())
 
     def asked(self, replica: str, **more: object) -> str:
         """Return the program of a plan."""
-        demand = Demand(model=MODEL, version=1, replica=replica, shard=0, agent=replica, root=None, at_seq=0)
+        demand = PlanRequest(model=MODEL, version=1, replica=replica, shard=0, agent=replica, root=None, at_seq=0)
         answer = at_once(self.answering.answer(msgspec.structs.replace(demand, **more)))
         assert isinstance(answer, Plan), answer
         assert answer.program is not None
@@ -72,8 +72,8 @@ class Stages:
             log.register(f"engine-{shard}", "engine", shard=shard, shards=self.count, layout=layout)
         for shard in range(len(published)):
             log.ready("trainer", 1, shard)
-        known = Known(layouts, lambda: Fold(log.catalog, log.catalog.seq), lambda: 0.0)
-        self.answering = Answering("job", known, Ledger(Limits()), Limits())
+        known = Known(layouts, lambda: CatalogReplica(log.catalog, log.catalog.seq), lambda: 0.0)
+        self.answering = DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits())
 
     def root(self, shard: int) -> str | None:
         """Return what the log says that a shard must hold."""
@@ -81,7 +81,7 @@ class Stages:
         return self.log.catalog.models[MODEL].versions[1].roots.get(key)
 
     def plan(self, shard: int, program: str | None = None) -> Plan:
-        demand = Demand(
+        demand = PlanRequest(
             model=MODEL,
             version=1,
             replica="engine",

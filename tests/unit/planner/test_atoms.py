@@ -7,7 +7,7 @@ import pytest
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, placements
 from tensorhub_common.layout.parts import Part, padding
 from tensorhub_planner.compiler import boxes
-from tensorhub_planner.compiler.boxes import Cutout, Cutouts
+from tensorhub_planner.compiler.boxes import BoxGeometry, GeometryTable
 
 
 class Atom(NamedTuple):
@@ -16,7 +16,7 @@ class Atom(NamedTuple):
     cutout: int
 
 
-def atoms_of(cutouts: Cutouts, layout: Layout, *, is_original: bool = False) -> list[Atom]:
+def atoms_of(cutouts: GeometryTable, layout: Layout, *, is_original: bool = False) -> list[Atom]:
     """Return a layout's atoms one by one."""
     found = cutouts.atoms(layout, is_original=is_original)
     return [Atom(*each) for each in zip(found.names, found.at, found.cutouts, strict=True)]
@@ -25,10 +25,10 @@ def atoms_of(cutouts: Cutouts, layout: Layout, *, is_original: bool = False) -> 
 def test_padding_is_no_atom() -> None:
     parts = (Part("v", (10, 3), (8, 0), (2, 3), (0, 0), (2, 3)), padding((2, 0), (2, 3)))
     layout = Layout((TensorEntry("embedding", "float32", 4, (4, 3), (4, 3), (0, 0), parts),))
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     [atom] = atoms_of(cutouts, layout)
     assert (atom.name, atom.at) == ("v", 0)
-    assert cutouts[atom.cutout] == Cutout("float32", 4, (10, 3), (8, 0), (10, 3), (12, 4))
+    assert cutouts[atom.cutout] == BoxGeometry("float32", 4, (10, 3), (8, 0), (10, 3), (12, 4))
 
 
 def test_tensors_stand_where_the_segment_has_them() -> None:
@@ -46,7 +46,7 @@ def test_tensors_stand_where_the_segment_has_them() -> None:
     ]
     layout = layout_of(entries)
     at = dict(zip((entry.name for entry in layout.tensors), placements(layout), strict=True))
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     found = {atom.name: atom for atom in atoms_of(cutouts, layout)}
     assert list(found) == ["a", "u", "v", "d", "e", "g"]
     assert {name: atom.at for name, atom in found.items()} == {
@@ -56,24 +56,24 @@ def test_tensors_stand_where_the_segment_has_them() -> None:
     }
     assert found["a"].cutout == found["d"].cutout != found["g"].cutout
     assert len(cutouts) == 5
-    assert cutouts[found["a"].cutout] == Cutout("int16", 2, (6, 5), (3, 0), (6, 5), (10, 2))
-    assert cutouts[found["v"].cutout] == Cutout("int16", 2, (4, 6), (0, 3), (4, 6), (10, 2))
-    assert cutouts[found["e"].cutout] == Cutout("int16", 2, (), (), (), ())
+    assert cutouts[found["a"].cutout] == BoxGeometry("int16", 2, (6, 5), (3, 0), (6, 5), (10, 2))
+    assert cutouts[found["v"].cutout] == BoxGeometry("int16", 2, (4, 6), (0, 3), (4, 6), (10, 2))
+    assert cutouts[found["e"].cutout] == BoxGeometry("int16", 2, (), (), (), ())
 
 
 def test_a_box_may_have_more_dimensions_there_or_here() -> None:
     """An expert's matrix is one layer of a stack of them, and the other way round."""
     layer = Part("stack", (8, 4, 6), (5, 0, 0), (1, 4, 6), (0, 0), (4, 6))
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     [there] = atoms_of(cutouts, layout_of([TensorEntry("m", "int16", 2, (4, 6), (4, 6), (0, 0), (layer,))]))
-    assert cutouts[there.cutout] == Cutout("int16", 2, (8, 4, 6), (5, 0, 0), (6, 4, 6), (0, 12, 2))
+    assert cutouts[there.cutout] == BoxGeometry("int16", 2, (8, 4, 6), (5, 0, 0), (6, 4, 6), (0, 12, 2))
     stacked = (Part("m0", (4, 6), (0, 0), (4, 6), (0, 0, 0), (1, 4, 6)), Part("m1", (), (), (), (1, 0, 0), (1, 4, 6)))
     whole = TensorEntry("s", "int16", 2, (2, 4, 6), (2, 4, 6), (0, 0, 0), stacked)
     first, second = atoms_of(cutouts, Layout((whole,)))
     assert (first.at, second.at) == (0, 4 * 6 * 2)
     scalar = Part("bias", (), (), (), (0, 0), (1, 1))
     [one] = atoms_of(cutouts, Layout((TensorEntry("s", "int16", 2, (1, 1), (1, 1), (0, 0), (scalar,)),)))
-    assert cutouts[one.cutout] == Cutout("int16", 2, (), (), (), ())
+    assert cutouts[one.cutout] == BoxGeometry("int16", 2, (), (), (), ())
 
 
 def test_what_was_published_is_another_cutout_than_what_others_hold() -> None:
@@ -81,7 +81,7 @@ def test_what_was_published_is_another_cutout_than_what_others_hold() -> None:
     plain = TensorEntry("w", "float32", 4, (4, 4), (4, 4), (0, 0))
     scales = Part("w", (4, 4), (0, 0), (1, 1), (0, 0), (1, 1), "fp8-block-128:scales")
     fused = TensorEntry("s", "float32", 4, (1, 1), (1, 1), (0, 0), (scales,))
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     held = atoms_of(cutouts, layout_of([plain, fused]))
     published = atoms_of(cutouts, layout_of([plain, fused]), is_original=True)
     assert [cutouts[atom.cutout].is_original for atom in (*held, *published)] == [False, False, True, True]
@@ -97,7 +97,7 @@ def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatc
         layout_of([TensorEntry(name, "int16", 2, (3, 50 * n), (6, 50 * n), (at, 0)) for n, name in enumerate(names, 1)])
         for names, at in (("abc", 0), ("bcd", 0), ("a", 3), ("", 0), ("abc", 0))
     ]
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     for is_original in (False, True, False):
         for layout in layouts:
             found = atoms_of(cutouts, layout, is_original=is_original)
@@ -112,7 +112,7 @@ def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 def test_where_entries_stand_is_one_list_for_layouts_that_differ_in_names_alone() -> None:
     """Thousands of ranks have few such lists."""
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     one, other, longer = (
         cutouts.atoms(layout_of([TensorEntry(name, "int16", 2, (3, 50 * n), (6, 300), (0, 0)) for n, name in names]))
         for names in ([(1, "a"), (2, "b")], [(1, "b"), (2, "c")], [(1, "b"), (2, "c"), (2, "d")])

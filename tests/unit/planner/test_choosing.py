@@ -3,9 +3,9 @@
 import pytest
 from tests.unit.planner.given import MIB, SIZES, source
 
-from tensorhub_common.protocol.ranges import Ranges, normal
-from tensorhub_planner.planning.selection import Choice, Offer, choose
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_common.protocol.ranges import Ranges, merge_ranges
+from tensorhub_planner.planning.selection import Selection, SourceOffer, select_sources
+from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.topology import Distance
 
 ALL = SIZES.all()
@@ -20,8 +20,8 @@ def offer(
     assigned: int = 0,
     lot: int = 0,
     depth: int = 0,
-) -> Offer:
-    return Offer(
+) -> SourceOffer:
+    return SourceOffer(
         source=source(agent),
         distance=distance,
         readers=readers,
@@ -32,11 +32,13 @@ def offer(
     )
 
 
-def chosen(*offers: Offer, wanted: Ranges = ALL, limits: Limits | None = None) -> tuple[dict[str, Ranges], Ranges]:
-    choices, missing = choose(wanted, SIZES, offers, limits or Limits())
+def chosen(
+    *offers: SourceOffer, wanted: Ranges = ALL, limits: PlanLimits | None = None
+) -> tuple[dict[str, Ranges], Ranges]:
+    choices, missing = select_sources(wanted, SIZES, offers, limits or PlanLimits())
     found: dict[str, Ranges] = {}
     for part in (part for choice in choices for part in choice.parts):
-        found[part.offer.source.agent] = normal((*found.get(part.offer.source.agent, ()), *part.pieces))
+        found[part.offer.source.agent] = merge_ranges((*found.get(part.offer.source.agent, ()), *part.pieces))
     return found, missing
 
 
@@ -66,7 +68,7 @@ def test_a_long_chain_branches_where_a_hop_more_is_dearer_than_a_reader_more() -
     wanted, ready = ((0, 32),), offer("ready", ((0, 32),), readers=1)
     for depth, best in ((15, "tail"), (17, "ready")):
         tail = offer("tail", wanted, depth=depth)
-        assert list(chosen(ready, tail, wanted=wanted, limits=Limits(stripes_max=1))[0]) == [best]
+        assert list(chosen(ready, tail, wanted=wanted, limits=PlanLimits(stripes_max=1))[0]) == [best]
 
 
 def test_of_two_half_filled_ones_the_one_that_brings_all_sooner_is_read() -> None:
@@ -74,7 +76,7 @@ def test_of_two_half_filled_ones_the_one_that_brings_all_sooner_is_read() -> Non
     wanted = ((0, 32),)
     busy = offer("busy", wanted, depth=1, readers=1)
     for depth, best in ((16, "deep"), (18, "busy")):
-        found, _ = chosen(busy, offer("deep", wanted, depth=depth), wanted=wanted, limits=Limits(stripes_max=1))
+        found, _ = chosen(busy, offer("deep", wanted, depth=depth), wanted=wanted, limits=PlanLimits(stripes_max=1))
         assert list(found) == [best]
 
 
@@ -88,7 +90,7 @@ def test_a_ready_part_does_not_stand_for_the_whole() -> None:
 def test_a_half_filled_one_is_weighed_against_the_nearest_ready_one() -> None:
     """That is busy, and its neighbours less: another site has the bytes too, and is not asked."""
     far, near = offer("far", distance=Distance.WAN), offer("near", readers=30)
-    found, _ = chosen(far, near, offer("half", depth=1, readers=28), limits=Limits(stripes_max=1))
+    found, _ = chosen(far, near, offer("half", depth=1, readers=28), limits=PlanLimits(stripes_max=1))
     assert list(found) == ["half"]
 
 
@@ -107,7 +109,7 @@ def test_a_ready_one_on_the_readers_host_leaves_no_room_for_half_filled_ones() -
 
 def test_a_ready_one_comes_first_where_a_half_filled_one_is_as_soon() -> None:
     """As where a hop costs nothing: by no measure does a chain gain anything then."""
-    found, _ = chosen(offer("ready", lot=2), offer("half", depth=1, lot=1), limits=Limits(hop_bytes=0))
+    found, _ = chosen(offer("ready", lot=2), offer("half", depth=1, lot=1), limits=PlanLimits(hop_bytes=0))
     assert list(found) == ["ready"]
 
 
@@ -169,7 +171,7 @@ def test_groups_with_equally_many_holders_are_settled_in_the_order_of_their_piec
 
 def test_more_holders_of_parts_than_stripes_give_all_that_they_have() -> None:
     parts = [offer(f"agent-{n:02}", ((n, 1),)) for n in range(20)]
-    found, missing = chosen(*parts, wanted=((0, 20),), limits=Limits(stripes_max=16))
+    found, missing = chosen(*parts, wanted=((0, 20),), limits=PlanLimits(stripes_max=16))
     assert len(found) == 20
     assert not missing
 
@@ -177,7 +179,7 @@ def test_more_holders_of_parts_than_stripes_give_all_that_they_have() -> None:
 def test_of_those_that_have_everything_only_as_many_are_looked_at_as_may_be_striped() -> None:
     """So that a plan among thousands of replicas costs what one among a few does. A part is looked at all the same."""
     whole = [offer("a", lot=1), offer("b", lot=2)]
-    found, _ = chosen(*whole, offer("part", ((0, 64),), lot=3), limits=Limits(stripes_max=1))
+    found, _ = chosen(*whole, offer("part", ((0, 64),), lot=3), limits=PlanLimits(stripes_max=1))
     assert found == {"a": ((64, 192),), "part": ((0, 64),)}
 
 
@@ -185,7 +187,7 @@ def test_a_part_with_less_to_do_comes_before_what_has_everything() -> None:
     """And the other way round: the order by load is one for both."""
     halves = offer("left", ((0, 128),), readers=4), offer("right", ((128, 128),), readers=4)
     for readers, first in ((9, "left"), (0, "whole")):
-        found, _ = chosen(offer("whole", readers=readers), *halves, limits=Limits(stripes_max=1))
+        found, _ = chosen(offer("whole", readers=readers), *halves, limits=PlanLimits(stripes_max=1))
         assert found == {first: ((0, 128),), "right": ((128, 128),)}
 
 
@@ -198,7 +200,7 @@ def test_what_nobody_has_is_missing() -> None:
 def test_a_plan_has_a_limit_on_sources() -> None:
     """Where each of five has a fifth and only three may be read, the rest is missing."""
     fifths = [offer(name, ((51 * n, 51),)) for n, name in enumerate("abcde")]
-    found, missing = chosen(*fifths, wanted=((0, 255),), limits=Limits(shares_max=3))
+    found, missing = chosen(*fifths, wanted=((0, 255),), limits=PlanLimits(shares_max=3))
     assert len(found) == 3
     assert missing == ((153, 102),)
 
@@ -206,14 +208,14 @@ def test_a_plan_has_a_limit_on_sources() -> None:
 def test_what_is_one_source_too_many_takes_nothing_else_along() -> None:
     """Of `a`, `b` and `c` only `a` may be read: what it shares with `c` comes from it, though `b`'s are missing."""
     parts = (offer("a", ((0, 20),)), offer("b", ((20, 10),)), offer("c", ((10, 10),)))
-    assert chosen(*parts, wanted=((0, 30),), limits=Limits(shares_max=1)) == ({"a": ((0, 20),)}, ((20, 10),))
+    assert chosen(*parts, wanted=((0, 30),), limits=PlanLimits(shares_max=1)) == ({"a": ((0, 20),)}, ((20, 10),))
 
 
 def test_who_gives_several_groups_of_pieces_is_one_source() -> None:
     """What `a` gives of two groups leaves room for another one, of which `c` gives the third."""
     parts = {"a": ((0, 1), (2, 1)), "b": ((2, 1),), "c": ((4, 1),), "d": ((4, 1),)}
     near = [offer(name, pieces, distance=Distance.HOST, lot=lot) for lot, (name, pieces) in enumerate(parts.items())]
-    found, missing = chosen(*near, wanted=((0, 6),), limits=Limits(shares_max=2))
+    found, missing = chosen(*near, wanted=((0, 6),), limits=PlanLimits(shares_max=2))
     assert found == {"a": ((0, 1), (2, 1)), "c": ((4, 1),)}
     assert missing == ((1, 1), (3, 1), (5, 1))
 
@@ -221,15 +223,15 @@ def test_who_gives_several_groups_of_pieces_is_one_source() -> None:
 def test_no_more_stripes_than_allowed() -> None:
     """Out of many busy sources the least loaded are striped, in equal parts."""
     busy = [offer(f"agent-{n:02}", readers=20, assigned=n) for n in range(40)]
-    found, _ = chosen(*busy, limits=Limits(stripes_max=4, slack=0.0))
+    found, _ = chosen(*busy, limits=PlanLimits(stripes_max=4, slack=0.0))
     assert list(found) == ["agent-00", "agent-01", "agent-02", "agent-03"]
     assert {SIZES.of(pieces) for pieces in found.values()} == {256 * MIB}
 
 
 def test_choices_tell_what_they_were_made_from() -> None:
-    choices, _ = choose(ALL, SIZES, tuple(offer(name, readers=3) for name in "abc"), Limits())
+    choices, _ = select_sources(ALL, SIZES, tuple(offer(name, readers=3) for name in "abc"), PlanLimits())
     (choice,) = choices
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, Selection)
     assert choice.sources == 3
     assert [part.place for part in choice.parts] == [1, 2, 3]
     assert choice.stripes_pay

@@ -7,11 +7,11 @@ import pytest
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.layout.parts import Part, Shape
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.program import Program
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.program import TransferProgram
 from tensorhub_planner.compiler import layout_index, tiling
-from tensorhub_planner.compiler.compiler import compile_program, hash_of, region
-from tensorhub_planner.compiler.layout_index import TENSORS_TOLD_MAX, SourceIndex
+from tensorhub_planner.compiler.compiler import compile_program, region, spread_seed
+from tensorhub_planner.compiler.layout_index import TENSORS_TOLD_MAX, LayoutIndex
 from tensorhub_planner.compiler.tiling import FIRST_OWNERS, OWNERS_MAX
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
@@ -30,8 +30,8 @@ def rows(begin: int, end: int, names: str = "w", whole: int = 24) -> Layout:
     return layout_of([entry(name, (whole, 4), (begin, 0), (end, 4)) for name in names])
 
 
-def compiled(reader: Layout, originals: tuple[str, ...] = (), /, **sources: Layout) -> Program:
-    return compile_program("reader", reader, SourceIndex(sources, originals))
+def compiled(reader: Layout, originals: tuple[str, ...] = (), /, **sources: Layout) -> TransferProgram:
+    return compile_program("reader", reader, LayoutIndex(sources, originals))
 
 
 def refusal(reader: Layout, originals: tuple[str, ...] = (), /, **sources: Layout) -> str:
@@ -43,7 +43,7 @@ def refusal(reader: Layout, originals: tuple[str, ...] = (), /, **sources: Layou
 def test_a_program_names_the_sources_that_it_reads_from_in_their_order() -> None:
     program = compiled(rows(4, 12), a=rows(18, 24), b=rows(8, 16), c=rows(0, 8))
     assert (program.layout, program.sources) == ("reader", ("b", "c"))
-    execution = Execution(program)
+    execution = NumberedProgram(program)
     assert [execution.given_by(each) for each in "abc"] == [(), ((0, 1),), ((1, 1),)]
 
 
@@ -73,7 +73,7 @@ def test_a_box_that_is_not_read_from_is_left_out_of_its_group() -> None:
 def test_of_many_owners_a_cell_names_the_first_and_by_lot_some_of_the_others(count: int) -> None:
     """In their order, and each of the others is somebody's: so that their load is spread."""
     sources = {f"s{number:03}": rows(0, 24, names="w" + "x" * (number % 2)) for number in range(count)}
-    index, found = SourceIndex(sources), []
+    index, found = LayoutIndex(sources), []
     for lot in range(2 * count):
         (group,) = compile_program(f"{lot:08}", rows(0, 24), index).groups
         found.append(group.sources)
@@ -87,7 +87,7 @@ def test_of_many_owners_a_cell_names_the_first_and_by_lot_some_of_the_others(cou
 def test_of_many_owners_each_place_is_that_of_its_box() -> None:
     """One tensor begins at one byte in all sources, and the other one where each has it."""
     sources = {f"s{number:03}": rows(0, 24, "uw" if number % 3 else "uvw") for number in range(3 * OWNERS_MAX)}
-    program = compile_program("x", rows(0, 24, "uw"), SourceIndex(sources))
+    program = compile_program("x", rows(0, 24, "uw"), LayoutIndex(sources))
     (group,) = program.groups
     assert len(group.sources) == OWNERS_MAX
     names = [[tensor.name for tensor in sources[program.sources[each]].tensors] for each in group.sources]
@@ -97,19 +97,19 @@ def test_of_many_owners_each_place_is_that_of_its_box() -> None:
 
 def test_readers_of_one_lot_have_one_program() -> None:
     sources = {f"s{number:03}": rows(0, 24) for number in range(2 * OWNERS_MAX)}
-    index = SourceIndex(sources)
+    index = LayoutIndex(sources)
     assert compile_program("same", rows(0, 24), index) == compile_program("same", rows(0, 24), index)
-    assert hash_of("abcdefgh-and-more") == hash_of("abcdefgh") == int.from_bytes(b"abcdefgh", "big")
+    assert spread_seed("abcdefgh-and-more") == spread_seed("abcdefgh") == int.from_bytes(b"abcdefgh", "big")
 
 
 def test_forgotten_patterns_are_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = {"a": rows(0, 12, "uvw"), "b": rows(12, 24, "uvw")}
     readers = [rows(at, at + 5, "uvw") for at in range(20)]
-    kept = SourceIndex(sources)
+    kept = LayoutIndex(sources)
     expected = [compile_program("x", reader, kept) for reader in readers]
     monkeypatch.setattr(layout_index, "PATTERNS_MAX", 2)
     monkeypatch.setattr(layout_index, "GRIDS_MAX", 1)
-    index = SourceIndex(sources)
+    index = LayoutIndex(sources)
     for reader, program in [*zip(readers, expected, strict=True)] * 2:
         assert compile_program("x", reader, index) == program
         assert len(index._patterns) <= 2
@@ -130,7 +130,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(layout_index, name, counting)
 
-    count("cut_up")
+    count("tile_grid")
     count("pattern_of")
     return called
 
@@ -138,25 +138,25 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_is_cut_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch, worked_out: list[str]) -> None:
     """Also where as many patterns are kept as can be."""
     monkeypatch.setattr(layout_index, "PATTERNS_MAX", 2)
-    index = SourceIndex({"a": rows(0, 12, "uvw"), "b": rows(12, 24, "uvw")})
+    index = LayoutIndex({"a": rows(0, 12, "uvw"), "b": rows(12, 24, "uvw")})
     for _ in range(2):
         for at in (0, 1):
             compile_program("x", rows(at, at + 5, "uvw"), index)
-    assert worked_out == ["cut_up", "pattern_of"] * 2
+    assert worked_out == ["tile_grid", "pattern_of"] * 2
 
 
 def test_readers_of_unlike_lots_share_what_does_not_depend_on_that(worked_out: list[str]) -> None:
     """A pattern whose cells name all who have them is everybody's; of others the grid is."""
     lots = [f"{lot:08}" for lot in range(4)]
-    divided = SourceIndex({f"s{at:03}": rows(at, at + 1) for at in range(3 * OWNERS_MAX)})
+    divided = LayoutIndex({f"s{at:03}": rows(at, at + 1) for at in range(3 * OWNERS_MAX)})
     for lot in lots:
         compile_program(lot, rows(0, 24), divided)
-    assert worked_out == ["cut_up", "pattern_of"]
+    assert worked_out == ["tile_grid", "pattern_of"]
     worked_out.clear()
-    replicated = SourceIndex({f"s{at:03}": rows(0, 24) for at in range(3 * OWNERS_MAX)})
+    replicated = LayoutIndex({f"s{at:03}": rows(0, 24) for at in range(3 * OWNERS_MAX)})
     for lot in lots:
         compile_program(lot, rows(0, 24), replicated)
-    assert worked_out == ["cut_up"] + ["pattern_of"] * len(lots)
+    assert worked_out == ["tile_grid"] + ["pattern_of"] * len(lots)
 
 
 def test_a_region_is_written_as_a_slice() -> None:
@@ -219,12 +219,12 @@ def test_a_box_that_gives_no_whole_block_cuts_nothing() -> None:
 def test_too_many_boxes_of_one_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "CELLS_MAX", 4)
     quarters = {f"s{at}": rows(at, at + 6) for at in range(0, 24, 6)}
-    assert len(Execution(compiled(rows(0, 24), **quarters))) == 4
+    assert len(NumberedProgram(compiled(rows(0, 24), **quarters))) == 4
     told = refusal(rows(0, 24), **quarters, more=rows(0, 1))
     assert told == "tensor 'w' would be cut into more than 4 boxes: cut it along fewer dimensions"
 
 
 def test_tensors_without_an_element_and_padding_are_in_no_program() -> None:
     reader = layout_of([entry("e", (0, 4)), entry("w", (24, 4))])
-    assert len(Execution(compiled(reader, a=rows(0, 24)))) == 1
-    assert len(Execution(compiled(layout_of([entry("e", (0, 4))])))) == 0
+    assert len(NumberedProgram(compiled(reader, a=rows(0, 24)))) == 1
+    assert len(NumberedProgram(compiled(layout_of([entry("e", (0, 4))])))) == 0

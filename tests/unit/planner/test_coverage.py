@@ -3,13 +3,13 @@
 import pytest
 from tests.unit.planner.given import ME, MY_TURN, holder, source
 
-from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn
+from tensorhub_common.protocol.plans import Plan, ReadPriority, Share, SourceId
 from tensorhub_common.protocol.ranges import Ranges
 from tensorhub_planner.catalog_view.holders import Holder
-from tensorhub_planner.planning.verifier import PlanError, chain_ends, grounded, prove
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.planning.verifier import PlanError, chain_ends, servable_pieces, verify_plan
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
-SIZES = Sizes([10] * 8)
+SIZES = PieceSizes([10] * 8)
 ALL = ((0, 8),)
 HOLDERS = [holder("a"), holder("b"), holder("part", pieces=((0, 2),))]
 
@@ -25,7 +25,7 @@ def share(agent: str | SourceId, pieces: Ranges, nbytes: int | None = None) -> S
 
 
 def check(*shares: Share, wanted: Ranges = ALL, holders: list[Holder] = HOLDERS, avoid: tuple[str, ...] = ()) -> None:
-    prove(
+    verify_plan(
         Plan(version=12, shares=shares, why=""),
         wanted=wanted,
         sizes=SIZES,
@@ -67,19 +67,19 @@ def test_a_faulty_plan_is_found(shares: tuple[Share, ...], fault: str) -> None:
 
 def test_a_half_filled_holder_gives_those_whose_turn_is_later() -> None:
     half = holder("half", turn=5)
-    assert grounded(half, ALL, Turn(6, 1), ALL) == ALL
-    assert grounded(half, ALL, Turn(5, 6), ALL) == ALL, "of one command the round counts"
-    assert grounded(half, ALL, Turn(5, 5), ALL) == (), "not itself"
-    assert grounded(half, ALL, Turn(4, 9), ALL) == ()
-    assert grounded(half, ALL, None, ALL) == (), "an agent that knows no turns"
+    assert servable_pieces(half, ALL, ReadPriority(6, 1), ALL) == ALL
+    assert servable_pieces(half, ALL, ReadPriority(5, 6), ALL) == ALL, "of one command the round counts"
+    assert servable_pieces(half, ALL, ReadPriority(5, 5), ALL) == (), "not itself"
+    assert servable_pieces(half, ALL, ReadPriority(4, 9), ALL) == ()
+    assert servable_pieces(half, ALL, None, ALL) == (), "an agent that knows no turns"
 
 
 def test_what_has_no_ready_holder_comes_from_no_half_filled_one() -> None:
     half, part = holder("half", turn=5), holder("part", pieces=((0, 3),))
     ends = chain_ends([half, part, holder("other", layout="x" * 64)], half.key, ALL, draining=False)
     assert ends == ((0, 3),)
-    assert grounded(half, ALL, Turn(6, 1), ends) == ((0, 3),)
-    assert grounded(part, ALL, None, ()) == ((0, 3),)
+    assert servable_pieces(half, ALL, ReadPriority(6, 1), ends) == ((0, 3),)
+    assert servable_pieces(part, ALL, None, ()) == ((0, 3),)
 
 
 def test_a_draining_shard_ends_a_chain() -> None:

@@ -20,32 +20,32 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.protocol.plans import Demand, Plan, Share, SourceId, Turn
-from tensorhub_common.protocol.ranges import Ranges, common, count_of, normal
-from tensorhub_planner.catalog_view.holders import Holder, Holders
-from tensorhub_planner.load.load import Busy
-from tensorhub_planner.planning.plan import plan
-from tensorhub_planner.planning.wan_fanout import divide, shares_out
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share, SourceId
+from tensorhub_common.protocol.ranges import Ranges, intersect_ranges, merge_ranges, total_count
+from tensorhub_planner.catalog_view.holders import Holder, HolderSet
+from tensorhub_planner.load.load import Load
+from tensorhub_planner.planning.plan import make_plan
+from tensorhub_planner.planning.wan_fanout import divide, joins_fanout
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 CROSSERS = [SourceId(f"agent-{number}", 1, f"rollout-{number}", 0) for number in range(8)]
 FAR = holder("far")
 
-sizes_of = st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=80).map(Sizes)
+sizes_of = st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=80).map(PieceSizes)
 some_out = st.frozensets(st.sampled_from(CROSSERS), max_size=len(CROSSERS) - 1)
 
 
 def mate(agent: str, number: int) -> Holder:
     """Return one whose round the same command has decided as the reader's."""
-    return msgspec.structs.replace(holder(agent), turn=Turn(MY_TURN.decided, number))
+    return msgspec.structs.replace(holder(agent), turn=ReadPriority(MY_TURN.decided, number))
 
 
 MATES = (mate("a", 48), mate("b", 49), mate("c", 51))
 """Two of them have an earlier turn than the reader, one has a later one."""
 
 
-def asks(wants: Demand | None = None, uncrossed: Sequence[str] = ()) -> Demand:
+def asks(wants: PlanRequest | None = None, uncrossed: Sequence[str] = ()) -> PlanRequest:
     return msgspec.structs.replace(
         wants or demand(), promises=True, uncrossed=tuple(source(agent) for agent in uncrossed)
     )
@@ -56,20 +56,20 @@ def by_agent(found: Plan) -> dict[str, Share]:
 
 
 @given(sizes_of, some_out)
-def test_each_piece_has_one_crosser(sizes: Sizes, out: frozenset[SourceId]) -> None:
+def test_each_piece_has_one_crosser(sizes: PieceSizes, out: frozenset[SourceId]) -> None:
     parts = divide(CROSSERS, out, sizes)
     assert not out & parts.keys()
-    assert normal(each for pieces in parts.values() for each in pieces) == sizes.all()
-    assert sum(count_of(pieces) for pieces in parts.values()) == len(sizes), "no piece has two"
+    assert merge_ranges(each for pieces in parts.values() for each in pieces) == sizes.all()
+    assert sum(total_count(pieces) for pieces in parts.values()) == len(sizes), "no piece has two"
 
 
 @given(sizes_of, some_out, st.sampled_from(CROSSERS))
-def test_only_the_run_of_one_that_falls_out_moves(sizes: Sizes, out: frozenset[SourceId], lost: SourceId) -> None:
+def test_only_the_run_of_one_that_falls_out_moves(sizes: PieceSizes, out: frozenset[SourceId], lost: SourceId) -> None:
     """Whatever else is known of the others: nobody is given another one's work to do again."""
     before = divide(CROSSERS, out, sizes)
     after = divide(CROSSERS, out | {lost}, sizes)
     for crosser, pieces in after.items():
-        assert common(before[crosser], pieces) == before[crosser], "what was its part stays that"
+        assert intersect_ranges(before[crosser], pieces) == before[crosser], "what was its part stays that"
 
 
 def test_the_parts_are_of_about_equal_bytes() -> None:
@@ -90,7 +90,7 @@ def test_a_reader_crosses_its_part_and_reads_the_rest_from_its_mates() -> None:
         "far": 256
     }
     assert shares["far"].far
-    assert shares["far"].streams == Limits().wan_streams // 4
+    assert shares["far"].streams == PlanLimits().wan_streams // 4
     assert not shares["far"].crosses
     assert all(shares[agent].crosses and not shares[agent].far for agent in "abc")
     numbers = {agent: shares[agent].why.rpartition(": ")[2] for agent in "abc"}
@@ -105,21 +105,21 @@ def test_one_that_knows_no_promises_reads_in_a_chain() -> None:
 
 def test_one_that_stands_alone_has_all_streams() -> None:
     (share,) = planned(FAR, wants=asks()).shares
-    assert (share.far, share.streams) == (True, Limits().wan_streams)
+    assert (share.far, share.streams) == (True, PlanLimits().wan_streams)
 
 
 def test_those_who_pull_from_one_source_by_themselves_share_its_line() -> None:
-    (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Busy(3, 0)}).shares
-    assert share.streams == Limits().wan_streams // 4
-    (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Busy(100, 0)}).shares
+    (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Load(3, 0)}).shares
+    assert share.streams == PlanLimits().wan_streams // 4
+    (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Load(100, 0)}).shares
     assert share.streams == 1
 
 
 @pytest.mark.parametrize(("agent", "from_whom"), [("d", {"a": False}), ("far", {"a": True, "b": True})])
 def test_what_drains_in_the_site_does_not_cross_to_it(agent: str, from_whom: dict[str, bool]) -> None:
     """Nobody brings anything over: mates would wait for each other. An earlier turn has its lease already."""
-    holders = Holders(MATES[:2], draining=True, draining_on=(agent,))
-    found = plan(asks(), SEAT, SIZES, holders, TOPOLOGY, {}, Limits())
+    holders = HolderSet(MATES[:2], draining=True, draining_on=(agent,))
+    found = make_plan(asks(), SEAT, SIZES, holders, TOPOLOGY, {}, PlanLimits())
     assert isinstance(found, Plan)
     assert {share.source.agent: share.crosses for share in found.shares} == from_whom
 
@@ -136,7 +136,7 @@ def test_what_the_site_has_in_part_does_not_cross(turned: bool) -> None:  # noqa
     half = ((0, 128),)
     others = [FAR, *MATES, holder("d", pieces=half)]
     shares = planned(*(reversed(others) if turned else others), wants=asks()).shares
-    crossing = normal(run for share in shares if share.far or share.crosses for run in share.pieces)
+    crossing = merge_ranges(run for share in shares if share.far or share.crosses for run in share.pieces)
     assert crossing == ((128, 128),)
 
 
@@ -160,7 +160,7 @@ def test_who_can_give_nothing_keeps_nothing_from_crossing(near: Holder, avoid: l
 
 def test_those_beyond_the_streams_read_what_the_others_cross() -> None:
     """The reader's turn is the third of four."""
-    found = planned(FAR, *MATES, wants=asks(), limits=Limits(wan_streams=2))
+    found = planned(FAR, *MATES, wants=asks(), limits=PlanLimits(wan_streams=2))
     assert {share.source.agent for share in found.shares} <= {"a", "b"}
     assert all(not share.crosses for share in found.shares)
 
@@ -197,11 +197,11 @@ def test_the_order_of_the_holders_changes_nothing() -> None:
 
 def test_all_of_a_group_come_to_one_division() -> None:
     """Each sees the others as holders, and itself as the reader."""
-    turns = {each: Turn(50, number) for number, each in enumerate(CROSSERS)}
+    turns = {each: ReadPriority(50, number) for number, each in enumerate(CROSSERS)}
     crossed: dict[SourceId, Ranges] = divide(sorted(CROSSERS, key=turns.__getitem__), (), SIZES)
     for me in CROSSERS:
         left = [pieces for each, pieces in crossed.items() if each != me]
-        assert normal([*crossed[me], *(run for pieces in left for run in pieces)]) == SIZES.all()
+        assert merge_ranges([*crossed[me], *(run for pieces in left for run in pieces)]) == SIZES.all()
 
 
 def test_what_is_divided_anew_is_so_among_those_of_the_first_plan() -> None:
@@ -223,8 +223,8 @@ def test_what_is_divided_anew_is_so_among_those_of_the_first_plan() -> None:
 OTHERS = [FAR, *MATES]
 
 
-def shares(*holders: Holder, wants: Demand | None = None) -> bool:
-    return shares_out(wants or asks(), SEAT, Holders(holders), TOPOLOGY)
+def shares(*holders: Holder, wants: PlanRequest | None = None) -> bool:
+    return joins_fanout(wants or asks(), SEAT, HolderSet(holders), TOPOLOGY)
 
 
 def test_those_share_out_who_were_decided_together_in_a_site_that_has_nothing() -> None:
@@ -263,5 +263,5 @@ def test_the_reader_itself_may_be_the_first() -> None:
 )
 def test_one_without_mates_of_its_own_layout_shares_out_nothing(other: Holder) -> None:
     """Neither another site's, nor those of another decision, nor unlike ones: it has nobody to exchange with."""
-    turned = other if other.turn is not None else msgspec.structs.replace(other, turn=Turn(MY_TURN.decided, 51))
+    turned = other if other.turn is not None else msgspec.structs.replace(other, turn=ReadPriority(MY_TURN.decided, 51))
     assert not shares(FAR, turned, msgspec.structs.replace(mate("b", 52), layout="k" * 64))

@@ -12,8 +12,17 @@ from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.layout.parts import Shape
 from tensorhub_common.programs.program import Cell
 from tensorhub_planner.compiler import tiling
-from tensorhub_planner.compiler.boxes import Cutout, Cutouts
-from tensorhub_planner.compiler.tiling import FIRST_OWNERS, OWNERS_MAX, Gap, Grid, Pattern, cut_up, lots, pattern_of
+from tensorhub_planner.compiler.boxes import BoxGeometry, GeometryTable
+from tensorhub_planner.compiler.tiling import (
+    FIRST_OWNERS,
+    OWNERS_MAX,
+    MissingRegion,
+    TileGrid,
+    TilePattern,
+    pattern_of,
+    spread_ways,
+    tile_grid,
+)
 
 WHOLE = (6, 5)
 ITEMSIZE = 2
@@ -27,14 +36,16 @@ def one(box: Box) -> Layout:
     return layout_of([TensorEntry("w", "int16", ITEMSIZE, shape, WHOLE, start)])
 
 
-def cut(atom: Box, boxes: Sequence[Box], lot: int = 0) -> tuple[Pattern | Gap, Cutout, list[Cutout]]:
+def cut(
+    atom: Box, boxes: Sequence[Box], lot: int = 0
+) -> tuple[TilePattern | MissingRegion, BoxGeometry, list[BoxGeometry]]:
     """Cut an atom up for readers of a lot; return its own cutout and those of the boxes too."""
-    cutouts = Cutouts()
+    cutouts = GeometryTable()
     numbers = [cutouts.atoms(one(box)).cutouts[0] for box in boxes]
     mine = cutouts[cutouts.atoms(one(atom)).cutouts[0]]
-    grid = cut_up(mine, numbers, cutouts)
+    grid = tile_grid(mine, numbers, cutouts)
     theirs = [cutouts[each] for each in numbers]
-    return (grid if isinstance(grid, Gap) else pattern_of(mine, grid, lot)), mine, theirs
+    return (grid if isinstance(grid, MissingRegion) else pattern_of(mine, grid, lot)), mine, theirs
 
 
 def elements(cell: Cell) -> dict[int, list[tuple[int, int]]]:
@@ -49,7 +60,7 @@ def elements(cell: Cell) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def bytes_of(cutout: Cutout) -> dict[Shape, int]:
+def bytes_of(cutout: BoxGeometry) -> dict[Shape, int]:
     """Return where each element of a box stands, counted from the box's first one."""
     spans = [range(a, b) for a, b in zip(cutout.start, cutout.stop, strict=True)]
     return {
@@ -71,7 +82,7 @@ def test_cells_are_the_atom_and_lie_where_their_owners_say(atom: Box, boxes: lis
     """Against all elements, one by one; what nobody has is a gap, and no element of it is anybody's."""
     found, mine, theirs = cut(atom, boxes, lot)
     here, there = bytes_of(mine), [bytes_of(box) for box in theirs]
-    if isinstance(found, Gap):
+    if isinstance(found, MissingRegion):
         lacking = [*product(*(range(a, b) for a, b in zip(found.start, found.stop, strict=True)))]
         assert lacking
         assert all(index in here and not any(index in box for box in there) for index in lacking)
@@ -96,13 +107,13 @@ def test_readers_of_all_lots_together_use_every_owner() -> None:
     everything: Box = ((0, 0), WHOLE)
     for count in range(1, 4 * OWNERS_MAX):
         named = set()
-        for lot in range(lots(count)):
+        for lot in range(spread_ways(count)):
             found, _, _ = cut(everything, [everything] * count, lot)
-            assert isinstance(found, Pattern)
+            assert isinstance(found, TilePattern)
             assert found.is_for_all == (count <= OWNERS_MAX)
             named |= set(found.boxes)
         assert named == set(range(count))
-        assert lots(count) == 1 or count > OWNERS_MAX
+        assert spread_ways(count) == 1 or count > OWNERS_MAX
 
 
 def test_lots_whose_owners_are_cut_alike_have_the_same_cells_and_others_their_own() -> None:
@@ -110,12 +121,12 @@ def test_lots_whose_owners_are_cut_alike_have_the_same_cells_and_others_their_ow
     atom: Box = ((1, 0), (3, 5))
     for fewer, kept_max in ((33, 1), (7, 5)):
         boxes: list[Box] = [((0 if (number + 1) % fewer else 1, 0), (6, 5)) for number in range(32)]
-        cutouts = Cutouts()
+        cutouts = GeometryTable()
         mine = cutouts[cutouts.atoms(one(atom)).cutouts[0]]
-        grid = cut_up(mine, [cutouts.atoms(one(box)).cutouts[0] for box in boxes], cutouts)
-        assert isinstance(grid, Grid)
-        found = [pattern_of(mine, grid, lot) for lot in range(lots(len(boxes)))]
-        assert found == [cut(atom, boxes, lot)[0] for lot in range(lots(len(boxes)))]
+        grid = tile_grid(mine, [cutouts.atoms(one(box)).cutouts[0] for box in boxes], cutouts)
+        assert isinstance(grid, TileGrid)
+        found = [pattern_of(mine, grid, lot) for lot in range(spread_ways(len(boxes)))]
+        assert found == [cut(atom, boxes, lot)[0] for lot in range(spread_ways(len(boxes)))]
         assert len({each.boxes for each in found}) == len(found)
         assert len({id(each.cells) for each in found}) == len({str(each.cells) for each in found}) <= kept_max
 
@@ -123,6 +134,6 @@ def test_lots_whose_owners_are_cut_alike_have_the_same_cells_and_others_their_ow
 def test_what_would_be_cut_too_often_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "CELLS_MAX", 5)
     rows: list[Box] = [((row, 0), (row + 1, 5)) for row in range(6)]
-    assert not isinstance(cut(((0, 0), (5, 5)), rows)[0], Gap)
+    assert not isinstance(cut(((0, 0), (5, 5)), rows)[0], MissingRegion)
     with pytest.raises(LayoutMismatch, match="cut into more than 5 boxes: cut it along fewer dimensions"):
         cut(((0, 0), WHOLE), rows)

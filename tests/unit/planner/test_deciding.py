@@ -14,24 +14,24 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.protocol.heartbeat import Beat, Serving
-from tensorhub_common.protocol.plans import Demand, Plan, Share, Turn
+from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_planner.catalog_view.holders import Found, Holder, Holders
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Busy, Reader
-from tensorhub_planner.planning.decision import Question
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.topology import Place, Topology
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import Load, ReaderId
+from tensorhub_planner.planning.decision import PlanDecision
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 JOB = "run-7"
 GIB = 1024 * MIB
-LIMITS = Limits()
+LIMITS = PlanLimits()
 
 
-def on(agent: str) -> Reader:
+def on(agent: str) -> ReaderId:
     """Return the shard on an agent, as one that reads."""
-    return Reader(JOB, "policy", f"on-{agent}", 0)
+    return ReaderId(JOB, "policy", f"on-{agent}", 0)
 
 
 def read_from(agent: str, nbytes: int = GIB) -> Plan:
@@ -40,30 +40,34 @@ def read_from(agent: str, nbytes: int = GIB) -> Plan:
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    return Ledger(LIMITS)
+def ledger() -> LoadLedger:
+    return LoadLedger(LIMITS)
 
 
 def ask(
-    ledger: Ledger,
+    ledger: LoadLedger,
     *holders: Holder,
-    wants: Demand | None = None,
-    limits: Limits = LIMITS,
+    wants: PlanRequest | None = None,
+    limits: PlanLimits = LIMITS,
     draining: bool = False,
 ) -> Plan:
     """Let `rollout/0` on `me` ask; its turn is 50."""
-    found = Found(SEAT, Holders(holders, draining=draining), TOPOLOGY)
-    answer = Question(JOB, wants or demand(), found, SIZES).decide(ledger, limits, 0.0)
+    found = Candidates(SEAT, HolderSet(holders, draining=draining), TOPOLOGY)
+    answer = PlanDecision(JOB, wants or demand(), found, SIZES).decide(ledger, limits, 0.0)
     ledger.check()
     assert isinstance(answer, Plan), answer
     return answer
 
 
-def ask_as(ledger: Ledger, agent: str, turn: int, *holders: Holder, pieces: tuple[Range, ...] | None = None) -> Plan:
+def ask_as(
+    ledger: LoadLedger, agent: str, turn: int, *holders: Holder, pieces: tuple[Range, ...] | None = None
+) -> Plan:
     """Let the shard on another agent ask."""
     seat = msgspec.structs.replace(SEAT, me=source(agent))
-    wants = msgspec.structs.replace(demand(pieces), replica=source(agent).replica, agent=agent, turn=Turn(turn, turn))
-    answer = Question(JOB, wants, Found(seat, Holders(holders), TOPOLOGY), SIZES).decide(ledger, LIMITS, 0.0)
+    wants = msgspec.structs.replace(
+        demand(pieces), replica=source(agent).replica, agent=agent, turn=ReadPriority(turn, turn)
+    )
+    answer = PlanDecision(JOB, wants, Candidates(seat, HolderSet(holders), TOPOLOGY), SIZES).decide(ledger, LIMITS, 0.0)
     ledger.check()
     assert isinstance(answer, Plan), answer
     return answer
@@ -74,78 +78,78 @@ def ask_as(ledger: Ledger, agent: str, turn: int, *holders: Holder, pieces: tupl
     [(None, GIB), (((0, 256),), GIB), (((128, 128), (0, 128)), GIB), (((0, 64),), GIB + 256 * MIB)],
 )
 def test_who_asks_for_everything_begins_anew_and_who_asks_for_a_part_goes_on(
-    ledger: Ledger, again: tuple[Range, ...] | None, nbytes: int
+    ledger: LoadLedger, again: tuple[Range, ...] | None, nbytes: int
 ) -> None:
     """However everything is named: what was given before is void then, and no load on anybody."""
     ask(ledger, holder("a"))
     ask(ledger, holder("a"), wants=demand(again))
-    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, nbytes)}
+    assert ledger.at(0.0) == {("a", "ucxx"): Load(1, nbytes)}
 
 
-def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it(ledger: Ledger) -> None:
+def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it(ledger: LoadLedger) -> None:
     """Else it would seem busy to everybody for as long as the read goes on."""
     ask(ledger, holder("a"))
     ask(ledger, holder("a"), holder("b"), wants=demand(((0, 64),), avoid=["a"]))
-    assert ledger.at(0.0) == {("b", "ucxx"): Busy(1, 256 * MIB)}
+    assert ledger.at(0.0) == {("b", "ucxx"): Load(1, 256 * MIB)}
 
 
 @pytest.mark.parametrize(("turn", "kept"), [(40, True), (50, False), (60, False)])
-def test_a_place_is_kept_for_earlier_turns_alone(ledger: Ledger, turn: int, kept: bool) -> None:  # noqa: FBT001
+def test_a_place_is_kept_for_earlier_turns_alone(ledger: LoadLedger, turn: int, kept: bool) -> None:  # noqa: FBT001
     ask(ledger, holder("a"), holder("b", turn=turn))
     assert ledger.knows(on("b")) is kept
 
 
-def test_no_place_is_kept_for_who_has_another_layout_or_would_be_refused(ledger: Ledger) -> None:
+def test_no_place_is_kept_for_who_has_another_layout_or_would_be_refused(ledger: LoadLedger) -> None:
     """How many bytes the former read isn't known here, and the latter read none."""
     others = holder("d", layout="x" * 64), holder("c", layout="x" * 64, turn=40)
     ask(ledger, holder("a"), *others, holder("b", root="other", turn=40))
-    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, GIB)}
+    assert ledger.at(0.0) == {("a", "ucxx"): Load(1, GIB)}
 
 
-def test_a_reader_without_a_turn_keeps_no_places(ledger: Ledger) -> None:
+def test_a_reader_without_a_turn_keeps_no_places(ledger: LoadLedger) -> None:
     """It reads from ready ones alone, and comes before nobody."""
     ask(ledger, holder("a"), holder("b", turn=40), wants=msgspec.structs.replace(demand(), turn=None))
-    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, GIB)}
+    assert ledger.at(0.0) == {("a", "ucxx"): Load(1, GIB)}
 
 
-def test_a_refusal_is_no_load(ledger: Ledger) -> None:
-    found = Found(SEAT, Holders((holder("a"),)), TOPOLOGY)
-    refused(Question(JOB, demand(avoid=["a"]), found, SIZES).decide(ledger, LIMITS, 0.0))
+def test_a_refusal_is_no_load(ledger: LoadLedger) -> None:
+    found = Candidates(SEAT, HolderSet((holder("a"),)), TOPOLOGY)
+    refused(PlanDecision(JOB, demand(avoid=["a"]), found, SIZES).decide(ledger, LIMITS, 0.0))
     assert ledger.at(0.0) == {}
 
 
-def test_a_place_is_for_all_pieces_and_wherever_its_reader_would_read(ledger: Ledger) -> None:
+def test_a_place_is_for_all_pieces_and_wherever_its_reader_would_read(ledger: LoadLedger) -> None:
     """What the one that asks still lacks, and who failed it, are its own affairs."""
     ledger.assign(on("e"), read_from("c"), 0.0)
     ask(ledger, holder("a"), holder("c"), holder("b", turn=40), wants=demand(((0, 4),), avoid=["a"]))
-    assert ledger.at(0.0)["a", "ucxx"] == Busy(1, GIB)
+    assert ledger.at(0.0)["a", "ucxx"] == Load(1, GIB)
 
 
-def test_no_place_is_kept_where_its_reader_would_find_another_root(ledger: Ledger) -> None:
+def test_no_place_is_kept_where_its_reader_would_find_another_root(ledger: LoadLedger) -> None:
     ledger.assign(on("e"), read_from("c"), 0.0)
     ask(ledger, holder("a", root="other"), holder("c"), holder("b", turn=40), wants=demand(avoid=["a"], root=None))
     assert ("a", "ucxx") not in ledger.at(0.0)
     assert ledger.knows(on("b"))
 
 
-def test_one_that_maps_keeps_places_for_those_that_copy(ledger: Ledger) -> None:
+def test_one_that_maps_keeps_places_for_those_that_copy(ledger: LoadLedger) -> None:
     """They have no holder on their own host that they could map."""
     wants = msgspec.structs.replace(demand(), mapped=True)
     ask(ledger, holder("beside"), holder("b", turn=40), wants=wants)
-    assert ledger.at(0.0) == {("beside", "ucxx"): Busy(1, GIB), ("beside", "local"): Busy(1, GIB)}
+    assert ledger.at(0.0) == {("beside", "ucxx"): Load(1, GIB), ("beside", "local"): Load(1, GIB)}
 
 
-def test_a_kept_place_goes_when_its_reader_asks(ledger: Ledger) -> None:
+def test_a_kept_place_goes_when_its_reader_asks(ledger: LoadLedger) -> None:
     """Also when that asks for a part, since it has the rest from before."""
     holders = (holder("a"), holder("b", turn=40))
     assert agents(ask(ledger, *holders)) == ["b"]
-    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, GIB), ("b", "ucxx"): Busy(1, GIB)}
+    assert ledger.at(0.0) == {("a", "ucxx"): Load(1, GIB), ("b", "ucxx"): Load(1, GIB)}
     ask_as(ledger, "b", 40, holder("a"), pieces=((0, 64),))
-    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, 256 * MIB), ("b", "ucxx"): Busy(1, GIB)}
+    assert ledger.at(0.0) == {("a", "ucxx"): Load(1, 256 * MIB), ("b", "ucxx"): Load(1, GIB)}
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_chains_are_as_long_as_the_ledger_knows(ledger: Ledger, *, draining: bool) -> None:
+def test_chains_are_as_long_as_the_ledger_knows(ledger: LoadLedger, *, draining: bool) -> None:
     """`c` reads from `b`, and `b` from `a`, which is ready or still serves those two: more than one hop is too far."""
     ledger.assign(on("b"), read_from("a"), 0.0)
     ledger.assign(on("c"), read_from("b"), 0.0)
@@ -155,7 +159,7 @@ def test_chains_are_as_long_as_the_ledger_knows(ledger: Ledger, *, draining: boo
         *ready,
         holder("b", turn=30),
         holder("c", turn=40),
-        limits=Limits(chain_max=1, stripes_max=1),
+        limits=PlanLimits(chain_max=1, stripes_max=1),
         draining=draining,
     )
     assert "left out: on-c/0 on c is being filled through 2 others" in found.why
@@ -164,15 +168,15 @@ def test_chains_are_as_long_as_the_ledger_knows(ledger: Ledger, *, draining: boo
 
 def test_a_planner_that_begins_in_the_middle_sends_nobody_to_the_busiest() -> None:
     """Eight readers are under way, five at one holder and three at the other; it hears of them from these."""
-    began = Ledger(LIMITS)
+    began = LoadLedger(LIMITS)
     for agent, readers in (("a", 5), ("b", 3)):
-        began.hear(Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, readers * GIB),)), 0.0)
+        began.hear(Heartbeat(agent=agent, incarnation=1, serving=(ServingLoad("ucxx", readers, readers * GIB),)), 0.0)
     loads = {"a": 5, "b": 3}
     for number in range(6):
         seat = msgspec.structs.replace(SEAT, me=source(f"reader-{number}"))
-        places = Topology({**TOPOLOGY.places, f"reader-{number}": Place(f"host-of-reader-{number}", "berlin")})
+        places = Topology({**TOPOLOGY.places, f"reader-{number}": AgentPlace(f"host-of-reader-{number}", "berlin")})
         wants = msgspec.structs.replace(demand(), replica=f"on-reader-{number}", agent=f"reader-{number}")
-        found = Question(JOB, wants, Found(seat, Holders((holder("a"), holder("b"))), places), SIZES)
+        found = PlanDecision(JOB, wants, Candidates(seat, HolderSet((holder("a"), holder("b"))), places), SIZES)
         answer = found.decide(began, LIMITS, 0.0)
         assert isinstance(answer, Plan)
         # Of sources that are all busy several are read at once, and the least busy gives the most.
@@ -186,10 +190,10 @@ def test_a_planner_that_begins_in_the_middle_sends_nobody_to_the_busiest() -> No
 def test_whose_round_has_begun_needs_no_place_kept() -> None:
     """It has its plan from a planner before this one: its source says that it serves it."""
     filling = msgspec.structs.replace(holder("b", turn=7), asked=True)
-    began = Ledger(LIMITS)
+    began = LoadLedger(LIMITS)
     ask(began, holder("a"), filling)
     assert not began.knows(on("b"))
     asking = msgspec.structs.replace(filling, asked=False)
-    began = Ledger(LIMITS)
+    began = LoadLedger(LIMITS)
     ask(began, holder("a"), asking)
     assert began.knows(on("b"))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
 from tensorhub_common.layout.parts import Part
-from tensorhub_planner.compiler.layout_reader import Entries
-from tensorhub_planner.compiler.memo import Trials
+from tensorhub_planner.compiler.layout_reader import LayoutReader
+from tensorhub_planner.compiler.memo import LookupBudget
 
 
 def rows(name: str, first: int, stop: int, dtype: str = "bfloat16") -> TensorEntry:
@@ -33,14 +33,14 @@ LAYOUTS = st.lists(st.lists(SOME, max_size=4, unique_by=lambda each: each.name).
 
 @given(LAYOUTS, st.integers(0, 6))
 def test_whatever_is_kept_layouts_come_back_as_they_were(layouts: list[Layout], entries_max: int) -> None:
-    entries = Entries(entries_max)
+    entries = LayoutReader(entries_max)
     for layout in [*layouts, *layouts]:
         assert entries.decoded(encoded(layout), "digest") == layout
         assert len(entries) <= entries_max
 
 
 def test_what_ranks_have_alike_is_one_object() -> None:
-    entries = Entries()
+    entries = LayoutReader()
     norm = TensorEntry("norm", "float32", 4, (3,), (3,), (0,))
     one, other = (entries.decoded(encoded(layout_of([norm, rows("w", at, at + 4)])), "") for at in (0, 4))
     assert one.tensors[0] is other.tensors[0]
@@ -51,7 +51,7 @@ def test_what_ranks_have_alike_is_one_object() -> None:
 def test_where_nothing_is_alike_nothing_is_looked_for() -> None:
     """Layouts are what they are all the same; and what is known already is still found."""
     unlike = [layout_of([rows(f"{name}{rank}", 0, 4) for name in "abcd"]) for rank in range(6)]
-    entries = Entries(trials=Trials(6))
+    entries = LayoutReader(trials=LookupBudget(6))
     assert [entries.decoded(encoded(layout), "") for layout in unlike] == unlike
     assert len(entries) == 4, "one layout was a trial that did not pay"
     known = entries.decoded(encoded(unlike[0]), "")
@@ -66,7 +66,7 @@ def test_where_nothing_is_alike_nothing_is_looked_for() -> None:
 def test_parts_are_read_too() -> None:
     parts = (Part("u", (4, 2), (0, 0), (4, 2), (0, 0), (4, 2)),)
     layout = layout_of([TensorEntry("c", "int16", 2, (4, 2), (4, 2), (0, 0), parts), rows("w", 0, 4)])
-    assert Entries().decoded(encoded(layout), "") == layout
+    assert LayoutReader().decoded(encoded(layout), "") == layout
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_parts_are_read_too() -> None:
     ],
 )
 def test_what_is_none_is_refused_each_time(data: bytes, words: str) -> None:
-    entries = Entries()
+    entries = LayoutReader()
     good = layout_of([rows("w", 0, 4)])
     for _ in range(2):
         with pytest.raises(LayoutMismatch, match=words):
@@ -97,4 +97,4 @@ def test_what_is_none_is_refused_each_time(data: bytes, words: str) -> None:
 
 def test_entries_in_another_order_are_the_same_layout() -> None:
     layout = layout_of([rows("a", 0, 4), rows("b", 0, 4)])
-    assert Entries().decoded(blob(*reversed(layout.tensors)), "") == layout
+    assert LayoutReader().decoded(blob(*reversed(layout.tensors)), "") == layout

@@ -12,13 +12,13 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Join, Publish, Retain, Sender, Unreadable
 from tensorhub_common.protocol.log.events import AgentJoined, CommandRejected
-from tensorhub_common.protocol.plans import Demand, Plan, Turn
-from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.catalog_view.holders import Found
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.decision import Question, found_in
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.catalog_view.holders import Candidates
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.decision import PlanDecision, found_in
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 JOIN = Join(by=Sender("a", 1, 1), host="node-1", site="berlin")
 
@@ -31,12 +31,12 @@ class Entry(msgspec.Struct):
 
 
 @pytest.fixture
-def fold() -> Fold:
-    return Fold(Catalog("run-7"))
+def fold() -> CatalogReplica:
+    return CatalogReplica(Catalog("run-7"))
 
 
-def test_commands_are_folded_and_events_are_counted(fold: Fold) -> None:
-    (joined,) = fold.take(Entry(1, subjects.cmd("run-7", "join", "a"), codec.encode(JOIN)))
+def test_commands_are_folded_and_events_are_counted(fold: CatalogReplica) -> None:
+    (joined,) = fold.take(Entry(1, subjects.command_subject("run-7", "join", "a"), codec.encode(JOIN)))
     assert isinstance(joined, AgentJoined)
     assert fold.take(Entry(2, subjects.event("run-7", subjects.HUB, "agent", "joined"), codec.encode(joined))) == ()
     assert fold.position == 2
@@ -54,7 +54,7 @@ def test_commands_are_folded_and_events_are_counted(fold: Fold) -> None:
         ("tensorhub.v1.run-7.cmd.register", codec.encode(Publish(model="m", replica="r"))),
     ],
 )
-def test_what_is_no_command_is_folded_as_such(fold: Fold, subject: str, data: bytes) -> None:
+def test_what_is_no_command_is_folded_as_such(fold: CatalogReplica, subject: str, data: bytes) -> None:
     """It changes nothing, but the catalog has seen it."""
     (rejected,) = fold.take(Entry(1, subject, data))
     assert isinstance(rejected, CommandRejected)
@@ -63,9 +63,9 @@ def test_what_is_no_command_is_folded_as_such(fold: Fold, subject: str, data: by
 
 
 @pytest.mark.parametrize("seq", [0, 2])
-def test_only_the_next_entry_is_taken(fold: Fold, seq: int) -> None:
+def test_only_the_next_entry_is_taken(fold: CatalogReplica, seq: int) -> None:
     with pytest.raises(ValueError, match="can't follow on 0"):
-        fold.take(Entry(seq, subjects.cmd("run-7", "join", "a"), codec.encode(JOIN)))
+        fold.take(Entry(seq, subjects.command_subject("run-7", "join", "a"), codec.encode(JOIN)))
     assert fold.position == 0
 
 
@@ -77,14 +77,14 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
     world.publish("trainer", 1)
     world.fetch("rollout")
     world.say(Retain(model=MODEL, last=2))
-    fold = Fold(Catalog(world.catalog.job, level=world.catalog.level))
+    fold = CatalogReplica(Catalog(world.catalog.job, level=world.catalog.level))
     for seq, time, command in world.log:
         while fold.position < seq - 1:
             fold.take(Entry(fold.position + 1, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))
         assert not isinstance(command, Unreadable)
         verb = str(command.__struct_config__.tag)
         process = None if command.by is None else command.by.process
-        fold.take(Entry(seq, subjects.cmd("run-7", verb, process), codec.encode(command), time))
+        fold.take(Entry(seq, subjects.command_subject("run-7", verb, process), codec.encode(command), time))
     assert fold.catalog == world.catalog
 
 
@@ -98,7 +98,7 @@ def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_ha
     world.want("first", "latest")
     taken = encode(Snapshot(world.catalog.seq, world.catalog.time, world.catalog))
     turn = decided(world.want("second", "latest"))
-    demand = Demand(
+    demand = PlanRequest(
         model=MODEL,
         version=12,
         replica="second",
@@ -106,19 +106,19 @@ def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_ha
         agent="c",
         root=root(12),
         at_seq=world.catalog.seq,
-        turn=Turn(turn.cmd, turn.round),
+        turn=ReadPriority(turn.cmd, turn.round),
     )
     snapshot = decode(JOB, taken)
-    begun = Fold(snapshot.catalog, snapshot.seq)
+    begun = CatalogReplica(snapshot.catalog, snapshot.seq)
     for seq, time, command in world.log:
         if seq > snapshot.seq:
             apply(begun.catalog, seq, time, command)
-    limits, sizes = Limits(), Sizes([4 * MIB] * 256)
+    limits, sizes = PlanLimits(), PieceSizes([4 * MIB] * 256)
     answers = []
-    for fold in (Fold(world.catalog), begun):
+    for fold in (CatalogReplica(world.catalog), begun):
         found = found_in(fold, demand, limits)
-        assert isinstance(found, Found)
-        answers.append(Question(JOB, demand, found, sizes).decide(Ledger(limits), limits, 0.0))
+        assert isinstance(found, Candidates)
+        answers.append(PlanDecision(JOB, demand, found, sizes).decide(LoadLedger(limits), limits, 0.0))
     assert answers[0] == answers[1]
     assert isinstance(answers[1], Plan)
     assert [share.source.replica for share in answers[1].shares] == ["first"]

@@ -6,12 +6,12 @@ import pytest
 from tests.unit.planner.test_spans import SCALES, VALUES, cutout
 
 from tensorhub_common.layout.parts import Shape
-from tensorhub_common.programs.amax_cells import ENTRY_BYTES
-from tensorhub_planner.compiler.boxes import Cutout
-from tensorhub_planner.compiler.fp8_blocks import Table, has_some, parts_of_blocks
+from tensorhub_common.programs.amax_cells import AMAX_ENTRY_BYTES
+from tensorhub_planner.compiler.boxes import BoxGeometry
+from tensorhub_planner.compiler.fp8_blocks import AmaxTableLayout, has_some, parts_of_blocks
 
 
-def has_a_part(atom: Cutout, boxes: list[Cutout], start: Shape, stop: Shape) -> bool:
+def has_a_part(atom: BoxGeometry, boxes: list[BoxGeometry], start: Shape, stop: Shape) -> bool:
     return has_some(atom, parts_of_blocks(atom, boxes), start, stop)
 
 
@@ -41,6 +41,6 @@ def test_each_block_that_an_atom_has_to_do_with_has_an_entry_of_its_own(cast: st
     if cast == VALUES:
         start, stop = ((1, 2 * 128 + 5, 128), (3, 4 * 128 + 1, 3 * 128 + 70))
     atom = cutout(shape, start, stop, dtype="x", cast=cast)
-    table = Table.of(atom)
+    table = AmaxTableLayout.of(atom)
     every = list(product(*(range(a, b) for a, b in zip(*blocks, strict=True))))
-    assert [table.at(block) for block in every] == list(range(0, table.nbytes, ENTRY_BYTES))
+    assert [table.at(block) for block in every] == list(range(0, table.nbytes, AMAX_ENTRY_BYTES))

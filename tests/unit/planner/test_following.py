@@ -13,7 +13,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Join, Sender
@@ -21,10 +21,10 @@ from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.runtime import supervision
 from tensorhub_common.runtime.supervision import Fault
 from tensorhub_planner.context import catalogs as context_catalogs
-from tensorhub_planner.context.catalogs import Catalogs, JobUnknown, PlannerBehind
+from tensorhub_planner.context.catalogs import CatalogReplicas, JobUnknown, PlannerBehind
 
 JOB = "run-7"
-Step = Entry | Exception
+Step = StoredEntry | Exception
 
 
 class FakeLog:
@@ -47,7 +47,7 @@ class FakeLog:
             self.reads[-1].extend(steps)
             self.more.notify_all()
 
-    async def follow(self, seq: int) -> AsyncGenerator[Entry, None]:
+    async def follow(self, seq: int) -> AsyncGenerator[StoredEntry, None]:
         self.starts.append(seq)
         steps = self.reads[min(len(self.starts), len(self.reads)) - 1]
         at = 0
@@ -68,9 +68,11 @@ def catalog_of(found: object) -> Catalog:
     return found if isinstance(found, Catalog) else found.catalog  # type: ignore[attr-defined]
 
 
-def entry(seq: int) -> Entry:
+def entry(seq: int) -> StoredEntry:
     command = Join(by=Sender(f"agent-{seq}", 1, 1), host="node-1", site="berlin")
-    return Entry(seq, float(seq), subjects.cmd(JOB, "join", f"agent-{seq}"), {}, codec.encode(command))
+    return StoredEntry(
+        seq, float(seq), subjects.command_subject(JOB, "join", f"agent-{seq}"), {}, codec.encode(command)
+    )
 
 
 Seen = tuple[str, int, Event]
@@ -84,11 +86,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
         def __init__(self, bus: object, job: str) -> None:
             self.log = made if job == JOB else made.others[job]
 
-        def follow(self, seq: int) -> AsyncGenerator[Entry, None]:
+        def follow(self, seq: int) -> AsyncGenerator[StoredEntry, None]:
             return self.log.follow(seq)
 
     monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.JobLog", JobLog)
-    monkeypatch.setattr("tensorhub_planner.context.catalogs.restore.newest", made.newest)
+    monkeypatch.setattr("tensorhub_planner.context.catalogs.restore.newest_snapshot", made.newest)
     return made
 
 
@@ -128,13 +130,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def catalogs(log: FakeLog, seen: list[Seen], over: list[str], clock: Clock) -> AsyncIterator[Catalogs]:
-    made = Catalogs(cast("Bus", None), lambda job, seq, event: seen.append((job, seq, event)), over.append, clock)
+async def catalogs(log: FakeLog, seen: list[Seen], over: list[str], clock: Clock) -> AsyncIterator[CatalogReplicas]:
+    made = CatalogReplicas(
+        cast("Bus", None), lambda job, seq, event: seen.append((job, seq, event)), over.append, clock
+    )
     yield made
     await made.stop()
 
 
-async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: Catalogs, seen: list[Seen]) -> None:
+async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: CatalogReplicas, seen: list[Seen]) -> None:
     """And for no more than that: the earlier questions are answered earlier."""
     log.reads = [[entry(1)]]
     assert set((await catalogs.at(JOB, 0)).catalog.agents) == {"agent-1"}
@@ -148,7 +152,7 @@ async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: Catalogs,
     assert log.starts == [1], "one follower serves all questions"
 
 
-async def test_the_wait_is_bounded(log: FakeLog, catalogs: Catalogs) -> None:
+async def test_the_wait_is_bounded(log: FakeLog, catalogs: CatalogReplicas) -> None:
     """Who gave up is forgotten, and the next one is served."""
     log.reads = [[entry(1)]]
     with pytest.raises(PlannerBehind, match=r"up to 1, not to 2, after 0\.01 s"):
@@ -157,7 +161,7 @@ async def test_the_wait_is_bounded(log: FakeLog, catalogs: Catalogs) -> None:
     assert (await catalogs.at(JOB, 2, 5)).catalog.seq == 2
 
 
-async def test_only_so_many_wait(log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_wait(log: FakeLog, catalogs: CatalogReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_catalogs, "WAITING_MAX", 1)
     log.reads = [[]]
     first = asyncio.create_task(catalogs.at(JOB, 1, 5))
@@ -176,7 +180,7 @@ def snapshot(seq: int) -> Snapshot:
     return Snapshot(seq, float(seq), catalog)
 
 
-async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: Catalogs, seen: list[Seen]) -> None:
+async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: CatalogReplicas, seen: list[Seen]) -> None:
     log.snapshots = {0: snapshot(40)}
     log.reads = [[entry(41)]]
     assert set(catalog_of(await catalogs.at(JOB, 41, 5)).agents) == {f"agent-{n}" for n in range(1, 42)}
@@ -184,7 +188,7 @@ async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: Catalogs, seen:
     assert [seq for _, seq, _ in seen] == [41]
 
 
-async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: Catalogs, ended: list[Fault]) -> None:
+async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: CatalogReplicas, ended: list[Fault]) -> None:
     """The log was trimmed beyond what is folded here; who waits for what the snapshot holds is answered."""
     log.snapshots = {2: snapshot(5)}
     log.reads = [[entry(1), entry(2), LogGap("entry 3 is gone")], []]
@@ -195,7 +199,7 @@ async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: Catalogs, 
 
 @pytest.mark.parametrize("steps", [[entry(1), LogGap("entry 2 is gone")], [LogGap("entry 1 is gone")]])
 async def test_a_gap_that_stays_stops_that_job_alone(
-    log: FakeLog, catalogs: Catalogs, steps: list[Step], ended: list[Fault]
+    log: FakeLog, catalogs: CatalogReplicas, steps: list[Step], ended: list[Fault]
 ) -> None:
     """Without a snapshot to go on from. For a while every question about it is refused at once; others never notice."""
     log.reads = [steps]
@@ -207,7 +211,7 @@ async def test_a_gap_that_stays_stops_that_job_alone(
 
 
 async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
-    log: FakeLog, catalogs: Catalogs, over: list[str], monkeypatch: pytest.MonkeyPatch, ended: list[Fault]
+    log: FakeLog, catalogs: CatalogReplicas, over: list[str], monkeypatch: pytest.MonkeyPatch, ended: list[Fault]
 ) -> None:
     """The planner knows nothing of its own that a new log could contradict, or is told to forget it."""
     monkeypatch.setattr(context_catalogs, "ASIDE_S", 0.0)
@@ -220,7 +224,7 @@ async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
 
 
 async def test_a_job_without_a_log_is_asked_for_anew(
-    log: FakeLog, catalogs: Catalogs, over: list[str], ended: list[Fault]
+    log: FakeLog, catalogs: CatalogReplicas, over: list[str], ended: list[Fault]
 ) -> None:
     """It may be opened in the meantime; the planner goes on."""
     log.reads = [[LogMissing("no log")], [entry(1)]]
@@ -231,13 +235,13 @@ async def test_a_job_without_a_log_is_asked_for_anew(
     assert not ended
 
 
-async def test_only_so_many_jobs(log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_jobs(log: FakeLog, catalogs: CatalogReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_catalogs, "JOBS_MAX", 0)
     with pytest.raises(PlannerBehind, match="its limit"):
         await catalogs.at(JOB, 1)
 
 
-async def test_who_waits_is_told_of_the_end(log: FakeLog, catalogs: Catalogs) -> None:
+async def test_who_waits_is_told_of_the_end(log: FakeLog, catalogs: CatalogReplicas) -> None:
     log.reads = [[]]
     asking = asyncio.create_task(catalogs.at(JOB, 1, 5))
     await asyncio.sleep(0)
@@ -247,7 +251,7 @@ async def test_who_waits_is_told_of_the_end(log: FakeLog, catalogs: Catalogs) ->
 
 
 async def test_a_fold_that_raises_sets_its_job_aside_and_no_other(
-    log: FakeLog, catalogs: Catalogs, over: list[str], ended: list[Fault]
+    log: FakeLog, catalogs: CatalogReplicas, over: list[str], ended: list[Fault]
 ) -> None:
     """Whatever it raises. The planner goes on, says which job and why, and refuses the job's questions with that."""
     log.reads = [[entry(1), entry(3)]]
@@ -268,7 +272,7 @@ async def test_a_fold_that_raises_sets_its_job_aside_and_no_other(
 
 
 async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
-    log: FakeLog, catalogs: Catalogs, clock: Clock
+    log: FakeLog, catalogs: CatalogReplicas, clock: Clock
 ) -> None:
     """From its snapshot, by the first question after 5 s, then 10 s and so on; 5 s again once it has got further."""
     log.reads = [[entry(1), entry(3)], [entry(1), entry(3)], [entry(1), entry(2), entry(4)]]
@@ -290,7 +294,7 @@ async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
 
 
 async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
-    log: FakeLog, catalogs: Catalogs, clock: Clock
+    log: FakeLog, catalogs: CatalogReplicas, clock: Clock
 ) -> None:
     """It is folded again up to before what it failed at, which shows nothing yet."""
     log.reads = [[entry(1), entry(3)], [entry(1)]]
@@ -307,7 +311,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
     assert (catalogs.health(JOB).state, catalogs.ailing) == ("well", [])
 
 
-async def test_who_asks_how_a_job_is_has_it_tried_again(log: FakeLog, catalogs: Catalogs, clock: Clock) -> None:
+async def test_who_asks_how_a_job_is_has_it_tried_again(log: FakeLog, catalogs: CatalogReplicas, clock: Clock) -> None:
     """Nobody reads in it: else it would be told as set aside for ever, though what was wrong with it is mended."""
     log.reads = [[entry(1), entry(3)], [entry(1), entry(2), entry(3)]]
     with pytest.raises(RegistryUnavailable, match="entry 3 can't be folded"):
@@ -323,7 +327,7 @@ async def test_who_asks_how_a_job_is_has_it_tried_again(log: FakeLog, catalogs: 
 
 
 async def test_a_job_that_is_gone_is_not_set_aside(
-    log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch
+    log: FakeLog, catalogs: CatalogReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log was deleted since, and nobody asks for it."""
     log.reads = [[entry(1), entry(3)]]
@@ -336,7 +340,7 @@ async def test_a_job_that_is_gone_is_not_set_aside(
             listed.set()
         return []
 
-    monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.jobs", jobs)
+    monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.list_jobs", jobs)
     monkeypatch.setattr(context_catalogs, "DISCOVER_S", 0.0)
     catalogs.start()
     async with asyncio.timeout(5):
@@ -345,7 +349,7 @@ async def test_a_job_that_is_gone_is_not_set_aside(
 
 
 async def test_what_sees_the_events_can_end_no_planner(
-    log: FakeLog, catalogs: Catalogs, seen: list[Seen], ended: list[Fault], monkeypatch: pytest.MonkeyPatch
+    log: FakeLog, catalogs: CatalogReplicas, seen: list[Seen], ended: list[Fault], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planner's own ledgers are told of each event while it is folded."""
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner.compiler.layout_index import Groupings
+from tensorhub_planner.compiler.layout_index import GroupingCache
 
 Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -14,7 +14,7 @@ LAYOUTS = st.lists(ATOMS.map(lambda atoms: tuple(zip(*atoms, strict=True)) or ((
 @given(LAYOUTS)
 def test_atoms_of_one_cutout_and_one_kind_are_a_group(layouts: list[Columns]) -> None:
     """Whatever was asked for before: the groups stand in the order of their first atoms, and have all of them."""
-    groupings = Groupings()
+    groupings = GroupingCache()
     for at, cutouts, kinds in [*layouts, *layouts]:
         expected: dict[tuple[int, int], list[int]] = {}
         for number, both in enumerate(zip(cutouts, kinds, strict=True)):
@@ -29,7 +29,7 @@ def test_atoms_of_one_cutout_and_one_kind_are_a_group(layouts: list[Columns]) ->
 
 def test_kinds_may_have_any_numbers() -> None:
     """Each rank has experts that other sources have: nevertheless it is one object."""
-    groupings = Groupings()
+    groupings = GroupingCache()
     one = groupings.of((0, 256, 512), (4, 4, 4), (7, 9, 7))
     assert groupings.of((0, 256, 512), (4, 4, 4), (8, 3, 8)) is one
     assert groupings.of((0, 256, 512), (4, 4, 4), (8, 8, 3)) is not one

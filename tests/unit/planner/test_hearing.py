@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from tests.bounds import WAIT_S
 
-from tensorhub_common.bus.client import Handler
+from tensorhub_common.bus.client import MessageHandler
 from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.subjects import beat, beats
 from tensorhub_planner.context import load_subscriber as module
-from tensorhub_planner.context.load_subscriber import Hearing
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.context.load_subscriber import LoadSubscriber
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.primitives.limits import PlanLimits
 
 TURNS = 5
 
@@ -24,9 +24,9 @@ class FakeBus:
 
     def __init__(self, *, forbids: bool = False) -> None:
         self.forbids = forbids
-        self.hear: Handler | None = None
+        self.hear: MessageHandler | None = None
 
-    async def subscribe(self, subject: str, on_message: Handler) -> None:
+    async def subscribe(self, subject: str, on_message: MessageHandler) -> None:
         assert subject == beats()
         if self.forbids:
             raise NotPermitted("not for you")
@@ -34,11 +34,11 @@ class FakeBus:
 
     def says(self, agent: str, *, on: str | None = None) -> None:
         assert self.hear is not None
-        self.hear(Message(beat(on or agent), "", {}, msgspec.json.encode(Beat(agent=agent, incarnation=1))))
+        self.hear(Message(beat(on or agent), "", {}, msgspec.json.encode(Heartbeat(agent=agent, incarnation=1))))
 
 
-async def listening(bus: FakeBus) -> Hearing:
-    made = Hearing(bus, Ledger(Limits()))  # type: ignore[arg-type]
+async def listening(bus: FakeBus) -> LoadSubscriber:
+    made = LoadSubscriber(bus, LoadLedger(PlanLimits()))  # type: ignore[arg-type]
     await made.start()
     return made
 

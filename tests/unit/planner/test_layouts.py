@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tensorhub_common.bus.errors import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.jetstream.blob_store import BlobStore, blob_digest
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, pieces
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.context import layout_store
-from tensorhub_planner.context.layout_store import Layouts, most_pieces
+from tensorhub_planner.context.layout_store import LayoutStore, most_pieces
 
 MIB = 1024 * 1024
 
@@ -28,8 +28,8 @@ class FakeBlobs:
 
     def put(self, layout: Any) -> str:
         data = encoded(layout) if isinstance(layout, Layout) else msgspec.msgpack.encode(layout)
-        self.stored[digest_of(data)] = data
-        return digest_of(data)
+        self.stored[blob_digest(data)] = data
+        return blob_digest(data)
 
     async def get(self, job: str, digest: str) -> bytes:
         self.asked += 1
@@ -49,11 +49,11 @@ def blobs() -> FakeBlobs:
 
 
 @pytest.fixture
-def known(blobs: FakeBlobs) -> Layouts:
-    return Layouts(cast("Blobs", blobs), Supervisor("the planner of a test"))
+def known(blobs: FakeBlobs) -> LayoutStore:
+    return LayoutStore(cast("BlobStore", blobs), Supervisor("the planner of a test"))
 
 
-async def test_sizes_are_those_of_the_pieces(blobs: FakeBlobs, known: Layouts) -> None:
+async def test_sizes_are_those_of_the_pieces(blobs: FakeBlobs, known: LayoutStore) -> None:
     layout = layout_of([entry("w", 5 * MIB, 1), entry("b", 3)])
     digest = blobs.put(layout)
     assert digest == layout_digest(layout), "a layout's name in the catalog is its name in the store"
@@ -62,7 +62,7 @@ async def test_sizes_are_those_of_the_pieces(blobs: FakeBlobs, known: Layouts) -
     assert await known.layout("run-7", digest) == layout
 
 
-async def test_many_who_ask_read_once(blobs: FakeBlobs, known: Layouts) -> None:
+async def test_many_who_ask_read_once(blobs: FakeBlobs, known: LayoutStore) -> None:
     digest = blobs.put(layout_of([entry("w", 4)]))
     found = await asyncio.gather(*(known.sizes("run-7", digest) for _ in range(20)))
     assert blobs.asked == 1
@@ -71,7 +71,7 @@ async def test_many_who_ask_read_once(blobs: FakeBlobs, known: Layouts) -> None:
     assert blobs.asked == 1
 
 
-async def test_a_failure_is_not_kept(blobs: FakeBlobs, known: Layouts) -> None:
+async def test_a_failure_is_not_kept(blobs: FakeBlobs, known: LayoutStore) -> None:
     """Whoever asks again, after the layout was put, gets it."""
     layout = layout_of([entry("w", 4)])
     with pytest.raises(BlobMissing):
@@ -82,7 +82,7 @@ async def test_a_failure_is_not_kept(blobs: FakeBlobs, known: Layouts) -> None:
 
 @pytest.mark.parametrize("limit", ["LAYOUTS_MAX", "PIECES_KEPT_MAX"])
 async def test_the_cache_is_bounded(
-    blobs: FakeBlobs, known: Layouts, monkeypatch: pytest.MonkeyPatch, limit: str
+    blobs: FakeBlobs, known: LayoutStore, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(layout_store, limit, 3)
     digests = [blobs.put(layout_of([entry(f"w{n}", 4)])) for n in range(5)]
@@ -101,7 +101,7 @@ async def test_the_cache_is_bounded(
         Layout((entry("w", 2**62, 2**62),)),
     ],
 )
-async def test_a_bad_layout_is_refused(blobs: FakeBlobs, known: Layouts, bad: object) -> None:
+async def test_a_bad_layout_is_refused(blobs: FakeBlobs, known: LayoutStore, bad: object) -> None:
     """At once: nothing of it is counted out."""
     with pytest.raises(LayoutMismatch):
         await known.sizes("run-7", blobs.put(bad))

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
-from tensorhub_common.protocol.heartbeat import Beat, Served, Serving
+from tensorhub_common.protocol.heartbeat import Heartbeat, ReaderLoad, ServingLoad
 from tensorhub_common.protocol.log.events import AgentLost, Event, ReplicaReady, RoundFailed, RoundReopened, ShardFilled
 from tensorhub_common.protocol.plans import Plan, Share, Transport
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Busy, Lane, Reader
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import AgentTransport, Load, ReaderId
+from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
-ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))
+ONE, TWO = (ReaderId(JOB, "policy", "rollout", shard) for shard in range(2))
 
 FILLED = ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
 
@@ -29,23 +29,23 @@ def of(*shares: Share) -> Plan:
 
 
 @pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    made = Ledger(Limits(assigned_s_max=10, readers_max=4))
+def ledger() -> Iterator[LoadLedger]:
+    made = LoadLedger(PlanLimits(assigned_s_max=10, readers_max=4))
     yield made
     made.check()
 
 
-def test_plans_add_up(ledger: Ledger) -> None:
+def test_plans_add_up(ledger: LoadLedger) -> None:
     """By agent and transport: a local reader is no load on the network card."""
     ledger.assign(ONE, of(share("a", 5), share("b", 7)), 0)
     ledger.assign(TWO, of(share("a", 1), share("b", 3, "local")), 1)
-    assert ledger.at(1) == {("a", "ucxx"): Busy(2, 6), ("b", "ucxx"): Busy(1, 7), ("b", "local"): Busy(1, 3)}
+    assert ledger.at(1) == {("a", "ucxx"): Load(2, 6), ("b", "ucxx"): Load(1, 7), ("b", "local"): Load(1, 3)}
 
 
-def test_whom_only_a_reader_and_its_siblings_read_from(ledger: Ledger) -> None:
+def test_whom_only_a_reader_and_its_siblings_read_from(ledger: LoadLedger) -> None:
     """As far as plans and agents' words say; who reads from others does not matter."""
-    lanes: list[Lane] = [("a", "ucxx"), ("b", "ucxx")]
-    other = Reader(JOB, "policy", "another", 0)
+    lanes: list[AgentTransport] = [("a", "ucxx"), ("b", "ucxx")]
+    other = ReaderId(JOB, "policy", "another", 0)
     assert ledger.serves_only(ONE, lanes, 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
     assert ledger.serves_only(ONE, lanes, 0)
@@ -56,25 +56,25 @@ def test_whom_only_a_reader_and_its_siblings_read_from(ledger: Ledger) -> None:
     assert not ledger.serves_only(ONE, lanes, 0)
 
 
-def test_whom_others_read_from_as_their_agents_say(ledger: Ledger) -> None:
-    ledger.hear(Beat(agent="a", incarnation=1, serving=(Serving("ucxx", 1, 5),)), 0)
+def test_whom_others_read_from_as_their_agents_say(ledger: LoadLedger) -> None:
+    ledger.hear(Heartbeat(agent="a", incarnation=1, serving=(ServingLoad("ucxx", 1, 5),)), 0)
     assert not ledger.serves_only(ONE, [("a", "ucxx")], 0)
     assert ledger.serves_only(ONE, [("b", "ucxx")], 0)
 
 
-def test_a_read_that_begins_anew(ledger: Ledger) -> None:
+def test_a_read_that_begins_anew(ledger: LoadLedger) -> None:
     ledger.assign(ONE, of(share("a", 5)), 0)
     ledger.done(ONE)
     ledger.assign(ONE, of(share("b", 5)), 1)
-    assert ledger.at(1) == {("b", "ucxx"): Busy(1, 5)}
+    assert ledger.at(1) == {("b", "ucxx"): Load(1, 5)}
 
 
-def test_planning_a_part_again_keeps_the_rest(ledger: Ledger) -> None:
+def test_planning_a_part_again_keeps_the_rest(ledger: LoadLedger) -> None:
     """What the failed source had goes; what the others still give stays, and more of the same is one reader still."""
     ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
     ledger.failed(ONE, [source("a")])
     ledger.assign(ONE, of(share("b", 5)), 1)
-    assert ledger.at(1) == {("b", "ucxx"): Busy(1, 10)}
+    assert ledger.at(1) == {("b", "ucxx"): Load(1, 10)}
 
 
 @pytest.mark.parametrize(
@@ -87,28 +87,28 @@ def test_planning_a_part_again_keeps_the_rest(ledger: Ledger) -> None:
         AgentLost(agent="a", incarnation=1, term=1),
     ],
 )
-def test_the_log_ends_a_read(ledger: Ledger, event: Event) -> None:
+def test_the_log_ends_a_read(ledger: LoadLedger, event: Event) -> None:
     ledger.assign(ONE, of(share("a", 5)), 0)
     ledger.see(
         "another-job", 60, ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
     )
-    assert ledger.at(1) == {("a", "ucxx"): Busy(1, 5)}
+    assert ledger.at(1) == {("a", "ucxx"): Load(1, 5)}
     ledger.see(JOB, 60, event)
     assert ledger.at(1) == {}
 
 
-def test_what_was_reserved_goes_when_its_reader_asks(ledger: Ledger) -> None:
+def test_what_was_reserved_goes_when_its_reader_asks(ledger: LoadLedger) -> None:
     """Else a read would count twice. What it asked for by itself stays."""
     ledger.assign(ONE, of(share("a", 5)), 0, reserved=True)
     ledger.assign(ONE, of(share("b", 5)), 1)
-    assert ledger.at(1) == {("b", "ucxx"): Busy(1, 5)}
+    assert ledger.at(1) == {("b", "ucxx"): Load(1, 5)}
     ledger.assign(ONE, of(share("b", 1)), 2)
-    assert ledger.at(2) == {("b", "ucxx"): Busy(1, 6)}
+    assert ledger.at(2) == {("b", "ucxx"): Load(1, 6)}
 
 
-def test_a_chain_is_as_deep_as_its_longest_way(ledger: Ledger) -> None:
+def test_a_chain_is_as_deep_as_its_longest_way(ledger: LoadLedger) -> None:
     """One reads from a ready shard, the next from that, and the last from the second and a ready one."""
-    first, second, last = (Reader(JOB, "policy", f"on-{agent}", 0) for agent in "abc")
+    first, second, last = (ReaderId(JOB, "policy", f"on-{agent}", 0) for agent in "abc")
     assert ledger.depth(first) == 1, "of whom nothing is known, a reader of a ready one at best"
     ledger.assign(first, of(share("ready", 5)), 0)
     assert ledger.depth(first) == 1
@@ -118,22 +118,22 @@ def test_a_chain_is_as_deep_as_its_longest_way(ledger: Ledger) -> None:
     assert ledger.depth(last) == 3
 
 
-def test_a_read_that_never_ends_is_forgotten(ledger: Ledger) -> None:
+def test_a_read_that_never_ends_is_forgotten(ledger: LoadLedger) -> None:
     ledger.assign(ONE, of(share("a", 5)), 0)
     ledger.assign(TWO, of(share("a", 5)), 4)
-    assert ledger.at(9.9) == {("a", "ucxx"): Busy(2, 10)}
-    assert ledger.at(10) == {("a", "ucxx"): Busy(1, 5)}
+    assert ledger.at(9.9) == {("a", "ucxx"): Load(2, 10)}
+    assert ledger.at(10) == {("a", "ucxx"): Load(1, 5)}
     assert ledger.at(14) == {}
 
 
-def test_the_ledger_is_bounded(ledger: Ledger) -> None:
+def test_the_ledger_is_bounded(ledger: LoadLedger) -> None:
     """Past the limit the oldest reads are forgotten."""
     for shard in range(9):
-        ledger.assign(Reader(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10)
-    assert ledger.at(1) == {("a", "ucxx"): Busy(4, 4)}
+        ledger.assign(ReaderId(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10)
+    assert ledger.at(1) == {("a", "ucxx"): Load(4, 4)}
 
 
-readers = st.sampled_from([Reader(JOB, "policy", replica, shard) for replica in ("r", "s") for shard in range(3)])
+readers = st.sampled_from([ReaderId(JOB, "policy", replica, shard) for replica in ("r", "s") for shard in range(3)])
 plans = st.lists(
     st.builds(share, st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(("local", "ucxx"))), max_size=3
 ).map(lambda shares: of(*shares))
@@ -149,7 +149,7 @@ steps = st.lists(
 
 @given(steps)
 def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # type: ignore[type-arg]
-    ledger, now = Ledger(Limits(assigned_s_max=10, readers_max=4)), 0.0
+    ledger, now = LoadLedger(PlanLimits(assigned_s_max=10, readers_max=4)), 0.0
     for step in story:
         match step:
             case ("assign", reader, plan):
@@ -171,48 +171,52 @@ def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # typ
     assert ledger.at(now + 10) == {}
 
 
-def says(agent: str, readers: int, nbytes: int = 0, named: Iterable[tuple[Reader, int]] = ()) -> Beat:
+def says(agent: str, readers: int, nbytes: int = 0, named: Iterable[tuple[ReaderId, int]] = ()) -> Heartbeat:
     """`named`: of the readers these, each with where it was decided; all of them have equal parts of the bytes."""
-    served = tuple(Served(each.job, each.model, each.replica, each.shard, at, nbytes // readers) for each, at in named)
-    return Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, nbytes, served),) if readers else ())
+    served = tuple(
+        ReaderLoad(each.job, each.model, each.replica, each.shard, at, nbytes // readers) for each, at in named
+    )
+    return Heartbeat(
+        agent=agent, incarnation=1, serving=(ServingLoad("ucxx", readers, nbytes, served),) if readers else ()
+    )
 
 
-def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: Ledger) -> None:
+def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: LoadLedger) -> None:
     """A planner that was just started knows nothing else."""
     ledger.hear(says("a", 8, 40), 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(8, 40)}
-    assert ledger.at(Limits().said_s_max) == {}
+    assert ledger.at(0) == {("a", "ucxx"): Load(8, 40)}
+    assert ledger.at(PlanLimits().said_s_max) == {}
 
 
-def test_whom_an_agent_names_counts_beside_those_that_are_assigned_here(ledger: Ledger) -> None:
+def test_whom_an_agent_names_counts_beside_those_that_are_assigned_here(ledger: LoadLedger) -> None:
     """And once where both know of a reader, whether it was assigned before the agent spoke or since."""
     ledger.hear(says("a", 1, 30, named=[(ONE, 50)]), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(2, 35)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(2, 35)}
     ledger.hear(says("a", 2, 60, named=[(ONE, 50), (TWO, 51)]), 1)
-    assert ledger.at(1) == {("a", "ucxx"): Busy(2, 60)}, "what it serves may be more than was planned here"
+    assert ledger.at(1) == {("a", "ucxx"): Load(2, 60)}, "what it serves may be more than was planned here"
     ledger.assign(ONE, of(share("a", 7)), 1)
     assert ledger.at(1)["a", "ucxx"].readers == 2
 
 
-def test_where_nobody_is_named_the_larger_number_counts(ledger: Ledger) -> None:
+def test_where_nobody_is_named_the_larger_number_counts(ledger: LoadLedger) -> None:
     """An agent of an earlier release only counts."""
     ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
     ledger.hear(says("a", 1, 30), 0)
     ledger.hear(says("b", 4, 3), 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(2, 30), ("b", "ucxx"): Busy(4, 5)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(2, 30), ("b", "ucxx"): Load(4, 5)}
 
 
-def test_who_is_only_counted_stays_when_others_end(ledger: Ledger) -> None:
+def test_who_is_only_counted_stays_when_others_end(ledger: LoadLedger) -> None:
     """A beat names so many at most."""
     ledger.hear(says("a", 5, 50, named=[(ONE, 50), (TWO, 50)]), 0)
     ledger.see(JOB, 60, FILLED)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(4, 40)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(4, 40)}
 
 
 @pytest.mark.parametrize("order", ["beat first", "log first", "twice"])
-def test_a_read_that_the_log_says_is_over_is_no_load_whenever_the_beat_comes(ledger: Ledger, order: str) -> None:
+def test_a_read_that_the_log_says_is_over_is_no_load_whenever_the_beat_comes(ledger: LoadLedger, order: str) -> None:
     """The log comes by another way than beats, which are as old as a beat."""
     beat = says("a", 2, 10, named=[(ONE, 50), (TWO, 50)])
     if order != "log first":
@@ -220,10 +224,10 @@ def test_a_read_that_the_log_says_is_over_is_no_load_whenever_the_beat_comes(led
     ledger.see(JOB, 60, FILLED)
     if order != "beat first":
         ledger.hear(beat, 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(1, 5)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(1, 5)}
 
 
-def test_a_source_that_was_tried_beside_another_does_not_leave_that_ones_reader_behind(ledger: Ledger) -> None:
+def test_a_source_that_was_tried_beside_another_does_not_leave_that_ones_reader_behind(ledger: LoadLedger) -> None:
     """Who asks for a part from somebody else goes on with the source that it avoids for it: beats say so, till the end.
 
     Else each reader that tried another source would seem to read from the first for a beat after its read.
@@ -232,28 +236,28 @@ def test_a_source_that_was_tried_beside_another_does_not_leave_that_ones_reader_
     ledger.hear(says("a", 1, 64, named=[(ONE, 50)]), 0)
     ledger.failed(ONE, [source("a")])
     ledger.assign(ONE, of(share("b", 6)), 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(1, 64), ("b", "ucxx"): Busy(1, 6)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(1, 64), ("b", "ucxx"): Load(1, 6)}
     ledger.assign(TWO, of(share("a", 1)), 0)
-    assert ledger.at(0)["a", "ucxx"] == Busy(2, 65), "one more, of whom it has not spoken yet"
+    assert ledger.at(0)["a", "ucxx"] == Load(2, 65), "one more, of whom it has not spoken yet"
     ledger.done(TWO)
     ledger.hear(says("a", 1, 64, named=[(ONE, 50)]), 0.5)
     ledger.see(JOB, 60, FILLED)
     assert ledger.at(0.5) == {}
 
 
-def test_what_is_decided_later_counts_again(ledger: Ledger) -> None:
+def test_what_is_decided_later_counts_again(ledger: LoadLedger) -> None:
     ledger.see(JOB, 60, FILLED)
     ledger.hear(says("a", 1, 5, named=[(ONE, 61)]), 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(1, 5)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(1, 5)}
 
 
-def test_a_lost_agents_word_is_forgotten(ledger: Ledger) -> None:
+def test_a_lost_agents_word_is_forgotten(ledger: LoadLedger) -> None:
     ledger.hear(says("a", 4), 0)
     ledger.see(JOB, 60, AgentLost(agent="a", incarnation=1, term=1))
     assert ledger.at(0) == {}
 
 
-readers = st.builds(Reader, st.just(JOB), st.just("policy"), st.sampled_from("xyz"), st.just(0))
+readers = st.builds(ReaderId, st.just(JOB), st.just("policy"), st.sampled_from("xyz"), st.just(0))
 moves = st.one_of(
     st.tuples(st.just("assign"), readers, st.sampled_from("ab"), st.integers(0, 9)),
     st.tuples(st.just("done"), readers, st.just(""), st.just(0)),
@@ -264,9 +268,9 @@ moves = st.one_of(
 
 
 @given(st.lists(moves, max_size=30))
-def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tuple[str, Reader, str, int]]) -> None:
+def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tuple[str, ReaderId, str, int]]) -> None:
     """Whatever comes in whatever order; once all is quiet, nothing is left."""
-    ledger = Ledger(Limits(assigned_s_max=100, said_s_max=3))
+    ledger = LoadLedger(PlanLimits(assigned_s_max=100, said_s_max=3))
     for now, (what, reader, agent, number) in enumerate(history):
         match what:
             case "assign":

@@ -4,12 +4,12 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided
 
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.protocol.plans import Demand, Plan, Turn
-from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.compiler.tiling import OWNERS_MAX
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.request import Answering
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.request import DemandPlanner
+from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_simulator.faultsim.models.layouts import Layouts
 from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
 
@@ -36,11 +36,11 @@ def test_the_first_of_many_readers_that_all_have_a_norm_reads_it_from_the_one_wh
             log.register(engine, engine, each, RANKS, layout=layouts.add(shard(each, 1)))
         for each in range(RANKS):
             told = log.want(engine, "latest", each)
-        turns[engine] = Turn(decided(told).cmd, decided(told).round)
-    known = Known(layouts, lambda: Fold(log.catalog, log.catalog.seq), lambda: 0.0)
-    answering = Answering("job", known, Ledger(Limits()), Limits())
+        turns[engine] = ReadPriority(decided(told).cmd, decided(told).round)
+    known = Known(layouts, lambda: CatalogReplica(log.catalog, log.catalog.seq), lambda: 0.0)
+    answering = DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits())
     for engine, turn in turns.items():
-        demand = Demand(
+        demand = PlanRequest(
             model=MODEL, version=1, replica=engine, shard=rank, agent=engine, root=None, at_seq=0, turn=turn
         )
         answer = at_once(answering.answer(demand))

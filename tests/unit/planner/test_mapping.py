@@ -4,13 +4,13 @@ import msgspec
 from tests.unit.planner.given import LAYOUT, SIZES, TOPOLOGY, agents, answer, demand, holder, planned, refused, source
 
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.protocol.plans import Demand
-from tensorhub_planner.load.ledger import Load
-from tensorhub_planner.load.load import Busy
+from tensorhub_common.protocol.plans import PlanRequest
+from tensorhub_planner.load.ledger import LoadView
+from tensorhub_planner.load.load import Load
 from tensorhub_planner.primitives.topology import Topology
 
 
-def mapped(*avoid: str) -> Demand:
+def mapped(*avoid: str) -> PlanRequest:
     return msgspec.structs.replace(demand(avoid=avoid), mapped=True)
 
 
@@ -26,11 +26,11 @@ def test_all_of_a_holder_on_the_readers_host_is_mapped() -> None:
 def test_the_nearest_comes_first_and_then_who_has_fewest_readers() -> None:
     own = holder("me")
     assert agents(planned(holder("beside"), own, wants=mapped())) == ["me"]
-    load: Load = {("me", "local"): Busy(readers=5, nbytes=0)}
+    load: LoadView = {("me", "local"): Load(readers=5, nbytes=0)}
     assert agents(planned(holder("beside"), own, wants=mapped(), load=load)) == ["me"]
     there = Topology({**TOPOLOGY.places, "neighbour": TOPOLOGY.places["me"]})
     for busy, idle in (("beside", "neighbour"), ("neighbour", "beside")):
-        load = {(busy, "local"): Busy(readers=1, nbytes=0)}
+        load = {(busy, "local"): Load(readers=1, nbytes=0)}
         found = planned(holder("beside"), holder("neighbour"), wants=mapped(), load=load, topology=there)
         assert agents(found) == [idle]
 

@@ -6,25 +6,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import GIVEN_LINKS, MIB, SEAT, SIZES, TOPOLOGY, agents, demand, holder, planned, source
 
-from tensorhub_common.protocol.plans import RATES_MAX, Demand, LinkRate, Plan, SourceId, Transport
-from tensorhub_planner.catalog_view.holders import Holders
-from tensorhub_planner.load.ledger import Load
-from tensorhub_planner.load.load import Busy
-from tensorhub_planner.planning.cost_model import BPS_MAX, OWN_HOST, STEP, believed, link_of, measured_limits, stepped
-from tensorhub_planner.planning.plan import plan
-from tensorhub_planner.primitives.limits import LOCAL, NETWORK, WIDE, Limits
-from tensorhub_planner.primitives.topology import Distance, Place, Topology
+from tensorhub_common.protocol.plans import RATES_MAX, LinkRate, Plan, PlanRequest, SourceId, Transport
+from tensorhub_planner.catalog_view.holders import HolderSet
+from tensorhub_planner.load.ledger import LoadView
+from tensorhub_planner.load.load import Load
+from tensorhub_planner.planning.cost_model import (
+    BPS_MAX,
+    OWN_HOST,
+    STEP,
+    link_of,
+    measured_limits,
+    stepped,
+    trusted_rates,
+)
+from tensorhub_planner.planning.plan import make_plan
+from tensorhub_planner.primitives.limits import LOCAL, NETWORK, WIDE, PlanLimits
+from tensorhub_planner.primitives.topology import AgentPlace, Distance, Topology
 
 GB = 10**9
-LIMITS = Limits()
-NODE = Place("node-2", "berlin", "r07")
+LIMITS = PlanLimits()
+NODE = AgentPlace("node-2", "berlin", "r07")
 
 
 def rate(link: str, bps: int, *, samples: int = 9, age_s: float = 1.0, transport: Transport = "ucxx") -> LinkRate:
     return LinkRate(link, transport, bps, samples, age_s)
 
 
-def measured(*rates: LinkRate) -> Demand:
+def measured(*rates: LinkRate) -> PlanRequest:
     return msgspec.structs.replace(demand(), rates=rates)
 
 
@@ -64,11 +72,11 @@ def test_the_links_names(distance: Distance, link: str) -> None:
     ],
 )
 def test_what_counts_has_enough_samples_and_is_not_too_old(told: LinkRate, *, counts: bool) -> None:
-    assert bool(believed([told], LIMITS)) == counts
+    assert bool(trusted_rates([told], LIMITS)) == counts
 
 
 def test_a_demand_that_tells_too_much_is_cut() -> None:
-    assert len(believed([rate(f"site/{n}", GB) for n in range(2 * RATES_MAX)], LIMITS)) == RATES_MAX
+    assert len(trusted_rates([rate(f"site/{n}", GB) for n in range(2 * RATES_MAX)], LIMITS)) == RATES_MAX
 
 
 def test_without_measurements_the_model_holds() -> None:
@@ -78,7 +86,7 @@ def test_without_measurements_the_model_holds() -> None:
 def test_what_is_not_measured_is_as_its_like() -> None:
     """Hosts of a site: the median of those that are measured. The reader takes in what it got at best."""
     rates = [rate("site/a", 1 * GB), rate("site/b", 2 * GB), rate("site/c", 9 * GB)]
-    limits = measured_limits(believed(rates, LIMITS), LIMITS)
+    limits = measured_limits(trusted_rates(rates, LIMITS), LIMITS)
     assert (limits.network.source_bps, limits.network.ingest_bps) == (stepped(2 * GB), stepped(9 * GB))
     assert limits.rack == limits.network, "of the rack nothing is known but that it is of this network"
     assert (limits.local, limits.wide) == (LOCAL, WIDE)
@@ -86,14 +94,14 @@ def test_what_is_not_measured_is_as_its_like() -> None:
 
 def test_a_rack_is_measured_by_itself() -> None:
     rates = [rate("rack/a", 8 * GB), rate("site/b", 2 * GB)]
-    limits = measured_limits(believed(rates, LIMITS), LIMITS)
+    limits = measured_limits(trusted_rates(rates, LIMITS), LIMITS)
     assert (limits.rack.source_bps, limits.network.source_bps) == (stepped(8 * GB), stepped(2 * GB))
     assert limits.rack.ingest_bps == limits.network.ingest_bps == stepped(8 * GB)
 
 
 def test_the_readers_own_host_and_other_sites_say_nothing_of_the_network() -> None:
     rates = [rate(OWN_HOST, 5 * GB, transport="local"), rate("wan/paris", 100)]
-    limits = measured_limits(believed(rates, LIMITS), LIMITS)
+    limits = measured_limits(trusted_rates(rates, LIMITS), LIMITS)
     assert limits.local.ingest_bps == stepped(5 * GB)
     assert limits.local.source_bps is None
     assert (limits.network, limits.wide) == (NETWORK, WIDE)
@@ -120,10 +128,10 @@ def test_of_sources_that_are_about_as_fast_the_lot_decides() -> None:
     assert found == {"a", "b"}
 
 
-def _given_to(wants: Demand, reader: SourceId) -> list[str]:
-    places = Topology({**TOPOLOGY.places, reader.agent: Place("host-of-reader", "berlin")})
+def _given_to(wants: PlanRequest, reader: SourceId) -> list[str]:
+    places = Topology({**TOPOLOGY.places, reader.agent: AgentPlace("host-of-reader", "berlin")})
     seat = msgspec.structs.replace(SEAT, me=reader)
-    answer = plan(wants, seat, SIZES, Holders((holder("a"), holder("b"))), places, {}, LIMITS)
+    answer = make_plan(wants, seat, SIZES, HolderSet((holder("a"), holder("b"))), places, {}, LIMITS)
     assert isinstance(answer, Plan)
     return agents(answer)
 
@@ -133,7 +141,7 @@ def test_a_source_that_was_measured_to_be_slow_is_avoided() -> None:
     slow = measured(rate("site/host-of-a", GB // 10), rate("site/host-of-b", GB))
     assert agents(planned(holder("a"), holder("b"), wants=slow)) == ["b"]
     assert agents(planned(holder("a"), holder("b"), holder("c"), wants=slow)) != ["a"]
-    busy: Load = {("b", "ucxx"): Busy(4, 0)}
+    busy: LoadView = {("b", "ucxx"): Load(4, 0)}
     found = planned(holder("a"), holder("b"), wants=slow, load=busy)
     assert agents(found)[0] == "b"
     assert {share.source.agent: share.nbytes for share in found.shares}["b"] > 512 * MIB
@@ -148,7 +156,7 @@ def test_it_is_read_from_where_nobody_else_has_the_pieces() -> None:
 def test_and_again_once_the_measurement_is_old() -> None:
     """Else one bad day would be for ever: who is not read from is not measured."""
     old = [rate("site/host-of-a", 1, age_s=LIMITS.measured_s_max + 1), rate("site/host-of-b", GB)]
-    busy: Load = {("b", "ucxx"): Busy(1, 0)}
+    busy: LoadView = {("b", "ucxx"): Load(1, 0)}
     assert "a" in agents(planned(holder("a"), holder("b"), wants=measured(*old), load=busy))
     assert agents(planned(holder("a"), holder("b"), wants=measured(rate("site/host-of-a", 1), old[1]), load=busy)) == [
         "b"
@@ -194,7 +202,7 @@ def test_each_share_names_its_link() -> None:
 )
 def test_whoever_gives_one_reader_more_the_most_is_read(bps: dict[str, int], readers: list[int]) -> None:
     """All are measured, whole and equally far; each divides what it gives among its readers."""
-    load: Load = {(agent, "ucxx"): Busy(count, 0) for agent, count in zip("abcde", readers, strict=True) if count}
+    load: LoadView = {(agent, "ucxx"): Load(count, 0) for agent, count in zip("abcde", readers, strict=True) if count}
     wants = measured(*(rate(f"site/host-of-{agent}", each) for agent, each in bps.items()))
     found = planned(*(holder(agent) for agent in "abcde"), wants=wants, load=load)
     gives = {agent: stepped(bps[agent]) / (count + 1) for agent, count in zip("abcde", readers, strict=True)}

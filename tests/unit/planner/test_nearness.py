@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner.planning.selection import Measure, ranks
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.planning.selection import MeasuredDistance, ranks
+from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.topology import Distance
 
-LIMITS = Limits(nearer_times=2.0)
+LIMITS = PlanLimits(nearer_times=2.0)
 
 
 def order(*sources: tuple[Distance, int | None]) -> list[Distance]:
     """Return the distances in the order in which they are read from."""
-    found = ranks([Measure(*source) for source in sources], LIMITS)
+    found = ranks([MeasuredDistance(*source) for source in sources], LIMITS)
     return [sources[index][0] for index in sorted(range(len(sources)), key=lambda index: found[index])]
 
 
@@ -57,19 +57,24 @@ def test_a_slow_one_goes_behind_all_that_are_far_faster(host: int, rack: int | N
 def test_one_of_several_at_a_distance_may_be_slow() -> None:
     """The others keep their place."""
     slow, fast, far = ranks(
-        [Measure(Distance.RACK, 1), Measure(Distance.RACK, 900), Measure(Distance.SITE, 1000)], LIMITS
+        [
+            MeasuredDistance(Distance.RACK, 1),
+            MeasuredDistance(Distance.RACK, 900),
+            MeasuredDistance(Distance.SITE, 1000),
+        ],
+        LIMITS,
     )
     assert fast < far < slow
     assert slow.is_behind
 
 
 measures = st.lists(
-    st.builds(Measure, st.sampled_from(Distance), st.none() | st.integers(1, 10**6)), min_size=1, max_size=8
+    st.builds(MeasuredDistance, st.sampled_from(Distance), st.none() | st.integers(1, 10**6)), min_size=1, max_size=8
 )
 
 
 @given(measures)
-def test_a_nearer_one_is_behind_only_what_was_measured_to_be_far_faster(sources: list[Measure]) -> None:
+def test_a_nearer_one_is_behind_only_what_was_measured_to_be_far_faster(sources: list[MeasuredDistance]) -> None:
     """The stated bound, for every pair."""
     found = ranks(sources, LIMITS)
     for one, its in zip(sources, found, strict=True):
@@ -85,8 +90,8 @@ def test_a_nearer_one_is_behind_only_what_was_measured_to_be_far_faster(sources:
 
 
 @given(measures)
-def test_without_measurement_distance_is_all(sources: list[Measure]) -> None:
-    found = ranks([Measure(source.distance, None) for source in sources], LIMITS)
+def test_without_measurement_distance_is_all(sources: list[MeasuredDistance]) -> None:
+    found = ranks([MeasuredDistance(source.distance, None) for source in sources], LIMITS)
     places = {distance: place for place, distance in enumerate(sorted({source.distance for source in sources}))}
     assert [rank.place for rank in found] == [places[source.distance] for source in sources]
     assert not any(rank.is_behind for rank in found)

@@ -22,13 +22,13 @@ from tests.unit.planner.given import (
 
 from tensorhub_common.protocol.plans import Plan
 from tensorhub_common.protocol.ranges import NOTHING
-from tensorhub_planner.catalog_view.holders import Holders
-from tensorhub_planner.load.ledger import Load
-from tensorhub_planner.load.load import Busy, Lane
-from tensorhub_planner.planning.plan import RANGES_MAX, plan
+from tensorhub_planner.catalog_view.holders import HolderSet
+from tensorhub_planner.load.ledger import LoadView
+from tensorhub_planner.load.load import AgentTransport, Load
+from tensorhub_planner.planning.plan import RANGES_MAX, make_plan
 from tensorhub_planner.planning.verifier import PlanError
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 GIB = 1024 * MIB
 
@@ -50,18 +50,18 @@ def test_the_transport_follows_from_the_distance() -> None:
 
 
 def test_the_least_loaded_among_equals() -> None:
-    load: Load = {("a", "ucxx"): Busy(1, 10), ("b", "ucxx"): Busy(0, 0), ("c", "ucxx"): Busy(2, 1)}
+    load: LoadView = {("a", "ucxx"): Load(1, 10), ("b", "ucxx"): Load(0, 0), ("c", "ucxx"): Load(2, 1)}
     assert agents(planned(*map(holder, "abc"), load=load)) == ["b"]
 
 
 def test_local_readers_are_no_load_on_the_network() -> None:
-    load: Load = {("a", "local"): Busy(9, 9 * GIB), ("b", "ucxx"): Busy(1, 1)}
+    load: LoadView = {("a", "local"): Load(9, 9 * GIB), ("b", "ucxx"): Load(1, 1)}
     assert agents(planned(*map(holder, "ab"), load=load)) == ["a"]
 
 
 def test_busy_sources_are_striped_by_bytes() -> None:
     """Two with one reader each: contiguous halves, and the reasons give the model's numbers."""
-    load: Load = {(agent, "ucxx"): Busy(1, GIB) for agent in "ab"}
+    load: LoadView = {(agent, "ucxx"): Load(1, GIB) for agent in "ab"}
     found = planned(*map(holder, "ab"), load=load)
     assert sorted(agents(found)) == ["a", "b"]
     assert [share.pieces for share in found.shares] == [((0, 128),), ((128, 128),)]
@@ -72,12 +72,12 @@ def test_busy_sources_are_striped_by_bytes() -> None:
 
 def test_one_piece_comes_from_one_source() -> None:
     """However busy the sources are, and however large it is."""
-    load: Load = {(agent, "ucxx"): Busy(3, GIB) for agent in "abc"}
-    assert len(planned(*map(holder, "abc"), load=load, sizes=Sizes([GIB])).shares) == 1
+    load: LoadView = {(agent, "ucxx"): Load(3, GIB) for agent in "abc"}
+    assert len(planned(*map(holder, "abc"), load=load, sizes=PieceSizes([GIB])).shares) == 1
 
 
 def test_one_host_is_never_striped_and_says_why() -> None:
-    found = planned(holder("beside"), holder("me"), load={("beside", "local"): Busy(3, GIB)})
+    found = planned(holder("beside"), holder("me"), load={("beside", "local"): Load(3, GIB)})
     assert agents(found) == ["me"]
     both = planned(holder("beside"), holder("a"))
     assert agents(both) == ["beside"]
@@ -103,7 +103,7 @@ def test_a_part_is_planned_alone() -> None:
 
 
 def test_nothing_to_read_is_a_plan_without_shares() -> None:
-    assert planned(holder("a"), sizes=Sizes([])).shares == ()
+    assert planned(holder("a"), sizes=PieceSizes([])).shares == ()
     assert planned(holder("a"), wants=demand(pieces=())).why == "there is nothing to read"
 
 
@@ -141,8 +141,8 @@ def test_pieces_that_nobody_has_are_named() -> None:
 
 def test_too_many_sources_are_named() -> None:
     parts = [holder(name, pieces=((n * 64, 64),)) for n, name in enumerate("abcd")]
-    assert "at most 3 sources" in refused(answer(*parts, limits=Limits(shares_max=3))).reason
-    assert len(planned(*parts, limits=Limits(shares_max=4)).shares) == 4
+    assert "at most 3 sources" in refused(answer(*parts, limits=PlanLimits(shares_max=3))).reason
+    assert len(planned(*parts, limits=PlanLimits(shares_max=4)).shares) == 4
 
 
 def test_only_other_layouts() -> None:
@@ -158,7 +158,7 @@ def test_a_holder_of_another_layout_beside_one_of_the_readers_own_changes_nothin
 
 def test_what_would_not_read_everything_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with the choice: the proof raises before anybody acts on it."""
-    monkeypatch.setattr("tensorhub_planner.planning.plan.choose", lambda *_: ((), NOTHING))
+    monkeypatch.setattr("tensorhub_planner.planning.plan.select_sources", lambda *_: ((), NOTHING))
     with pytest.raises(PlanError, match="pieces 0-255 are wanted and nobody gives them"):
         planned(holder("a"))
 
@@ -170,13 +170,13 @@ def test_a_demand_that_makes_no_sense(pieces: tuple[tuple[int, int], ...]) -> No
 
 def test_a_half_filled_holder_of_an_earlier_turn_serves() -> None:
     """`a` has a reader already; the plan says what the half-filled one is."""
-    found = planned(holder("b", turn=40), holder("a"), load={("a", "ucxx"): Busy(1, 1)})
+    found = planned(holder("b", turn=40), holder("a"), load={("a", "ucxx"): Load(1, 1)})
     assert agents(found) == ["b"]
     assert "half-filled, 1 hop from a ready holder" in found.shares[0].why
 
 
 def test_a_half_filled_holder_of_a_later_turn_does_not() -> None:
-    found = planned(holder("b", turn=60), holder("a"), load={("a", "ucxx"): Busy(1, 1)})
+    found = planned(holder("b", turn=60), holder("a"), load={("a", "ucxx"): Load(1, 1)})
     assert agents(found) == ["a"]
     assert "b is being filled, and its turn is not earlier" in found.why
 
@@ -187,19 +187,19 @@ def test_without_a_ready_holder_a_chain_has_no_end() -> None:
 
 
 def test_a_chain_is_bounded() -> None:
-    busy: Load = {("a", "ucxx"): Busy(9, 1)}
+    busy: LoadView = {("a", "ucxx"): Load(9, 1)}
     deep = holder("b", turn=40, depth=3)
-    assert agents(planned(deep, holder("a"), load=busy, limits=Limits(chain_max=3))) == ["b"]
-    found = planned(deep, holder("a"), load=busy, limits=Limits(chain_max=2))
+    assert agents(planned(deep, holder("a"), load=busy, limits=PlanLimits(chain_max=3))) == ["b"]
+    found = planned(deep, holder("a"), load=busy, limits=PlanLimits(chain_max=2))
     assert agents(found) == ["a"]
     assert "through 3 others" in found.why
 
 
 def test_readers_spread_over_idle_sources() -> None:
     """Planners that don't know of each other's plans still don't send everybody to one source."""
-    holders = Holders(tuple(map(holder, "abcd")))
+    holders = HolderSet(tuple(map(holder, "abcd")))
     seats = [msgspec.structs.replace(SEAT, me=source("me", f"rollout-{n}")) for n in range(32)]
-    found = [plan(demand(), seat, SIZES, holders, TOPOLOGY, {}, Limits()) for seat in seats]
+    found = [make_plan(demand(), seat, SIZES, holders, TOPOLOGY, {}, PlanLimits()) for seat in seats]
     firsts = Counter(each.shares[0].source.agent for each in found if isinstance(each, Plan))
     assert firsts.total() == 32
     assert set(firsts) == set("abcd")
@@ -207,7 +207,7 @@ def test_readers_spread_over_idle_sources() -> None:
 
 def test_planning_is_fast() -> None:
     """Equal layouts, 300 pieces, 8 holders: well under a millisecond of the processor's time."""
-    sizes = Sizes([4 * MIB] * 300)
+    sizes = PieceSizes([4 * MIB] * 300)
     holders = [holder(agent) for agent in ("a", "b", "c", "d", "e", "beside", "far", "me")]
     best = 1.0
     for _ in range(50):
@@ -231,21 +231,21 @@ def test_the_reader_and_who_has_none_of_the_pieces_are_left_out_and_told() -> No
     )
 
 
-class Counted(dict[Lane, Busy]):
+class Counted(dict[AgentTransport, Load]):
     """A load that notes what is looked up in it."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: LoadView) -> None:
         super().__init__(load)
         self.looked: list[str] = []
 
-    def get(self, lane: Lane, default: Busy) -> Busy:  # type: ignore[override]  # The plan has a default.
+    def get(self, lane: AgentTransport, default: Load) -> Load:  # type: ignore[override]  # The plan has a default.
         self.looked.append(lane[0])
         return super().get(lane, default)
 
 
 def test_how_busy_an_agent_is_is_looked_up_once() -> None:
     """However many replicas stand on it: what it has said of its readers is long, and is gone through each time."""
-    load = Counted({("a", "ucxx"): Busy(3, 3), ("b", "ucxx"): Busy(1, 1)})
+    load = Counted({("a", "ucxx"): Load(3, 3), ("b", "ucxx"): Load(1, 1)})
     replicas = [(agent, f"r{number}") for number in range(9) for agent in "ab"]
     holders = [msgspec.structs.replace(holder(agent), source=source(agent, name)) for agent, name in replicas]
     assert set(agents(planned(*holders, load=load))) == {"b"}

@@ -11,9 +11,9 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.protocol.log.events import RoundJoined, VersionPublished
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.context import prefetch
-from tensorhub_planner.context.prefetch import Preparing
-from tensorhub_planner.context.program_store import Programs
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.context.prefetch import ProgramPrefetcher
+from tensorhub_planner.context.program_store import ProgramStore
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 JOB = "job"
 WAIT_S = 60.0
@@ -29,7 +29,7 @@ class FakePrograms:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def compiled(self, _job: str, layout: str, _sources: SourceSet) -> None:
+    async def compiled(self, _job: str, layout: str, _sources: LayoutSet) -> None:
         self.asked.append(layout)
         self.came.put_nowait(layout)
         await self.gate.wait()
@@ -43,12 +43,12 @@ async def programs(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
     return FakePrograms()
 
 
-def preparing_in(world: World, programs: Any) -> Preparing:
+def preparing_in(world: World, programs: Any) -> ProgramPrefetcher:
     work = Supervisor("the planner of a test")
-    return Preparing(cast("Programs", programs), lambda job: world.catalog if job == JOB else None, work)
+    return ProgramPrefetcher(cast("ProgramStore", programs), lambda job: world.catalog if job == JOB else None, work)
 
 
-async def looked(one: Preparing) -> None:
+async def looked(one: ProgramPrefetcher) -> None:
     """Wait until nobody looks at anything."""
     async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*one.looks)

@@ -7,16 +7,16 @@ import pytest
 
 from tensorhub_common.bus.errors import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.jetstream.blob_store import BlobStore, blob_digest
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
 from tensorhub_common.programs.program import decoded
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.context import program_store as module
-from tensorhub_planner.context.layout_store import Layouts
-from tensorhub_planner.context.program_store import Programs
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.context.layout_store import LayoutStore
+from tensorhub_planner.context.program_store import ProgramStore
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 JOB = "run-7"
 ROWS = 12
@@ -45,8 +45,8 @@ class FakeBlobs:
         return self.stored[digest]
 
     async def put(self, job: str, data: bytes) -> str:
-        self.stored[digest_of(data)] = data
-        return digest_of(data)
+        self.stored[blob_digest(data)] = data
+        return blob_digest(data)
 
 
 def rows(begin: int, end: int, name: str = "w") -> Layout:
@@ -59,17 +59,17 @@ async def blobs() -> FakeBlobs:
 
 
 @pytest.fixture
-async def sources(blobs: FakeBlobs) -> SourceSet:
+async def sources(blobs: FakeBlobs) -> LayoutSet:
     """Two halves."""
     halves = (blobs.add(rows(0, 6)), blobs.add(rows(6, ROWS)))
-    return SourceSet(halves, halves)
+    return LayoutSet(halves, halves)
 
 
 @pytest.fixture
-async def programs(blobs: FakeBlobs) -> Programs:
-    faked = cast("Blobs", blobs)
+async def programs(blobs: FakeBlobs) -> ProgramStore:
+    faked = cast("BlobStore", blobs)
     work = Supervisor("the planner of a test")
-    return Programs(faked, Layouts(faked, work), work)
+    return ProgramStore(faked, LayoutStore(faked, work), work)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the layouts for which something is compiled from now on."""
     seen: list[str] = []
 
-    def counting(digest: str, destination: Layout, index: SourceIndex) -> Any:
+    def counting(digest: str, destination: Layout, index: LayoutIndex) -> Any:
         seen.append(digest)
         return compile_program(digest, destination, index)
 
@@ -86,7 +86,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_many_who_ask_at_once_and_again_get_one_program(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
     """All shards of several replicas: each layout is read once, each program compiled once."""
     readers = [blobs.add(rows(at, at + 3)) for at in range(0, ROWS, 3)]
@@ -100,7 +100,7 @@ async def test_many_who_ask_at_once_and_again_get_one_program(
 
 
 async def test_who_gives_up_waiting_loses_nothing(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
     """An agent waits for less than a long compilation takes, and asks again: that one is waited for, not a second."""
     reader = blobs.add(rows(2, 9))
@@ -118,7 +118,7 @@ async def test_who_gives_up_waiting_loses_nothing(
     assert blobs.asked.count(reader) == 1
 
 
-async def test_a_failure_is_not_kept(blobs: FakeBlobs, programs: Programs, sources: SourceSet) -> None:
+async def test_a_failure_is_not_kept(blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet) -> None:
     reader = rows(0, ROWS)
     with pytest.raises(BlobMissing):
         await programs.compiled(JOB, layout_digest(reader), sources)
@@ -131,7 +131,7 @@ async def test_a_failure_is_not_kept(blobs: FakeBlobs, programs: Programs, sourc
 
 
 async def test_what_cannot_be_filled_is_said_to_everybody_who_asks(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet
 ) -> None:
     reader = blobs.add(rows(0, ROWS, name="v"))
     asked = [programs.compiled(JOB, reader, sources) for _ in range(3)]
@@ -140,9 +140,9 @@ async def test_what_cannot_be_filled_is_said_to_everybody_who_asks(
 
 
 async def test_what_no_shard_has_registered_is_found_in_programs_compiled_once(
-    blobs: FakeBlobs, programs: Programs, compiled: list[str]
+    blobs: FakeBlobs, programs: ProgramStore, compiled: list[str]
 ) -> None:
-    whole = SourceSet((blobs.add(layout_of([*rows(0, ROWS).tensors, *rows(0, ROWS, "v").tensors])),), ())
+    whole = LayoutSet((blobs.add(layout_of([*rows(0, ROWS).tensors, *rows(0, ROWS, "v").tensors])),), ())
     one, two, both = (blobs.add(layout) for layout in (rows(0, 4), rows(4, ROWS), rows(0, 4, "v")))
     for layouts, missing in [((one, two), ("v",)), ((one, both), ()), ((two,), ("v",)), (whole.layouts, ())]:
         found = await programs.unregistered(JOB, layouts, whole)
@@ -151,7 +151,7 @@ async def test_what_no_shard_has_registered_is_found_in_programs_compiled_once(
 
 
 async def test_the_last_used_ones_are_kept(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PROGRAMS_MAX", 2)
     one, two, three = (blobs.add(rows(0, at)) for at in (3, 4, 5))
@@ -163,7 +163,7 @@ async def test_the_last_used_ones_are_kept(
 
 
 async def test_of_large_programs_fewer_are_kept(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of these has one tensor, with a place at either end. One that has more than all may have is kept alone."""
     monkeypatch.setattr(module, "PLACES_MAX", 4)
@@ -180,24 +180,24 @@ async def test_of_large_programs_fewer_are_kept(
 
 
 async def test_so_many_indexes_are_kept(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, monkeypatch: pytest.MonkeyPatch
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INDEXES_MAX", 1)
     half, reader, other = sources.layouts[0], blobs.add(rows(0, 3)), blobs.add(rows(0, 4))
     await programs.compiled(JOB, reader, sources)
     await programs.compiled(JOB, other, sources)
     assert blobs.asked.count(half) == 1, "all readers share the index"
-    await programs.compiled(JOB, reader, SourceSet((half,), (half,)))
+    await programs.compiled(JOB, reader, LayoutSet((half,), (half,)))
     await programs.compiled(JOB, blobs.add(rows(0, 5)), sources)
     assert blobs.asked.count(half) == 3, "the second index took the first one's place"
 
 
 async def test_a_program_of_another_planner_is_read_once(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
-    faked = cast("Blobs", blobs)
+    faked = cast("BlobStore", blobs)
     work = Supervisor("another planner of a test")
-    made = await Programs(faked, Layouts(faked, work), work).compiled(JOB, blobs.add(rows(1, 8)), sources)
+    made = await ProgramStore(faked, LayoutStore(faked, work), work).compiled(JOB, blobs.add(rows(1, 8)), sources)
     compiled.clear()
     known = await asyncio.gather(*(programs.known(JOB, made.digest) for _ in range(3)))
     assert {each.digest for each in known} == {made.digest}
@@ -207,13 +207,13 @@ async def test_a_program_of_another_planner_is_read_once(
 
 
 async def test_what_is_kept_twice_is_known_until_both_are_forgotten(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, monkeypatch: pytest.MonkeyPatch
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sources of which one gives nothing make the same program as those without it."""
     monkeypatch.setattr(module, "PROGRAMS_MAX", 2)
     reader, half = blobs.add(rows(0, 3)), sources.layouts[0]
     made = await programs.compiled(JOB, reader, sources)
-    same = await programs.compiled(JOB, reader, SourceSet((half,), (half,)))
+    same = await programs.compiled(JOB, reader, LayoutSet((half,), (half,)))
     assert same.digest == made.digest
     await programs.compiled(JOB, blobs.add(rows(0, 4)), sources)
     assert (await programs.known(JOB, made.digest)).digest == made.digest
@@ -221,7 +221,7 @@ async def test_what_is_kept_twice_is_known_until_both_are_forgotten(
 
 
 async def test_what_was_made_in_a_deleted_job_is_made_and_put_anew(
-    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
     """Its blobs went with it; what other jobs have stays as it is."""
     reader = blobs.add(rows(0, 3))

@@ -7,14 +7,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.planner.given import pieces_of
 
-from tensorhub_common.protocol.ranges import NOTHING, Ranges, common, count_of, normal, told, without
-from tensorhub_planner.primitives.piece_sizes import ENDS_KEPT_MAX, Sizes, cut
+from tensorhub_common.protocol.ranges import (
+    NOTHING,
+    Ranges,
+    describe_ranges,
+    intersect_ranges,
+    merge_ranges,
+    subtract_ranges,
+    total_count,
+)
+from tensorhub_planner.primitives.piece_sizes import ENDS_KEPT_MAX, PieceSizes, cut
 
 PIECES = 40
 some_pieces = st.lists(
     st.tuples(st.integers(0, PIECES - 1), st.integers(0, 6)).map(lambda r: (r[0], min(r[1], PIECES - r[0])))
 )
-some_sizes = st.lists(st.integers(1, 9), min_size=PIECES, max_size=PIECES).map(Sizes)
+some_sizes = st.lists(st.integers(1, 9), min_size=PIECES, max_size=PIECES).map(PieceSizes)
 
 
 def is_normal(ranges: Ranges) -> bool:
@@ -24,27 +32,29 @@ def is_normal(ranges: Ranges) -> bool:
 @given(some_pieces, some_pieces)
 def test_ranges_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
     """Union, intersection and difference agree with Python's, and are in their one normal form."""
-    left, right = normal(one), normal(other)
+    left, right = merge_ranges(one), merge_ranges(other)
     for found, expected in (
         (left, pieces_of(tuple(one))),
-        (common(left, right), pieces_of(left) & pieces_of(right)),
-        (without(left, right), pieces_of(left) - pieces_of(right)),
+        (intersect_ranges(left, right), pieces_of(left) & pieces_of(right)),
+        (subtract_ranges(left, right), pieces_of(left) - pieces_of(right)),
     ):
         assert pieces_of(found) == expected
-        assert count_of(found) == len(expected)
+        assert total_count(found) == len(expected)
         assert is_normal(found)
 
 
 @given(some_sizes, some_pieces, st.lists(st.floats(0, 200), min_size=1, max_size=6))
-@example(Sizes([2] * PIECES), [(0, PIECES)], [2.5, 0.0])
-@example(Sizes([2] * PIECES), [(0, 2), (5, 2)], [3.5, 0.0])
-def test_cut_gives_each_piece_to_one_run(sizes: Sizes, pieces: list[tuple[int, int]], targets: list[float]) -> None:
+@example(PieceSizes([2] * PIECES), [(0, PIECES)], [2.5, 0.0])
+@example(PieceSizes([2] * PIECES), [(0, 2), (5, 2)], [3.5, 0.0])
+def test_cut_gives_each_piece_to_one_run(
+    sizes: PieceSizes, pieces: list[tuple[int, int]], targets: list[float]
+) -> None:
     """The runs follow each other, are all of it together, and each ends at the edge that is nearest to its target."""
-    whole = normal(pieces)
+    whole = merge_ranges(pieces)
     runs = cut(whole, sizes, targets)
     assert len(runs) == len(targets)
-    assert normal(r for run in runs for r in run) == whole
-    assert sum(map(count_of, runs)) == count_of(whole)
+    assert merge_ranges(r for run in runs for r in run) == whole
+    assert sum(map(total_count, runs)) == total_count(whole)
     assert all(is_normal(run) for run in runs)
     edges = list(accumulate((sizes.of(((piece, 1),)) for piece in sorted(pieces_of(whole))), initial=0))
     goal, end = 0.0, 0
@@ -56,12 +66,12 @@ def test_cut_gives_each_piece_to_one_run(sizes: Sizes, pieces: list[tuple[int, i
 
 def test_sizes() -> None:
     """Bytes of ranges, and how many pieces come nearest to some bytes."""
-    sizes = Sizes([10, 20, 30])
+    sizes = PieceSizes([10, 20, 30])
     assert len(sizes) == 3
     assert sizes.all() == ((0, 3),)
     assert sizes.of(((0, 1), (2, 1))) == 40
     assert [sizes.fitting(0, 3, nbytes) for nbytes in (0, 4, 6, 19, 21, 31, 46, 1000)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert Sizes([]).all() == NOTHING
+    assert PieceSizes([]).all() == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -74,7 +84,7 @@ def test_sizes() -> None:
     ],
 )
 def test_told(ranges: Ranges, words: str) -> None:
-    assert told(ranges) == words
+    assert describe_ranges(ranges) == words
 
 
 repeating = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4), st.integers(0, 3)), max_size=5)
@@ -84,8 +94,8 @@ repeating = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4), st.integ
 def test_sizes_that_repeat_are_those_written_out(some: list[tuple[list[int], int]], data: st.DataObject) -> None:
     flat = [size for sizes, times in some for size in sizes * times]
     written, repeated = (
-        Sizes(flat),
-        Sizes.repeated((list(accumulate(sizes, initial=0)), times) for sizes, times in some),
+        PieceSizes(flat),
+        PieceSizes.repeated((list(accumulate(sizes, initial=0)), times) for sizes, times in some),
     )
     assert len(repeated) == len(written) == len(flat)
     assert repeated.all() == written.all()
@@ -101,7 +111,7 @@ def test_sizes_that_repeat_are_those_written_out(some: list[tuple[list[int], int
 def test_the_ends_of_so_many_repeated_pieces_are_kept_at_most() -> None:
     """And those that are asked for after that are right all the same."""
     pieces = 3 * ENDS_KEPT_MAX
-    sizes = Sizes.repeated([((0, 5, 12), pieces // 2)])
+    sizes = PieceSizes.repeated([((0, 5, 12), pieces // 2)])
     for _ in range(2):
         assert [sizes.of(((piece, 1),)) for piece in range(pieces)] == [5, 7] * (pieces // 2)
     assert len(sizes._ends._known) <= ENDS_KEPT_MAX  # type: ignore[attr-defined]

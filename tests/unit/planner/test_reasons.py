@@ -2,11 +2,11 @@
 
 from tests.unit.planner.given import MIB, SIZES, TOPOLOGY, answer, demand, holder, planned, refused
 
-from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holders
-from tensorhub_planner.load.ledger import Load
-from tensorhub_planner.load.load import Busy
+from tensorhub_planner.catalog_view.holders import ABSENT_MAX, HolderSet
+from tensorhub_planner.load.ledger import LoadView
+from tensorhub_planner.load.load import Load
 from tensorhub_planner.planning.explain import CHOICES_TOLD_MAX, why_refusal
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.topology import Topology
 
 HOST = Topology({**TOPOLOGY.places, "neighbour": TOPOLOGY.places["me"]})
@@ -25,15 +25,15 @@ def test_why_not_more_sources() -> None:
 
 
 def test_small_things_are_told_in_bytes() -> None:
-    found = planned(holder("a"), sizes=Sizes([7]), load={("a", "ucxx"): Busy(1, 2048)})
+    found = planned(holder("a"), sizes=PieceSizes([7]), load={("a", "ucxx"): Load(1, 2048)})
     assert "1 piece (7 B)" in found.why
     assert "1 reader, 2 KiB assigned" in found.shares[0].why
-    assert "(3 MiB)" in planned(holder("a"), sizes=Sizes([3 * MIB])).why
+    assert "(3 MiB)" in planned(holder("a"), sizes=PieceSizes([3 * MIB])).why
 
 
 def test_why_so_many_sources() -> None:
     """Of two with one reader each: in milliseconds, which 1 GiB takes from both and would take from one."""
-    load: Load = {(agent, "ucxx"): Busy(1, 1) for agent in "ab"}
+    load: LoadView = {(agent, "ucxx"): Load(1, 1) for agent in "ab"}
     assert planned(holder("a"), holder("b"), load=load).why == (
         "256 pieces (1 GiB); 2 of 2 sources on the same site, which by the model takes 44.9 ms instead of 86.9 from one"
     )
@@ -55,8 +55,8 @@ def test_many_choices_are_cut_short() -> None:
 
 def test_many_reasons_are_counted() -> None:
     left_out = [f"shard {n} failed" for n in range(ABSENT_MAX + 4)]
-    assert why_refusal("it", left_out, (), Holders((), (), 2)).count("failed") == ABSENT_MAX
-    assert "and 6 more" in why_refusal("it", left_out, (), Holders((), (), 2))
+    assert why_refusal("it", left_out, (), HolderSet((), (), 2)).count("failed") == ABSENT_MAX
+    assert "and 6 more" in why_refusal("it", left_out, (), HolderSet((), (), 2))
 
 
 def test_a_refusal_says_what_to_do() -> None:

@@ -3,12 +3,12 @@
 import pytest
 
 from tensorhub_planner.compiler import memo
-from tensorhub_planner.compiler.memo import Remembered
+from tensorhub_planner.compiler.memo import BoundedMemo
 
 
 def test_so_many_places_are_remembered_or_one_longer_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memo, "PLACES_MAX", 4)
-    known = Remembered[str, str]()
+    known = BoundedMemo[str, str]()
     kept: list[list[str]] = []
     for key in ("a", "bbb", "cc", "dd", "eeeee", "f"):
         assert known.get(key) is None

@@ -6,12 +6,12 @@ from tests.unit.planner.given import SEAT, demand, holder
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.plans import Plan, Refusal
-from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Roll
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReplicaHolders
 from tensorhub_planner.compiler.compiler import compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
-from tensorhub_planner.planning.plan import LayoutsDiffer
+from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.planning.plan import OnlyOtherLayouts
 from tensorhub_planner.planning.resharding import (
     cannot_be_filled,
     in_units,
@@ -20,19 +20,19 @@ from tensorhub_planner.planning.resharding import (
     source_set,
     turns_to_program,
 )
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.source_set import LayoutSet
 from tensorhub_planner.primitives.topology import Topology
 
 NOWHERE = Topology({})
 UNAVAILABLE = Refusal(error="VersionUnavailable", reason="")
 
 
-def found(*able: Holder, originals: tuple[str, ...] = (), draining: bool = False) -> Found:
-    return Found(SEAT, Holders(able, draining=draining), NOWHERE, originals)
+def found(*able: Holder, originals: tuple[str, ...] = (), draining: bool = False) -> Candidates:
+    return Candidates(SEAT, HolderSet(able, draining=draining), NOWHERE, originals)
 
 
-def with_roll(what: Found) -> Found:
-    return msgspec.structs.replace(what, roll=Roll(what.holders, what.topology, what.originals))
+def with_roll(what: Candidates) -> Candidates:
+    return msgspec.structs.replace(what, roll=ReplicaHolders(what.holders, what.topology, what.originals))
 
 
 def test_a_demand_goes_by_a_program_where_the_log_knows_no_root_of_its_layout() -> None:
@@ -44,7 +44,7 @@ def test_a_demand_goes_by_a_program_where_the_log_knows_no_root_of_its_layout() 
 
 def test_an_answer_turns_to_a_program_where_nobody_of_its_layout_is_left() -> None:
     """For a read that has nothing yet; one that has some pieces would have them twice."""
-    differ = LayoutsDiffer(SEAT, holder("a", layout="x" * 64), 1)
+    differ = OnlyOtherLayouts(SEAT, holder("a", layout="x" * 64), 1)
     assert turns_to_program(demand(), differ, whole=False)
     assert turns_to_program(demand(), UNAVAILABLE, whole=True)
     assert not turns_to_program(demand(), UNAVAILABLE, whole=False)
@@ -57,7 +57,7 @@ def test_sources_are_the_layouts_of_all_who_have_the_version_each_once() -> None
     """Ready ones first; a layout that nobody holds any more is no original."""
     able = (holder("b", layout="two", turn=7), holder("c", layout="one"), holder("a", layout="one"))
     what = found(*able, originals=("one", "gone"))
-    assert source_set(what) == source_set(with_roll(what)) == SourceSet(("one", "two"), ("one",))
+    assert source_set(what) == source_set(with_roll(what)) == LayoutSet(("one", "two"), ("one",))
 
 
 def rows(begin: int, end: int) -> Layout:
@@ -67,8 +67,8 @@ def rows(begin: int, end: int) -> Layout:
 @pytest.mark.parametrize("kept", [False, True])
 def test_holders_are_seen_in_the_units_of_the_program(kept: bool) -> None:  # noqa: FBT001 (a column)
     """As if they were of the reader's layout; whose layout gives nothing is no holder."""
-    index = SourceIndex({"upper": rows(0, 6), "lower": rows(6, 12), "beyond": rows(9, 12)})
-    execution = Execution(compile_program("reader", rows(0, 8), index))
+    index = LayoutIndex({"upper": rows(0, 6), "lower": rows(6, 12), "beyond": rows(9, 12)})
+    execution = NumberedProgram(compile_program("reader", rows(0, 8), index))
     able = (holder("b", layout="lower", turn=7), holder("x", layout="beyond"), holder("a", layout="upper"))
     what = found(*able, draining=True)
     seen = in_units(with_roll(what) if kept else what, execution).holders
@@ -80,7 +80,7 @@ def test_holders_are_seen_in_the_units_of_the_program(kept: bool) -> None:  # no
 
 
 def test_a_version_that_nobody_has_is_refused_with_those_who_could() -> None:
-    refusal = nobody_has_it(demand(), Holders((), ("shard 0 of 'trainer' is lost",)))
+    refusal = nobody_has_it(demand(), HolderSet((), ("shard 0 of 'trainer' is lost",)))
     assert refusal == Refusal(
         error="VersionUnavailable",
         reason="no source is left for version 12 of 'policy' (shard 0 of 'trainer' is lost): wait for another holder, "
@@ -89,7 +89,7 @@ def test_a_version_that_nobody_has_is_refused_with_those_who_could() -> None:
 
 
 def test_what_cannot_be_filled_is_refused_for_now_or_for_ever() -> None:
-    why, absent = LayoutMismatch("no holder has [0:1] of 'w'"), Holders((), ("shard 1 of 'trainer' is lost",))
+    why, absent = LayoutMismatch("no holder has [0:1] of 'w'"), HolderSet((), ("shard 1 of 'trainer' is lost",))
     now = cannot_be_filled(demand(), why, absent, could_be=True)
     assert isinstance(now, Refusal)
     assert now.error == "VersionUnavailable"

@@ -2,31 +2,31 @@
 
 from tests.unit.planner.given import holder, planned
 
-from tensorhub_common.protocol.heartbeat import SERVED_MAX, Beat, Served, Serving
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Busy, Lane, Reader
-from tensorhub_planner.load.reports import NBYTES_MAX, Named, Said, Word
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Heartbeat, ReaderLoad, ServingLoad
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import AgentTransport, Load, ReaderId
+from tensorhub_planner.load.reports import NBYTES_MAX, LoadReport, LoadReports, ReportedReader
+from tensorhub_planner.primitives.limits import PlanLimits
 
 KEPT_S = 3.0
-A: Lane = ("a", "ucxx")
-B: Lane = ("b", "ucxx")
-READING = Served("run-7", "policy", "rollout", 0, 4711, 3)
+A: AgentTransport = ("a", "ucxx")
+B: AgentTransport = ("b", "ucxx")
+READING = ReaderLoad("run-7", "policy", "rollout", 0, 4711, 3)
 
 
 def beat(
-    agent: str = "a", readers: int = 2, nbytes: int = 5, incarnation: int = 1, served: tuple[Served, ...] = ()
-) -> Beat:
-    serving = (Serving("ucxx", readers, nbytes, served),) if readers else ()
-    return Beat(agent=agent, incarnation=incarnation, serving=serving)
+    agent: str = "a", readers: int = 2, nbytes: int = 5, incarnation: int = 1, served: tuple[ReaderLoad, ...] = ()
+) -> Heartbeat:
+    serving = (ServingLoad("ucxx", readers, nbytes, served),) if readers else ()
+    return Heartbeat(agent=agent, incarnation=incarnation, serving=serving)
 
 
-def word(readers: int, nbytes: int, *named: Named, at: float = 0.0) -> Word:
-    return Word(at, Busy(readers, nbytes), named)
+def word(readers: int, nbytes: int, *named: ReportedReader, at: float = 0.0) -> LoadReport:
+    return LoadReport(at, Load(readers, nbytes), named)
 
 
-def said(*beats: Beat) -> Said:
-    made = Said(Limits(said_s_max=KEPT_S))
+def said(*beats: Heartbeat) -> LoadReports:
+    made = LoadReports(PlanLimits(said_s_max=KEPT_S))
     for each in beats:
         made.hear(each, 0.0)
         made.check()
@@ -42,7 +42,7 @@ def test_the_last_word_counts_for_a_while() -> None:
 
 
 def test_who_reads_is_named() -> None:
-    reading = Named(Reader("run-7", "policy", "rollout", 0), 4711, 3)
+    reading = ReportedReader(ReaderId("run-7", "policy", "rollout", 0), 4711, 3)
     assert said(beat(served=(READING,))).at(A, 0.0) == word(2, 5, reading)
 
 
@@ -79,8 +79,8 @@ def test_nonsense_is_no_load() -> None:
 def test_a_host_that_says_what_cant_be_is_busy_and_breaks_no_plan() -> None:
     """Numbers on the wire have any length, and plans of all its readers are computed with them."""
     for readers, nbytes in ((10**400, 1), (1, 10**400), (1, NBYTES_MAX)):
-        ledger = Ledger(Limits())
-        ledger.hear(beat("a", readers, nbytes, served=(Served("j", "m", "r", 10**400, 10**400, nbytes),)), 0.0)
+        ledger = LoadLedger(PlanLimits())
+        ledger.hear(beat("a", readers, nbytes, served=(ReaderLoad("j", "m", "r", 10**400, 10**400, nbytes),)), 0.0)
         ledger.check()
         found = planned(holder("a"), holder("b"), load=ledger.at(0.1))
         assert {share.source.agent for share in found.shares} == {"b"}

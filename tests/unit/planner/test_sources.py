@@ -6,26 +6,26 @@ from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import NO_ROOT, Join, Sender
-from tensorhub_common.protocol.plans import Demand, Refusal, SourceId, Turn
-from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Found, find, replica_layouts
-from tensorhub_planner.primitives.topology import Place
+from tensorhub_common.protocol.plans import PlanRequest, ReadPriority, Refusal, SourceId
+from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Candidates, find_candidates, replica_layouts
+from tensorhub_planner.primitives.topology import AgentPlace
 
 
 def demand(
     replica: str = "rollout", version: int = 12, shard: int = 0, agent: str = "me", model: str = MODEL
-) -> Demand:
-    return Demand(
+) -> PlanRequest:
+    return PlanRequest(
         model=model, version=version, replica=replica, shard=shard, agent=agent, root=root(version, shard), at_seq=1
     )
 
 
-def found(world: World, wants: Demand | None = None) -> Found:
-    result = find(world.catalog, wants or demand(), pipelining=False)
-    assert isinstance(result, Found), result
+def found(world: World, wants: PlanRequest | None = None) -> Candidates:
+    result = find_candidates(world.catalog, wants or demand(), pipelining=False)
+    assert isinstance(result, Candidates), result
     return result
 
 
-def holders(world: World, wants: Demand | None = None) -> list[SourceId]:
+def holders(world: World, wants: PlanRequest | None = None) -> list[SourceId]:
     return [holder.source for holder in found(world, wants).holders.able]
 
 
@@ -62,10 +62,10 @@ def test_who_has_fetched_it_is_a_holder_too(world: World) -> None:
     assert [each.agent for each in holders(world)] == ["a", "b"]
 
 
-def half(catalog: Catalog) -> list[tuple[str, Turn | None, str | None]]:
+def half(catalog: Catalog) -> list[tuple[str, ReadPriority | None, str | None]]:
     """Name the half-filled holders of version 12, with their turns and roots."""
-    result = find(catalog, demand(), pipelining=True)
-    assert isinstance(result, Found)
+    result = find_candidates(catalog, demand(), pipelining=True)
+    assert isinstance(result, Candidates)
     return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
 
 
@@ -73,7 +73,7 @@ def test_who_is_to_be_filled_is_a_half_filled_holder(world: World) -> None:
     """From the decision on, with the turn that its agent was told of, and as a ready one once it is filled."""
     world.replica_of("other", "b")
     told = decided(world.want("other", "latest"))
-    turn = Turn(told.cmd, told.round)
+    turn = ReadPriority(told.cmd, told.round)
     assert half(world.catalog) == [("b", turn, root(12))]
     world.granted("other")
     assert half(world.catalog) == [("b", turn, root(12))]
@@ -103,7 +103,7 @@ def test_a_turn_is_that_of_the_last_decision(world: World) -> None:
     world.replica_of("other", "b")
     first, again = decided(world.want("other", "latest")), decided(world.replan("other"))
     assert again.cmd > first.cmd
-    assert half(world.catalog) == [("b", Turn(again.cmd, again.round), root(12))]
+    assert half(world.catalog) == [("b", ReadPriority(again.cmd, again.round), root(12))]
 
 
 def test_turns_are_known_from_a_snapshot_in_the_middle_of_a_round(world: World) -> None:
@@ -112,7 +112,7 @@ def test_turns_are_known_from_a_snapshot_in_the_middle_of_a_round(world: World) 
     told = decided(world.want("other", "latest"))
     taken = Snapshot(world.catalog.seq, world.catalog.time, world.catalog)
     catalog = decode(JOB, encode(taken)).catalog
-    assert half(catalog) == [("b", Turn(told.cmd, told.round), root(12))]
+    assert half(catalog) == [("b", ReadPriority(told.cmd, told.round), root(12))]
 
 
 def test_a_turn_that_a_snapshot_of_an_older_release_lacks_is_no_turn(world: World) -> None:
@@ -251,9 +251,9 @@ def test_places_of_all_who_matter(world: World) -> None:
     world.fetch("other")
     places = found(world).topology.places
     assert places == {
-        "me": Place("host-0", "site-0"),
-        "a": Place("host-0", "site-0"),
-        "b": Place("node-9", "paris"),
+        "me": AgentPlace("host-0", "site-0"),
+        "a": AgentPlace("host-0", "site-0"),
+        "b": AgentPlace("node-9", "paris"),
     }
 
 
@@ -276,8 +276,8 @@ def test_many_who_cannot_serve_are_counted(world: World) -> None:
         (demand(agent="a"), "ReplicaConflict", "stands on agent 'me', not 'a'"),
     ],
 )
-def test_what_the_log_does_not_know(world: World, wants: Demand, error: str, words: str) -> None:
-    refusal = find(world.catalog, wants, pipelining=True)
+def test_what_the_log_does_not_know(world: World, wants: PlanRequest, error: str, words: str) -> None:
+    refusal = find_candidates(world.catalog, wants, pipelining=True)
     assert isinstance(refusal, Refusal)
     assert refusal.error == error
     assert words in refusal.reason

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tensorhub_common.layout.casts import CASTABLE
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 from tensorhub_common.layout.parts import Shape
-from tensorhub_common.layout.quantized import derived
-from tensorhub_common.programs.program import Cut, Owner
+from tensorhub_common.layout.quantized import quantized_kind
+from tensorhub_common.programs.program import SourceBox, UnitSplit
 from tensorhub_common.programs.regions import Blocks
-from tensorhub_planner.compiler.boxes import Cutout
-from tensorhub_planner.compiler.overlaps import Piece, Span, converts, owner_of, pieces_of, span_of
+from tensorhub_planner.compiler.boxes import BoxGeometry
+from tensorhub_planner.compiler.overlaps import CellBox, Overlap, converts, overlap_of, owner_of, pieces_of
 
 VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
 ROW_BYTES = PIECE_BYTES_MAX // 4
@@ -29,12 +29,12 @@ def cutout(
     cast: str = "",
     *,
     is_original: bool = True,
-) -> Cutout:
+) -> BoxGeometry:
     """Return a box of a tensor of this global shape, alone and packed in memory."""
     begin, end, itemsize = start or (0,) * len(shape), stop or shape, CASTABLE.get(dtype, 1)
     sizes = tuple(b - a for a, b in zip(begin, end, strict=True))
     strides = tuple(itemsize * prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
-    return Cutout(dtype, itemsize, shape, begin, end, strides, is_original, cast)
+    return BoxGeometry(dtype, itemsize, shape, begin, end, strides, is_original, cast)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def cutout(
         (cutout((4, 4), dtype="float32", cast=SCALES), cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), None),
     ],
 )
-def test_what_becomes_what(box: Cutout, atom: Cutout, how: str | None) -> None:
+def test_what_becomes_what(box: BoxGeometry, atom: BoxGeometry, how: str | None) -> None:
     """As it is, or by one cast of what was published; never by a second one."""
     assert converts(box, atom) == how
 
@@ -62,30 +62,30 @@ def test_what_becomes_what(box: Cutout, atom: Cutout, how: str | None) -> None:
 def test_boxes_that_touch_give_nothing() -> None:
     atom = cutout((8, 8), (2, 2), (6, 6))
     for start, stop in [((0, 0), (2, 8)), ((6, 0), (8, 8)), ((0, 0), (8, 2)), ((0, 6), (8, 8))]:
-        assert span_of(0, cutout((8, 8), start, stop), atom) is None
+        assert overlap_of(0, cutout((8, 8), start, stop), atom) is None
     corner = cutout((8, 8), (5, 5), (8, 8))
-    assert span_of(3, corner, atom) == Span(3, (5, 5), (8, 8), corner, "")
-    assert span_of(3, cutout((8, 9), (5, 5), (8, 8)), atom) is None
-    assert span_of(3, cutout((8, 8), (5, 5), (8, 8), dtype="int8"), atom) is None
+    assert overlap_of(3, corner, atom) == Overlap(3, (5, 5), (8, 8), corner, "")
+    assert overlap_of(3, cutout((8, 9), (5, 5), (8, 8)), atom) is None
+    assert overlap_of(3, cutout((8, 8), (5, 5), (8, 8), dtype="int8"), atom) is None
 
 
 def test_of_values_a_box_gives_whole_blocks() -> None:
     atom = cutout((300, 128), dtype="float8_e4m3fn", cast=VALUES)
-    assert span_of(0, cutout((300, 128), (100, 0), (300, 128)), atom) == Span(
+    assert overlap_of(0, cutout((300, 128), (100, 0), (300, 128)), atom) == Overlap(
         0, (128, 0), (300, 128), cutout((300, 128), (100, 0), (300, 128)), f"bfloat16>{VALUES}"
     )
-    assert span_of(0, cutout((300, 128), (130, 0), (250, 128)), atom) is None
-    assert span_of(0, cutout((300, 128), (0, 0), (300, 127)), atom) is None
+    assert overlap_of(0, cutout((300, 128), (130, 0), (250, 128)), atom) is None
+    assert overlap_of(0, cutout((300, 128), (0, 0), (300, 127)), atom) is None
 
 
-def pieces(shape: Shape, start: Shape | None = None, stop: Shape | None = None) -> list[Piece]:
+def pieces(shape: Shape, start: Shape | None = None, stop: Shape | None = None) -> list[CellBox]:
     atom = cutout(shape, dtype="float8_e4m3fn")
     return list(pieces_of(atom, start or (0,) * len(shape), stop or shape))
 
 
 def test_what_fits_into_a_unit_is_one() -> None:
     (piece,) = pieces((4, ROW_BYTES))
-    assert piece == Piece((0, 0), (4, ROW_BYTES), Cut((4, ROW_BYTES), (ROW_BYTES, 1), 1, 0, 4, 1))
+    assert piece == CellBox((0, 0), (4, ROW_BYTES), UnitSplit((4, ROW_BYTES), (ROW_BYTES, 1), 1, 0, 4, 1))
 
 
 def test_what_does_not_is_cut_by_as_many_rows_as_fit() -> None:
@@ -107,7 +107,7 @@ def test_a_row_of_exactly_a_unit_is_one_and_a_longer_one_is_cut() -> None:
 
 
 def test_a_scalar_is_a_unit() -> None:
-    assert pieces(()) == [Piece((), (), Cut((), (), 1, 0, 1, 1))]
+    assert pieces(()) == [CellBox((), (), UnitSplit((), (), 1, 0, 1, 1))]
 
 
 def test_values_are_cut_where_blocks_begin() -> None:
@@ -132,7 +132,7 @@ def test_a_scale_weighs_as_much_as_its_block() -> None:
     assert (cell.cut.rows, cell.cut.units) == (PIECE_BYTES_MAX // 128**2, -(-1000 * 128**2 // PIECE_BYTES_MAX))
 
 
-def units_of(piece: Piece) -> list[tuple[Shape, Shape]]:
+def units_of(piece: CellBox) -> list[tuple[Shape, Shape]]:
     """Return the boxes of a cell's units, in their order."""
     cut, found = piece.cut, []
     for unit in range(cut.units):
@@ -143,7 +143,7 @@ def units_of(piece: Piece) -> list[tuple[Shape, Shape]]:
 
 
 @st.composite
-def boxes_to_cut(draw: st.DrawFn) -> tuple[Cutout, Shape, Shape]:
+def boxes_to_cut(draw: st.DrawFn) -> tuple[BoxGeometry, Shape, Shape]:
     """Draw a box in the middle of a large tensor of some dtype, or of what is computed of one."""
     cast = draw(st.sampled_from(["", VALUES, SCALES]))
     dtype = {"": draw(st.sampled_from(["float8_e4m3fn", "bfloat16", "float64"])), SCALES: "float32"}.get(cast, "x")
@@ -161,10 +161,10 @@ def boxes_to_cut(draw: st.DrawFn) -> tuple[Cutout, Shape, Shape]:
 @given(boxes_to_cut())
 @example((cutout((400, 40_000), dtype="x", cast=VALUES), (100, 5), (400, 40_000)))
 @example((cutout((300, 16_384), dtype="x", cast=VALUES), (228, 0), (300, 16_384)))
-def test_units_are_as_large_as_they_may_be_and_begin_with_blocks(drawn: tuple[Cutout, Shape, Shape]) -> None:
+def test_units_are_as_large_as_they_may_be_and_begin_with_blocks(drawn: tuple[BoxGeometry, Shape, Shape]) -> None:
     """They are the rows of the first dimension of which one fits: wherever a box begins, none is cut finer."""
     atom, start, stop = drawn
-    kind = derived(atom.cast) if atom.cast else None
+    kind = quantized_kind(atom.cast) if atom.cast else None
     grain = (1,) * len(start) if kind is None else kind.grain(atom.global_shape)
     weight = atom.itemsize if kind is None else max(atom.itemsize, prod(kind.block(atom.global_shape)))
     blocks = [range(a // step, -(-b // step)) for a, b, step in zip(start, stop, grain, strict=True)]
@@ -188,33 +188,33 @@ def test_units_are_as_large_as_they_may_be_and_begin_with_blocks(drawn: tuple[Cu
 
 def test_how_a_cell_lies_in_its_owner() -> None:
     atom, box = cutout((8, 8), (2, 2), (6, 6)), cutout((8, 8), (1, 0), (8, 8))
-    span = span_of(0, box, atom)
+    span = overlap_of(0, box, atom)
     assert span is not None
     (piece,) = pieces_of(atom, (3, 2), (6, 6))
-    assert owner_of(span, 5, atom, piece) == Owner(5, 2 * 16 + 2 * 2, (16, 2), 2, "")
+    assert owner_of(span, 5, atom, piece) == SourceBox(5, 2 * 16 + 2 * 2, (16, 2), 2, "")
 
 
 def test_how_values_and_scales_lie_in_what_they_are_computed_of() -> None:
     shape = (300, 256)
     box = cutout(shape)
     values, scales = (cutout(shape, dtype="x", cast=cast) for cast in (VALUES, SCALES))
-    span = span_of(0, box, values)
+    span = overlap_of(0, box, values)
     assert span is not None
     (piece,) = pieces_of(values, (130, 5), (140, 256))
     blocks = Blocks((128, 256), (2, 5))
-    assert owner_of(span, 1, values, piece) == Owner(1, 128 * 512, (512, 2), 2, f"bfloat16>{VALUES}", blocks, 1)
-    span = span_of(0, box, scales)
+    assert owner_of(span, 1, values, piece) == SourceBox(1, 128 * 512, (512, 2), 2, f"bfloat16>{VALUES}", blocks, 1)
+    span = overlap_of(0, box, scales)
     assert span is not None
     (piece,) = pieces_of(scales, (1, 0), (3, 2))
     blocks = Blocks((172, 256), (0, 0))
-    assert owner_of(span, 1, scales, piece) == Owner(1, 128 * 512, (512, 2), 2, f"bfloat16>{SCALES}", blocks, 128)
+    assert owner_of(span, 1, scales, piece) == SourceBox(1, 128 * 512, (512, 2), 2, f"bfloat16>{SCALES}", blocks, 128)
 
 
 def test_what_others_have_computed_is_taken_as_it_stands() -> None:
     """From whoever has the values already no block is needed."""
     atom = cutout((300, 256), dtype="float8_e4m3fn", cast=VALUES)
     box = atom._replace(start=(7, 0), is_original=False)
-    span = span_of(0, box, atom)
+    span = overlap_of(0, box, atom)
     assert span is not None
     assert (span.start, span.cast) == ((7, 0), "")
     (piece,) = pieces_of(atom, (130, 5), (140, 256))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
 from tensorhub_planner.compiler import layout_reader
-from tensorhub_planner.compiler.layout_reader import Entries
+from tensorhub_planner.compiler.layout_reader import LayoutReader
 
 NAMES = [f"model.layers.{number:02}.of_a_name_that_is_longer_than_what_blobs_begin_with" for number in range(12)]
 
@@ -23,7 +23,7 @@ def rank(*experts: str, size: int = 4) -> Layout:
     return layout_of([row(name + mine.get(name, ""), size if name in mine else 4) for name in NAMES])
 
 
-def outcome(data: bytes, entries: Entries) -> Layout | None:
+def outcome(data: bytes, entries: LayoutReader) -> Layout | None:
     try:
         return entries.decoded(data, "digest")
     except (LayoutMismatch, UnicodeDecodeError):
@@ -45,7 +45,7 @@ BLOBS = RANKS.map(encoded) | ALTERED.map(lambda it: it[0][: it[1]] + it[2] + it[
 @given(st.lists(BLOBS, max_size=12), st.sampled_from([5, 20, 1000]))
 def test_a_blob_is_what_it_is_by_itself(blobs: list[bytes], entries_max: int) -> None:
     """Whatever was read before, also of what is no layout."""
-    entries = Entries(entries_max)
+    entries = LayoutReader(entries_max)
     for data in [*map(encoded, map(rank, ("", ".e1"), (".e1", ""))), *blobs]:
         assert outcome(data, entries) == by_itself(data)
         assert len(entries) <= entries_max
@@ -53,7 +53,7 @@ def test_a_blob_is_what_it_is_by_itself(blobs: list[bytes], entries_max: int) ->
 
 def test_what_two_layouts_have_alike_is_found_in_the_next() -> None:
     """And what stands in the gaps is read, and kept, as a whole."""
-    entries = Entries()
+    entries = LayoutReader()
     for each in ("1", "2"):
         entries.decoded(encoded(rank(each, each, each)), "")
     count = len(entries)
@@ -95,7 +95,7 @@ def with_gap(*experts: str) -> list[TensorEntry]:
 )
 def test_what_is_no_layout_is_none_though_a_template_fits(data: bytes) -> None:
     """Too many or too few rows in a gap, which may have been read elsewhere; a box that does not fit; a name twice."""
-    entries = Entries()
+    entries = LayoutReader()
     for experts in ("1", "2", "5"), ("12", "34", "13"), ("123", "456", "124"):
         for some in (*experts, *experts):
             assert entries.decoded(packed(*with_gap(*some)), "") == Layout(tuple(with_gap(*some)))
@@ -108,7 +108,7 @@ def test_what_is_no_layout_is_none_though_a_template_fits(data: bytes) -> None:
 
 def test_so_much_is_remembered_of_layouts_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout_reader, "ALIKE_MAX", 2)
-    entries = Entries()
+    entries = LayoutReader()
     for size in range(8):
         for each in ("1", "2", "3"):
             layout = layout_of(

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.planner.given import TOPOLOGY
 
-from tensorhub_planner.primitives.topology import TRANSPORTS, WORDS, Distance, Place, Topology
+from tensorhub_planner.primitives.topology import DISTANCE_WORDS, TRANSPORT_BY_DISTANCE, AgentPlace, Distance, Topology
 
 
 @pytest.mark.parametrize(
@@ -20,30 +20,30 @@ def test_distance_from_me(agent: str, distance: Distance, transport: str) -> Non
     """`far` is on a host of the reader's name in another site, and so no neighbour."""
     assert TOPOLOGY.distance("me", agent) is distance
     assert TOPOLOGY.distance(agent, "me") is distance
-    assert TRANSPORTS[distance] == transport
+    assert TRANSPORT_BY_DISTANCE[distance] == transport
 
 
 def test_every_distance_has_words_and_a_transport() -> None:
-    assert set(WORDS) == set(TRANSPORTS) == set(Distance)
+    assert set(DISTANCE_WORDS) == set(TRANSPORT_BY_DISTANCE) == set(Distance)
 
 
 @pytest.mark.parametrize(
     ("other", "distance"),
     [
-        (Place("node-1", "berlin", "r07"), Distance.HOST),
-        (Place("node-1", "berlin"), Distance.HOST),
-        (Place("node-2", "berlin", "r07"), Distance.RACK),
-        (Place("node-2", "berlin", "r08"), Distance.SITE),
-        (Place("node-2", "berlin"), Distance.SITE),
-        (Place("node-2", "paris", "r07"), Distance.WAN),
+        (AgentPlace("node-1", "berlin", "r07"), Distance.HOST),
+        (AgentPlace("node-1", "berlin"), Distance.HOST),
+        (AgentPlace("node-2", "berlin", "r07"), Distance.RACK),
+        (AgentPlace("node-2", "berlin", "r08"), Distance.SITE),
+        (AgentPlace("node-2", "berlin"), Distance.SITE),
+        (AgentPlace("node-2", "paris", "r07"), Distance.WAN),
     ],
 )
-def test_a_rack_is_between_host_and_site(other: Place, distance: Distance) -> None:
+def test_a_rack_is_between_host_and_site(other: AgentPlace, distance: Distance) -> None:
     """A rack's name counts within its site alone."""
-    topology = Topology({"me": Place("node-1", "berlin", "r07"), "other": other})
+    topology = Topology({"me": AgentPlace("node-1", "berlin", "r07"), "other": other})
     assert topology.distance("me", "other") is topology.distance("other", "me") is distance
 
 
 def test_who_names_no_rack_is_in_none_with_others() -> None:
-    topology = Topology({"me": Place("node-1", "berlin"), "other": Place("node-2", "berlin")})
+    topology = Topology({"me": AgentPlace("node-1", "berlin"), "other": AgentPlace("node-2", "berlin")})
     assert topology.distance("me", "other") is Distance.SITE

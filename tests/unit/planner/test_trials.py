@@ -1,6 +1,6 @@
 """Whether to look for what is known: as long as it has paid, or where a sample says so."""
 
-from tensorhub_planner.compiler.memo import SAMPLE, Trials
+from tensorhub_planner.compiler.memo import SAMPLE, LookupBudget
 
 
 def nothing(_: int) -> bool:
@@ -8,7 +8,7 @@ def nothing(_: int) -> bool:
 
 
 def test_trials_are_used_up_and_earned() -> None:
-    trials = Trials(10)
+    trials = LookupBudget(10)
     assert trials.pays(range(10), nothing)
     assert not trials.pays(range(11), nothing)
     trials.count(known=0, unknown=8)
@@ -25,7 +25,7 @@ def test_trials_are_used_up_and_earned() -> None:
 
 
 def test_without_trials_a_sample_of_all_decides() -> None:
-    trials = Trials(0)
+    trials = LookupBudget(0)
     assert trials.pays((), nothing)
     for size in (1, 5, SAMPLE, SAMPLE + 1, 1_000):
         assert trials.pays(range(size), lambda _: True)

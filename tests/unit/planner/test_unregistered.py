@@ -7,7 +7,7 @@ import pytest
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
 from tensorhub_common.layout.parts import Part
 from tensorhub_common.programs.program import UNREAD_MAX
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.planning.unregistered import Unregistered, global_names, unregistered
 
 
@@ -20,7 +20,7 @@ def test_what_is_missing_is_what_no_layout_names(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"w{number}" for number in range(chance.randrange(1, 40))]
     sources = [of(chance.sample(names, chance.randrange(1, len(names) + 1))) for _ in range(chance.randrange(1, 4))]
-    index = SourceIndex({layout_digest(layout): layout for layout in sources})
+    index = LayoutIndex({layout_digest(layout): layout for layout in sources})
     there = list(index.tensors)
     readers = [chance.sample(there, chance.randrange(len(there) + 1)) for _ in range(chance.randrange(1, 5))]
     lacking = [name for name in there if not any(name in reader for reader in readers)]
@@ -34,5 +34,5 @@ def test_what_a_fused_tensor_consists_of_is_not_missing() -> None:
     rows = {"q": 4, "k": 2, "qk": 2, "v": 2}
     each = [TensorEntry(name, "uint8", 1, (count,), (count,), (0,)) for name, count in rows.items()]
     source = layout_of(each)
-    index = SourceIndex({layout_digest(source): source})
+    index = LayoutIndex({layout_digest(source): source})
     assert unregistered([global_names(fused)], index) == Unregistered(("qk", "v"), 2)

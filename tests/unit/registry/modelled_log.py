@@ -10,7 +10,7 @@ from tensorhub_common.protocol.log.codec import encode, read_event
 from tensorhub_common.protocol.log.commands import Command, Unreadable
 from tensorhub_common.protocol.log.events import AnyEvent, Event
 from tensorhub_registry.core.job_fold import LastEvent, Outgoing
-from tensorhub_registry.core.log_entries import LogEntry, read
+from tensorhub_registry.core.log_entries import LogEntry, read_entry
 
 JOB = "run-7"
 
@@ -93,7 +93,7 @@ def decided(entries: Sequence[LogEntry], job: str = JOB) -> list[Event]:
     catalog = Catalog(job)
     events: list[Event] = []
     for entry in entries:
-        said = read(job, entry, catalog.level)
+        said = read_entry(job, entry, catalog.level)
         if isinstance(said, Command | Unreadable):
             events += apply(catalog, entry.seq, entry.time, said)
     return events

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.commands import Holding, Sender
+from tensorhub_common.protocol.log.commands import HeldShard, Sender
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
     AnyEvent,
@@ -29,7 +29,7 @@ JOINED = AgentJoined(
     host="h",
     site="s",
     rack="r1",
-    kept=(Holding(model="m", replica="r", shard=0, version=3, root="0"),),
+    kept=(HeldShard(model="m", replica="r", shard=0, version=3, root="0"),),
 )
 REGISTERED = ShardRegistered(
     cmd=9,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import AnyCommand, Expire, Join, Ready, Register, Sender, Unpublish, Want
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_registry.queries import views
 
 ROOT = "a" * 32
@@ -79,7 +79,7 @@ def test_status_counts_and_tells_who_lives() -> None:
 
 def test_a_version_whose_last_holder_is_lost_tells_why_and_its_shard_when() -> None:
     lost = Expire(by=Sender("_registry", 5, 1), agent="a", incarnation=1, term=5)
-    catalog = catalog_after((*PUBLISHED, lost), NEWEST)
+    catalog = catalog_after((*PUBLISHED, lost), NEWEST_LEVEL)
     (version,) = views.versions(catalog, "m").versions
     (trainer,) = views.replicas(catalog, "m").replicas
     assert (version.state, version.gone) == ("unavailable", "lost")

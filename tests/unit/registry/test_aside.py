@@ -3,9 +3,9 @@
 import pytest
 
 from tensorhub_common.bus.errors import LogFull, LogShorter, NoAnswer
-from tensorhub_common.log_follower.set_aside import AGAIN_S_MAX, AGAIN_S_MIN, Aside, set_aside
+from tensorhub_common.log_follower.set_aside import AGAIN_S_MAX, AGAIN_S_MIN, SetAside, set_aside
 from tensorhub_common.protocol.queries import JobHealth
-from tensorhub_registry.core.job_health import NOTED_S, WAITING_S_MIN, Failure, Troubles, health_of
+from tensorhub_registry.core.job_health import NOTED_S, WAITING_S_MIN, JobFailure, WaitReasons, health_of
 from tensorhub_registry.core.log_entries import FoldMismatch
 
 
@@ -26,7 +26,7 @@ def test_one_that_went_on_for_as_long_as_it_was_left_alone_begins_anew() -> None
     assert aside.failures == 2
     later = aside.again_at + aside.wait_s
     assert set_aside(aside, 8, later - 0.1).failures == 3
-    assert set_aside(aside, 8, later) == Aside(8, later, 1, later + AGAIN_S_MIN)
+    assert set_aside(aside, 8, later) == SetAside(8, later, 1, later + AGAIN_S_MIN)
 
 
 def test_one_that_got_less_far_remembers_where_it_failed() -> None:
@@ -37,11 +37,11 @@ def test_one_that_got_less_far_remembers_where_it_failed() -> None:
 
 @pytest.mark.parametrize("failures", [64, 100_000])
 def test_no_number_of_failures_is_too_many(failures: int) -> None:
-    assert set_aside(Aside(7, 0.0, failures, 0.0), 7, 0.0).wait_s == AGAIN_S_MAX
+    assert set_aside(SetAside(7, 0.0, failures, 0.0), 7, 0.0).wait_s == AGAIN_S_MAX
 
 
 def test_what_passes_by_itself_is_shown_once_it_lasts() -> None:
-    troubles = Troubles()
+    troubles = WaitReasons()
     troubles.note("reading", NoAnswer("no answer within 2 s"), 100.0)
     assert health_of("j", 7, None, None, troubles, 100.0).state == "well"
     found = health_of("j", 7, None, None, troubles, 100.0 + WAITING_S_MIN)
@@ -61,7 +61,7 @@ def test_what_passes_by_itself_is_shown_once_it_lasts() -> None:
 
 def test_what_is_not_met_with_again_has_passed() -> None:
     """That an agent is lost could not be written, and then it beat again: nothing is tried that could clear this."""
-    troubles = Troubles()
+    troubles = WaitReasons()
     troubles.note("writing", NoAnswer("no answer"), 100.0)
     assert health_of("j", 7, None, None, troubles, 100.0 + NOTED_S - 1).state == "waiting"
     assert health_of("j", 7, None, None, troubles, 100.0 + NOTED_S).state == "well"
@@ -70,10 +70,10 @@ def test_what_is_not_met_with_again_has_passed() -> None:
 
 
 def test_why_a_job_is_set_aside_is_shown_before_what_it_waits_for() -> None:
-    troubles = Troubles()
+    troubles = WaitReasons()
     troubles.note("reading", NoAnswer("no answer"), 100.0)
     aside = set_aside(None, 7, 90.0)
-    found = health_of("j", 7, Failure.of(FoldMismatch("another fold spoke")), aside, troubles, 120.0)
+    found = health_of("j", 7, JobFailure.of(FoldMismatch("another fold spoke")), aside, troubles, 120.0)
     assert (found.state, found.why, found.seq) == ("set-aside", "another fold spoke", 7)
     assert (found.since, found.again_at) == (90.0, 90.0 + AGAIN_S_MIN)
 
@@ -87,5 +87,5 @@ def test_why_a_job_is_set_aside_is_shown_before_what_it_waits_for() -> None:
     ],
 )
 def test_each_reason_has_its_own_advice(error: Exception, advice: str) -> None:
-    assert advice in Failure.of(error).advice
-    assert Failure.of(error, "in other words").why == "in other words"
+    assert advice in JobFailure.of(error).advice
+    assert JobFailure.of(error, "in other words").why == "in other words"

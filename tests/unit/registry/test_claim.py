@@ -4,8 +4,8 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import Lead, Sender
 from tensorhub_common.protocol.log.events import AnyEvent
-from tensorhub_common.protocol.log.levels import NEWEST
-from tensorhub_registry.core.term_fence import PROCESS, Claim
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_registry.core.term_fence import PROCESS, TermFence
 
 JOB = "run-7"
 
@@ -15,7 +15,7 @@ def say(catalog: Catalog, command: Lead) -> AnyEvent:
 
 
 def test_it_counts_once_it_is_folded() -> None:
-    catalog, claim = Catalog(JOB, seq=1), Claim("registry-0")
+    catalog, claim = Catalog(JOB, seq=1), TermFence("registry-0")
     command = claim.ask(7, catalog)
     assert (command, claim.term) == (Lead(by=Sender(PROCESS, 7, 0), registry="registry-0", term=7), None)
     assert claim.ask(7, catalog) == command, "the same again until it is folded"
@@ -25,14 +25,14 @@ def test_it_counts_once_it_is_folded() -> None:
 
 def test_a_term_is_above_what_the_log_has_heard() -> None:
     """The store of the leases was lost, and this is its first term."""
-    catalog, claim = Catalog(JOB, seq=9, term=40), Claim("registry-0")
+    catalog, claim = Catalog(JOB, seq=9, term=40), TermFence("registry-0")
     claim.see(say(catalog, claim.ask(1, catalog)))
     assert claim.term == catalog.term == 41
 
 
 def test_who_is_overtaken_claims_again() -> None:
     """Both began after the store was lost and took the same number: the log's order decides, and the other goes on."""
-    catalog, one, two = Catalog(JOB, seq=9, term=40), Claim("registry-0"), Claim("registry-1")
+    catalog, one, two = Catalog(JOB, seq=9, term=40), TermFence("registry-0"), TermFence("registry-1")
     first, second = one.ask(1, catalog), two.ask(2, catalog)
     assert first.term == second.term == 41
     for said in (first, second):
@@ -47,7 +47,7 @@ def test_who_is_overtaken_claims_again() -> None:
 
 
 def test_in_a_log_without_a_word_the_leases_term_is_enough() -> None:
-    claim = Claim("registry-0")
+    claim = TermFence("registry-0")
     claim.begin(3)
     assert claim.term == 3
     claim.drop()
@@ -56,22 +56,22 @@ def test_in_a_log_without_a_word_the_leases_term_is_enough() -> None:
 
 def test_a_raise_takes_another_term() -> None:
     """What was said under this term may stand in the log already, and a repeat of it would be no news."""
-    catalog, claim = Catalog(JOB, seq=9, term=40), Claim("registry-0")
+    catalog, claim = Catalog(JOB, seq=9, term=40), TermFence("registry-0")
     first = claim.ask(1, catalog)
-    claim.level = NEWEST
+    claim.level = NEWEST_LEVEL
     raising = claim.ask(1, catalog)
-    assert (raising.level, raising.term) == (NEWEST, first.term + 1)
+    assert (raising.level, raising.term) == (NEWEST_LEVEL, first.term + 1)
     assert claim.ask(1, catalog) == raising
     claim.see(say(catalog, first))
     assert claim.is_due(catalog)
     claim.see(say(catalog, raising))
-    assert (claim.term, catalog.level, claim.is_due(catalog)) == (raising.term, NEWEST, False)
+    assert (claim.term, catalog.level, claim.is_due(catalog)) == (raising.term, NEWEST_LEVEL, False)
 
 
 def test_who_leads_speaks_on_while_it_raises_the_level() -> None:
-    catalog, claim = Catalog(JOB, seq=9, term=40), Claim("registry-0")
+    catalog, claim = Catalog(JOB, seq=9, term=40), TermFence("registry-0")
     claim.see(say(catalog, claim.ask(1, catalog)))
-    claim.level = NEWEST
+    claim.level = NEWEST_LEVEL
     raising = claim.ask(1, catalog)
     assert (claim.term, claim.is_due(catalog)) == (41, True)
     claim.see(say(catalog, raising))
@@ -79,6 +79,6 @@ def test_who_leads_speaks_on_while_it_raises_the_level() -> None:
 
 
 def test_a_successor_neither_raises_nor_lowers_the_level() -> None:
-    catalog, claim = Catalog(JOB, seq=9, term=40, level=NEWEST), Claim("registry-1")
+    catalog, claim = Catalog(JOB, seq=9, term=40, level=NEWEST_LEVEL), TermFence("registry-1")
     claim.see(say(catalog, claim.ask(1, catalog)))
-    assert (claim.term, catalog.level) == (41, NEWEST)
+    assert (claim.term, catalog.level) == (41, NEWEST_LEVEL)

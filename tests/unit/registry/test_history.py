@@ -1,7 +1,7 @@
 """The last outcomes and events, and no more of them than their limits say."""
 
 from tensorhub_common.protocol.log.events import AnyEvent, VersionRetired
-from tensorhub_registry.core.outcome_history import STORY_EVENTS_MAX, History
+from tensorhub_registry.core.outcome_history import STORY_EVENTS_MAX, OutcomeHistory
 
 
 def group(seq: int, size: int = 1) -> tuple[AnyEvent, ...]:
@@ -9,7 +9,7 @@ def group(seq: int, size: int = 1) -> tuple[AnyEvent, ...]:
 
 
 def test_an_outcome_is_found_by_its_commands_sequence() -> None:
-    history = History()
+    history = OutcomeHistory()
     history.add(group(3, 2))
     history.add(group(9))
     history.check()
@@ -20,7 +20,7 @@ def test_an_outcome_is_found_by_its_commands_sequence() -> None:
 
 
 def test_the_oldest_outcomes_are_forgotten() -> None:
-    history = History(outcomes_max=3)
+    history = OutcomeHistory(outcomes_max=3)
     for seq in range(10, 20):
         history.add(group(seq))
         history.check()
@@ -29,7 +29,7 @@ def test_the_oldest_outcomes_are_forgotten() -> None:
 
 
 def test_a_story_is_told_of_the_last_events() -> None:
-    history = History()
+    history = OutcomeHistory()
     history.add(group(1, STORY_EVENTS_MAX))
     history.add(group(2, 2))
     events = list(history.events())

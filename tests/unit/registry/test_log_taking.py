@@ -11,11 +11,11 @@ from tests.unit.registry.modelled_log import JOB, ModelledLog
 from tensorhub_common.bus.errors import LogFull, NoBus, StreamFailure
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.log.commands import Join, Sender
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_registry.core.liveness import ExpireAgent
 from tensorhub_registry.jobs import job, term_claim
 from tensorhub_registry.jobs.job import Job
-from tensorhub_registry.jobs.snapshot_maker import Snapshotting
+from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
 
 TRIES = 20
 LOST = 5
@@ -52,7 +52,7 @@ async def bus(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(job, "RETRY_S", 0.0)
     monkeypatch.setattr(job, "FULL_RETRY_S", 0.0)
     monkeypatch.setattr("tensorhub_common.jetstream.api.is_clustered", lambda _: True)
-    monkeypatch.setattr(Snapshotting, "make_room", lambda *_: None)
+    monkeypatch.setattr(SnapshotMaker, "make_room", lambda *_: None)
     return Bus()
 
 
@@ -74,7 +74,7 @@ async def say_all(led: Job, log: Log) -> None:
     """Say everything that a registry has to say, while the log takes none of it and then once it does."""
     for n in range(LOST):
         led._expiring.say(ExpireAgent(JOB, f"agent-{n}", 1, 1))
-    led.claim.raise_to(NEWEST)
+    led.claim.raise_to(NEWEST_LEVEL)
     async with asyncio.timeout(BOUND_S):
         await log.tried.wait()
         for _ in range(TRIES):

@@ -9,16 +9,16 @@ from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Join, Lead, Publish, Register, Sender
 from tensorhub_common.protocol.log.events import AgentJoined, CommandRejected, ShardRegistered
-from tensorhub_common.protocol.log.levels import NEWEST, LevelUnknown
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, LevelUnknown
 from tensorhub_registry.core.job_fold import (
-    Acknowledged,
-    Decided,
+    CommandDecided,
+    EventBatch,
     JobFold,
+    OutcomeStored,
     OutOfOrder,
-    Publication,
-    Refused,
-    Stands,
-    Unanswered,
+    PublicationRefused,
+    PublicationStored,
+    PublicationUnknown,
 )
 from tensorhub_registry.core.log_entries import FoldMismatch
 
@@ -52,11 +52,11 @@ def read_on(fold: JobFold, log: ModelledLog) -> list[object]:
     return effects
 
 
-def publish(fold: JobFold, log: ModelledLog, count_max: int = 1) -> Publication:
+def publish(fold: JobFold, log: ModelledLog, count_max: int = 1) -> EventBatch:
     publication = fold.to_publish(count_max)
     assert publication is not None
     seq = log.publish(publication.expected, publication.events)
-    fold.handle(Refused() if seq is None else Acknowledged(len(publication.events), seq), 0.0)
+    fold.handle(PublicationRefused() if seq is None else PublicationStored(len(publication.events), seq), 0.0)
     fold.check()
     return publication
 
@@ -66,7 +66,7 @@ def test_a_command_becomes_a_group_that_is_published_and_then_stands(log: Modell
     fold = JobFold(JOB)
     log.say(JOIN)
     (effect,) = read_on(fold, log)
-    assert isinstance(effect, Decided)
+    assert isinstance(effect, CommandDecided)
     assert [type(event) for event in effect.events] == [AgentJoined]
     publication = fold.to_publish(8)
     assert publication is not None
@@ -75,7 +75,7 @@ def test_a_command_becomes_a_group_that_is_published_and_then_stands(log: Modell
         [f"tensorhub.v1.{JOB}.event._hub.agent.joined"],
     )
     assert log.publish(0, publication.events) == 2
-    assert fold.handle(Acknowledged(1, 2), 0.0) == [Stands(effect.events, None)]
+    assert fold.handle(PublicationStored(1, 2), 0.0) == [OutcomeStored(effect.events, None)]
     assert read_on(fold, log) == []
     assert fold.to_publish(8) is None
     assert (fold.seq, fold.last_event_seq, fold.unpublished) == (2, 2, 0)
@@ -107,7 +107,7 @@ def test_folding_goes_on_while_an_answer_is_awaited(log: ModelledLog) -> None:
     fold = fold_of(log)
     assert fold.to_publish(1) is not None
     log.say(LOOSE_WISH)
-    assert [type(effect) for effect in read_on(fold, log)] == [Decided]
+    assert [type(effect) for effect in read_on(fold, log)] == [CommandDecided]
 
 
 def test_a_new_registry_goes_on_in_the_middle_of_a_group(log: ModelledLog) -> None:
@@ -138,11 +138,11 @@ def test_a_lost_acknowledgement_is_found_in_the_log(log: ModelledLog) -> None:
     publication = fold.to_publish(1)
     assert publication is not None
     log.publish(publication.expected, publication.events)
-    fold.handle(Unanswered(), 0.0)
+    fold.handle(PublicationUnknown(), 0.0)
     again = publish(fold, log)
     assert (again.expected, again.events) == (publication.expected, publication.events)
     assert not fold.can_publish, "refused: it waits for the log"
-    assert [type(effect) for effect in read_on(fold, log)] == [Stands]
+    assert [type(effect) for effect in read_on(fold, log)] == [OutcomeStored]
     assert publish(fold, log).events[0].event.cmd == 2
     read_on(fold, log)
     assert log.events() == decided(log.entries)
@@ -155,8 +155,8 @@ def test_the_log_may_show_an_event_before_its_acknowledgement(log: ModelledLog) 
     assert publication is not None
     seq = log.publish(publication.expected, publication.events)
     assert seq is not None
-    assert [type(effect) for effect in read_on(fold, log)] == [Stands]
-    assert fold.handle(Acknowledged(1, seq), 0.0) == []
+    assert [type(effect) for effect in read_on(fold, log)] == [OutcomeStored]
+    assert fold.handle(PublicationStored(1, seq), 0.0) == []
     fold.check()
     assert fold.to_publish(1) is None
 
@@ -171,7 +171,7 @@ def test_refused_after_the_log_was_read_goes_on_at_once(log: ModelledLog) -> Non
     publish(other, log)
     assert log.publish(publication.expected, publication.events) is None
     read_on(fold, log)
-    fold.handle(Refused(), 0.0)
+    fold.handle(PublicationRefused(), 0.0)
     fold.check()
     publish(fold, log)
     assert log.events() == decided(log.entries)
@@ -199,7 +199,7 @@ def test_the_second_event_expects_the_first_right_behind_all_that_is_known(log: 
     assert (publication.expected, publication.ahead) == (0, 3)
     assert log.publish(0, publication.events[:1]) == 3
     assert log.publish(3, publication.events[1:]) == 4
-    fold.handle(Acknowledged(2, 4), 0.0)
+    fold.handle(PublicationStored(2, 4), 0.0)
     fold.check()
     log.say(LOOSE_WISH)
     log.say(LOOSE_WISH)
@@ -218,7 +218,7 @@ def test_a_command_in_between_refuses_the_second_event_alone(log: ModelledLog) -
     log.say(LOOSE_WISH)
     assert log.publish(publication.expected, publication.events[:1]) == 4
     assert log.publish(publication.ahead, publication.events[1:]) is None
-    fold.handle(Acknowledged(1, 4), 0.0)
+    fold.handle(PublicationStored(1, 4), 0.0)
     fold.check()
     while fold.can_publish:
         publish(fold, log)
@@ -328,7 +328,7 @@ def test_a_field_that_differs_stops_the_fold(log: ModelledLog) -> None:
 def test_a_log_that_was_raised_beyond_this_release_stops_the_fold(log: ModelledLog) -> None:
     """And it does so before anything else of that level is folded."""
     log.say(JOIN)
-    log.say(Lead(by=Sender("_registry", 4, 0), registry="registry-1", term=4, level=NEWEST + 1))
+    log.say(Lead(by=Sender("_registry", 4, 0), registry="registry-1", term=4, level=NEWEST_LEVEL + 1))
     fold = JobFold(JOB)
     with pytest.raises(LevelUnknown, match="stops this job here"):
         read_on(fold, log)
@@ -367,7 +367,7 @@ def test_a_full_fold_takes_no_command_and_learns_from_the_logs_end_how_far_publi
     last = log.last_event(0)
     assert last is not None
     effects = second.handle(last, 0.0)
-    assert [type(effect) for effect in effects] == [Stands] * 3
+    assert [type(effect) for effect in effects] == [OutcomeStored] * 3
     read_on(second, log)
     assert (second.seq, second.unpublished) == (20, 0)
 
@@ -412,8 +412,8 @@ def test_events_carry_the_trace_of_their_command_and_the_group_its_inbox(log: Mo
     publication = fold.to_publish(1)
     assert publication is not None
     assert publication.events[0].trace == {"traceparent": trace}
-    (stands,) = fold.handle(Acknowledged(1, 2), 0.0)
-    assert isinstance(stands, Stands)
+    (stands,) = fold.handle(PublicationStored(1, 2), 0.0)
+    assert isinstance(stands, OutcomeStored)
     assert stands.origin is not None
     assert stands.origin.reply_to == "_INBOX.x.1"
 
@@ -434,6 +434,6 @@ def test_pending_is_what_has_no_whole_group_yet(log: ModelledLog) -> None:
 def test_answers_to_nothing_are_faults(log: ModelledLog) -> None:
     fold = fold_of(log)
     with pytest.raises(ValueError, match="nothing that was under way"):
-        fold.handle(Acknowledged(1, 2), 0.0)
+        fold.handle(PublicationStored(1, 2), 0.0)
     with pytest.raises(ValueError, match="none was under way"):
-        fold.handle(Refused(), 0.0)
+        fold.handle(PublicationRefused(), 0.0)

@@ -32,7 +32,14 @@ from tensorhub_common.protocol.log.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_registry.core.job_fold import Acknowledged, JobFold, Outgoing, Refused, Stands, Unanswered
+from tensorhub_registry.core.job_fold import (
+    JobFold,
+    OutcomeStored,
+    Outgoing,
+    PublicationRefused,
+    PublicationStored,
+    PublicationUnknown,
+)
 
 AGENTS = ("a", "b")
 ROOT = "a" * 32
@@ -104,7 +111,7 @@ class Registry:
         return cls(fold)
 
     def take(self, effects: list[object]) -> None:
-        self.stood += [effect.events[0].cmd for effect in effects if isinstance(effect, Stands)]
+        self.stood += [effect.events[0].cmd for effect in effects if isinstance(effect, OutcomeStored)]
 
     def read(self, log: ModelledLog, count: int) -> None:
         for entry in list(log.after(self.fold.seq))[:count]:
@@ -137,10 +144,10 @@ class Registry:
         stored = list(takewhile(lambda message: message.answer is not None, self.sent))
         self.sent = []
         if not stored or stored[-1].answer is None:
-            self.take([*self.fold.handle(Refused(), 0.0)])
+            self.take([*self.fold.handle(PublicationRefused(), 0.0)])
         else:
             count = sum(len(message.events) for message in stored)
-            self.take([*self.fold.handle(Acknowledged(count, stored[-1].answer), 0.0)])
+            self.take([*self.fold.handle(PublicationStored(count, stored[-1].answer), 0.0)])
 
 
 def events_in(snapshot: Snapshot) -> tuple[object, ...]:
@@ -217,7 +224,7 @@ class Crashes(RuleBasedStateMachine):
         registry = self.registries[which]
         if registry.sent:
             registry.sent = []
-            registry.fold.handle(Unanswered(), 0.0)
+            registry.fold.handle(PublicationUnknown(), 0.0)
 
     @rule(which=which, count_max=st.integers(1, 5), ahead=st.booleans(), between=commands() | st.none())
     def turn(self, which: int, count_max: int, ahead: bool, between: Command | None) -> None:  # noqa: FBT001 (as above)

@@ -8,15 +8,15 @@ from tensorhub_registry.core.snapshot_policy import (
     SNAPSHOT_ENTRIES_MAX,
     SNAPSHOT_LOG_BYTES_MAX,
     SNAPSHOTS_PER_LOG_MIN,
-    Pace,
+    SnapshotPolicy,
 )
 
 NOW = 1e6
 FAR = 10**9
 
 
-def pace(*marks: tuple[int, float]) -> Pace:
-    made = Pace()
+def pace(*marks: tuple[int, float]) -> SnapshotPolicy:
+    made = SnapshotPolicy()
     for seq, time in marks:
         made.stands(seq, time)
     return made
@@ -46,7 +46,7 @@ def test_none_is_made_that_is_larger_than_what_it_sums_up() -> None:
 
 
 def test_a_small_log_has_them_more_often() -> None:
-    made = Pace(bytes_max=64 * 1024)
+    made = SnapshotPolicy(bytes_max=64 * 1024)
     made.log_bytes = 64 * 1024 // SNAPSHOTS_PER_LOG_MIN
     assert made.is_due(5)
 

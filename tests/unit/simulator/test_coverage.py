@@ -1,26 +1,26 @@
 """Transitions are counted where production makes them, and a move that no table has is told."""
 
-from tensorhub_agent.core.shard_state import Held, Memory
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents
 from tensorhub_common.catalog import availability
-from tensorhub_common.catalog.transitions import ShardMove, ShardState, move
+from tensorhub_common.catalog.transitions import ShardState, ShardTransition, transition
 from tensorhub_simulator.faultsim.runner.transitions import UNREACHABLE, counted
 
 
 def test_a_move_of_a_table_is_counted_by_its_state_and_what_happened() -> None:
     with counted() as tallies:
-        move(vars(availability)["SHARD_MOVES"], ShardState.EMPTY, ShardMove.PUBLISHED)
-    assert tallies["shard"].made[ShardState.EMPTY, ShardMove.PUBLISHED] == 1
+        transition(vars(availability)["SHARD_TRANSITIONS"], ShardState.EMPTY, ShardTransition.PUBLISHED)
+    assert tallies["shard"].made[ShardState.EMPTY, ShardTransition.PUBLISHED] == 1
     assert "empty published" not in tallies["shard"].missing()
     assert "ready unpublished" in tallies["shard"].missing()
 
 
 def test_a_change_of_an_attribute_is_counted_and_the_object_is_what_it_was() -> None:
     with counted() as tallies:
-        held = Held()
-        held.memory = Memory.FILLING
-        held.memory = Memory.FILLING
-        held.memory = Memory.DRAINING
-    assert held.memory is Memory.DRAINING
+        held = ShardContents()
+        held.memory = MemoryState.FILLING
+        held.memory = MemoryState.FILLING
+        held.memory = MemoryState.DRAINING
+    assert held.memory is MemoryState.DRAINING
     assert dict(tallies["memory"].made) == {("empty", "filling"): 1, ("filling", "draining"): 1}
     assert tallies["memory"].wrong() == ["filling draining"], "no table has this"
 
@@ -36,8 +36,8 @@ def test_what_is_out_of_reach_is_not_missed_and_is_wrong_when_it_happens() -> No
 
 def test_counts_of_several_processes_are_added() -> None:
     with counted() as one:
-        move(vars(availability)["SHARD_MOVES"], ShardState.EMPTY, ShardMove.PUBLISHED)
+        transition(vars(availability)["SHARD_TRANSITIONS"], ShardState.EMPTY, ShardTransition.PUBLISHED)
     with counted() as other:
-        move(vars(availability)["SHARD_MOVES"], ShardState.EMPTY, ShardMove.PUBLISHED)
+        transition(vars(availability)["SHARD_TRANSITIONS"], ShardState.EMPTY, ShardTransition.PUBLISHED)
     one["shard"].add(other["shard"])
     assert one["shard"].made.total() == 2

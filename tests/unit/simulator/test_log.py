@@ -5,21 +5,21 @@ import pytest
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.events import ShardReleased
 from tensorhub_simulator.engine.clock import Clock, Node
-from tensorhub_simulator.faultsim.models.job_log import Follower, ModelLog, WrongLast
+from tensorhub_simulator.faultsim.models.job_log import Follower, JobLogModel, WrongLast
 
 EVENT = encode(ShardReleased(model="m", replica="r", shard=0, cmd=1, i=1, k=1))
 
 
 def test_an_id_is_known_within_the_window_only() -> None:
     clock = Clock(1)
-    log = ModelLog(clock, 2.0, Node("nats"))
+    log = JobLogModel(clock, 2.0, Node("nats"))
     assert log.append("t.v1.j.cmd.x", b"{}", "id") == log.append("t.v1.j.cmd.x", b"{}", "id") == 1
     clock.now = 3.0
     assert log.append("t.v1.j.cmd.x", b"{}", "id") == 2
 
 
 def test_an_event_stands_only_behind_the_one_that_was_expected() -> None:
-    log = ModelLog(Clock(1), 2.0, Node("nats"))
+    log = JobLogModel(Clock(1), 2.0, Node("nats"))
     assert log.append("t.v1.j.event.m.shard.released", EVENT, "a", 0) == 1
     assert log.append("t.v1.j.event.m.shard.released", EVENT, "a", 0) == 1, "its own answer got lost"
     with pytest.raises(WrongLast):
@@ -28,7 +28,7 @@ def test_an_event_stands_only_behind_the_one_that_was_expected() -> None:
 
 def test_a_follower_reads_in_order_and_not_while_it_is_stopped() -> None:
     clock = Clock(1)
-    log = ModelLog(clock, 2.0, Node("nats"))
+    log = JobLogModel(clock, 2.0, Node("nats"))
     node = Node("reader")
     node.up = True
     seen: list[int] = []

@@ -3,10 +3,10 @@
 import pytest
 
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Held, Memory
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents
 from tensorhub_common.catalog.state import Offer, Replica, Round, Shard
 from tensorhub_common.catalog.transitions import ShardState
-from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.config import draw_config
 from tensorhub_simulator.faultsim.invariants.log_agreement import check_going, check_standing
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.nodes.agent import AgentNode
@@ -17,7 +17,7 @@ from tensorhub_simulator.faultsim.world import World
 @pytest.fixture(scope="module")
 def world() -> World:
     with scaled_down():
-        world = World(1, draw(1, calm=True))
+        world = World(1, draw_config(1, calm=True))
         world.run()
     return world
 
@@ -29,7 +29,7 @@ def ready(world: World) -> tuple[AgentNode, ShardCore]:
         (agent, core)
         for agent in world.agents.values()
         for core in agent.core.shards.values()
-        if agent.lanes.are_silent and core.held.memory is Memory.READY and core.operation is None
+        if agent.lanes.are_silent and core.held.memory is MemoryState.READY and core.operation is None
     )
 
 
@@ -38,10 +38,17 @@ def test_what_stands_as_the_log_counts_it_is_well(world: World, ready: tuple[Age
 
 
 @pytest.mark.parametrize(
-    "wrong", [Held(), Held(Memory.READY, version=1_000_000), Held(Memory.DRAINING), Held(Memory.FILLING)], ids=str
+    "wrong",
+    [
+        ShardContents(),
+        ShardContents(MemoryState.READY, version=1_000_000),
+        ShardContents(MemoryState.DRAINING),
+        ShardContents(MemoryState.FILLING),
+    ],
+    ids=str,
 )
 def test_what_the_log_counts_and_nobody_offers_is_found(
-    world: World, ready: tuple[AgentNode, ShardCore], wrong: Held, monkeypatch: pytest.MonkeyPatch
+    world: World, ready: tuple[AgentNode, ShardCore], wrong: ShardContents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, core = ready
     monkeypatch.setattr(core, "held", wrong)
@@ -54,7 +61,7 @@ def test_what_the_log_counts_and_its_agent_drains_is_found(
 ) -> None:
     """An unpublish that was given up drains on at its agent only where the log counts the shard as draining too."""
     agent, core = ready
-    monkeypatch.setattr(core.held, "memory", Memory.DRAINING)
+    monkeypatch.setattr(core.held, "memory", MemoryState.DRAINING)
     with pytest.raises(Violation, match="there it is draining"):
         check_standing(agent, world.truth.catalog)
 
@@ -62,17 +69,17 @@ def test_what_the_log_counts_and_its_agent_drains_is_found(
 @pytest.mark.parametrize(
     ("state", "memory", "why"),
     [
-        (ShardState.EMPTY, Memory.READY, "takes for empty"),
-        (ShardState.EMPTY, Memory.FILLING, "takes for empty"),
-        (ShardState.DRAINING, Memory.READY, "waits for the readers of"),
-        (ShardState.FILLING, Memory.READY, "waits for the filling of"),
+        (ShardState.EMPTY, MemoryState.READY, "takes for empty"),
+        (ShardState.EMPTY, MemoryState.FILLING, "takes for empty"),
+        (ShardState.DRAINING, MemoryState.READY, "waits for the readers of"),
+        (ShardState.FILLING, MemoryState.READY, "waits for the filling of"),
     ],
 )
 def test_what_the_log_takes_for_something_else_than_its_agent_is_found(
     world: World,
     ready: tuple[AgentNode, ShardCore],
     state: ShardState,
-    memory: Memory,
+    memory: MemoryState,
     why: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,7 +129,7 @@ def test_what_a_worker_was_told_to_go_and_stays_is_found(
     check_going(agent, world.ranks)
     monkeypatch.setattr(rank, "goes", True)
     check_going(agent, world.ranks)  # It is published: the last copy of a retained version, as far as is known here.
-    monkeypatch.setattr(core.held, "memory", Memory.DRAINING)
+    monkeypatch.setattr(core.held, "memory", MemoryState.DRAINING)
     with pytest.raises(Violation, match="is draining and stays"):
         check_going(agent, world.ranks)
     monkeypatch.setattr(core, "lingering", object())
@@ -135,7 +142,7 @@ def test_who_is_still_to_hear_or_to_say_something_is_not_judged(
     world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     agent, core = ready
-    monkeypatch.setattr(core, "held", Held())
+    monkeypatch.setattr(core, "held", ShardContents())
     match why:
         case "a call is under way":
             monkeypatch.setattr(core, "operation", object())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tensorhub_common.protocol.log.commands import AnyCommand, Granted, Join, Sender, Want, Wish
+from tensorhub_common.protocol.log.commands import AnyCommand, Granted, Join, Sender, VersionRequest, Want
 from tensorhub_common.protocol.log.events import (
     AgentLost,
     AnyEvent,
@@ -31,7 +31,7 @@ def event(kind: type[Event], cmd: int = ROUND, **fields: object) -> AnyEvent:
     return kind(**{"cmd": cmd, **ABOUT, **fields})  # type: ignore[return-value,arg-type]
 
 
-def joined(wish: Wish = "newer") -> Step:
+def joined(wish: VersionRequest = "newer") -> Step:
     want = Want(by=BY, model="m", replica="engine", shard=0, want=wish)
     return want, event(RoundJoined, round=ROUND, shard=0, missing=())
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tensorhub_common.protocol.plans import Turn
+from tensorhub_common.protocol.plans import ReadPriority
 from tensorhub_simulator.faultsim.invariants.wait_graph import Fill, check_no_cycle
 from tensorhub_simulator.faultsim.models.segments import Violation
 
-OLD, NEW = ("m/b", Turn(9, 9)), ("m/b", Turn(12, 9))
-READER, FIRST = ("m/a", Turn(10, 10)), ("m/c", Turn(8, 8))
+OLD, NEW = ("m/b", ReadPriority(9, 9)), ("m/b", ReadPriority(12, 9))
+READER, FIRST = ("m/a", ReadPriority(10, 10)), ("m/c", ReadPriority(8, 8))
 
 
 def test_whoever_waits_for_the_old_fill_may_be_waited_for_by_the_new_one() -> None:

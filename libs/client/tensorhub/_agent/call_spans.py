@@ -22,15 +22,21 @@ from typing import Final
 
 from opentelemetry import trace
 
-from tensorhub._agent.channel import Broken
+from tensorhub._agent.channel import ChannelLost
 from tensorhub._agent.process_end import at_child_end
-from tensorhub._agent.shards import Attachment, Place
+from tensorhub._agent.shards import AttachedShard, ShardSpec
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.observability import trace_context
-from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
+from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id
 from tensorhub_common.observability.span_lines import of_record
-from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished, parse
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.observability.trace_context import (
+    AttributeValue,
+    SpanRecord,
+    TraceContext,
+    finished_span,
+    parse_traceparent,
+)
+from tensorhub_common.protocol.spans import FinishedSpan
 from tensorhub_common.protocol.worker import Traced
 from tensorhub_common.telemetry import process
 from tensorhub_common.telemetry.span_maker import SpanMaker
@@ -69,8 +75,8 @@ class Tracing:
         """Hand finished spans over; `push` sends what was handed over where the event loop turns no more."""
         self._job, self._hand_over, self._push = job, hand_over, push
         self._loop = asyncio.get_running_loop()
-        self._later = SpansLater(self._hand_over_made)
-        self._made: list[Span] = []
+        self._later = DeferredSpans(self._hand_over_made)
+        self._made: list[FinishedSpan] = []
         self._provider: trace.TracerProvider | None = None
         self._maker: SpanMaker | None = None
         _tracings.add(self)
@@ -78,7 +84,7 @@ class Tracing:
         at_child_end(_end_at_exit, order=0)
 
     @contextmanager
-    def call(self, name: str, attachment: Attachment) -> Iterator[TracedCall]:
+    def call(self, name: str, attachment: AttachedShard) -> Iterator[TracedCall]:
         """Follow a call about a shard, whose `version` is set within when it is answered."""
         maker = self._current()
         place = maker.new_trace(name) if maker is not None and name == PUBLISH else None
@@ -91,7 +97,7 @@ class Tracing:
             raise
         finally:
             if maker is not None and (call.version is not None or call.error is not None):
-                above, ended_ns = parse(attachment.traceparent), time.time_ns()
+                above, ended_ns = parse_traceparent(attachment.traceparent), time.time_ns()
                 self._later.add(partial(self._tell, maker, call, attachment, above, ended_ns))
 
     def flush(self) -> None:
@@ -114,7 +120,7 @@ class Tracing:
         return self._maker
 
     def _tell(
-        self, maker: SpanMaker, call: TracedCall, attachment: Attachment, above: TraceContext | None, ended_ns: int
+        self, maker: SpanMaker, call: TracedCall, attachment: AttachedShard, above: TraceContext | None, ended_ns: int
     ) -> None:
         """Make the span of a call, and hand it over. `above` is what the agent answered: a publication, a transfer."""
         if call.place is None:
@@ -132,13 +138,13 @@ class Tracing:
         made, self._made = self._made, []
         # With the agent away it will not draw these spans, and whoever exports has them all the same.
         if made:
-            with suppress(Broken, TensorHubError):
+            with suppress(ChannelLost, TensorHubError):
                 self._hand_over(Traced(spans=tuple(made)))
 
     def _record(
-        self, call: TracedCall, where: Place, place: TraceContext, parent: TraceContext | None, ended_ns: int
+        self, call: TracedCall, where: ShardSpec, place: TraceContext, parent: TraceContext | None, ended_ns: int
     ) -> SpanRecord:
-        attributes: dict[str, Value] = {
+        attributes: dict[str, AttributeValue] = {
             "tensorhub.job": self._job,
             "tensorhub.model": where.model,
             "tensorhub.replica": where.replica,
@@ -146,7 +152,7 @@ class Tracing:
         }
         if call.version is not None:
             attributes["tensorhub.version"] = call.version
-        return finished(
+        return finished_span(
             call.name,
             place,
             parent,

@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from tensorhub_common.errors import NotPublished, TensorHubError, VersionConflict
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_common.protocol.worker import Call, Done, PublishCall, ReadCall, ReleaseCall, UnpublishCall
 
 
 @dataclass(frozen=True, slots=True)
-class Question(ABC):
+class AgentCall(ABC):
     """One call of a user's, however often it has to be sent. `before` and `now` are what the shard held and holds."""
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Question(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Question):
+class PublishRequest(AgentCall):
     """Publish what the memory holds, as `version` or the next one."""
 
     version: int | None
@@ -64,7 +64,7 @@ class Publish(Question):
 
 
 @dataclass(frozen=True, slots=True)
-class Unpublish(Question):
+class UnpublishRequest(AgentCall):
     """Wait until the memory may be overwritten."""
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
@@ -85,10 +85,10 @@ class Unpublish(Question):
 
 
 @dataclass(frozen=True, slots=True)
-class Read(Question):
+class ReadRequest(AgentCall):
     """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound."""
 
-    want: Wish
+    want: VersionRequest
     wait_s: float | None = None
     traceparent: str | None = None
     segment: int | None = None
@@ -115,7 +115,7 @@ class Read(Question):
 
 
 @dataclass(frozen=True, slots=True)
-class Release(Question):
+class ReleaseRequest(AgentCall):
     """Drain the shard and free it. If it was gone already, attaching again has brought it back, empty, to be freed."""
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002

@@ -18,9 +18,9 @@ from tensorhub._agent.connection import Connection, OnFrame, dial
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError, from_code
 from tensorhub_common.observability import logs
-from tensorhub_common.protocol.handshake import OLDEST, Speaks, agreed, speaks
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL, Speaks, agreed, speaks
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.worker import Attach, Attached, Frame, FromAgent, Refused
+from tensorhub_common.protocol.worker import Attach, Attached, AttachRefused, Frame, FromAgent
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
@@ -34,11 +34,11 @@ RECONNECT_WAIT_MAX_S: Final = 0.5
 log = logs.logger(__name__)
 
 
-class Broken(Exception):
+class ChannelLost(Exception):
     """There is no connection, or it ended while an answer was awaited. No caller of the SDK ever sees it."""
 
 
-class Link:
+class AgentChannel:
     """The way to one agent, for one job. It belongs to the event loop that made it."""
 
     def __init__(
@@ -79,9 +79,9 @@ class Link:
         return os.getpid() != self._pid
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. Raises `Broken` when the link is down, and `AgentUnavailable` when the agent doesn't read."""
+        """Send a frame. Raises `ChannelLost` without a connection, `AgentUnavailable` when the agent doesn't read."""
         if self._connection is None:
-            raise Broken(self.reason)
+            raise ChannelLost(self.reason)
         self._connection.send(frame)
 
     # ------------------------------------------------------------------------------------------------- dialling
@@ -117,11 +117,11 @@ class Link:
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await dial(self.socket_path, self._take, self._end, self.work, self._last_words)
-                connection.send(Attach(protocol=OLDEST, newest=PROTOCOL, release=release(), job=self.job))
+                connection.send(Attach(protocol=OLDEST_PROTOCOL, newest=PROTOCOL, release=release(), job=self.job))
                 self.agent = await self._hello
         except TimeoutError:
             raise TimeoutError("the agent did not answer in time") from None
-        except Broken as error:
+        except ChannelLost as error:
             raise ConnectionError(str(error)) from None
         else:
             if not connection.is_open:
@@ -161,13 +161,13 @@ class Link:
                 self._hello.set_exception(why)
             else:
                 self._hello.set_result(frame)
-        elif isinstance(frame, Refused):
+        elif isinstance(frame, AttachRefused):
             self._hello.set_exception(from_code(frame.error, frame.message))
 
     def _end(self, reason: str) -> None:
         self.reason = reason
         if self._hello is not None and not self._hello.done():
-            self._hello.set_exception(Broken(reason))
+            self._hello.set_exception(ChannelLost(reason))
         if self._connection is not None:
             self._connection = None
             self._on_down()
@@ -243,7 +243,7 @@ class Link:
             self._connection.abandon()
 
 
-_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+_links: "weakref.WeakSet[AgentChannel]" = weakref.WeakSet()
 
 
 def _let_go_of_all() -> None:

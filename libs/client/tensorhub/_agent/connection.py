@@ -19,7 +19,7 @@ import msgspec
 from tensorhub_common.errors import AgentUnavailable, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Frame, FromAgent, Mapped, Registered, Spare
-from tensorhub_common.runtime.framed_socket import Framed
+from tensorhub_common.runtime.framed_socket import FramedSocket
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
@@ -51,7 +51,7 @@ class Connection:
     ) -> None:
         self._socket = sock
         self._last_words = last_words
-        self._framed = Framed(sock, FRAME_BYTES_MAX)
+        self._framed = FramedSocket(sock, FRAME_BYTES_MAX)
         self._on_frame = on_frame
         self._on_end = on_end
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorhub._agent.call_spans import Tracing
-from tensorhub._agent.calls import Question, Read, Release, Unpublish
-from tensorhub._agent.channel import Broken, Link
-from tensorhub._agent.shards import Attachment, Attachments, Place
+from tensorhub._agent.calls import AgentCall, ReadRequest, ReleaseRequest, UnpublishRequest
+from tensorhub._agent.channel import AgentChannel, ChannelLost
+from tensorhub._agent.shards import AttachedShard, ShardSpec, ShardTable
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.observability import logs
@@ -27,7 +27,7 @@ from tensorhub_common.protocol.worker import (
     Done,
     Failed,
     FromAgent,
-    Holds,
+    HoldingChanged,
     Mapped,
     Progress,
     Registered,
@@ -46,18 +46,18 @@ class _Pending:
     """A call that was sent on the present connection."""
 
     answer: "asyncio.Future[Done | None]"
-    attachment: Attachment
-    question: Question | None = None
+    attachment: AttachedShard
+    question: AgentCall | None = None
     on_progress: OnProgress | None = None
 
 
-class Session:
+class AgentSession:
     """The shards of one hub object at its agent. It belongs to the event loop that made it."""
 
     def __init__(self, socket_path: Path, job: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._link = Link(socket_path, job, self._take, self._on_up, self._on_down, self._last_words)
-        self._attachments = Attachments(self._link, self._register)
+        self._link = AgentChannel(socket_path, job, self._take, self._on_up, self._on_down, self._last_words)
+        self._attachments = ShardTable(self._link, self._register)
         self.tracing = Tracing(job, self._link.send, self._link.push)
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
@@ -112,7 +112,7 @@ class Session:
         """Return the end of a bound that begins now."""
         return self._loop.time() + timeout_s
 
-    async def register(self, place: Place, deadline: float) -> Attachment:
+    async def register(self, place: ShardSpec, deadline: float) -> AttachedShard:
         """Register a shard. Its descriptor stays open until `close_fd`; if cancelled, the shard is left unclaimed."""
         self.check()
         forsaken = self._attachments.forsaken(place)
@@ -126,14 +126,14 @@ class Session:
                 raise
         return await self._attachments.register(place, deadline)
 
-    async def empty(self, attachment: Attachment, deadline: float) -> None:
+    async def empty(self, attachment: AttachedShard, deadline: float) -> None:
         """Unpublish what a shard was found with, before its worker has it. On failure the shard is left to the agent.
 
         It may be draining then: another process that registers it first waits for the end of that, and this one is told
         to wait by `ReplicaConflict`.
         """
         try:
-            await self.ask(attachment, Unpublish(), max(0.0, deadline - self._loop.time()))
+            await self.ask(attachment, UnpublishRequest(), max(0.0, deadline - self._loop.time()))
         except NotPublished:
             pass
         except BaseException:
@@ -141,29 +141,29 @@ class Session:
             raise
         attachment.found = None
 
-    def loaded(self, attachment: Attachment) -> None:
+    def loaded(self, attachment: AttachedShard) -> None:
         """Tell the agent that every tensor's values stand in the memory."""
         self._attachments.loaded(attachment)
 
-    async def release(self, attachment: Attachment, timeout_s: float) -> None:
+    async def release(self, attachment: AttachedShard, timeout_s: float) -> None:
         """Drain a shard and free it. One that is gone already is no error."""
         self.check()
         if self._attachments.is_gone(attachment):
             return
         attachment.releasing = True
         try:
-            await self.ask(attachment, Release(), timeout_s)
+            await self.ask(attachment, ReleaseRequest(), timeout_s)
         finally:
             attachment.releasing = False
         attachment.lost = ReplicaConflict(f"{attachment.place.where} is released: register it again")
         self._attachments.forget(attachment)
 
-    async def _register(self, attachment: Attachment, timeout_s: float) -> None:
+    async def _register(self, attachment: AttachedShard, timeout_s: float) -> None:
         epoch, deadline = self._link.epoch, self._loop.time() + timeout_s
         await self._take_turn(attachment, deadline)
         try:
             if self._link.epoch != epoch:
-                raise Broken(self._link.reason)
+                raise ChannelLost(self._link.reason)
             left_s = max(0.0, deadline - self._loop.time())
             pending = _Pending(self._loop.create_future(), attachment)
             end = self._loop.time() + bound_of(left_s).end_s
@@ -173,7 +173,7 @@ class Session:
         if attachment.lost is not None:
             raise attachment.lost
 
-    async def _take_turn(self, attachment: Attachment, deadline: float) -> None:
+    async def _take_turn(self, attachment: AttachedShard, deadline: float) -> None:
         """Wait until one of the turns is free. Raises `AgentUnavailable` at the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
@@ -187,7 +187,7 @@ class Session:
     # -------------------------------------------------------------------------------------------------- calling
 
     async def ask(
-        self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None = None
+        self, attachment: AttachedShard, question: AgentCall, timeout_s: float, on_progress: OnProgress | None = None
     ) -> Done:
         """Ask about a shard, again after each break, and return the answer. One call at a time for each shard."""
         self.check()
@@ -202,14 +202,14 @@ class Session:
             attachment.busy = False
 
     async def _ask(
-        self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None
+        self, attachment: AttachedShard, question: AgentCall, timeout_s: float, on_progress: OnProgress | None
     ) -> Done:
         began, before, stood, broken = self._loop.time(), attachment.version, attachment.live, False
         end = began + bound_of(timeout_s).end_s
         while True:
             handle = await self._attachments.attached(attachment, began + timeout_s)
             answer = question.settled(before, attachment.version) if broken else None
-            if isinstance(question, Read) and attachment.spare is not None and attachment.live != stood:
+            if isinstance(question, ReadRequest) and attachment.spare is not None and attachment.live != stood:
                 # The read was done before the connection broke, and its bytes stand where the tensors do not show them.
                 answer = Done(call=0, version=attachment.version)
             if answer is not None:
@@ -223,7 +223,7 @@ class Session:
 
             try:
                 done = await self._send(pending, frame, timeout_s, end)
-            except Broken:
+            except ChannelLost:
                 broken = True
                 continue
             except TensorHubError as error:
@@ -262,7 +262,7 @@ class Session:
         pending, self._pending = list(self._pending.values()), {}
         for each in pending:
             if not each.answer.done():
-                each.answer.set_exception(Broken(self._link.reason))
+                each.answer.set_exception(ChannelLost(self._link.reason))
 
     def _take(self, frame: FromAgent, fd: int | None) -> None:
         """Take a frame. A fault of ours fails the call that it is about, or else ends the connection."""
@@ -297,7 +297,7 @@ class Session:
                     pending.answer.set_exception(from_code(frame.error, frame.message))
             case Progress():
                 self._take_progress(frame)
-            case Holds():
+            case HoldingChanged():
                 self._attachments.holds(frame.handle, frame.version, frame.trouble)
             case _:
                 log.warning("the agent sent a frame out of turn", frame=type(frame).__name__)

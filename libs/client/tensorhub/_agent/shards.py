@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tensorhub._agent.channel import Broken, Link
+from tensorhub._agent.channel import AgentChannel, ChannelLost
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -36,7 +36,7 @@ from tensorhub_common.errors import (
 )
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.worker import Loaded, ReadReport, RegisterCall, Registered
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Fault
 
 
@@ -48,7 +48,7 @@ class Key(NamedTuple):
     shard: int
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where a shard belongs and what it looks like. `layout` is a Layout as zstd-compressed MessagePack."""
 
     model: str
@@ -79,17 +79,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return RegisterCall(call=number, timeout_s=timeout_s, **{name: getattr(self, name) for name in _FIELDS})
 
 
-_FIELDS = Place.__struct_fields__
+_FIELDS = ShardSpec.__struct_fields__
 
 Segment = tuple[int, int]
 """Device and inode: what tells a segment from all others while somebody has it open or mapped."""
 
 
 @dataclass(slots=True, eq=False)
-class Attachment:
+class AttachedShard:
     """The session changes it as the agent speaks; a shard reads it."""
 
-    place: Place
+    place: ShardSpec
     claimed: bool = True
     """A caller has it, or is about to. Without one, the next who registers the same shard takes it over."""
     registering: bool = True
@@ -161,44 +161,44 @@ AGAIN_S: Final = 0.2
 CONFLICT_S: Final = 3.0
 """How long the agent may take to notice that the connection before this one has ended."""
 
-Ask = Callable[[Attachment, float], Awaitable[None]]
-"""Registers an attachment on the present connection, within a number of seconds. Raises `Broken` when that ends."""
+Ask = Callable[[AttachedShard, float], Awaitable[None]]
+"""Registers a shard on the present connection, within a number of seconds. Raises `ChannelLost` when that ends."""
 
 log = logs.logger(__name__)
 
 
-class Attachments:
+class ShardTable:
     """All shards that this process has at one agent."""
 
-    def __init__(self, link: Link, ask: Ask) -> None:
+    def __init__(self, link: AgentChannel, ask: Ask) -> None:
         self._link = link
         self._ask = ask
         self._loop = asyncio.get_running_loop()
-        self._by_key: dict[Key, Attachment] = {}
-        self._by_handle: dict[int, Attachment] = {}
-        self._attaching = Counterpart(
+        self._by_key: dict[Key, AttachedShard] = {}
+        self._by_handle: dict[int, AttachedShard] = {}
+        self._attaching = PeerStatus(
             "attaching this process's shards again", lost="fails, so it is tried again", back="is done"
         )
 
-    def is_gone(self, attachment: Attachment) -> bool:
+    def is_gone(self, attachment: AttachedShard) -> bool:
         """Whether it was released, lost or replaced."""
         return self._by_key.get(attachment.place.key) is not attachment
 
     # ---------------------------------------------------------------------------------------------- registering
 
-    def forsaken(self, place: Place) -> Attachment | None:
+    def forsaken(self, place: ShardSpec) -> AttachedShard | None:
         """Return a shard of this name that nobody claims and that must be freed before `place` can be registered."""
         known = self._by_key.get(place.key)
         if known is None or known.registering or known.place == place:
             return None
         return None if known.claimed or known.version is not None else known
 
-    async def register(self, place: Place, deadline: float) -> Attachment:
+    async def register(self, place: ShardSpec, deadline: float) -> AttachedShard:
         """Register a shard, or take over the unclaimed one. Cancelled, it goes on and leaves the shard unclaimed."""
         known = self._by_key.get(place.key)
         if known is not None:
             return await self._claim(known, place, deadline)
-        attachment = Attachment(place)
+        attachment = AttachedShard(place)
         self._by_key[place.key] = attachment
         what = f"registering {place.where}"
         task = self._link.work.start(self._register(attachment, deadline), what, awaited=True)
@@ -212,7 +212,7 @@ class Attachments:
             raise
         return attachment
 
-    async def _claim(self, known: Attachment, place: Place, deadline: float) -> Attachment:
+    async def _claim(self, known: AttachedShard, place: ShardSpec, deadline: float) -> AttachedShard:
         if known.claimed:
             raise ReplicaConflict(f"{place.where} is registered by this process already: release it first")
         if known.place != place:
@@ -225,12 +225,12 @@ class Attachments:
             raise
         return known
 
-    def leave(self, attachment: Attachment) -> None:
+    def leave(self, attachment: AttachedShard) -> None:
         """Keep the shard no longer, and leave it with the agent: the next who registers it gets the agent's word."""
         attachment.lost = attachment.lost or ReplicaConflict(f"{attachment.place.where} was not registered to its end")
         self.forget(attachment)
 
-    async def _register(self, attachment: Attachment, deadline: float) -> None:
+    async def _register(self, attachment: AttachedShard, deadline: float) -> None:
         try:
             await self._insist(attachment, deadline)
         except BaseException as error:
@@ -241,14 +241,14 @@ class Attachments:
         if attachment.handle is None and self._link.is_up:
             self._begin_bringing_back(attachment)
 
-    async def _insist(self, attachment: Attachment, deadline: float) -> None:
+    async def _insist(self, attachment: AttachedShard, deadline: float) -> None:
         """Register a shard, again after each break."""
         patient_until = 0.0
         while True:
             await self._link.until_up(deadline)
             try:
                 await self._ask(attachment, max(0.0, deadline - self._loop.time()))
-            except Broken:
+            except ChannelLost:
                 patient_until = min(deadline, self._loop.time() + CONFLICT_S)
             except ReplicaConflict:
                 if self._loop.time() >= patient_until:
@@ -257,7 +257,7 @@ class Attachments:
             else:
                 return
 
-    def spare(self, attachment: Attachment, fd: int | None) -> None:
+    def spare(self, attachment: AttachedShard, fd: int | None) -> None:
         """Take the descriptor of a staged shard's other segment, which comes before the word for the shard."""
         if attachment.spare is None:
             attachment.spare_fd, attachment.spare = fd, segment_of(fd)
@@ -278,7 +278,7 @@ class Attachments:
         else:
             attachment.lend((fd, version))
 
-    def registered(self, attachment: Attachment, frame: Registered, fd: int | None) -> None:
+    def registered(self, attachment: AttachedShard, frame: Registered, fd: int | None) -> None:
         """Take the agent's word for a shard, and its descriptor."""
         segment = segment_of(fd)
         if attachment.segment is None:
@@ -295,19 +295,19 @@ class Attachments:
             self.loaded(attachment)
         self._link.notify()
 
-    def _replaced(self, old: Attachment, fd: int | None, segment: tuple[int, int] | None) -> Attachment:
+    def _replaced(self, old: AttachedShard, fd: int | None, segment: tuple[int, int] | None) -> AttachedShard:
         """The agent has other memory for the shard than that in which the caller's tensors stand."""
         old.lost = AgentUnavailable(
             f"the agent came back without the memory of {old.place.where}, so what its tensors hold is no longer in "
             "the hub: register it again"
         )
         old.close_fd()
-        new = Attachment(old.place, claimed=False, registering=False, fd=fd, segment=segment, fresh=True)
+        new = AttachedShard(old.place, claimed=False, registering=False, fd=fd, segment=segment, fresh=True)
         self._by_key[old.place.key] = new
         log.warning("the agent came back without a shard's memory", shard=old.place.where)
         return new
 
-    async def attached(self, attachment: Attachment, deadline: float) -> int:
+    async def attached(self, attachment: AttachedShard, deadline: float) -> int:
         """Wait until the shard is registered on the present connection and return its handle there."""
         await self._link.until(lambda: attachment.handle is not None or attachment.lost is not None, deadline)
         if attachment.lost is not None:
@@ -318,11 +318,11 @@ class Attachments:
 
     # ------------------------------------------------------------------------------------------- coming and going
 
-    def loaded(self, attachment: Attachment) -> None:
+    def loaded(self, attachment: AttachedShard) -> None:
         """Tell the agent that every tensor's values stand in the memory; again on a later connection if need be."""
         attachment.load_untold = True
         if attachment.handle is not None:
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(ChannelLost):
                 self._link.send(Loaded(handle=attachment.handle))
 
     def holds(self, handle: int, version: int | None, trouble: str = "") -> None:
@@ -346,7 +346,7 @@ class Attachments:
             if not attachment.registering:
                 self._begin_bringing_back(attachment)
 
-    def _begin_bringing_back(self, attachment: Attachment) -> None:
+    def _begin_bringing_back(self, attachment: AttachedShard) -> None:
         def lose(fault: Fault) -> None:
             why = f"this program failed with {type(fault.error).__name__}; its log says where"
             self._lose(attachment, AgentUnavailable(why))
@@ -354,21 +354,21 @@ class Attachments:
         where = attachment.place.where
         self._link.work.start(self._bring_back(attachment), f"attaching {where} again", lose)
 
-    async def _bring_back(self, attachment: Attachment) -> None:
+    async def _bring_back(self, attachment: AttachedShard) -> None:
         """Register a shard on this connection, and say it once all of them are where that had failed."""
         await self._try_to_bring_back(attachment)
         # A shard that waits for the next connection is still late.
         if not any(each.delayed is not None for each in self._by_key.values()):
             self._attaching.answers()
 
-    async def _try_to_bring_back(self, attachment: Attachment) -> None:
+    async def _try_to_bring_back(self, attachment: AttachedShard) -> None:
         """What can pass is tried again; any other refusal loses the shard."""
         patient_until = self._loop.time() + CONFLICT_S
         epoch = self._link.epoch
         while self._link.is_up and self._link.epoch == epoch and not self.is_gone(attachment):
             try:
                 await self._ask(attachment, BRING_BACK_S)
-            except Broken:
+            except ChannelLost:
                 return
             except (AgentUnavailable, RegistryUnavailable, DrainTimeout) as error:
                 attachment.delayed = error
@@ -383,12 +383,12 @@ class Attachments:
                 return
             await asyncio.sleep(AGAIN_S)
 
-    def _lose(self, attachment: Attachment, error: TensorHubError) -> None:
+    def _lose(self, attachment: AttachedShard, error: TensorHubError) -> None:
         attachment.lost = type(error)(f"{attachment.place.where} could not be attached again, so it is lost: {error}")
         self.forget(attachment)
         log.warning("lost a shard", shard=attachment.place.where, why=str(error))
 
-    def forget(self, attachment: Attachment) -> None:
+    def forget(self, attachment: AttachedShard) -> None:
         """Keep the shard no longer."""
         if not self.is_gone(attachment):
             del self._by_key[attachment.place.key]

@@ -1,8 +1,8 @@
 """What became of versions that were published, where none of them can be read: who held them last, and what to do.
 
 A caller whose trainer has died is not to be asked whether a trainer has published: the registry knows that one has.
-Invariants: `told` decides alone, from two answers of the registry; `ask` ends within `ASK_S_MAX`, and a registry that
-does not answer costs the caller only this explanation.
+Invariants: `explain` decides alone, from two answers of the registry; `ask` ends within `ASK_S_MAX`, and a registry
+that does not answer costs the caller only this explanation.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo, VersionState
 
@@ -27,16 +27,16 @@ _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 
 
-async def ask(registry: Registry, model: str, wanted: int | None) -> str:
+async def ask(registry: RegistryClient, model: str, wanted: int | None) -> str:
     """Ask the registry what became of a model's versions, or of the one wanted; empty where it does not say."""
     with suppress(TensorHubError, TimeoutError):
         async with asyncio.timeout(ASK_S_MAX):
             versions = await registry.versions(model, ASK_S_MAX)
-            return told(model, versions, await registry.replicas(model, ASK_S_MAX), wanted, time.time())
+            return explain(model, versions, await registry.replicas(model, ASK_S_MAX), wanted, time.time())
     return ""
 
 
-def told(
+def explain(
     model: str, versions: Sequence[VersionInfo], replicas: Sequence[ReplicaInfo], wanted: int | None, now: float
 ) -> str:
     """Say what became of the versions, or of the one wanted; empty where one can be read, or none was published."""

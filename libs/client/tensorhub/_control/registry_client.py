@@ -22,7 +22,7 @@ from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
 from tensorhub_common.bus.errors import Busy, NoAnswer, NoBus, NoResponder
 from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError, from_code
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol import queries, subjects
@@ -62,14 +62,14 @@ class NatsAddress(msgspec.Struct, frozen=True):
     tls: TlsFiles | None = None
 
 
-class Registry:
+class RegistryClient:
     """The questions about one job. It belongs to the event loop in which it is used first."""
 
     def __init__(self, job: str, address: NatsAddress) -> None:
         self.job = subjects.check_job(job)
         self.address = address
         self._bus: Bus | None = None
-        self._blobs: Blobs | None = None
+        self._blobs: BlobStore | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
 
@@ -130,7 +130,7 @@ class Registry:
     async def _say(self, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
         bus = await self.bus(timeout_s)
         verb = str(command.__struct_config__.tag)
-        subject, body = subjects.cmd(self.job, verb), encode(command)
+        subject, body = subjects.command_subject(self.job, verb), encode(command)
         try:
             async with asyncio.timeout(timeout_s):
                 seq = await JobLog(bus, self.job).append(subject, body, uuid.uuid4().hex, timeout_s=timeout_s)
@@ -157,7 +157,7 @@ class Registry:
     async def layout(self, digest: str) -> Layout:
         """Return the layout with this digest."""
         bus = await self.bus()
-        self._blobs = self._blobs or Blobs(bus)
+        self._blobs = self._blobs or BlobStore(bus)
         return msgspec.msgpack.decode(await self._blobs.get(self.job, digest), type=Layout)
 
     def watch(
@@ -199,7 +199,7 @@ class Registry:
         await self.close()
 
     def _subject(self, what: str) -> str:
-        return subjects.ask(self.job, what)
+        return subjects.query_subject(self.job, what)
 
     async def _ask(self, subject: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
         body = b"" if ask is None else msgspec.json.encode(ask)
@@ -214,12 +214,12 @@ class Registry:
                 f"no registry answered about job {self.job!r} within {round(timeout_s, 2):g} s: see 'tensorhub doctor'"
             ) from None
         try:
-            answer: Answer | queries.Error = msgspec.json.decode(data, type=kind | queries.Error)
+            answer: Answer | queries.QueryError = msgspec.json.decode(data, type=kind | queries.QueryError)
         except MALFORMED as error:
             raise TensorHubError(
                 f"the registry's answer can't be read ({error}): it may be of another version than this one"
             ) from None
-        if isinstance(answer, queries.Error):
+        if isinstance(answer, queries.QueryError):
             raise from_code(answer.error, answer.message)
         return answer
 

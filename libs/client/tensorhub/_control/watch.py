@@ -15,7 +15,7 @@ from tensorhub_common.bus.errors import LogGap, LogMissing, StreamFailure
 from tensorhub_common.errors import gone
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.codec import read_event
@@ -102,7 +102,7 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
     return after + 1
 
 
-def _watched(entry: Entry, model: str) -> Watched | None:
+def _watched(entry: StoredEntry, model: str) -> Watched | None:
     """Read an entry; None for what is no event (see docs/security.md, "JetStream answers").
 
     A kind of event that a later release has added is told by its name and what of it is known here.
@@ -117,7 +117,7 @@ def _watched(entry: Entry, model: str) -> Watched | None:
     return Watched(seq=entry.seq, time=event.time, kind=kind_of(event), model=model, **told)
 
 
-def _later(entry: Entry, model: str) -> Watched | None:
+def _later(entry: StoredEntry, model: str) -> Watched | None:
     try:
         said = msgspec.json.decode(entry.data, type=dict[str, msgspec.Raw])
         known = {name: said[name] for name in ("time", "kind", *_TOLD) if name in said}

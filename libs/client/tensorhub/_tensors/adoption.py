@@ -29,7 +29,7 @@ class Member:
 
     name: str
     tensor: torch.Tensor
-    books: fsdp.Books = None
+    books: fsdp.FsdpParams = None
     """What FSDP2 keeps of it, where it manages it."""
 
 

@@ -39,7 +39,7 @@ _ACCEPTED = "torch.Tensor, DTensor, numpy.ndarray or tensorhub.TensorSpec"
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class Description:
     """What a caller registered, understood: drop it after `bind`, for it holds on to the given values."""
 
     layout: Layout
@@ -56,7 +56,7 @@ class Described:
     module: "weakref.ref[nn.Module] | None" = None
     """Whose members these are."""
 
-    def without_values(self) -> "Described":
+    def without_values(self) -> "Description":
         """Return what is needed to let the tensors stand in other memory later."""
         return replace(self, values={})
 
@@ -85,7 +85,7 @@ class Described:
                     box_of(part, standing[entry.name]).zero_()
 
 
-def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> Described:
+def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> Description:
     """Read off the layout of a module or mapping. Raises `LayoutMismatch` naming a tensor that can't stand there.
 
     `mapping` says what of global tensors each registered one consists of.
@@ -109,10 +109,10 @@ def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> 
         entries.append(entry)
         if not isinstance(value, TensorSpec) and not (isinstance(value, torch.Tensor) and value.is_meta):
             values[name] = value
-    return Described(layout_of(entries), {entry.name: entry.name for entry in entries}, values)
+    return Description(layout_of(entries), {entry.name: entry.name for entry in entries}, values)
 
 
-def bind(described: Described, memory: Memory, *, memory_wins: bool = False) -> dict[str, torch.Tensor]:
+def bind(described: Description, memory: Memory, *, memory_wins: bool = False) -> dict[str, torch.Tensor]:
     """Let what was described stand in the memory; return its tensors there, by every name.
 
     With `memory_wins` the bytes that stand in the memory stay, and a module's members show them; otherwise the given
@@ -133,7 +133,7 @@ def box_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[tuple(slice(begin, end) for begin, end in zip(part.start, part.stop, strict=True))]
 
 
-def stand(described: Described, tensors: Mapping[str, torch.Tensor], standing: Mapping[str, torch.Tensor]) -> None:
+def rebind(described: Description, tensors: Mapping[str, torch.Tensor], standing: Mapping[str, torch.Tensor]) -> None:
     """Let what `bind` has returned, and a module's members, stand in other memory; the objects stay the same."""
     with torch.inference_mode(mode=False), torch.no_grad():
         fsdp.reshard(described.managed.parts)
@@ -153,7 +153,7 @@ def _mapped(
     return entry if mapping is None else mapping.entry(entry, registered)
 
 
-def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Described:
+def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Description:
     managed = fsdp.managed_by(module)
     named = named_members(module)
     for name, tensor in named:
@@ -171,7 +171,7 @@ def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Describe
         entries[name] = entry if member.books is None else fsdp.padded(entry, member.books)
         if entries[name].shape != entry.shape:
             rows[name] = fsdp.rows_of(member.books)
-    return Described(
+    return Description(
         layout_of(entries.values()),
         {name: canonical for name, canonical in names.items() if canonical in entries},
         {name: first[name].tensor for name in entries if not first[name].tensor.is_meta},

@@ -21,7 +21,7 @@ from tensorhub_common.errors import NotInThisVersion
 from tensorhub_common.layout.layout import TensorEntry
 from tensorhub_common.layout.parts import Part, Shape, padding
 
-Books = Any
+FsdpParams = Any
 """What FSDP2 keeps of one parameter: its private `FSDPParam`, for there is no public way to its buffer."""
 
 
@@ -31,9 +31,9 @@ class Managed:
 
     parts: tuple[nn.Module, ...] = ()
     """The modules that `fully_shard` was called on."""
-    books: tuple[Books, ...] = ()
+    books: tuple[FsdpParams, ...] = ()
 
-    def by_parameter(self) -> dict[int, Books]:
+    def by_parameter(self) -> dict[int, FsdpParams]:
         """Return the books by the id of the parameter object that they are about."""
         return {id(books.sharded_param): books for books in self.books}
 
@@ -66,13 +66,13 @@ def reshard(parts: Iterable[nn.Module]) -> None:
         part.reshard()  # type: ignore[operator]
 
 
-def rows_of(books: Books) -> int:
+def rows_of(books: FsdpParams) -> int:
     """Return how many rows of the buffer are this rank's part."""
-    local: torch.Tensor = books.sharded_param._local_tensor  # noqa: SLF001 (see `Books`)
+    local: torch.Tensor = books.sharded_param._local_tensor  # noqa: SLF001 (see `FsdpParams`)
     return local.shape[0] if local.numel() else 0
 
 
-def padded(entry: TensorEntry, books: Books) -> TensorEntry:
+def padded(entry: TensorEntry, books: FsdpParams) -> TensorEntry:
     """Return the entry of the buffer that a rank's part, which is described by `entry`, is the front of."""
     buffer: Shape = tuple(books.padded_sharded_param_size)
     if entry.shape == buffer:
@@ -86,10 +86,10 @@ def padded(entry: TensorEntry, books: Books) -> TensorEntry:
     return TensorEntry(entry.name, entry.dtype, entry.itemsize, buffer, buffer, (0,) * len(buffer), (*parts, behind))
 
 
-def move(books: Books, target: torch.Tensor) -> Callable[[], None]:
+def move(books: FsdpParams, target: torch.Tensor) -> Callable[[], None]:
     """Let a parameter and its buffer stand in `target`, which has the buffer's shape; return what takes them back."""
     parameter, rows = books.sharded_param, rows_of(books)
-    local, buffer = parameter._local_tensor, books._sharded_param_data  # noqa: SLF001 (see `Books`)
+    local, buffer = parameter._local_tensor, books._sharded_param_data  # noqa: SLF001 (see `FsdpParams`)
 
     def undo() -> None:
         parameter._local_tensor, books._sharded_param_data = local, buffer  # noqa: SLF001
@@ -108,8 +108,8 @@ def move(books: Books, target: torch.Tensor) -> Callable[[], None]:
     return undo
 
 
-def _books_of(part: nn.Module) -> Iterable[Books]:
-    state = part._get_fsdp_state()  # type: ignore[operator]  # noqa: SLF001 (see `Books`)
+def _books_of(part: nn.Module) -> Iterable[FsdpParams]:
+    state = part._get_fsdp_state()  # type: ignore[operator]  # noqa: SLF001 (see `FsdpParams`)
     # Before 2.13 a module had one group of parameters, or none.
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:

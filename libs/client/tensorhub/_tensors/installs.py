@@ -23,7 +23,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from tensorhub._tensors.description import bind, stand
+from tensorhub._tensors.description import bind, rebind
 from tensorhub._tensors.segment_mapping import map_readonly, map_segment, populate, private_memory, tensors_at
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tensorhub._tensors.description import Described
+    from tensorhub._tensors.description import Description
 
 
-class StoredShard(Protocol):
+class RegisteredShard(Protocol):
     """What these need of a shard that the agent has registered."""
 
     fd: int | None
@@ -55,7 +55,7 @@ class StoredShard(Protocol):
 class Staged:
     """`shown` is the inode of the segment that `tensors` stand in."""
 
-    def __init__(self, described: "Described", attachment: "StoredShard") -> None:
+    def __init__(self, described: "Description", attachment: "RegisteredShard") -> None:
         """Map both segments of a shard that was just registered, and let what was described stand in the live one."""
         assert attachment.fd is not None
         assert attachment.spare_fd is not None
@@ -96,14 +96,14 @@ class Staged:
         with self._swapping:
             if self.is_due:
                 self.shown = self._attachment.live
-                stand(self._described, self.tensors, self._standing[self.shown])
+                rebind(self._described, self.tensors, self._standing[self.shown])
             self._version = self._attachment.version
 
 
 class Mapped:
     """The tensors of one mapped shard, and what they show. Before the first read that is private memory."""
 
-    def __init__(self, described: "Described", attachment: "StoredShard") -> None:
+    def __init__(self, described: "Description", attachment: "RegisteredShard") -> None:
         """Let what was described stand in memory of this process alone, which goes at the first swap."""
         self._attachment = attachment
         self._layout = described.layout
@@ -128,5 +128,5 @@ class Mapped:
                 memory = map_readonly(fd, self._layout)
             finally:
                 os.close(fd)
-            stand(self._described, self.tensors, tensors_at(self._layout, memory))
+            rebind(self._described, self.tensors, tensors_at(self._layout, memory))
             self.version = version

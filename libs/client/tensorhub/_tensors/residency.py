@@ -21,7 +21,7 @@ from tensorhub_common.errors import LayoutMismatch, NotFilled
 if TYPE_CHECKING:
     from torch import nn
 
-    from tensorhub._tensors.description import Described
+    from tensorhub._tensors.description import Description
 
 GLANCE_BYTES: Final = 4096
 """Memory with values nearly always has one among its first bytes, so the rest need not be read."""
@@ -31,11 +31,11 @@ Home = Callable[[], Mapping[str, torch.Tensor]]
 mapping each time for the same memory."""
 
 
-class Standing:
+class Residency:
     """What one shard's tensors and module are to lie in."""
 
     def __init__(
-        self, described: "Described", tensors: Mapping[str, torch.Tensor], home: Home, *, has_values: bool
+        self, described: "Description", tensors: Mapping[str, torch.Tensor], home: Home, *, has_values: bool
     ) -> None:
         """Take a shard whose tensors have just been bound. Without `has_values` those of specs wait for theirs."""
         self._tensors, self._home, self._module = tensors, home, described.module

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import zstandard
 
 from tensorhub import arguments
-from tensorhub._agent.session import Session
-from tensorhub._agent.shards import Attachment, Place
+from tensorhub._agent.session import AgentSession
+from tensorhub._agent.shards import AttachedShard, ShardSpec
 from tensorhub._control.discovery import find_agent
-from tensorhub._control.registry_client import ASK_S, NatsAddress, Registry, left_s
+from tensorhub._control.registry_client import ASK_S, NatsAddress, RegistryClient, left_s
 from tensorhub._control.watch import Watched
-from tensorhub.aio.lifetime import Uncopied, in_thread, leave, leave_when_dropped
-from tensorhub.aio.shard import AsyncShard, OpenChoice
+from tensorhub.aio.lifetime import NotCopyable, leave, leave_when_dropped, shielded_in_thread
+from tensorhub.aio.shard import AsyncShard, UnresolvedResume
 from tensorhub.arguments import Resume
 from tensorhub.mapping import Mapping
 from tensorhub_common.auth.tls import TlsFiles
@@ -41,10 +41,10 @@ from tensorhub_common.protocol.subjects import check_job
 from tensorhub_common.protocol.worker import Attached
 
 if TYPE_CHECKING:
-    from tensorhub._tensors.description import Described, Tensors
+    from tensorhub._tensors.description import Description, Tensors
     from tensorhub._tensors.fsdp import Gathered
     from tensorhub._tensors.installs import Mapped, Staged
-    from tensorhub._tensors.residency import Standing
+    from tensorhub._tensors.residency import Residency
 
 CONNECT_S: Final = 10.0
 CLOSE_AWAY_S: Final = 3.0
@@ -55,10 +55,10 @@ ZSTD_LEVEL: Final = 3
 log = logs.logger(__name__)
 
 
-class AsyncHub(Uncopied):
+class AsyncHub(NotCopyable):
     """A connection to one agent, for one job. `connect_async` makes it; use it in the event loop that made it."""
 
-    def __init__(self, job: str, session: Session, registry: Registry) -> None:
+    def __init__(self, job: str, session: AgentSession, registry: RegistryClient) -> None:
         self.job = job
         self.registry = registry
         """Where `versions`, `replicas` and `watch` are asked, and some more that the commands ask."""
@@ -113,19 +113,19 @@ class AsyncHub(Uncopied):
         how, choice = arguments.install(install), arguments.resume(resume)
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
-        described, layout = await in_thread(lambda: _described(module_or_tensors, names))
-        place = Place(
+        described, layout = await shielded_in_thread(lambda: _described(module_or_tensors, names))
+        place = ShardSpec(
             model=model, replica=replica, shard=number, shards=count, spot=is_spot, layout=layout, install=how
         )
         return await self._made(described, await self._session.register(place, deadline), choice, deadline)
 
     async def _made(
-        self, described: "Described", attachment: Attachment, resume: Resume | None, deadline: float
+        self, described: "Description", attachment: AttachedShard, resume: Resume | None, deadline: float
     ) -> AsyncShard:
         """Let the tensors stand in the registered memory."""
         try:
             choice = await self._resumed(described, attachment, resume, deadline)
-            bound = await in_thread(lambda: _bound(described, attachment))
+            bound = await shielded_in_thread(lambda: _bound(described, attachment))
         except asyncio.CancelledError:
             attachment.claimed = False
             raise
@@ -150,19 +150,19 @@ class AsyncHub(Uncopied):
         return made
 
     async def _resumed(
-        self, described: "Described", attachment: Attachment, resume: Resume | None, deadline: float
-    ) -> OpenChoice | None:
+        self, described: "Description", attachment: AttachedShard, resume: Resume | None, deadline: float
+    ) -> UnresolvedResume | None:
         """Where ready memory and the given values differ, do what was chosen, or return that a choice is open."""
         version = attachment.found
         if version is None or resume == "memory" or not described.values:
             return None
-        differing = await in_thread(lambda: _differing(described, attachment))
+        differing = await shielded_in_thread(lambda: _differing(described, attachment))
         if differing and resume == "values":
             await self._session.empty(attachment, deadline)
             return None
-        return OpenChoice(version, differing) if differing else None
+        return UnresolvedResume(version, differing) if differing else None
 
-    async def _undo(self, attachment: Attachment) -> None:
+    async def _undo(self, attachment: AttachedShard) -> None:
         """The tensors could not be made. A shard that this call brought is freed; one that was there before stays."""
         if attachment.fresh:
             with suppress(TensorHubError):
@@ -344,7 +344,7 @@ async def connect_async(
     not reached.
     """
     settings = settings_module.load(os.environ)
-    for sentence in settings_module.strangers(os.environ):
+    for sentence in settings_module.unknown_variables(os.environ):
         log.warning(sentence)
     name = check_job(arguments.name("job", settings.job if job is None else job))
     arguments.text("nats", nats)
@@ -352,11 +352,11 @@ async def connect_async(
         arguments.text("agent", agent)
     bound_s = arguments.seconds("timeout_s", timeout_s)
     deadline = asyncio.get_running_loop().time() + bound_s
-    session = Session(find_agent(agent, settings, os.environ), name)
-    registry: Registry | None = None
+    session = AgentSession(find_agent(agent, settings, os.environ), name)
+    registry: RegistryClient | None = None
     try:
         attached = await session.open(bound_s)
-        registry = Registry(name, _nats_address(nats, settings, attached))
+        registry = RegistryClient(name, _nats_address(nats, settings, attached))
         if nats:
             # An address that was given and is wrong would be noticed by the first question, hours later.
             await registry.bus(max(0.0, deadline - asyncio.get_running_loop().time()))
@@ -380,7 +380,7 @@ def _nats_address(nats: str | None, settings: Settings, said: Attached) -> NatsA
 # ------------------------------------------------------------------------------------------------ tensors and memory
 
 
-def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[Described, bytes]":
+def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[Description, bytes]":
     try:
         from tensorhub._tensors.description import describe  # noqa: PLC0415 (a control host asks questions and has no torch)
     except ModuleNotFoundError as error:
@@ -396,13 +396,13 @@ class _Bound(NamedTuple):
 
     tensors: dict[str, Any]
     swaps: "Staged | Mapped | Gathered | None" = None
-    standing: "Standing | None" = None
+    standing: "Residency | None" = None
 
 
-def _bound(described: "Described", attachment: Attachment) -> _Bound:
+def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
     """Map the segment, or a staged shard's two, and let what was described stand in it; a mapped shard has none yet."""
     from tensorhub._tensors.description import bind  # noqa: PLC0415
-    from tensorhub._tensors.residency import Standing  # noqa: PLC0415
+    from tensorhub._tensors.residency import Residency  # noqa: PLC0415
     from tensorhub._tensors.segment_mapping import map_segment  # noqa: PLC0415 (they import torch)
 
     has_values = attachment.found is not None
@@ -410,7 +410,7 @@ def _bound(described: "Described", attachment: Attachment) -> _Bound:
         from tensorhub._tensors.installs import Staged  # noqa: PLC0415
 
         staged = Staged(described, attachment)
-        return _Bound(staged.tensors, staged, Standing(described, staged.tensors, staged.home, has_values=has_values))
+        return _Bound(staged.tensors, staged, Residency(described, staged.tensors, staged.home, has_values=has_values))
     if attachment.place.is_mapped:
         from tensorhub._tensors.installs import Mapped  # noqa: PLC0415
 
@@ -419,7 +419,7 @@ def _bound(described: "Described", attachment: Attachment) -> _Bound:
     memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
     tensors = bind(described, memory, memory_wins=has_values)
     home = {name: tensor.detach() for name, tensor in tensors.items()}
-    standing = Standing(described, tensors, lambda: home, has_values=has_values)
+    standing = Residency(described, tensors, lambda: home, has_values=has_values)
     if described.managed.parts:
         from tensorhub._tensors.fsdp import Gathered  # noqa: PLC0415
 
@@ -427,7 +427,7 @@ def _bound(described: "Described", attachment: Attachment) -> _Bound:
     return _Bound(tensors, None, standing)
 
 
-def _differing(described: "Described", attachment: Attachment) -> list[str]:
+def _differing(described: "Description", attachment: AttachedShard) -> list[str]:
     """Return the tensors whose given values are not what the shard's memory holds."""
     from tensorhub._tensors.segment_mapping import map_segment, tensors_at  # noqa: PLC0415 (they import torch)
 
@@ -435,7 +435,7 @@ def _differing(described: "Described", attachment: Attachment) -> list[str]:
     return described.differing(tensors_at(described.layout, memory))
 
 
-def _gives_all(described: "Described") -> bool:
+def _gives_all(described: "Description") -> bool:
     """Tell whether values were given for every byte of the shard."""
     return all(entry.name in described.values for entry in described.layout.tensors if entry.nbytes)
 

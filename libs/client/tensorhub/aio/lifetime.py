@@ -17,7 +17,7 @@ from typing import Final, NoReturn, Protocol, SupportsIndex, TypeVar
 from tensorhub_common.errors import TensorHubError
 
 
-class Uncopied:
+class NotCopyable:
     """What belongs to one process and its connection: a copy of it would be no object that works."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -35,7 +35,7 @@ class Leaving(Protocol):
         """End it."""
 
 
-class Session(Leaving, Protocol):
+class Closable(Leaving, Protocol):
     """The connection to the agent, which can also be ended where no event loop runs any more."""
 
     def drop(self) -> None:
@@ -46,7 +46,7 @@ _tasks: Final[set["asyncio.Task[None]"]] = set()
 """The event loop alone would not keep them."""
 
 
-async def leave(session: Session, registry: Leaving) -> None:
+async def leave(session: Closable, registry: Leaving) -> None:
     """End the connections, and leave the shards with the agent. What is closed already stays so."""
     with suppress(TensorHubError, OSError):
         await session.close()
@@ -54,7 +54,7 @@ async def leave(session: Session, registry: Leaving) -> None:
         await registry.close()
 
 
-def leave_when_dropped(hub: object, session: Session, registry: Leaving) -> Callable[[], object]:
+def leave_when_dropped(hub: object, session: Closable, registry: Leaving) -> Callable[[], object]:
     """End a hub's connections once nothing refers to the hub any more; return what calls this off.
 
     Called in the event loop that the hub belongs to.
@@ -65,7 +65,7 @@ def leave_when_dropped(hub: object, session: Session, registry: Leaving) -> Call
     return finalizer.detach
 
 
-def _leave_soon(pid: int, loop: asyncio.AbstractEventLoop, session: Session, registry: Leaving) -> None:
+def _leave_soon(pid: int, loop: asyncio.AbstractEventLoop, session: Closable, registry: Leaving) -> None:
     if os.getpid() != pid:
         # The parent's; what this child had of the socket it has closed.
         return
@@ -84,7 +84,7 @@ def _leave_soon(pid: int, loop: asyncio.AbstractEventLoop, session: Session, reg
 Result = TypeVar("Result")
 
 
-async def in_thread(work: Callable[[], Result]) -> Result:
+async def shielded_in_thread(work: Callable[[], Result]) -> Result:
     """Do what may take long in a thread. When cancelled, wait for its end all the same: it looks at memory."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

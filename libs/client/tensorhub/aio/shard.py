@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorhub import arguments
-from tensorhub._agent.calls import Publish, Read, Unpublish
-from tensorhub._agent.session import OnProgress, Session
-from tensorhub._agent.shards import Attachment
+from tensorhub._agent.calls import PublishRequest, ReadRequest, UnpublishRequest
+from tensorhub._agent.session import AgentSession, OnProgress
+from tensorhub._agent.shards import AttachedShard
 from tensorhub._control import lost_versions
-from tensorhub._control.registry_client import Registry
-from tensorhub.aio.lifetime import Uncopied, in_thread
+from tensorhub._control.registry_client import RegistryClient
+from tensorhub.aio.lifetime import NotCopyable, shielded_in_thread
 from tensorhub.arguments import listed
 from tensorhub_common.errors import NotPublished, ReplicaConflict, VersionUnavailable
 from tensorhub_common.layout.layout import Layout
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from tensorhub._tensors.fsdp import Gathered
     from tensorhub._tensors.installs import Mapped, Staged
-    from tensorhub._tensors.residency import Standing
+    from tensorhub._tensors.residency import Residency
 
 
-class OpenChoice(NamedTuple):
+class UnresolvedResume(NamedTuple):
     """The hub holds `version`, and `register` gave other values for the tensors of these names.
 
     A restarted trainer that has loaded a checkpoint gives other values than those that the hub still holds. Only its
@@ -61,21 +61,21 @@ class OpenChoice(NamedTuple):
 log = logs.logger(__name__)
 
 
-class AsyncShard(Uncopied):
+class AsyncShard(NotCopyable):
     """A shard that this process has registered; `AsyncHub.register` makes it."""
 
     def __init__(
         self,
-        session: Session,
-        registry: Registry,
-        attachment: Attachment,
+        session: AgentSession,
+        registry: RegistryClient,
+        attachment: AttachedShard,
         layout: Layout,
         tensors: "dict[str, torch.Tensor]",
         on_release: Callable[["AsyncShard"], None],
         swaps: "Staged | Mapped | Gathered | None" = None,
         *,
-        standing: "Standing | None" = None,
-        choice: OpenChoice | None = None,
+        standing: "Residency | None" = None,
+        choice: UnresolvedResume | None = None,
     ) -> None:
         self.tensors = tensors
         self.layout = layout
@@ -143,7 +143,7 @@ class AsyncShard(Uncopied):
         self._show()
         await self._check_standing()
         with self._session.tracing.call("publish", self._attachment) as call:
-            done = await self._session.ask(self._attachment, Publish(wanted, call.traceparent), bound_s)
+            done = await self._session.ask(self._attachment, PublishRequest(wanted, call.traceparent), bound_s)
             assert done.version is not None
             call.version = done.version
         self._filled()
@@ -159,7 +159,7 @@ class AsyncShard(Uncopied):
         bound_s = arguments.seconds("timeout_s", timeout_s)
         self._check_writable()
         try:
-            await self._session.ask(self._attachment, Unpublish(), bound_s)
+            await self._session.ask(self._attachment, UnpublishRequest(), bound_s)
         finally:
             # A staged shard whose memory is mapped by readers goes on in its other one.
             self._show()
@@ -257,7 +257,7 @@ class AsyncShard(Uncopied):
             raise self._standing.error(self._attachment.place.where, left)
         if self._standing.is_blank:
             standing, where = self._standing, self._attachment.place.where
-            await in_thread(lambda: standing.check_filled(where))
+            await shielded_in_thread(lambda: standing.check_filled(where))
 
     def _filled(self) -> None:
         """Every tensor has the values that are to be published, whoever brought them."""
@@ -312,16 +312,20 @@ class AsyncShard(Uncopied):
     async def _fetch(self, version: int | str, timeout_s: float, on_progress: OnProgress | None) -> int:
         """Do what `replicate` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        held = await self._read("replicate", Read(arguments.wanted_version(version)), bound_s, on_progress)
+        held = await self._read("replicate", ReadRequest(arguments.wanted_version(version)), bound_s, on_progress)
         assert held is not None
         return held
 
     async def _fetch_newer(self, wait_s: float, timeout_s: float, on_progress: OnProgress | None) -> int | None:
         """Do what `update` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
+        return await self._read(
+            "update", ReadRequest("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress
+        )
 
-    async def _read(self, name: str, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+    async def _read(
+        self, name: str, question: ReadRequest, timeout_s: float, on_progress: OnProgress | None
+    ) -> int | None:
         arguments.function("on_progress", on_progress)
         shown = getattr(self._swaps, "shown", None)
         if shown is not None:

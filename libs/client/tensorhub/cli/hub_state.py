@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tensorhub._control.hub_file import HubFile
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli.local_processes import why_silent
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus
@@ -22,19 +22,19 @@ from tensorhub_common.bus.errors import Busy, NoAnswer, NoBus, NoResponder, NotP
 from tensorhub_common.errors import TensorHubError, VersionUnavailable
 from tensorhub_common.introspection.activity import gather_activity
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.protocol.activity import Activity, ReadUnderWay, Trouble
+from tensorhub_common.protocol.activity import ActiveRead, Activity, Problem
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.queries import (
     AgentInfo,
-    Error,
     Health,
     JobHealth,
     JobState,
     ModelInfo,
+    QueryError,
     ReplicaInfo,
     Status,
 )
-from tensorhub_common.protocol.subjects import ask, hub_ask
+from tensorhub_common.protocol.subjects import hub_ask, query_subject
 
 ACTIVITY_S: Final = 1.0
 """A process that has not said within this what it does counts as silent."""
@@ -74,15 +74,15 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     nats_lost: int | None = None
     faults: int | None = None
     planner_silent_s: float | None = None
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[Problem, ...] = ()
     """What it can't do just now, while it goes on with everything else."""
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class ReadRow(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that is being filled, and by which agent."""
 
     agent: str
-    read: ReadUnderWay
+    read: ActiveRead
 
     @property
     def share(self) -> float:
@@ -90,7 +90,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return self.read.done_bytes / self.read.total_bytes if self.read.total_bytes else 0.0
 
 
-class Ailing(msgspec.Struct, frozen=True, kw_only=True):
+class UnhealthyJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that a registry or a planner can't go on with, and what to do about it."""
 
     process: str
@@ -103,7 +103,7 @@ class Ailing(msgspec.Struct, frozen=True, kw_only=True):
     again_at: float
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+class HubState(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """One object for programs: the first eight keys are the log's word, as the registry tells it."""
 
     job: str
@@ -117,16 +117,16 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     nats: Nats
     processes: tuple[Process, ...]
     """Registries, planners and agents, those that do not answer too."""
-    reads: tuple[Reading, ...]
+    reads: tuple[ReadRow, ...]
     """Oldest first."""
     reads_left_out: int
-    ailing: tuple[Ailing, ...]
+    ailing: tuple[UnhealthyJob, ...]
     """Jobs that are not well: this one, and where the asker may know of them all others of the hub."""
     troubles: tuple[str, ...]
     """What somebody should look into, a sentence each."""
 
 
-async def look(registry: Registry, hub: HubFile | None, planner: str, timeout_s: float) -> Picture:
+async def collect(registry: RegistryClient, hub: HubFile | None, planner: str, timeout_s: float) -> HubState:
     """Ask everybody. `planner` should answer, and what `hub.json` names.
 
     Raises `RegistryUnavailable` where NATS or the registry does not answer, and what the registry says of a job that
@@ -145,11 +145,11 @@ async def look(registry: Registry, hub: HubFile | None, planner: str, timeout_s:
         answering = await _pinged(bus, [agent.id for agent in hub.agents])
     status = _with_agents(status, hub, answering)
     reads = sorted(
-        (Reading(agent=each.process, read=read) for each in activities or () for read in each.reads),
+        (ReadRow(agent=each.process, read=read) for each in activities or () for read in each.reads),
         key=lambda reading: -reading.read.for_s,
     )
     nats = Nats(url=shown(bus.url), server=str(bus.server_info.get("version", "unknown")), round_trip_s=round_trip_s)
-    return Picture(
+    return HubState(
         job=status.job,
         seq=status.seq,
         registry=status.registry,
@@ -170,7 +170,7 @@ async def look(registry: Registry, hub: HubFile | None, planner: str, timeout_s:
 # ----------------------------------------------------------------------------------------------------------- asking
 
 
-async def _log(registry: Registry, timeout_s: float) -> tuple[Status, list[ReplicaInfo]] | TensorHubError:
+async def _log(registry: RegistryClient, timeout_s: float) -> tuple[Status, list[ReplicaInfo]] | TensorHubError:
     """Return what the registry says of the job, or why it says nothing: others may know more of that."""
     try:
         status = await registry.status(timeout_s)
@@ -203,10 +203,12 @@ async def _pinged(bus: Bus, agents: Sequence[str]) -> set[str]:
     return {pong.id for pong in pongs if pong is not None}
 
 
-async def ailing_jobs(bus: Bus, job: str) -> tuple[Ailing, ...]:
+async def ailing_jobs(bus: Bus, job: str) -> tuple[UnhealthyJob, ...]:
     """Return the jobs that are not well, each with the process that says so: this one first."""
     subjects = [
-        each for role in (REGISTRY, PLANNER) for each in (ask(job, f"health.{role}"), hub_ask(f"health.{role}"))
+        each
+        for role in (REGISTRY, PLANNER)
+        for each in (query_subject(job, f"health.{role}"), hub_ask(f"health.{role}"))
     ]
     found = await asyncio.gather(*(_health(bus, subject) for subject in subjects))
     ailing = {
@@ -222,14 +224,14 @@ async def ailing_jobs(bus: Bus, job: str) -> tuple[Ailing, ...]:
 async def _health(bus: Bus, subject: str) -> Health | None:
     """Return what the process says, or None where nobody answers or may be asked: then it is not known."""
     try:
-        answer = msgspec.json.decode(await bus.request(subject, b"", HEALTH_S), type=Health | Error)
+        answer = msgspec.json.decode(await bus.request(subject, b"", HEALTH_S), type=Health | QueryError)
     except (NoBus, NoAnswer, NoResponder, NotPermitted, Busy, *MALFORMED):
         return None
     return answer if isinstance(answer, Health) else None
 
 
-def _ails(health: Health, job: JobHealth) -> Ailing:
-    return Ailing(
+def _ails(health: Health, job: JobHealth) -> UnhealthyJob:
+    return UnhealthyJob(
         process=health.id,
         role=health.role,
         job=job.job,
@@ -241,7 +243,7 @@ def _ails(health: Health, job: JobHealth) -> Ailing:
     )
 
 
-def _told_by_health(error: TensorHubError, ailing: Sequence[Ailing], job: str) -> TensorHubError:
+def _told_by_health(error: TensorHubError, ailing: Sequence[UnhealthyJob], job: str) -> TensorHubError:
     """Return what the registry says of the job instead of that it says nothing about it."""
     own = next((each for each in ailing if each.job == job and each.role == REGISTRY), None)
     return error if own is None else type(error)(sentence(own))
@@ -310,7 +312,7 @@ def _with_agents(status: Status, hub: HubFile | None, answering: Collection[str]
     return msgspec.structs.replace(status, agents=(*status.agents, *more))
 
 
-def _troubles(processes: Sequence[Process], reads: Sequence[Reading], ailing: Sequence[Ailing]) -> Iterable[str]:
+def _troubles(processes: Sequence[Process], reads: Sequence[ReadRow], ailing: Sequence[UnhealthyJob]) -> Iterable[str]:
     yield from (sentence(each) for each in ailing)
     for each in processes:
         if not each.answers:
@@ -330,13 +332,13 @@ def _troubles(processes: Sequence[Process], reads: Sequence[Reading], ailing: Se
             yield f"no byte has come to {who} for {read.still_s:.0f} s: 'tensorhub trace' says from whom"
 
 
-def lacks_plan_s(read: ReadUnderWay, planner_silent_s: float) -> float:
+def lacks_plan_s(read: ActiveRead, planner_silent_s: float) -> float:
     """Return for how long no planner has answered the agent of a read that needs a plan; 0 where it needs none."""
     # An agent that asks for nothing has had no answer for as long as one likes.
     return max(planner_silent_s, read.plan_s or 0.0) if read.stage == LEASING or read.plan_s is not None else 0.0
 
 
-def sentence(ailing: Ailing) -> str:
+def sentence(ailing: UnhealthyJob) -> str:
     """Say in a line what is wrong with a job, and what to do."""
     advice = f" -> {ailing.advice}" if ailing.advice else ""
     return told(ailing) + advice
@@ -354,18 +356,18 @@ ADVICE: Final = {
 """What to do about what a process can't do, by the kind of it."""
 
 
-def trouble_of(process: str, trouble: Trouble) -> str:
+def trouble_of(process: str, trouble: Problem) -> str:
     """Say what a process can't do just now, and for how long."""
     job = f", job {trouble.job}" if trouble.job else ""
     return f"{process}{job}: {trouble.kind} for {max(time.time() - trouble.since, 0):.0f} s: {trouble.why.rstrip('.')}"
 
 
-def advice_on(process: str, trouble: Trouble) -> str:
+def advice_on(process: str, trouble: Problem) -> str:
     """Say what to do about it; a later release may know of more kinds."""
     return ADVICE.get(trouble.kind, "look into the log of {process}").format(process=process)
 
 
-def told(ailing: Ailing) -> str:
+def told(ailing: UnhealthyJob) -> str:
     """Say what is wrong with a job."""
     state = "is set aside" if ailing.state == JobState.SET_ASIDE else f"is {ailing.state}"
     again_s = ailing.again_at - time.time()

@@ -22,12 +22,12 @@ from tensorhub.cli.commands.up import up
 from tensorhub.cli.commands.upgrade import upgrade
 from tensorhub.cli.commands.versions import versions
 from tensorhub.cli.commands.watch import watch
-from tensorhub.cli.runner import Commands
+from tensorhub.cli.runner import ErrorHandlingGroup
 
 app = typer.Typer(
     name="tensorhub",
     help="Moves model weights from the GPUs that train to the GPUs that generate.",
-    cls=Commands,
+    cls=ErrorHandlingGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

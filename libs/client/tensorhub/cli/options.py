@@ -112,7 +112,7 @@ Agent = Annotated[
     typer.Option(
         "--agent",
         help="The agent's id or socket; by default TENSORHUB_AGENT, else the first on this host.",
-        parser=said(values.agent),
+        parser=said(values.agent_name_or_socket),
         metavar="AGENT",
     ),
 ]

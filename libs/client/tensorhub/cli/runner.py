@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from tensorhub._control.discovery import find_agent, find_nats
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.aio.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.cli.output import read_no_further
 from tensorhub_common.bus import permission_errors
@@ -69,7 +69,7 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-class Commands(TyperGroup):
+class ErrorHandlingGroup(TyperGroup):
     """The group of all commands, which turns errors into lines and exit codes."""
 
     def main(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 (typer's own, whose options are many)
@@ -105,13 +105,13 @@ def _code_of(error: BaseException) -> int:
     error = _meant(error)
     match error:
         case KeyboardInterrupt():
-            complain("interrupted")
+            print_error("interrupted")
             return BY_SIGNAL + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
         case InvalidName() | InvalidSetting():
-            complain(str(error))
+            print_error(str(error))
             return WRONG_USAGE
         case TensorHubError():
-            complain(str(error))
+            print_error(str(error))
             return SAID_NO
         case BrokenPipeError():
             read_no_further()
@@ -120,14 +120,14 @@ def _code_of(error: BaseException) -> int:
             return _misused(error)
         case OSError() if error.filename is None:
             read_no_further()
-            complain(f"what it says can't be written: {error.strerror or error}")
+            print_error(f"what it says can't be written: {error.strerror or error}")
             return SAID_NO
         case OSError():
-            complain(str(error))
+            print_error(str(error))
             return SAID_NO
     if os.environ.get("TENSORHUB_LOG_LEVEL") == "debug":
         traceback.print_exception(error)
-    complain(
+    print_error(
         f"a fault of TensorHub itself, which is worth a report: {type(error).__name__}: {error} "
         "(TENSORHUB_LOG_LEVEL=debug shows where)"
     )
@@ -151,11 +151,11 @@ def _misused(error: Any) -> int:  # noqa: ANN401 (see UsageError)
         return WRONG_USAGE
     sentence = str(error.format_message()).rstrip(".").removeprefix("Invalid value: ")
     name = error.ctx.command_path if error.ctx is not None else "tensorhub"
-    complain(f"{sentence[:1].lower()}{sentence[1:]}; '{name} --help' says what there is")
+    print_error(f"{sentence[:1].lower()}{sentence[1:]}; '{name} --help' says what there is")
     return WRONG_USAGE
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """Say on stderr what was wrong, in one line."""
     try:
         sys.stderr.write(f"tensorhub: {' '.join(sentence.split())}\n")
@@ -211,7 +211,7 @@ def _as_before() -> Iterator[None]:
 
 
 @contextmanager
-def heard_at_once() -> Iterator[None]:
+def raising_sigint() -> Iterator[None]:
     """Let Ctrl-C raise `KeyboardInterrupt` in the block, as a question to whoever sits there needs it."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
@@ -226,8 +226,8 @@ def settings_of(directory: Path | None, environ: Mapping[str, str] = os.environ)
     """Return the settings, with `--dir` in place of `TENSORHUB_DIR`, and start the log lines of this process."""
     given = dict(environ) if directory is None else {**environ, "TENSORHUB_DIR": str(directory)}
     settings = settings_module.load(given)
-    for sentence in settings_module.strangers(given):
-        complain(sentence)
+    for sentence in settings_module.unknown_variables(given):
+        print_error(sentence)
     quiet = settings if environ.get("TENSORHUB_LOG_LEVEL") else dataclasses.replace(settings, log_level="error")
     logs.start_logs("tensorhub", "cli", quiet)
     if quiet is not settings:
@@ -241,17 +241,17 @@ def job_of(job: str | None, settings: Settings) -> str:
     return check_job(settings.job if job is None else job)
 
 
-def registry_of(job: str | None, directory: Path | None, nats: str | None) -> Registry:
+def registry_of(job: str | None, directory: Path | None, nats: str | None) -> RegistryClient:
     """Return where questions about the job are asked."""
     return registry_in(settings_of(directory), job, nats)
 
 
-def registry_in(settings: Settings, job: str | None, nats: str | None) -> Registry:
+def registry_in(settings: Settings, job: str | None, nats: str | None) -> RegistryClient:
     """Return the same for settings that are known."""
-    return Registry(job_of(job, settings), find_nats(nats, settings))
+    return RegistryClient(job_of(job, settings), find_nats(nats, settings))
 
 
-class Bound:
+class CommandDeadline:
     """A command's `--timeout`: how long it waits for the hub, from its first question to its last."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -308,7 +308,7 @@ class Bound:
         )
 
 
-class Door(NamedTuple):
+class AgentTarget(NamedTuple):
     """How a command gets to an agent of this host."""
 
     job: str
@@ -316,15 +316,15 @@ class Door(NamedTuple):
     nats: str | None
 
 
-def door_of(job: str | None, directory: Path | None, nats: str | None, agent: str | None) -> Door:
+def door_of(job: str | None, directory: Path | None, nats: str | None, agent: str | None) -> AgentTarget:
     """Find the agent, without asking it yet."""
     settings = settings_of(directory)
-    return Door(job_of(job, settings), find_agent(agent, settings, os.environ), nats)
+    return AgentTarget(job_of(job, settings), find_agent(agent, settings, os.environ), nats)
 
 
 @asynccontextmanager
 async def hub_of(
-    door: Door, bound: Bound, take_back: Callable[[AsyncHub], Awaitable[None]] | None = None
+    door: AgentTarget, bound: CommandDeadline, take_back: Callable[[AsyncHub], Awaitable[None]] | None = None
 ) -> AsyncIterator[AsyncHub]:
     """Connect to the agent. At the end all shards that are left are released, also where the block fails.
 
@@ -345,7 +345,7 @@ async def hub_of(
     await hub.close(timeout_s=END_S)
 
 
-async def _tidied(door: Door, hub: AsyncHub, take_back: Callable[[AsyncHub], Awaitable[None]] | None) -> None:
+async def _tidied(door: AgentTarget, hub: AsyncHub, take_back: Callable[[AsyncHub], Awaitable[None]] | None) -> None:
     with suppress(ReplicaConflict):
         await hub.close(timeout_s=TIDY_S)
     if take_back is not None:

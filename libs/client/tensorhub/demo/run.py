@@ -25,7 +25,7 @@ from tensorhub.demo.plot import ROLLOUTS, Script
 from tensorhub.demo.screen import Screen
 from tensorhub.demo.show import Note
 from tensorhub.demo.stage import Plan, Stage
-from tensorhub.local.hub import SIGNALS, Up
+from tensorhub.local.hub import SIGNALS, LocalHub
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -166,7 +166,7 @@ async def _show(folder: Path, display: Display, plan: Plan) -> int:
             return await _play(stage, display)
     display.open(HEADING)
     async with (
-        Up(folder, agents=AGENTS, hosts=plan.hosts) as up,
+        LocalHub(folder, agents=AGENTS, hosts=plan.hosts) as up,
         await connect_async(plan.job, agent=up.hub.agents[0].socket, nats=up.hub.nats) as hub,
     ):
         stage = Stage(lambda: up.hub.agents, folder, hub, display, plan, began)
@@ -186,7 +186,7 @@ def _hub_is_there(plan: Plan, at_s: float) -> Note:
     return Note(at_s=at_s, kind="up", replica="the hub", text=text, is_event=True, facts=facts)
 
 
-def _hub_is_up(up: Up, folder: Path, plan: Plan, at_s: float) -> Note:
+def _hub_is_up(up: LocalHub, folder: Path, plan: Plan, at_s: float) -> Note:
     hub = up.hub
     text = (
         f"is up: NATS, a registry, a planner and {AGENTS} agents on {plan.hosts} pretended host(s); to look at it from "

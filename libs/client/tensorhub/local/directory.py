@@ -41,7 +41,7 @@ class HubDirUnusable(TensorHubError):
     """The directory can't be made or written."""
 
 
-class HubDir:
+class HubDirectory:
     """A hub's directory, locked by this process from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:

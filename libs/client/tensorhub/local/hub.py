@@ -22,7 +22,7 @@ from typing import Final, Self
 from tensorhub._control import hub_file
 from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
 from tensorhub.local.children import Child, Children, ChildSpec
-from tensorhub.local.directory import HubDir
+from tensorhub.local.directory import HubDirectory
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub.local.nats_server import Cluster, NatsServer
 from tensorhub_common.auth.permissions import Role, User
@@ -61,7 +61,7 @@ def _module(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class ServiceCommands:
     """How to run the services; tests put others in their place."""
 
     registry: tuple[str, ...] = _module("tensorhub_registry")
@@ -69,7 +69,7 @@ class Commands:
     agent: tuple[str, ...] = _module("tensorhub_agent")
 
 
-class Up:
+class LocalHub:
     """One hub on this machine. Use it as an async context manager, in the main thread (see `tether`)."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Up:
         registries: int = 1,
         nats_nodes: int = 1,
         site: str = "site-0",
-        commands: Commands | None = None,
+        commands: ServiceCommands | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         if not 1 <= agents <= AGENTS_MAX:
@@ -95,11 +95,11 @@ class Up:
             raise ValueError(f"{registries} registries are not possible: take 1 to {REGISTRIES_MAX}")
         if nats_nodes not in NATS_NODES:
             raise ValueError(f"{nats_nodes} NATS nodes are not possible: take 1, 3 or 5")
-        self._directory = HubDir(directory)
+        self._directory = HubDirectory(directory)
         self._count = agents
         self._hosts, self._racks = hosts, racks
         self._site = site
-        self._commands = commands or Commands()
+        self._commands = commands or ServiceCommands()
         self._environment = dict(os.environ if environment is None else environment)
         self._keys = Keyring(self._directory.credentials)
         self._registries = [f"registry-{index}" for index in range(registries)]

@@ -15,12 +15,12 @@ from tensorhub._agent.session import OnProgress
 from tensorhub._control.registry_client import ASK_S
 from tensorhub._control.watch import Watched
 from tensorhub.aio.hub import CONNECT_S, AsyncHub, connect_async
-from tensorhub.aio.lifetime import Uncopied
+from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.shard import AsyncShard
 from tensorhub.arguments import Resume
 from tensorhub.errors import closed_error
 from tensorhub.mapping import Mapping
-from tensorhub.sync.loop_thread import Background
+from tensorhub.sync.loop_thread import LoopThread
 from tensorhub_common.errors import NotPublished, TensorHubError
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from tensorhub._tensors.description import Tensors
 
 
-class Shard(Uncopied):
+class Shard(NotCopyable):
     """A shard that this process has registered; `Hub.register` makes it."""
 
-    def __init__(self, background: Background, shard: AsyncShard) -> None:
+    def __init__(self, background: LoopThread, shard: AsyncShard) -> None:
         self._background = background
         self._shard = shard
 
@@ -184,10 +184,10 @@ class Shard(Uncopied):
         self._background.run(mark())
 
 
-class Hub(Uncopied):
+class Hub(NotCopyable):
     """A connection to one agent, for one job. `connect` makes it; `with` releases everything at its end."""
 
-    def __init__(self, background: Background, hub: AsyncHub) -> None:
+    def __init__(self, background: LoopThread, hub: AsyncHub) -> None:
         background.before_its_end(hub._leave)  # noqa: SLF001 (twins)
         self._background = background
         self._hub = hub
@@ -355,7 +355,7 @@ def connect(
     Raises `AgentUnavailable` when no agent answers within the bound, and `RegistryUnavailable` when `nats` is given and
     not reached.
     """
-    background = Background()
+    background = LoopThread()
     try:
         hub = background.run(connect_async(job, agent=agent, nats=nats, timeout_s=timeout_s))
     except BaseException:

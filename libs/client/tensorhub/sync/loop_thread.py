@@ -26,7 +26,7 @@ END_S: Final = 1.0
 Result = TypeVar("Result")
 
 
-class Background:
+class LoopThread:
     """A thread that runs an event loop until `stop`."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def _end_soon(
         ending.close()
 
 
-_running: "weakref.WeakSet[Background]" = weakref.WeakSet()
+_running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 _ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 """Threads of objects that were dropped: a program that ends with the function which had its hub waits for them."""

@@ -137,7 +137,7 @@ def _client(job: str | None) -> tuple[list[str], list[str]]:
         asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS]
         return [*streams, subjects.commands_of_all_jobs_by_anyone(), *asks], [subjects.events_of_all_jobs()]
     streams = [*_reading(subjects.log_stream(job)), *_reading(subjects.blob_stream(job))]
-    asks = [subjects.ask(job, what) for what in ASKS_OF_CLIENTS]
+    asks = [subjects.query_subject(job, what) for what in ASKS_OF_CLIENTS]
     return [*streams, subjects.commands_by_anyone(job), *asks], [subjects.events_of(job)]
 
 

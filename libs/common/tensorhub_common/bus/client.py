@@ -28,7 +28,7 @@ from nats.errors import SecureConnRequiredError, StaleConnectionError, Unexpecte
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from tensorhub_common.bus.message import NO_HEADERS, Headers, Message
-from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
 """Takes the subscription's number, the subject, the reply subject or b"", the header block or b"", and the data."""
@@ -64,7 +64,7 @@ def take_messages(came: bytes, deliver: Deliver) -> int:
     return at
 
 
-class SlowParser(Parser):
+class ResumableParser(Parser):
     """nats-py's own, which tells whether it is in the middle of something."""
 
     def __init__(self, client: object) -> None:
@@ -85,7 +85,7 @@ class SlowParser(Parser):
             self._busy = False
 
 
-Handler = Callable[[Message], None]
+MessageHandler = Callable[[Message], None]
 
 
 def _in_words(error: Exception) -> str:
@@ -97,7 +97,7 @@ def _in_words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-class Tcp(TcpTransport):
+class GuardedTcpTransport(TcpTransport):
     """A connection by TCP: nats-py's, which writes to what has ended, and dials anew without ending what it had."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Tcp(TcpTransport):
         await self._io_writer.drain()
 
 
-class LeanClient(Client):
+class NatsClient(Client):
     """A client whose subscriptions may have a handler of their own; see the module's head."""
 
     def __init__(self, work: Supervisor) -> None:
@@ -148,8 +148,8 @@ class LeanClient(Client):
         self._work = work
         self.why_lost = ""
         """Why the last connection was given up, in words."""
-        self._ps: SlowParser = SlowParser(self)
-        self._handlers: dict[int, Handler] = {}
+        self._ps: ResumableParser = ResumableParser(self)
+        self._handlers: dict[int, MessageHandler] = {}
         self._flushing: asyncio.Handle | None = None
 
     @property
@@ -176,7 +176,7 @@ class LeanClient(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is None and s.uri.scheme not in ("ws", "wss"):
-            self._transport = Tcp()
+            self._transport = GuardedTcpTransport()
         await super()._connect_to_server(s)
 
     async def _process_op_err(self, e: Exception) -> None:
@@ -189,7 +189,7 @@ class LeanClient(Client):
             writer.transport.abort()
         await super()._process_op_err(e)
 
-    def handle(self, sid: int, handler: Handler) -> None:
+    def handle(self, sid: int, handler: MessageHandler) -> None:
         """Call `handler` with each message of this subscription from now on."""
         self._handlers[sid] = handler
 
@@ -237,7 +237,7 @@ class LeanClient(Client):
         try:
             handler(message)
         except Exception as error:  # noqa: BLE001 (a fault in one handler must not silence all others)
-            self._work.fault(f"handling a message on {message.subject}", error, handled)
+            self._work.fault(f"handling a message on {message.subject}", error, log_only)
 
     # -------------------------------------------------------------------------------------------- sending
 

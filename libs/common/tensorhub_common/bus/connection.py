@@ -21,27 +21,27 @@ import nats.errors
 
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import Login, addresses, login, shown
-from tensorhub_common.bus.client import Handler as OnMessage
-from tensorhub_common.bus.client import LeanClient
-from tensorhub_common.bus.connection_state import Presence, Watcher
+from tensorhub_common.bus.client import MessageHandler as OnMessage
+from tensorhub_common.bus.client import NatsClient
+from tensorhub_common.bus.connection_state import ConnectionState, ConnectionWatcher
 from tensorhub_common.bus.errors import MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.keepalive import PING_EVERY_S, PINGS_OUTSTANDING_MAX
 from tensorhub_common.bus.message import NO_HEADERS, Message, header_bytes
-from tensorhub_common.bus.permission_errors import Refusals
-from tensorhub_common.bus.request_mux import CHANCE_BYTES, Awaited
+from tensorhub_common.bus.permission_errors import PermissionErrors
+from tensorhub_common.bus.request_mux import TOKEN_BYTES, RequestMux
 from tensorhub_common.bus.request_server import (
     CONCURRENT_MAX,
     HANDLER_S_MAX,
     PENDING_MAX,
-    Answering,
-    Handler,
-    Service,
+    RequestHandler,
+    RequestServer,
+    RequestService,
     answer_or_raise,
 )
 from tensorhub_common.bus.server_check import check_server, why_never
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 CONNECT_TIMEOUT_S: Final = 5.0
 RECONNECT_WAIT_S: Final = 0.1
@@ -66,20 +66,20 @@ class Bus:
         self._refusals_left = len(self._addresses)
         self.name = name
         self._user = user
-        self._refusals = Refusals(name)
+        self._refusals = PermissionErrors(name)
         self.work = Supervisor(f"the connection of {name} to NATS")
         """Background work of this connection, and of what is made of it. What fails here ends a service."""
-        self._client = LeanClient(self.work)
+        self._client = NatsClient(self.work)
         self._closing = False
         self._closer: asyncio.Task[Any] | None = None
         self._lost_at: float | None = None
-        self._presence = Presence()
+        self._presence = ConnectionState()
         self._presence.watch(self._on_change)
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_error = "no answer"
         self._subscriptions: list[Subscription] = []
-        self._services: list[Service] = []
-        self._awaited = Awaited(self.new_inbox())
+        self._services: list[RequestService] = []
+        self._awaited = RequestMux(self.new_inbox())
         self._revival: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------- state
@@ -104,7 +104,7 @@ class Bus:
         """How many times the connection was lost."""
         return self._presence.lost_count
 
-    def watch(self, watcher: Watcher) -> Callable[[], None]:
+    def watch(self, watcher: ConnectionWatcher) -> Callable[[], None]:
         """Call `watcher(connected)` at each change from now on, and return what ends that. It must not raise."""
         return self._presence.watch(watcher)
 
@@ -118,7 +118,7 @@ class Bus:
 
     def new_inbox(self) -> str:
         """Return a subject that nobody else uses, and that nobody else may listen on."""
-        return f"{self._user.inbox}.{token_hex(CHANCE_BYTES)}"
+        return f"{self._user.inbox}.{token_hex(TOKEN_BYTES)}"
 
     async def publish(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS, reply: str = ""
@@ -201,13 +201,13 @@ class Bus:
     async def serve(
         self,
         subject: str,
-        handler: Handler,
+        handler: RequestHandler,
         *,
         queue: str = "",
         concurrent_max: int = CONCURRENT_MAX,
         pending_max: int = PENDING_MAX,
         age_s_max: float = HANDLER_S_MAX,
-    ) -> Service:
+    ) -> RequestService:
         """Answer the questions on a subject with what `handler` returns, or with the error that it raises.
 
         Askers that wait no longer than `age_s_max` have given up a question that is older, so it is dropped.
@@ -216,10 +216,10 @@ class Bus:
         async def respond(question: Message, body: bytes, headers: Mapping[str, str]) -> None:
             await self.publish(question.reply, body, headers)
 
-        answering = Answering(
+        answering = RequestServer(
             handler, respond, self.work, concurrent_max=concurrent_max, pending_max=pending_max, age_s_max=age_s_max
         )
-        service = Service(await self.subscribe(subject, answering.take, queue), answering)
+        service = RequestService(await self.subscribe(subject, answering.take, queue), answering)
         self._services = [each for each in self._services if not each.is_closed]
         self._services.append(service)
         return service
@@ -274,7 +274,7 @@ class Bus:
             subscription.detach()
         while True:
             await asyncio.sleep(RECONNECT_WAIT_S)
-            self._client = LeanClient(self.work)
+            self._client = NatsClient(self.work)
             try:
                 await self._dial()
                 break
@@ -359,7 +359,7 @@ class Bus:
     async def _on_connected(self) -> None:
         if self._closing:
             # It was about to come back when `close` was called, and the cancellation was lost (see `_on_error`).
-            self.work.start(self._client.close(), "closing", on_fault=handled)
+            self.work.start(self._client.close(), "closing", on_fault=log_only)
         else:
             self._presence.note(connected=True)
 
@@ -390,7 +390,7 @@ class Bus:
         elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
             _log.debug("NATS at %s: %s", shown(self.url), self._last_error)
         else:
-            self.work.fault("nats-py", error, handled)
+            self.work.fault("nats-py", error, log_only)
 
 
 async def connect(

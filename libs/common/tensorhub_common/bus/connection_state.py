@@ -7,10 +7,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-Watcher = Callable[[bool], None]
+ConnectionWatcher = Callable[[bool], None]
 
 
-class Presence:
+class ConnectionState:
     """What one connection is, as far as is known: there, or not."""
 
     def __init__(self) -> None:
@@ -20,9 +20,9 @@ class Presence:
         self.lost_count = 0
         """How many times it was lost."""
         self._there = asyncio.Event()
-        self._watchers: list[Watcher] = []
+        self._watchers: list[ConnectionWatcher] = []
 
-    def watch(self, watcher: Watcher) -> Callable[[], None]:
+    def watch(self, watcher: ConnectionWatcher) -> Callable[[], None]:
         """Call `watcher(connected)` at each change from now on, and return what ends that. It must not raise."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None

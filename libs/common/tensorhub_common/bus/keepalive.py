@@ -10,11 +10,11 @@ PING_EVERY_S: Final = 1.0
 PINGS_OUTSTANDING_MAX: Final = 2
 """A server that answers no ping for about three seconds counts as gone."""
 
-SILENT_SHARE_MAX: Final = 0.5
+KEEPALIVE_SHARE_MAX: Final = 0.5
 """Of the time after which a silent agent is lost, so much may pass before a connection counts as gone that beats go by:
 else a node of a NATS cluster that stops would cost agents their place."""
 
 
 def ping_every_s(lost_after_s: float) -> float:
     """Return how often NATS is to be pinged on a connection that beats go by."""
-    return min(PING_EVERY_S, SILENT_SHARE_MAX * lost_after_s / (PINGS_OUTSTANDING_MAX + 1))
+    return min(PING_EVERY_S, KEEPALIVE_SHARE_MAX * lost_after_s / (PINGS_OUTSTANDING_MAX + 1))

@@ -20,7 +20,7 @@ _CHANCE: Final = re.compile(r"[0-9a-f]{24}", re.ASCII)
 _log: Final = logging.getLogger(__name__)
 
 
-class Refusals:
+class PermissionErrors:
     """What was refused on one connection, and its predecessors."""
 
     def __init__(self, name: str) -> None:

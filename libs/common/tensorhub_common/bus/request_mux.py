@@ -12,12 +12,12 @@ from tensorhub_common.bus.errors import NoBus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError
 
-CHANCE_BYTES: Final = 12
+TOKEN_BYTES: Final = 12
 """In each inbox, and in each question's own: agents may write to any inbox, and see those of who asks them, so where
 the answers of others are awaited must not be guessed. (nats-py's own go up by small steps.)"""
 
 
-class Awaited:
+class RequestMux:
     """Questions whose answers come in below one inbox."""
 
     def __init__(self, inbox: str) -> None:
@@ -30,7 +30,7 @@ class Awaited:
 
         Without a subject the question goes to where its answer comes in. Whoever begins must `end`.
         """
-        token = token_hex(CHANCE_BYTES)
+        token = token_hex(TOKEN_BYTES)
         inbox = f"{self.inbox}.{token}"
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[token] = (subject or inbox, answer)

@@ -20,7 +20,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.protocol.subjects import is_inbox
-from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 CONCURRENT_MAX: Final = 64
 PENDING_MAX: Final = 1024
@@ -32,19 +32,19 @@ HANDLER_S_MAX: Final = 300.0
 ERROR_HEADER: Final = "Tensorhub-Error"
 """Carries the name of the error when the body of an answer is its message."""
 
-Handler = Callable[[Message], Awaitable[bytes]]
-Respond = Callable[[Message, bytes, Mapping[str, str]], Awaitable[None]]
+RequestHandler = Callable[[Message], Awaitable[bytes]]
+SendReply = Callable[[Message, bytes, Mapping[str, str]], Awaitable[None]]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Answering:
+class RequestServer:
     """Questions of one subscription, on their way through a handler."""
 
     def __init__(
         self,
-        handler: Handler,
-        respond: Respond,
+        handler: RequestHandler,
+        respond: SendReply,
         work: Supervisor,
         *,
         concurrent_max: int,
@@ -82,7 +82,7 @@ class Answering:
             self._pending_count += 1
         elif len(self._refusing) < BUSY_MAX:
             busy = Busy(f"{question.subject} has {len(waiting)} questions waiting: ask again a little later")
-            task = self._work.start(self._refuse(question, busy), "refusing a question", on_fault=handled)
+            task = self._work.start(self._refuse(question, busy), "refusing a question", on_fault=log_only)
             self._refusing.add(task)
             task.add_done_callback(self._refusing.discard)
 
@@ -97,7 +97,7 @@ class Answering:
 
     def _begin(self, question: Message, arrived: float) -> None:
         # What fails here fails this question alone, and its asker hears nothing.
-        task = self._work.start(self._answer(question, arrived), "answering a question", on_fault=handled)
+        task = self._work.start(self._answer(question, arrived), "answering a question", on_fault=log_only)
         self._running[task] = question.subject
         self._running_of[question.subject] += 1
         task.add_done_callback(self._work.guarded(self._ended, "beginning with the next question"))
@@ -144,7 +144,7 @@ class Answering:
             headers, body = {ERROR_HEADER: error.code}, str(error).encode()
         except Exception as error:  # noqa: BLE001 (whatever it is, the asker must hear of it)
             # A fault of ours: the asker learns that it is one, the log learns which.
-            self._work.fault(f"answering a question on {question.subject}", error, handled)
+            self._work.fault(f"answering a question on {question.subject}", error, log_only)
             fault = f"the answering process failed with {type(error).__name__}; its log says where"
             headers, body = {ERROR_HEADER: TensorHubError().code}, fault.encode()
         await self._say(question, body, headers)
@@ -178,10 +178,10 @@ def answer_or_raise(answer: Message) -> bytes:
     raise Busy(text) if code == Busy.__name__ else from_code(code, text)
 
 
-class Service:
+class RequestService:
     """A handler that answers the questions on a subject, until `close`."""
 
-    def __init__(self, subscription: Subscription, answering: Answering) -> None:
+    def __init__(self, subscription: Subscription, answering: RequestServer) -> None:
         self._subscription = subscription
         self._answering = answering
         self.is_closed = False

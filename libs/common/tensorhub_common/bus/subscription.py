@@ -6,18 +6,20 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from tensorhub_common.bus.client import Handler, LeanClient
+from tensorhub_common.bus.client import MessageHandler, NatsClient
 
 
 class Subscription:
     """Interest in a subject. It outlives the connection that it was made on, until `close`."""
 
-    def __init__(self, subject: str, queue: str, on_message: Handler, forget: Callable[["Subscription"], None]) -> None:
+    def __init__(
+        self, subject: str, queue: str, on_message: MessageHandler, forget: Callable[["Subscription"], None]
+    ) -> None:
         self.subject = subject
         self._forget = forget
         self._queue = queue
         self._on_message = on_message
-        self._client: LeanClient | None = None
+        self._client: NatsClient | None = None
         self._inner: NatsSubscription | None = None
 
     @property
@@ -29,7 +31,7 @@ class Subscription:
         """Forget a connection that is gone for good. Only the bus calls it."""
         self._inner = None
 
-    async def attach(self, client: LeanClient) -> None:
+    async def attach(self, client: NatsClient) -> None:
         """Subscribe on this connection. Only the bus calls it."""
         inner = await client.subscribe(self.subject, queue=self._queue, cb=_never)
         client.handle(inner._id, self._on_message)  # noqa: SLF001 (nats-py tells a subscription's number nowhere else)
@@ -46,4 +48,4 @@ class Subscription:
 
 
 async def _never(_: object) -> None:
-    """Stand where nats-py wants a callback; `LeanClient` hands messages to the handler instead."""
+    """Stand where nats-py wants a callback; `NatsClient` hands messages to the handler instead."""

@@ -12,7 +12,7 @@ import msgspec
 from tensorhub_common.catalog import reconcile
 from tensorhub_common.catalog.handlers import admin, membership, publishing, rounds
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
-from tensorhub_common.catalog.validation import Refused, check_sender, is_hub, is_sender
+from tensorhub_common.catalog.validation import CommandRefused, check_sender, is_registry_sender, is_sender
 from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
 from tensorhub_common.protocol.log.commands import (
     AnyCommand,
@@ -95,7 +95,7 @@ def apply(catalog: Catalog, seq: int, time: float, command: AnyCommand | Unreada
     by = None if isinstance(command, Unreadable) else command.by
     try:
         out = _decide(catalog, command)
-    except Refused as no:
+    except CommandRefused as no:
         out = [_rejection(command, no)]
     events = _numbered(out, seq, time, by)
     if by is not None:
@@ -116,17 +116,17 @@ def _known_at(level: int, command: AnyCommand | Unreadable) -> AnyCommand | Unre
 def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:
     """Answer what is no command or no news, and hand everything else to its handler."""
     if isinstance(command, Unreadable):
-        raise Refused(BadCommand, command.reason)
+        raise CommandRefused(BadCommand, command.reason)
     if command.by is not None:
         check_sender(command.by)
         known = _repeated(catalog, command.by, command)
         if known is not None:
             return [known]
     if catalog.deleted:
-        raise Refused(JobGone, str(gone(catalog.job)))
+        raise CommandRefused(JobGone, str(gone(catalog.job)))
     out: list[Event] = []
     _HANDLERS[type(command)](catalog, command, out)
-    reconcile.settle(catalog, command, out)
+    reconcile.reconcile(catalog, command, out)
     rounds.note_turns(catalog, out)
     return out
 
@@ -138,7 +138,7 @@ def _repeated(catalog: Catalog, by: Sender, command: AnyCommand) -> CommandRepea
         return None
     if (by.incarnation, by.n) < (last.incarnation, last.n):
         said = f"({last.incarnation}, {last.n})"
-        raise Refused(
+        raise CommandRefused(
             StaleSender if by.incarnation < last.incarnation else BadCommand,
             f"lane {by.lane!r} has said {said} already, so ({by.incarnation}, {by.n}) comes too late",
         )
@@ -161,13 +161,13 @@ def _remember(catalog: Catalog, by: Sender, outcome: Event) -> None:
 
 def _has_room(catalog: Catalog, by: Sender) -> bool:
     """Keep the table bounded: lanes of live incarnations, and a few of the hub's own."""
-    if is_hub(by):
+    if is_registry_sender(by):
         return by.lane in catalog.lanes or sum(lane.startswith("_") for lane in catalog.lanes) < HUB_LANES_MAX
     agent = catalog.agents.get(by.process)
     return agent is not None and agent.incarnation == by.incarnation
 
 
-def _rejection(command: AnyCommand | Unreadable, no: Refused) -> CommandRejected:
+def _rejection(command: AnyCommand | Unreadable, no: CommandRefused) -> CommandRejected:
     verb = command.verb if isinstance(command, Unreadable) else str(command.__struct_config__.tag)
     return CommandRejected(
         verb=verb[:64],

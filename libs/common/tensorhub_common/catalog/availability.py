@@ -1,7 +1,7 @@
 """What follows when a shard changes: which replicas hold a version, which versions can be read, who stops waiting.
 
-Handlers move shards and then call `refresh` once per replica touched, so a shard that goes and comes back within one
-command (an agent that restarts and states what it still holds) is no news.
+Handlers move shards and then call `refresh_availability` once per replica touched, so a shard that goes and comes back
+within one command (an agent that restarts and states what it still holds) is no news.
 """
 
 from typing import Final
@@ -14,7 +14,14 @@ from tensorhub_common.catalog.state import (
     Shard,
     Version,
 )
-from tensorhub_common.catalog.transitions import SHARD_MOVES, VERSION_MOVES, ShardMove, ShardState, VersionMove, move
+from tensorhub_common.catalog.transitions import (
+    SHARD_TRANSITIONS,
+    VERSION_TRANSITIONS,
+    ShardState,
+    ShardTransition,
+    VersionTransition,
+    transition,
+)
 from tensorhub_common.protocol.log.events import Event, VersionAvailable, VersionGone, VersionRetired
 from tensorhub_common.protocol.queries import VersionState
 
@@ -26,10 +33,10 @@ IN_ORDER: Final = frozenset({"unpublished", "replaced", "released"})
 _KEEPS_VERSION: Final = frozenset({ShardState.READY, ShardState.DRAINING})
 
 
-def shift(shard: Shard, what: ShardMove, version: int | None = None, root: str | None = None) -> None:
+def move_shard(shard: Shard, what: ShardTransition, version: int | None = None, root: str | None = None) -> None:
     """Move a shard, and let it hold `version` where the new state holds something."""
     before = shard.state
-    shard.state = move(SHARD_MOVES, before, what)
+    shard.state = transition(SHARD_TRANSITIONS, before, what)
     if shard.state is ShardState.READY:
         shard.version, shard.root = version, root
         return
@@ -38,14 +45,14 @@ def shift(shard: Shard, what: ShardMove, version: int | None = None, root: str |
         shard.version = shard.root = None
 
 
-def vacate(shard: Shard) -> None:
+def empty_for_refill(shard: Shard) -> None:
     """Bring a shard to empty before it is filled: refilling what is ready is an unpublish of it."""
     if shard.state is ShardState.READY:
-        shift(shard, ShardMove.UNPUBLISHED)
-        shift(shard, ShardMove.DRAINED)
+        move_shard(shard, ShardTransition.UNPUBLISHED)
+        move_shard(shard, ShardTransition.DRAINED)
 
 
-def refresh(model: Model, replica: Replica, reason: str, out: Out) -> None:
+def refresh_availability(model: Model, replica: Replica, reason: str, out: Out) -> None:
     """Bring the replica's version and the versions' availability up to date, and say what changed."""
     before, after = replica.version, common_version(replica)
     if before == after:
@@ -73,14 +80,14 @@ def common_version(replica: Replica) -> int | None:
 def _holder_came(version: Version, replica: Replica, model: Model, out: Out) -> None:
     version.holders += 1
     if version.state is VersionState.UNAVAILABLE:
-        version.state = move(VERSION_MOVES, version.state, VersionMove.HOLDER_BACK)
+        version.state = transition(VERSION_TRANSITIONS, version.state, VersionTransition.HOLDER_BACK)
         out.append(VersionAvailable(model=model.name, version=version.number, replica=replica.name))
 
 
 def _holder_went(version: Version, model: Model, reason: str, out: Out) -> None:
     version.holders -= 1
     if version.holders == 0 and version.state is not VersionState.RETIRED:
-        version.state = move(VERSION_MOVES, version.state, VersionMove.HOLDER_GONE)
+        version.state = transition(VERSION_TRANSITIONS, version.state, VersionTransition.HOLDER_GONE)
         version.gone = reason
         out.append(VersionGone(model=model.name, version=version.number, reason=reason))
         _retire(model, out)
@@ -97,6 +104,8 @@ def _retire(model: Model, out: Out) -> None:
     for number in gone[: len(gone) - VERSIONS_KEPT_MAX]:
         if number in keep or number in held or number in wanted or number == model.last:
             continue
-        model.versions[number].state = move(VERSION_MOVES, VersionState.UNAVAILABLE, VersionMove.FORGOTTEN)
+        model.versions[number].state = transition(
+            VERSION_TRANSITIONS, VersionState.UNAVAILABLE, VersionTransition.FORGOTTEN
+        )
         del model.versions[number]
         out.append(VersionRetired(model=model.name, version=number))

@@ -8,8 +8,8 @@ quota; its name begins with `_`, as no user's does, and is never used twice.
 
 from typing import Final
 
-from tensorhub_common.catalog.availability import Out, refresh
-from tensorhub_common.catalog.retention import counting, is_whole
+from tensorhub_common.catalog.availability import Out, refresh_availability
+from tensorhub_common.catalog.retention import counted_copies, is_whole
 from tensorhub_common.catalog.state import (
     REPLICAS_MAX,
     SHUN_S,
@@ -29,7 +29,7 @@ from tensorhub_common.protocol.subjects import cache_name
 _ABSENT: Final = object()
 
 
-def place(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
+def place_copy(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
     """Place a cache replica for the version, if some agents have room for it."""
     pattern = _pattern(model, version.number)
     if pattern is None or len(model.replicas) >= REPLICAS_MAX:
@@ -118,13 +118,13 @@ def forget_shard(catalog: Catalog, model: Model, replica: Replica, shard: Shard)
         agent.cached_bytes -= shard.nbytes
 
 
-def let_go(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:
+def drop_copy(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:
     """Forget a cache replica. Its agents free the memory when they read that the shards are released."""
     for index in list(replica.members):
         shard = replica.members.pop(index)
         forget_shard(catalog, model, replica, shard)
         out.append(ShardReleased(model=model.name, replica=replica.name, shard=index))
-    refresh(model, replica, "released", out)
+    refresh_availability(model, replica, "released", out)
     model.waiting.pop(replica.name, None)
     del model.replicas[replica.name]
 
@@ -157,4 +157,4 @@ def is_useless(catalog: Catalog, model: Model, replica: Replica, keep: set[int])
     ]
     if replica.version != version:
         return bool(others) or len(replica.members) < replica.shards
-    return bool(counting(catalog, model, version, without=replica))
+    return bool(counted_copies(catalog, model, version, without=replica))

@@ -1,4 +1,4 @@
-"""What always holds of a catalog. Tests and the simulator call `check` after every command."""
+"""What always holds of a catalog. Tests and the simulator call `check_invariants` after every command."""
 
 from tensorhub_common.catalog.retention import is_coming, must_stay
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, Catalog, Model, Replica, known_root
@@ -6,7 +6,7 @@ from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardSt
 from tensorhub_common.protocol.queries import VersionState
 
 
-def check(catalog: Catalog) -> None:
+def check_invariants(catalog: Catalog) -> None:
     """Raise AssertionError that names the first invariant which does not hold."""
     for agent in catalog.agents.values():
         for model_name, replica_name, index in agent.shards:

@@ -1,6 +1,6 @@
 """What the catalog does by itself after each command: copies are placed and let go, and whoever was held back goes on.
 
-`settle` is the end of every fold, so its events stand behind those of the command that made them possible. Where
+`reconcile` is the end of every fold, so its events stand behind those of the command that made them possible. Where
 nothing is retained, rewound or drained it does nothing, and an old log folds as it always did.
 """
 
@@ -9,14 +9,14 @@ from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.handlers.publishing import drain
 from tensorhub_common.catalog.state import Catalog, Model, Replica
-from tensorhub_common.catalog.transitions import RoundMove, ShardState
+from tensorhub_common.catalog.transitions import RoundTransition, ShardState
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.protocol.log.commands import AnyCommand, Delete
 from tensorhub_common.protocol.log.events import AgentDrained, ShardStays, VersionExposed, VersionKept
 from tensorhub_common.protocol.queries import VersionState
 
 
-def settle(catalog: Catalog, command: AnyCommand, out: Out) -> None:
+def reconcile(catalog: Catalog, command: AnyCommand, out: Out) -> None:
     """Bring everything that is retained up to date with what the command has changed."""
     if not catalog.tended:
         _tell_drained(catalog, out)
@@ -46,21 +46,21 @@ def _let_go(catalog: Catalog, model: Model, out: Out) -> None:
     keep = retention.retained(model)
     for replica in list(model.replicas.values()):
         if cache_replicas.is_useless(catalog, model, replica, keep):
-            cache_replicas.let_go(catalog, model, replica, out)
+            cache_replicas.drop_copy(catalog, model, replica, out)
 
 
 def _settle(catalog: Catalog, model: Model, out: Out) -> None:
     keep = retention.retained(model)
     for number in sorted(keep, reverse=True):
         if model.versions[number].state is VersionState.AVAILABLE and not _is_cached(catalog, model, number):
-            cache_replicas.place(catalog, model, model.versions[number], out)
+            cache_replicas.place_copy(catalog, model, model.versions[number], out)
     told = -1
     while told != len(out):
         # Whoever goes on, or fails, may be what another one of them was waiting for.
         told = len(out)
         for replica in list(model.replicas.values()):
             _release_held(catalog, model, replica, out)
-    _tell_kept(model, keep, out)
+    _report_retained(model, keep, out)
     _forget_retired(model)
     retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
     if not model.retain and not model.pins and not retired:
@@ -88,12 +88,12 @@ def _release_held(catalog: Catalog, model: Model, replica: Replica, out: Out) ->
             shard.leaving = False
             out.append(_stays(model, replica, shard.index, version, why))
         if current is not None:
-            rounds.end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, why)
+            rounds.end(model, replica, RoundTransition.FAILED, out, RetentionFull.__name__, why)
         return
     for shard in leaving:
         drain(model, replica, shard, out)
     if current is not None:
-        rounds.begin(catalog, model, replica, current, out)
+        rounds.start_round(catalog, model, replica, current, out)
 
 
 def _stays(model: Model, replica: Replica, shard: int, version: int, why: str) -> ShardStays:
@@ -107,11 +107,11 @@ def _stays(model: Model, replica: Replica, shard: int, version: int, why: str) -
     )
 
 
-def _tell_kept(model: Model, keep: set[int], out: Out) -> None:
+def _report_retained(model: Model, keep: set[int], out: Out) -> None:
     """Say which retained versions have come to have a copy, or have lost the last one."""
     for number in sorted(model.versions):
         version = model.versions[number]
-        holder = next((r.name for r in model.replicas.values() if retention.stands(r, number)), None)
+        holder = next((r.name for r in model.replicas.values() if retention.is_durable_copy(r, number)), None)
         if number not in keep:
             version.kept = False
         elif holder is not None and not version.kept:

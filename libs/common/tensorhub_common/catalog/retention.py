@@ -6,7 +6,7 @@ having one through every orderly act (unpublish, refill, release, drain of an ag
 
 from tensorhub_common.catalog.state import Catalog, Model, Replica
 from tensorhub_common.catalog.transitions import AgentState, RoundState
-from tensorhub_common.catalog.validation import Refused
+from tensorhub_common.catalog.validation import CommandRefused
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.protocol.log.commands import RETAINED_MAX
 from tensorhub_common.protocol.queries import VersionState
@@ -24,7 +24,7 @@ def retained(model: Model) -> set[int]:
     return {*last, *(number for number in model.pins if number in model.versions)}
 
 
-def stands(replica: Replica, version: int) -> bool:
+def is_durable_copy(replica: Replica, version: int) -> bool:
     """Tell whether this is a whole copy on memory that may not vanish: a spot replica is none, nor a draining one.
 
     A mapped one has no memory of its own.
@@ -32,10 +32,12 @@ def stands(replica: Replica, version: int) -> bool:
     return not replica.spot and not replica.mapped and replica.version == version
 
 
-def counts(catalog: Catalog, replica: Replica, version: int) -> bool:
+def counts_as_copy(catalog: Catalog, replica: Replica, version: int) -> bool:
     """Tell whether a copy will stand when all that is under way now has ended, so that another one may go."""
     current = replica.round
-    if not stands(replica, version) or (current is not None and (current.held or current.state is RoundState.STARTED)):
+    if not is_durable_copy(replica, version) or (
+        current is not None and (current.held or current.state is RoundState.STARTED)
+    ):
         # It waits to be overwritten, or another version is filled beside this one and takes its place in the end.
         return False
     members = replica.members.values()
@@ -44,17 +46,17 @@ def counts(catalog: Catalog, replica: Replica, version: int) -> bool:
     return not any(catalog.agents[shard.agent].draining for shard in members) if catalog.leaving else True
 
 
-def counting(catalog: Catalog, model: Model, version: int, without: Replica | None = None) -> list[Replica]:
+def counted_copies(catalog: Catalog, model: Model, version: int, without: Replica | None = None) -> list[Replica]:
     """Return the replicas whose copy counts, but for one."""
-    return [each for each in model.replicas.values() if each is not without and counts(catalog, each, version)]
+    return [each for each in model.replicas.values() if each is not without and counts_as_copy(catalog, each, version)]
 
 
 def must_stay(catalog: Catalog, model: Model, replica: Replica) -> bool:
     """Tell whether what the replica holds may not go now: it is retained, and no other counting copy stands."""
     version = replica.version
-    if version is None or not stands(replica, version) or version not in retained(model):
+    if version is None or not is_durable_copy(replica, version) or version not in retained(model):
         return False
-    return not counting(catalog, model, version, without=replica)
+    return not counted_copies(catalog, model, version, without=replica)
 
 
 def is_coming(catalog: Catalog, model: Model, replica: Replica, version: int) -> bool:
@@ -87,13 +89,13 @@ def no_room(model: Model, replica: Replica, version: int) -> str:
     )
 
 
-def refuse_full(model: Model, replica: Replica, version: int) -> Refused:
+def refuse_full(model: Model, replica: Replica, version: int) -> CommandRefused:
     """Return the refusal of an act that would lose the last copy."""
-    return Refused(RetentionFull, no_room(model, replica, version))
+    return CommandRefused(RetentionFull, no_room(model, replica, version))
 
 
 def checked_count(last: int) -> int:
     """Return how many versions are to be retained, if it can be."""
     if not 0 <= last <= RETAINED_MAX:
-        raise Refused(RetentionFull, f"{last} versions can't be retained: take 0 (none) to {RETAINED_MAX}")
+        raise CommandRefused(RetentionFull, f"{last} versions can't be retained: take 0 (none) to {RETAINED_MAX}")
     return last

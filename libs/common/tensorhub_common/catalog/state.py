@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_common.protocol.queries import VersionState
 
 VERSIONS_KEPT_MAX: Final = 64
@@ -80,7 +80,7 @@ class Round:
 
     number: int
     state: RoundState = RoundState.JOINING
-    wants: dict[int, Wish] = field(default_factory=dict)
+    wants: dict[int, VersionRequest] = field(default_factory=dict)
     patient: dict[int, bool] = field(default_factory=dict)
     attempt: int = 0
     decided: int = 0

@@ -1,6 +1,6 @@
 """Every transition that the catalog knows, in one place; docs/protocol.md is checked against these tables.
 
-The catalog changes a state only through `move`, so a move that is not written here can't happen.
+The catalog changes a state only through `transition`, so a move that is not written here can't happen.
 """
 
 from enum import StrEnum
@@ -18,7 +18,7 @@ class ShardState(StrEnum):
     DRAINING = "draining"
 
 
-class ShardMove(StrEnum):
+class ShardTransition(StrEnum):
     """What happens to a shard."""
 
     PUBLISHED = "published"
@@ -32,7 +32,7 @@ class ShardMove(StrEnum):
     RESTATED = "restated"
 
 
-class VersionMove(StrEnum):
+class VersionTransition(StrEnum):
     """What happens to a version."""
 
     HOLDER_GONE = "holder-gone"
@@ -50,7 +50,7 @@ class RoundState(StrEnum):
     OVER = "over"
 
 
-class RoundMove(StrEnum):
+class RoundTransition(StrEnum):
     """What happens to a round."""
 
     JOINED = "joined"
@@ -71,72 +71,72 @@ class AgentState(StrEnum):
     LOST = "lost"
 
 
-class AgentMove(StrEnum):
+class AgentTransition(StrEnum):
     """What happens to an agent."""
 
     JOINED = "joined"
     EXPIRED = "expired"
 
 
-SHARD_MOVES: Final = {
-    (ShardState.EMPTY, ShardMove.PUBLISHED): ShardState.READY,
-    (ShardState.READY, ShardMove.UNPUBLISHED): ShardState.DRAINING,
-    (ShardState.DRAINING, ShardMove.DRAINED): ShardState.EMPTY,
-    (ShardState.EMPTY, ShardMove.STARTED): ShardState.FILLING,
-    (ShardState.FILLING, ShardMove.FILLED): ShardState.READY,
-    (ShardState.FILLING, ShardMove.GIVEN_UP): ShardState.EMPTY,
-    (ShardState.EMPTY, ShardMove.SWAPPED): ShardState.READY,
-    (ShardState.READY, ShardMove.SWAPPED): ShardState.READY,
-    (ShardState.EMPTY, ShardMove.LOST): ShardState.EMPTY,
-    (ShardState.FILLING, ShardMove.LOST): ShardState.EMPTY,
-    (ShardState.READY, ShardMove.LOST): ShardState.EMPTY,
-    (ShardState.DRAINING, ShardMove.LOST): ShardState.EMPTY,
-    (ShardState.EMPTY, ShardMove.RESTATED): ShardState.READY,
+SHARD_TRANSITIONS: Final = {
+    (ShardState.EMPTY, ShardTransition.PUBLISHED): ShardState.READY,
+    (ShardState.READY, ShardTransition.UNPUBLISHED): ShardState.DRAINING,
+    (ShardState.DRAINING, ShardTransition.DRAINED): ShardState.EMPTY,
+    (ShardState.EMPTY, ShardTransition.STARTED): ShardState.FILLING,
+    (ShardState.FILLING, ShardTransition.FILLED): ShardState.READY,
+    (ShardState.FILLING, ShardTransition.GIVEN_UP): ShardState.EMPTY,
+    (ShardState.EMPTY, ShardTransition.SWAPPED): ShardState.READY,
+    (ShardState.READY, ShardTransition.SWAPPED): ShardState.READY,
+    (ShardState.EMPTY, ShardTransition.LOST): ShardState.EMPTY,
+    (ShardState.FILLING, ShardTransition.LOST): ShardState.EMPTY,
+    (ShardState.READY, ShardTransition.LOST): ShardState.EMPTY,
+    (ShardState.DRAINING, ShardTransition.LOST): ShardState.EMPTY,
+    (ShardState.EMPTY, ShardTransition.RESTATED): ShardState.READY,
 }
 
-VERSION_MOVES: Final = {
-    (VersionState.AVAILABLE, VersionMove.HOLDER_GONE): VersionState.UNAVAILABLE,
-    (VersionState.UNAVAILABLE, VersionMove.HOLDER_BACK): VersionState.AVAILABLE,
-    (VersionState.UNAVAILABLE, VersionMove.FORGOTTEN): VersionState.RETIRED,
-    (VersionState.AVAILABLE, VersionMove.REWOUND): VersionState.RETIRED,
-    (VersionState.UNAVAILABLE, VersionMove.REWOUND): VersionState.RETIRED,
+VERSION_TRANSITIONS: Final = {
+    (VersionState.AVAILABLE, VersionTransition.HOLDER_GONE): VersionState.UNAVAILABLE,
+    (VersionState.UNAVAILABLE, VersionTransition.HOLDER_BACK): VersionState.AVAILABLE,
+    (VersionState.UNAVAILABLE, VersionTransition.FORGOTTEN): VersionState.RETIRED,
+    (VersionState.AVAILABLE, VersionTransition.REWOUND): VersionState.RETIRED,
+    (VersionState.UNAVAILABLE, VersionTransition.REWOUND): VersionState.RETIRED,
 }
 
-ROUND_MOVES: Final = {
-    (RoundState.JOINING, RoundMove.JOINED): RoundState.JOINING,
-    (RoundState.JOINING, RoundMove.DECIDED): RoundState.DECIDED,
-    (RoundState.JOINING, RoundMove.SETTLED): RoundState.OVER,
-    (RoundState.JOINING, RoundMove.FAILED): RoundState.OVER,
-    (RoundState.JOINING, RoundMove.EMPTIED): RoundState.OVER,
-    (RoundState.DECIDED, RoundMove.DECIDED): RoundState.DECIDED,
-    (RoundState.DECIDED, RoundMove.REOPENED): RoundState.JOINING,
-    (RoundState.DECIDED, RoundMove.STARTED): RoundState.STARTED,
-    (RoundState.DECIDED, RoundMove.COMPLETED): RoundState.OVER,
-    (RoundState.DECIDED, RoundMove.FAILED): RoundState.OVER,
-    (RoundState.STARTED, RoundMove.DECIDED): RoundState.DECIDED,
-    (RoundState.STARTED, RoundMove.REOPENED): RoundState.JOINING,
-    (RoundState.STARTED, RoundMove.COMPLETED): RoundState.OVER,
-    (RoundState.STARTED, RoundMove.FAILED): RoundState.OVER,
+ROUND_TRANSITIONS: Final = {
+    (RoundState.JOINING, RoundTransition.JOINED): RoundState.JOINING,
+    (RoundState.JOINING, RoundTransition.DECIDED): RoundState.DECIDED,
+    (RoundState.JOINING, RoundTransition.SETTLED): RoundState.OVER,
+    (RoundState.JOINING, RoundTransition.FAILED): RoundState.OVER,
+    (RoundState.JOINING, RoundTransition.EMPTIED): RoundState.OVER,
+    (RoundState.DECIDED, RoundTransition.DECIDED): RoundState.DECIDED,
+    (RoundState.DECIDED, RoundTransition.REOPENED): RoundState.JOINING,
+    (RoundState.DECIDED, RoundTransition.STARTED): RoundState.STARTED,
+    (RoundState.DECIDED, RoundTransition.COMPLETED): RoundState.OVER,
+    (RoundState.DECIDED, RoundTransition.FAILED): RoundState.OVER,
+    (RoundState.STARTED, RoundTransition.DECIDED): RoundState.DECIDED,
+    (RoundState.STARTED, RoundTransition.REOPENED): RoundState.JOINING,
+    (RoundState.STARTED, RoundTransition.COMPLETED): RoundState.OVER,
+    (RoundState.STARTED, RoundTransition.FAILED): RoundState.OVER,
 }
 
-AGENT_MOVES: Final = {
-    (AgentState.UNKNOWN, AgentMove.JOINED): AgentState.LIVE,
-    (AgentState.LIVE, AgentMove.JOINED): AgentState.LIVE,
-    (AgentState.LOST, AgentMove.JOINED): AgentState.LIVE,
-    (AgentState.LIVE, AgentMove.EXPIRED): AgentState.LOST,
+AGENT_TRANSITIONS: Final = {
+    (AgentState.UNKNOWN, AgentTransition.JOINED): AgentState.LIVE,
+    (AgentState.LIVE, AgentTransition.JOINED): AgentState.LIVE,
+    (AgentState.LOST, AgentTransition.JOINED): AgentState.LIVE,
+    (AgentState.LIVE, AgentTransition.EXPIRED): AgentState.LOST,
 }
 
 S = TypeVar("S", bound=StrEnum)
 M = TypeVar("M", bound=StrEnum)
 
 
-class IllegalMove(AssertionError):
+class IllegalTransition(AssertionError):
     """A handler tried a transition that no table has: a bug, never a user's fault."""
 
 
-def move(table: dict[tuple[S, M], S], state: S, what: M) -> S:
-    """Return the state after `what`. Raises `IllegalMove`."""
+def transition(table: dict[tuple[S, M], S], state: S, what: M) -> S:
+    """Return the state after `what`. Raises `IllegalTransition`."""
     after = table.get((state, what))
     if after is None:
-        raise IllegalMove(f"{state!s} knows no {what!s}")
+        raise IllegalTransition(f"{state!s} knows no {what!s}")
     return after

@@ -17,7 +17,7 @@ from tensorhub_common.protocol.log.commands import Sender, ShardCommand
 from tensorhub_common.protocol.subjects import check_name, is_name
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """The command changes nothing; its sender is told this error."""
 
     def __init__(self, error: type[TensorHubError], message: str) -> None:
@@ -33,7 +33,7 @@ NUMBER_MAX: Final = 2**53 - 1
 _LANE_CHARS_MAX: Final = len(str(LANES_MAX))
 
 
-def is_hub(by: Sender) -> bool:
+def is_registry_sender(by: Sender) -> bool:
     """Tell whether the hub itself speaks (a registry): its names begin with `_`, which no agent's may."""
     return by.lane.startswith("_")
 
@@ -41,14 +41,14 @@ def is_hub(by: Sender) -> bool:
 def is_sender(by: Sender) -> bool:
     """Tell whether the sender's word can be remembered: else its commands would count, and their repeats again."""
     process, slash, lane = by.lane.partition("/")
-    named = is_name(process) and (not slash or (_is_lane(lane) and not is_hub(by)))
+    named = is_name(process) and (not slash or (_is_lane(lane) and not is_registry_sender(by)))
     return named and 0 <= by.incarnation <= NUMBER_MAX and 0 <= by.n <= NUMBER_MAX
 
 
 def check_sender(by: Sender) -> None:
     """Refuse a sender that is none."""
     if not is_sender(by):
-        raise Refused(
+        raise CommandRefused(
             BadCommand,
             f"({by.lane!r:.80}, {by.incarnation}, {by.n}) is no sender: take a process's name, or with '/' its lane "
             f"0 to {LANES_MAX - 1}, and numbers from 0 to {NUMBER_MAX}",
@@ -63,14 +63,14 @@ def _is_lane(text: str) -> bool:
 def checked_digest(what: str, text: str) -> str:
     """Return a digest (or what stands for one): 1 to 64 letters, digits, `_` or `-`."""
     if not is_name(text):
-        raise Refused(BadCommand, f"{what} {text!r:.80} is no digest: send the hexadecimal digits of it")
+        raise CommandRefused(BadCommand, f"{what} {text!r:.80} is no digest: send the hexadecimal digits of it")
     return text
 
 
 def checked_number(what: str, number: int) -> int:
     """Return a number that can be counted, kept and written."""
     if not 0 <= number <= NUMBER_MAX:
-        raise Refused(BadCommand, f"{what} {number} is out of range: take 0 to {NUMBER_MAX}")
+        raise CommandRefused(BadCommand, f"{what} {number} is out of range: take 0 to {NUMBER_MAX}")
     return number
 
 
@@ -79,18 +79,18 @@ def checked_name(what: str, text: str) -> str:
     try:
         return check_name(what, text)
     except InvalidName as why:
-        raise Refused(InvalidName, str(why)) from None
+        raise CommandRefused(InvalidName, str(why)) from None
 
 
 def live_agent(catalog: Catalog, by: Sender | None) -> AgentRecord:
     """Return the sender's agent if this incarnation of it is the live one."""
     if by is None:
-        raise Refused(BadCommand, "this command must name its sender")
+        raise CommandRefused(BadCommand, "this command must name its sender")
     agent = catalog.agents.get(by.process)
     if agent is None:
-        raise Refused(StaleSender, f"agent {by.process!r} has not joined job {catalog.job!r}: send 'join' first")
+        raise CommandRefused(StaleSender, f"agent {by.process!r} has not joined job {catalog.job!r}: send 'join' first")
     if agent.state is not AgentState.LIVE or agent.incarnation != by.incarnation:
-        raise Refused(
+        raise CommandRefused(
             StaleSender,
             f"incarnation {by.incarnation} of agent {agent.name!r} is over (the log knows {agent.incarnation}, "
             f"{agent.state}): join again with a higher one",
@@ -102,7 +102,7 @@ def the_model(catalog: Catalog, name: str) -> Model:
     """Return a model that some replica was registered for."""
     model = catalog.models.get(name)
     if model is None:
-        raise Refused(
+        raise CommandRefused(
             VersionUnavailable, f"model {name!r} is unknown in job {catalog.job!r}: register a replica of it first"
         )
     return model
@@ -113,7 +113,9 @@ def the_replica(catalog: Catalog, model_name: str, name: str) -> tuple[Model, Re
     model = the_model(catalog, model_name)
     replica = model.replicas.get(name)
     if replica is None:
-        raise Refused(BadCommand, f"replica {name!r} of model {model_name!r} is unknown: register its shards first")
+        raise CommandRefused(
+            BadCommand, f"replica {name!r} of model {model_name!r} is unknown: register its shards first"
+        )
     return model, replica
 
 
@@ -124,7 +126,7 @@ def owned_shard(catalog: Catalog, command: ShardCommand) -> tuple[Model, Replica
     shard = replica.members.get(command.shard)
     if shard is None or shard.agent != agent.name:
         why = "is not registered" if shard is None else f"stands on agent {shard.agent!r}"
-        raise Refused(
+        raise CommandRefused(
             BadCommand,
             f"shard {command.shard} of {command.model}/{command.replica} {why}: {agent.name!r} can't speak for it",
         )
@@ -135,7 +137,9 @@ def open_round(replica: Replica, number: int | None, shard: Shard) -> Round:
     """Return the replica's round if it is this one (None: whichever) and the shard is in it."""
     current = replica.round
     if current is None or (number is not None and current.number != number):
-        raise Refused(BadCommand, f"round {number} of replica {replica.name!r} is over")
+        raise CommandRefused(BadCommand, f"round {number} of replica {replica.name!r} is over")
     if shard.index not in current.wants:
-        raise Refused(BadCommand, f"shard {shard.index} is not in round {current.number} of replica {replica.name!r}")
+        raise CommandRefused(
+            BadCommand, f"shard {shard.index} is not in round {current.number} of replica {replica.name!r}"
+        )
     return current

@@ -5,44 +5,46 @@ from dataclasses import dataclass
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, SUPERSEDED_MAX, Model, Round, newest
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_common.protocol.queries import VersionState
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForVersion:
     """There is nothing to decide yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class NothingNewer:
     """There is nothing newer: None for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class CannotDecide:
     """The wishes can't be met."""
 
     error: type[VersionConflict | VersionUnavailable]
     message: str
 
 
-Decision = int | Wait | Settled | Fail
+Decision = int | WaitForVersion | NothingNewer | CannotDecide
 
 
-def decide(model: Model, wants: Mapping[int, Wish], patient: bool, held: int | None) -> Decision:  # noqa: FBT001 (pure table)
+def select_version(model: Model, wants: Mapping[int, VersionRequest], patient: bool, held: int | None) -> Decision:  # noqa: FBT001 (pure table)
     """Judge the wishes of all shards: `latest` yields to a number, two numbers clash, newer may find nothing."""
     numbers = sorted({want for want in wants.values() if isinstance(want, int)})
     if len(numbers) > 1:
-        return Fail(VersionConflict, f"the shards ask for versions {numbers}; all shards of a replica must ask for one")
+        return CannotDecide(
+            VersionConflict, f"the shards ask for versions {numbers}; all shards of a replica must ask for one"
+        )
     if numbers:
         return _decide_number(model, numbers[0])
     best = newest(model)
     if "latest" in wants.values():
-        return Wait() if best is None else best
+        return WaitForVersion() if best is None else best
     if best is not None and (held is None or best > held):
         return best
-    return Wait() if patient else Settled()
+    return WaitForVersion() if patient else NothingNewer()
 
 
 def _decide_number(model: Model, number: int) -> Decision:
@@ -50,13 +52,13 @@ def _decide_number(model: Model, number: int) -> Decision:
     if version is not None and version.state is VersionState.AVAILABLE:
         return number
     if model.last is None or number > model.last:
-        return Wait()
+        return WaitForVersion()
     if version is not None and version.state is VersionState.RETIRED:
-        return Fail(
+        return CannotDecide(
             VersionUnavailable, f"version {number} of model {model.name!r} was retired by a rewind: ask for latest"
         )
     able = sorted(n for n, v in model.versions.items() if v.state is VersionState.AVAILABLE)
-    return Fail(
+    return CannotDecide(
         VersionUnavailable,
         f"version {number} of model {model.name!r} has no live holder; available now: {able or 'none'}",
     )

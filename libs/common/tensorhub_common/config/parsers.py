@@ -134,7 +134,7 @@ def optional_ip(text: str) -> str | None:
         raise ValueError("must be an IP address") from None
 
 
-def agent(text: str) -> str | None:
+def agent_name_or_socket(text: str) -> str | None:
     """Take an agent's id, the path of its socket (which has a slash), or none."""
     if not text:
         return None

@@ -149,7 +149,7 @@ class Settings:
         " and all hosts of a site are equally near. Set it once all registries and planners know of racks.",
     )
     agent: str | None = _variable(
-        values.agent,
+        values.agent_name_or_socket,
         "",
         unit="name or path",
         example="node-12-0",
@@ -420,7 +420,7 @@ def load(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
-def strangers(environ: Mapping[str, str]) -> list[str]:
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a sentence about each variable that begins as ours do and is none, which a slip of the pen may be.
 
     Where other programs put such variables (as Kubernetes does, for each service whose name begins with ours) they are

@@ -16,7 +16,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.introspection.gather import GATHER_S_MAX, gather_answers
 from tensorhub_common.protocol.activity import Activity
-from tensorhub_common.protocol.subjects import AskSubject, ask, asks_of_all_jobs, parse
+from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, parse_subject, query_subject
 from tensorhub_common.runtime.supervision import fault_counts
 
 ACTIVITY: Final = "activity"
@@ -33,7 +33,7 @@ async def answer_activity(bus: Bus, process: str, role: str, of_job: OfJob | Non
     """Answer what this process does, from now on."""
 
     async def answer(question: Message) -> bytes:
-        subject = parse(question.subject)
+        subject = parse_subject(question.subject)
         if not isinstance(subject, AskSubject) or subject.job is None:
             raise BadCommand(f"what a process does is asked for by job, so not on {question.subject}")
         now = time.monotonic()
@@ -61,4 +61,4 @@ async def gather_activity(
 
     Raises `NoBus` without a connection. A process that does not answer within the bound is left out.
     """
-    return await gather_answers(bus, ask(job, ACTIVITY), b"", Activity, known, timeout_s)
+    return await gather_answers(bus, query_subject(job, ACTIVITY), b"", Activity, known, timeout_s)

@@ -14,7 +14,7 @@ from tensorhub_common.bus.connection import NO_RESPONDERS, Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.queries import Error
+from tensorhub_common.protocol.queries import QueryError
 
 GATHER_S_MAX: Final = 3.0
 """A process that has not answered within this is left out."""
@@ -62,10 +62,10 @@ class _Gathering(Generic[A]):
     """The answers to one question, as they come in."""
 
     def __init__(self, kind: type[A], known: set[str]) -> None:
-        self._decoder = msgspec.json.Decoder(kind | Error)
+        self._decoder = msgspec.json.Decoder(kind | QueryError)
         self._missing = known
         self._answers: list[A] = []
-        self._refusal: Error | None = None
+        self._refusal: QueryError | None = None
         self._nobody = False
         self._came = asyncio.Event()
 
@@ -77,7 +77,7 @@ class _Gathering(Generic[A]):
                 answer = self._decoder.decode(message.data)
             except MALFORMED:
                 return
-            if isinstance(answer, Error):
+            if isinstance(answer, QueryError):
                 self._refusal = answer
             else:
                 self._answers.append(answer)

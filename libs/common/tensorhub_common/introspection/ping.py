@@ -14,15 +14,15 @@ import msgspec
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.request_server import Service
+from tensorhub_common.bus.request_server import RequestService
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import Pong
 from tensorhub_common.protocol.subjects import check_name
-from tensorhub_common.protocol.subjects import folders as folders_subject
+from tensorhub_common.protocol.subjects import log_followers as folders_subject
 from tensorhub_common.protocol.subjects import ping as ping_subject
 from tensorhub_common.runtime.release import release
 
@@ -36,7 +36,7 @@ CONNECT_S_MAX: Final = 2.0
 """Of a health check, which has 5 s for all of it (docker-compose.yml): by then it must have said what is wrong."""
 
 
-async def answer_pings(bus: Bus, process: str, role: str) -> Service:
+async def answer_pings(bus: Bus, process: str, role: str) -> RequestService:
     """Answer the pings of this process from now on; to be called once it is ready to serve."""
     pong = _pong(process, role)
 
@@ -46,9 +46,9 @@ async def answer_pings(bus: Bus, process: str, role: str) -> Service:
     return await bus.serve(ping_subject(process), answer)
 
 
-async def answer_folders(bus: Bus, process: str, role: str) -> Service:
+async def answer_follower_survey(bus: Bus, process: str, role: str) -> RequestService:
     """Answer who asks which registries and planners there are, from before this one folds its first entry."""
-    pong = _pong(process, role, NEWEST)
+    pong = _pong(process, role, NEWEST_LEVEL)
 
     async def answer(_: Message) -> bytes:
         return pong
@@ -61,7 +61,7 @@ def _pong(process: str, role: str, level: int = 0) -> bytes:
     return msgspec.json.encode(pong)
 
 
-async def folders(bus: Bus, timeout_s: float = FOLDERS_S_MAX) -> list[Pong]:
+async def survey_log_followers(bus: Bus, timeout_s: float = FOLDERS_S_MAX) -> list[Pong]:
     """Return what every registry and planner says of itself, by their names; those that are quiet are left out.
 
     A release before levels does not answer. Raises `NoBus` without a connection.

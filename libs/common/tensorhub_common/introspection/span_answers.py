@@ -9,28 +9,28 @@ import msgspec
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand, TensorHubError
-from tensorhub_common.observability.deferred_spans import flush_waiting
+from tensorhub_common.observability.deferred_spans import flush_deferred_spans
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.queries import Error
+from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.spans import (
     QUESTIONS_PENDING_MAX,
     SPANS,
     TRANSFER,
     TRANSFERS,
     TRANSFERS_MAX,
-    Span,
+    FinishedSpan,
     Spans,
     SpansAsk,
     TransfersAsk,
 )
-from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, parse
+from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, parse_subject
 from tensorhub_common.telemetry import process_spans
-from tensorhub_common.telemetry.span_store import SpanKeeper
+from tensorhub_common.telemetry.span_store import SpanStore
 
 
 async def answer_traces(bus: Bus, process: str) -> None:
     """Answer questions about the spans that this process keeps, from now on; with telemetry off there is nothing."""
-    keeper = process_spans.keeper()
+    keeper = process_spans.span_store()
     if keeper is None:
         return
     for what, look in ((TRANSFERS, _transfers), (SPANS, _spans)):
@@ -45,34 +45,36 @@ SPANS_MAX: Final = 10_000
 class _Answer:
     """Answers one kind of question."""
 
-    def __init__(self, keeper: SpanKeeper, process: str, look: "_Look") -> None:
+    def __init__(self, keeper: SpanStore, process: str, look: "_Look") -> None:
         self._keeper, self._process, self._look = keeper, process, look
 
     async def __call__(self, question: Message) -> bytes:
         try:
-            subject = parse(question.subject)
+            subject = parse_subject(question.subject)
             if not isinstance(subject, AskSubject) or subject.job is None:
                 raise BadCommand(f"spans belong to a job, so they can't be asked for on {question.subject}")
-            flush_waiting()
+            flush_deferred_spans()
             found, left_out = await asyncio.to_thread(self._look, self._keeper, subject.job, question.data)
         except MALFORMED as why:
-            return msgspec.json.encode(Error(error=BadCommand.__name__, message=f"the question can't be read: {why}"))
+            return msgspec.json.encode(
+                QueryError(error=BadCommand.__name__, message=f"the question can't be read: {why}")
+            )
         except TensorHubError as why:
-            return msgspec.json.encode(Error(error=why.code, message=str(why)))
+            return msgspec.json.encode(QueryError(error=why.code, message=str(why)))
         return msgspec.json.encode(Spans(process=self._process, spans=tuple(found), left_out=left_out))
 
 
-_Look = Callable[[SpanKeeper, str, bytes], tuple[list[Span], int]]
+_Look = Callable[[SpanStore, str, bytes], tuple[list[FinishedSpan], int]]
 
 
-def _transfers(keeper: SpanKeeper, job: str, question: bytes) -> tuple[list[Span], int]:
+def _transfers(keeper: SpanStore, job: str, question: bytes) -> tuple[list[FinishedSpan], int]:
     wanted = msgspec.json.decode(question, type=TransfersAsk) if question else TransfersAsk()
     if not 1 <= wanted.limit <= TRANSFERS_MAX:
         raise BadCommand(f"limit {wanted.limit} is out of range: ask for 1 to {TRANSFERS_MAX} transfers")
     same = {"tensorhub.job": job, "tensorhub.model": wanted.model, "tensorhub.version": wanted.version}
     same |= {"tensorhub.replica": wanted.replica}
 
-    def fits(span: Span) -> bool:
+    def fits(span: FinishedSpan) -> bool:
         return (
             span.name == TRANSFER
             and span.span.startswith(wanted.begins)
@@ -82,7 +84,7 @@ def _transfers(keeper: SpanKeeper, job: str, question: bytes) -> tuple[list[Span
     return keeper.newest(f'"{TRANSFER}"'.encode(), fits, wanted.limit)
 
 
-def _spans(keeper: SpanKeeper, _: str, question: bytes) -> tuple[list[Span], int]:
+def _spans(keeper: SpanStore, _: str, question: bytes) -> tuple[list[FinishedSpan], int]:
     """Whoever knows the id of a trace may see it; not all of its spans name their job."""
     wanted = msgspec.json.decode(question, type=SpansAsk)
     return keeper.newest(wanted.trace.encode(), lambda _: True, SPANS_MAX)

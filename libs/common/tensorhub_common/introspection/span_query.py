@@ -14,18 +14,18 @@ from tensorhub_common.introspection.gather import GATHER_S_MAX, gather_answers
 from tensorhub_common.protocol.spans import (
     SPANS,
     TRANSFERS,
-    Span,
+    FinishedSpan,
     Spans,
     SpansAsk,
     TransfersAsk,
 )
-from tensorhub_common.protocol.subjects import ask
+from tensorhub_common.protocol.subjects import query_subject
 
 
-class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+class CollectedSpans(msgspec.Struct, frozen=True, kw_only=True):
     """What all processes together know."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[FinishedSpan, ...]
     processes: frozenset[str]
     """Who answered."""
     left_out: int
@@ -38,18 +38,18 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------------------- asking
 
 
-async def gather(
+async def collect_spans(
     bus: Bus, job: str, question: TransfersAsk | SpansAsk, known: Collection[str] = (), timeout_s: float = GATHER_S_MAX
-) -> Gathered:
+) -> CollectedSpans:
     """Ask every process, and return what came within the bound. `known` are processes that should answer.
 
     Raises the error of a process that refuses the question, and `NoBus` without a connection.
     """
     what = TRANSFERS if isinstance(question, TransfersAsk) else SPANS
-    came = await gather_answers(bus, ask(job, what), msgspec.json.encode(question), Spans, known, timeout_s)
+    came = await gather_answers(bus, query_subject(job, what), msgspec.json.encode(question), Spans, known, timeout_s)
     # A span that two processes keep counts once.
     spans = {(span.trace, span.span): span for answer in came for span in answer.spans}
-    return Gathered(
+    return CollectedSpans(
         spans=tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.end_ns))),
         processes=frozenset(answer.process for answer in came),
         left_out=sum(answer.left_out for answer in came),

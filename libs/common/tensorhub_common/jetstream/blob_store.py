@@ -22,7 +22,7 @@ from tensorhub_common.bus.errors import BlobMissing, BlobTooLarge, NoResponder
 from tensorhub_common.errors import IntegrityError
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.subjects import blob, blob_stream, blobs_of, check_digest
-from tensorhub_common.runtime.gather_bounded import each
+from tensorhub_common.runtime.gather_bounded import gather_bounded
 
 BLOB_BYTES_MAX: Final = 256 * 1024 * 1024
 CHUNK_BYTES_MAX: Final = 512 * 1024
@@ -48,7 +48,7 @@ LENGTH: Final = "Tensorhub-Blob-Bytes"
 """Header on each chunk: the length of the whole blob, from which the number of chunks follows."""
 
 
-def digest_of(data: bytes) -> str:
+def blob_digest(data: bytes) -> str:
     """Return the name under which the store keeps these bytes: 64 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
@@ -58,7 +58,7 @@ def chunks_of(length: int) -> int:
     return max(1, -(-length // CHUNK_INFLATED_BYTES))
 
 
-class Blobs:
+class BlobStore:
     """The blobs of all jobs, with a cache of what was read or written last."""
 
     def __init__(self, bus: Bus, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
@@ -98,13 +98,13 @@ class Blobs:
         """
         if len(data) > BLOB_BYTES_MAX:
             raise BlobTooLarge(f"{len(data)} bytes are more than a blob may have ({BLOB_BYTES_MAX}): split them up")
-        digest = await _worked(digest_of, data)
+        digest = await _maybe_in_thread(blob_digest, data)
         # It is looked for where it has to stand, and not in the cache: with a deleted job its store goes, and its name
         # may be used anew while this process goes on.
         if await self._chunk(job, digest, 0) is not None:
             self._keep(job, digest, data)
             return digest
-        await each(range(1, chunks_of(len(data))), lambda index: self._write(job, digest, index, data))
+        await gather_bounded(range(1, chunks_of(len(data))), lambda index: self._write(job, digest, index, data))
         await self._write(job, digest, 0, data)
         self._keep(job, digest, data)
         return digest
@@ -133,9 +133,9 @@ class Blobs:
                 chunk.data, digest, min(length - index * CHUNK_INFLATED_BYTES, CHUNK_INFLATED_BYTES)
             )
 
-        await each(range(1, len(parts)), read)
+        await gather_bounded(range(1, len(parts)), read)
         data = b"".join(parts)
-        if await _worked(digest_of, data) != digest:
+        if await _maybe_in_thread(blob_digest, data) != digest:
             raise _spoilt(digest, "its bytes have another digest")
         self._keep(job, digest, data)
         return data
@@ -143,7 +143,7 @@ class Blobs:
     async def _write(self, job: str, digest: str, index: int, data: bytes) -> None:
         start = index * CHUNK_INFLATED_BYTES
         part = memoryview(data)[start : start + CHUNK_INFLATED_BYTES]
-        body = await _worked(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress, part)
+        body = await _maybe_in_thread(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress, part)
         subject, headers = blob(job, digest, index), {LENGTH: str(len(data))}
         await self._insist(lambda: api.store(self._bus, subject, body, headers, ATTEMPT_S), job)
 
@@ -178,7 +178,7 @@ class Blobs:
             self._cache_bytes -= len(self._cache.popitem(last=False)[1])
 
 
-async def _worked(work: Callable[[Bytes], Result], data: Bytes) -> Result:
+async def _maybe_in_thread(work: Callable[[Bytes], Result], data: Bytes) -> Result:
     """Do it here where it takes well under a millisecond, else in a thread: to hand over thousands costs more."""
     return work(data) if len(data) <= AT_ONCE_BYTES_MAX else await asyncio.to_thread(work, data)
 

@@ -18,8 +18,8 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogMissing, NoAnswer, NoBus, NoResponder, StreamFailure, WrongLastSequence
 from tensorhub_common.bus.message import NO_HEADERS
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.log_entry import Entry
-from tensorhub_common.jetstream.log_reader import Following, Told, Wanted
+from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.jetstream.log_reader import EntryFilter, LogReader, OnReadState
 from tensorhub_common.protocol.subjects import PREFIX, commands_of, events_of, job_of_log, log_stream
 
 LOG_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -78,7 +78,7 @@ async def open_job(bus: Bus, job: str, replicas: int = 1) -> "JobLog":
     return JobLog(bus, job)
 
 
-async def jobs(bus: Bus) -> list[str]:
+async def list_jobs(bus: Bus) -> list[str]:
     """Return the names of all jobs that have a log, sorted."""
     found: set[str] = set()
     offset = 0
@@ -93,7 +93,7 @@ async def jobs(bus: Bus) -> list[str]:
     return sorted(found)
 
 
-class Extent(msgspec.Struct, frozen=True):
+class LogExtent(msgspec.Struct, frozen=True):
     """From where to where a log goes. `created` tells it from one that was made anew; `bytes_max` 0: no limit."""
 
     first: int
@@ -186,14 +186,14 @@ class JobLog:
         """Return the number of the last entry, 0 when there is none: who has read up to it has caught up."""
         return (await self.extent()).last
 
-    async def extent(self) -> Extent:
+    async def extent(self) -> LogExtent:
         """Return what stands in the log now. Raises `LogMissing`."""
         try:
             info = await api.insist(lambda: api.stream_info(self._bus, self.stream))
         except StreamFailure as failure:
             raise self._missing(failure) from None
         state = info["state"]
-        return Extent(
+        return LogExtent(
             first=int(state["first_seq"]),
             last=int(state["last_seq"]),
             created=str(info["created"]),
@@ -215,26 +215,30 @@ class JobLog:
         """Delete the log; where there is none, nothing is done."""
         await api.delete_stream(self._bus, self.stream)
 
-    async def last_event(self) -> Entry | None:
+    async def last_event(self) -> StoredEntry | None:
         """Return the job's last event, or None."""
         return await self._last(self._events)
 
-    async def last_command(self) -> Entry | None:
+    async def last_command(self) -> StoredEntry | None:
         """Return the job's last command, or None."""
         return await self._last(commands_of(self.job))
 
-    async def entry(self, seq: int) -> Entry | None:
+    async def entry(self, seq: int) -> StoredEntry | None:
         """Return the entry with this number, or None."""
         try:
             stored = await api.insist(lambda: api.number(self._bus, self.stream, seq))
         except NoResponder:
             await self._check_exists()
             raise
-        return None if stored is None else Entry.of(stored, self.job)
+        return None if stored is None else StoredEntry.of(stored, self.job)
 
     def follow(
-        self, start_seq: int = 1, *filter_subjects: str, wanted: Wanted | None = None, told: Told | None = None
-    ) -> AsyncGenerator[Entry, None]:
+        self,
+        start_seq: int = 1,
+        *filter_subjects: str,
+        wanted: EntryFilter | None = None,
+        told: OnReadState | None = None,
+    ) -> AsyncGenerator[StoredEntry, None]:
         """Yield every entry from `start_seq` on, for ever, in order, each exactly once, whatever becomes of NATS.
 
         While NATS is away it waits. Raises `LogGap` where an entry is no longer there, `LogShorter` when the log ends
@@ -242,15 +246,15 @@ class JobLog:
         subjects come; with `wanted`, of those whose body isn't wanted, only some. Close it (`aclose`) when done.
         `told` is told why the log can't be read just now.
         """
-        return Following(self._bus, self.job, start_seq, filter_subjects, wanted, told).entries()
+        return LogReader(self._bus, self.job, start_seq, filter_subjects, wanted, told).entries()
 
-    async def _last(self, subject: str) -> Entry | None:
+    async def _last(self, subject: str) -> StoredEntry | None:
         try:
             stored = await api.insist(lambda: api.last_of(self._bus, self.stream, subject))
         except NoResponder:
             await self._check_exists()
             raise
-        return None if stored is None else Entry.of(stored, self.job)
+        return None if stored is None else StoredEntry.of(stored, self.job)
 
     async def _check_exists(self) -> None:
         with contextlib.suppress(NoBus, NoAnswer, NoResponder, StreamFailure):

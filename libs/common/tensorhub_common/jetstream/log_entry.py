@@ -19,7 +19,7 @@ RELAYED: Final = "relayed"
 """Stands in the verb's place of what was delivered out of another log: no command is called so."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StoredEntry(msgspec.Struct, frozen=True):
     """Entry number `seq`. `time` is JetStream's, in seconds since the epoch, and the same for every reader."""
 
     seq: int

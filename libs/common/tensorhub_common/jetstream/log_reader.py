@@ -25,9 +25,9 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.api import NS_PER_S, Stored
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol.subjects import log_stream
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 
 BATCH: Final = 512
 PULL_EXPIRES_S: Final = 30.0
@@ -50,16 +50,16 @@ _LOOKING: Final = "watching over a consumer"
 _ACK_TOKENS: Final = 9
 _ACK_TOKENS_LONG: Final = 12
 
-Wanted = Callable[[bytes], bool]
+EntryFilter = Callable[[bytes], bool]
 """Tells by an entry's body whether it is wanted. It is asked while all entries before were taken and acted upon."""
 
-Told = Callable[[Exception | None], None]
+OnReadState = Callable[[Exception | None], None]
 """Is told why the stream can't be read just now, at each attempt, and with None once it can."""
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Following:
+class LogReader:
     """One reader of one job's log. It is used once, through `entries`."""
 
     def __init__(
@@ -68,8 +68,8 @@ class Following:
         job: str,
         start_seq: int,
         filter_subjects: Sequence[str],
-        wanted: Wanted | None = None,
-        told: Told | None = None,
+        wanted: EntryFilter | None = None,
+        told: OnReadState | None = None,
     ) -> None:
         self._bus = bus
         self._job = job
@@ -77,7 +77,7 @@ class Following:
         self._filters = list(filter_subjects)
         self._wanted = wanted
         self._told = told
-        self._server = Counterpart(
+        self._server = PeerStatus(
             f"stream {self._stream}", lost="can't be followed, so that is tried again", back="is followed again"
         )
         self._next_seq = max(1, start_seq)
@@ -96,7 +96,7 @@ class Following:
         self._heard_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
 
-    async def entries(self) -> AsyncGenerator[Entry, None]:
+    async def entries(self) -> AsyncGenerator[StoredEntry, None]:
         """Yield entry after entry, for ever."""
         unwatch = self._bus.watch(self._on_connection)
         try:
@@ -232,7 +232,7 @@ class Following:
         except NoBus:
             self._in_doubt = True
 
-    async def _take(self, message: Message) -> Entry | None:
+    async def _take(self, message: Message) -> StoredEntry | None:
         if message.status is None:
             return await self._take_entry(message)
         if message.status in PULL_ENDED:
@@ -243,7 +243,7 @@ class Following:
             self._in_doubt = True
         return None
 
-    async def _take_entry(self, message: Message) -> Entry | None:
+    async def _take_entry(self, message: Message) -> StoredEntry | None:
         seq, consumer_seq, time_ns = _numbers(message.reply)
         if consumer_seq != self._consumer_next:
             _log.warning(
@@ -259,7 +259,7 @@ class Following:
             await self._pull()
         relayed = api.is_relayed(message.headers)
         stored = Stored(seq, time_ns, message.subject, message.headers, message.data, relayed)
-        return Entry.of(stored, self._job)
+        return StoredEntry.of(stored, self._job)
 
     async def _wait(self) -> None:
         """Return when something has come, or when so little has that the consumer is in doubt."""

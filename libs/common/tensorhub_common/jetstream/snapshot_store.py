@@ -18,10 +18,10 @@ import zstandard
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoResponder, SnapshotBroken, StreamFailure, WrongLastSequence
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.blob_store import digest_of
+from tensorhub_common.jetstream.blob_store import blob_digest
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.subjects import snapshot, snapshot_index, snapshot_stream, snapshots_of
-from tensorhub_common.runtime.gather_bounded import each
+from tensorhub_common.runtime.gather_bounded import gather_bounded
 
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024 * 1024
 """A job whose state is larger is never trimmed: 8,000 agents and a hundred thousand shards take a tenth of it."""
@@ -35,7 +35,7 @@ INDEX_FORMAT: Final = 1
 Result = TypeVar("Result")
 
 
-class Record(msgspec.Struct, frozen=True):
+class SnapshotRecord(msgspec.Struct, frozen=True):
     """One whole snapshot: what it says of the log, and what its bytes must be."""
 
     seq: int
@@ -54,21 +54,21 @@ class Record(msgspec.Struct, frozen=True):
         return max(1, -(-self.packed // PART_BYTES_MAX))
 
 
-class Index(msgspec.Struct, frozen=True):
+class SnapshotIndex(msgspec.Struct, frozen=True):
     """The snapshots of one log. `log` is when the stream was made: a log that was made anew has none of them."""
 
     log: str
-    newer: Record
-    older: Record | None = None
+    newer: SnapshotRecord
+    older: SnapshotRecord | None = None
     format: int = INDEX_FORMAT
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[SnapshotRecord, ...]:
         """The newer one first."""
         return (self.newer,) if self.older is None else (self.newer, self.older)
 
 
-class Packed(msgspec.Struct, frozen=True):
+class PackedSnapshot(msgspec.Struct, frozen=True):
     """A snapshot's bytes as they go into the stream."""
 
     digest: str
@@ -79,10 +79,10 @@ class Packed(msgspec.Struct, frozen=True):
     def of(cls, body: bytes) -> Self:
         """Compress and digest; takes its time, so give it a thread."""
         data = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body)
-        return cls(digest_of(data), len(body), data)
+        return cls(blob_digest(data), len(body), data)
 
 
-class Snapshots:
+class SnapshotStore:
     """The snapshots of one job. Making it asks nothing of NATS."""
 
     def __init__(self, bus: Bus, job: str, replicas: int = 1) -> None:
@@ -94,7 +94,7 @@ class Snapshots:
         self._seen = 0
         """The place of the index that was read last; the next one is written against it."""
 
-    async def index(self, log: str) -> Index | None:
+    async def index(self, log: str) -> SnapshotIndex | None:
         """Return what there is of this log, or None. `log` is when the log was made."""
         try:
             stored = await self._insist(lambda: api.last_of(self._bus, self._stream, snapshot_index(self._job)))
@@ -105,7 +105,7 @@ class Snapshots:
         if stored is None:
             return None
         try:
-            found = msgspec.json.decode(stored.data, type=Index)
+            found = msgspec.json.decode(stored.data, type=SnapshotIndex)
         except MALFORMED as why:
             raise SnapshotBroken(f"the index of the snapshots of job {self._job!r} can't be read: {why}") from None
         if found.format > INDEX_FORMAT:
@@ -115,7 +115,9 @@ class Snapshots:
             )
         return found if found.log == log else None
 
-    async def write(self, packed: Packed, seq: int, time: float, before: Index | None, log: str) -> Index:
+    async def write(
+        self, packed: PackedSnapshot, seq: int, time: float, before: SnapshotIndex | None, log: str
+    ) -> SnapshotIndex:
         """Write a snapshot, and name it beside the one that was the newest until now. `before`: what `index` returned.
 
         Raises `WrongLastSequence` when another registry has written the index since, and `LogFull`.
@@ -129,13 +131,13 @@ class Snapshots:
             subject = snapshot(self._job, packed.digest, part)
             places[part] = (await self._store(subject, body)).seq
 
-        await each(range(parts), put)
-        record = Record(seq, time, packed.digest, packed.nbytes, len(packed.data), min(places.values()))
-        index = Index(log, record, None if before is None else before.newer)
+        await gather_bounded(range(parts), put)
+        record = SnapshotRecord(seq, time, packed.digest, packed.nbytes, len(packed.data), min(places.values()))
+        index = SnapshotIndex(log, record, None if before is None else before.newer)
         await self._store_index(msgspec.json.encode(index))
         return index
 
-    async def read(self, record: Record) -> bytes:
+    async def read(self, record: SnapshotRecord) -> bytes:
         """Return a snapshot's bytes. Raises `SnapshotBroken` when they are not whole or not what the index says."""
         if not 0 <= record.packed <= SNAPSHOT_BYTES_MAX or not 0 <= record.nbytes <= SNAPSHOT_BYTES_MAX:
             raise self._broken(record, "its length is out of range")
@@ -148,10 +150,10 @@ class Snapshots:
                 raise self._broken(record, f"part {part} of {record.parts} is missing")
             parts[part] = stored.data
 
-        await each(range(record.parts), get)
+        await gather_bounded(range(record.parts), get)
         return await asyncio.to_thread(self._unpack, record, b"".join(parts))
 
-    async def drop_older(self, index: Index) -> None:
+    async def drop_older(self, index: SnapshotIndex) -> None:
         """Remove all that stands before what the index names."""
         first = min(record.first for record in index.records)
         purge = {"seq": first}
@@ -161,15 +163,15 @@ class Snapshots:
         """Delete all snapshots; where there are none, nothing is done."""
         await api.delete_stream(self._bus, self._stream)
 
-    def _unpack(self, record: Record, data: bytes) -> bytes:
-        if len(data) != record.packed or digest_of(data) != record.digest:
+    def _unpack(self, record: SnapshotRecord, data: bytes) -> bytes:
+        if len(data) != record.packed or blob_digest(data) != record.digest:
             raise self._broken(record, "its bytes have another digest")
         try:
             return zstandard.ZstdDecompressor().decompress(data, max_output_size=record.nbytes)
         except zstandard.ZstdError as why:
             raise self._broken(record, str(why)) from None
 
-    def _broken(self, record: Record, why: str) -> SnapshotBroken:
+    def _broken(self, record: SnapshotRecord, why: str) -> SnapshotBroken:
         return SnapshotBroken(f"the snapshot of job {self._job!r} at {record.seq} is broken: {why}")
 
     async def _open(self) -> None:

@@ -67,7 +67,7 @@ def dtypes_of(name: str) -> tuple[str, str]:
     return from_dtype, to_dtype
 
 
-class Order(enum.Enum):
+class ScaleOrder(enum.Enum):
     """In which order a scheme computes: mathematically the same, and different in the last bit."""
 
     MULTIPLY = enum.auto()
@@ -89,7 +89,7 @@ class Fp8Scheme:
     name: str
     block: tuple[int | None, int | None]
     """Rows and columns that share a scale; None is the whole dimension."""
-    order: Order
+    order: ScaleOrder
     amax_min: float = 0.0
     """A block's largest magnitude counts as at least this, so that a block of zeros has a scale."""
     scale_min: float = 0.0
@@ -148,12 +148,12 @@ class Fp8Scheme:
 
 
 _SCHEMES: Final = (
-    Fp8Scheme("fp8-block-128", (128, 128), Order.MULTIPLY, amax_min=1e-4),
-    Fp8Scheme("fp8-block-128-ue8m0", (128, 128), Order.MULTIPLY, amax_min=1e-4, power_of_two=True),
-    Fp8Scheme("fp8-block-128-slime", (128, 128), Order.MULTIPLY, amax_min=1e-10),
-    Fp8Scheme("fp8-block-128-nemo", (128, 128), Order.RECIPROCAL),
-    Fp8Scheme("fp8-channel", (1, None), Order.DIVIDE, scale_min=1 / (FP8_LARGEST * 512), saturate=True),
-    Fp8Scheme("fp8-tensor", (None, None), Order.MULTIPLY, saturate=True),
+    Fp8Scheme("fp8-block-128", (128, 128), ScaleOrder.MULTIPLY, amax_min=1e-4),
+    Fp8Scheme("fp8-block-128-ue8m0", (128, 128), ScaleOrder.MULTIPLY, amax_min=1e-4, power_of_two=True),
+    Fp8Scheme("fp8-block-128-slime", (128, 128), ScaleOrder.MULTIPLY, amax_min=1e-10),
+    Fp8Scheme("fp8-block-128-nemo", (128, 128), ScaleOrder.RECIPROCAL),
+    Fp8Scheme("fp8-channel", (1, None), ScaleOrder.DIVIDE, scale_min=1 / (FP8_LARGEST * 512), saturate=True),
+    Fp8Scheme("fp8-tensor", (None, None), ScaleOrder.MULTIPLY, saturate=True),
 )
 
 FP8_SCHEMES: Final[dict[str, Fp8Scheme]] = {scheme.name: scheme for scheme in _SCHEMES}

@@ -22,7 +22,7 @@ LARGEST_SOURCE_ITEMSIZE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class QuantizedKind:
     """Values or scales by a scheme."""
 
     name: str
@@ -72,26 +72,26 @@ class Derived:
         return (first, last) if self.is_scales else self.scheme.scales_need(first, last, source)
 
 
-DERIVED: Final[dict[str, Derived]] = {
-    (name := f"{scheme.name}:{kind}"): Derived(name, scheme, kind == "scales")
+DERIVED: Final[dict[str, QuantizedKind]] = {
+    (name := f"{scheme.name}:{kind}"): QuantizedKind(name, scheme, kind == "scales")
     for scheme in FP8_SCHEMES.values()
     for kind in ("values", "scales")
 }
 """All there are, by name."""
 
-PARTIAL: Final[dict[str, Derived]] = {
-    (name := f"{scheme.name}:amax"): Derived(name, scheme, is_scales=True, is_amax=True)
+AMAX_KINDS: Final[dict[str, QuantizedKind]] = {
+    (name := f"{scheme.name}:amax"): QuantizedKind(name, scheme, is_scales=True, is_amax=True)
     for scheme in FP8_SCHEMES.values()
 }
 """What only transfer programs name, and no tensor is registered as."""
 
 
-def partial_of(scheme: str) -> Derived:
+def amax_kind(scheme: str) -> QuantizedKind:
     """Return what the scales and values of a scheme are folded of."""
-    return PARTIAL[f"{scheme}:amax"]
+    return AMAX_KINDS[f"{scheme}:amax"]
 
 
-def derived(name: str) -> Derived:
+def quantized_kind(name: str) -> QuantizedKind:
     """Return what a part's `cast` names. Raises `LayoutMismatch` when there is no such thing."""
     known = DERIVED.get(name)
     if known is None:
@@ -104,7 +104,7 @@ def check_derived(part: Part, dtype: str) -> None:
 
     Raises `LayoutMismatch` with the end of a sentence about the part.
     """
-    kind = derived(part.cast)
+    kind = quantized_kind(part.cast)
     if dtype != kind.dtype:
         raise LayoutMismatch(f"is {part.cast} in a tensor of {dtype}: register it as {kind.dtype}")
     kind.scheme.check_source(part.global_shape, FP8_SOURCES[0])

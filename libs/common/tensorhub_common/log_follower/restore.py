@@ -9,8 +9,8 @@ from typing import Final
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogGap, LogShorter, SnapshotBroken
 from tensorhub_common.catalog.snapshot import Snapshot, SnapshotNewer, SnapshotUnreadable, decode
-from tensorhub_common.jetstream.job_log import Extent, JobLog
-from tensorhub_common.jetstream.snapshot_store import Index, Record, Snapshots
+from tensorhub_common.jetstream.job_log import JobLog, LogExtent
+from tensorhub_common.jetstream.snapshot_store import SnapshotIndex, SnapshotRecord, SnapshotStore
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.levels import LevelUnknown
 
@@ -20,7 +20,7 @@ LOOK_AGAIN_S: Final = 0.3
 _log: Final = logger(__name__)
 
 
-async def newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Extent]:
+async def newest_snapshot(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, LogExtent]:
     """Return the newest usable snapshot after entry `beyond` (None: there is none), and how far the log goes.
 
     Raises `LogGap` when the log no longer reaches back to `beyond` and no snapshot bridges that, `LogShorter` when the
@@ -37,9 +37,9 @@ async def newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Exte
     return await _newest(bus, job, beyond)
 
 
-async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Extent]:
+async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, LogExtent]:
     extent = await JobLog(bus, job).extent()
-    snapshots = Snapshots(bus, job)
+    snapshots = SnapshotStore(bus, job)
     told: list[str] = []
     is_newer = False
     for record in _records(await _index(snapshots, extent, told)):
@@ -63,7 +63,7 @@ async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Ext
     return None, extent
 
 
-async def _index(snapshots: Snapshots, extent: Extent, told: list[str]) -> Index | None:
+async def _index(snapshots: SnapshotStore, extent: LogExtent, told: list[str]) -> SnapshotIndex | None:
     try:
         return await snapshots.index(extent.created)
     except SnapshotBroken as why:
@@ -71,5 +71,5 @@ async def _index(snapshots: Snapshots, extent: Extent, told: list[str]) -> Index
         return None
 
 
-def _records(index: Index | None) -> tuple[Record, ...]:
+def _records(index: SnapshotIndex | None) -> tuple[SnapshotRecord, ...]:
     return () if index is None else index.records

@@ -21,7 +21,7 @@ _DOUBLINGS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SetAside:
     """A job that was set aside, and how often it was in a row."""
 
     seq: int
@@ -43,9 +43,9 @@ def wait_s(failures: int) -> float:
     return min(AGAIN_S_MAX, AGAIN_S_MIN * (1 << min(failures - 1, _DOUBLINGS_MAX)))
 
 
-def set_aside(before: Aside | None, seq: int, now: float) -> Aside:
+def set_aside(before: SetAside | None, seq: int, now: float) -> SetAside:
     """Set a job aside that has folded its log up to entry `seq`. `before`: when it was set aside the last time."""
     if before is None or now - before.again_at >= before.wait_s:
-        return Aside(seq, now, 1, now + wait_s(1))
+        return SetAside(seq, now, 1, now + wait_s(1))
     failures = before.failures + 1
-    return Aside(max(seq, before.seq), before.since, failures, now + wait_s(failures))
+    return SetAside(max(seq, before.seq), before.since, failures, now + wait_s(failures))

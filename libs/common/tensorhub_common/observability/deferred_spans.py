@@ -7,8 +7,8 @@ from random import getrandbits
 from typing import Final
 from weakref import WeakSet
 
-from tensorhub_common.observability.span_cost import SPANS
-from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.observability.span_cost import SPAN_CPU
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 SPAN_ID_BITS: Final = 64
 
@@ -19,7 +19,7 @@ SOON_S: Final = 0.5
 
 LATER_S: Final = 2.0
 """Where stories end all the time, their spans are made so seldom: waking up would cost more than the spans. Who asks a
-process for its spans gets them all the same (`flush_waiting`)."""
+process for its spans gets them all the same (`flush_deferred_spans`)."""
 
 
 _TURN: Final = "making spans"
@@ -33,7 +33,7 @@ STORIES_MAX: Final = 1024
 """So many finished stories wait for their spans; the oldest are dropped."""
 
 
-Story = Callable[[], None]
+MakeSpans = Callable[[], None]
 """Makes the spans of what is over."""
 
 
@@ -42,10 +42,10 @@ def new_span_id() -> str:
     return f"{getrandbits(SPAN_ID_BITS) or 1:016x}"
 
 
-_waiting: Final[WeakSet["SpansLater"]] = WeakSet()
+_waiting: Final[WeakSet["DeferredSpans"]] = WeakSet()
 
 
-def flush_waiting() -> None:
+def flush_deferred_spans() -> None:
     """Make the spans of all stories of the running event loop that have ended."""
     loop = asyncio.get_running_loop()
     for each in list(_waiting):
@@ -53,20 +53,20 @@ def flush_waiting() -> None:
             each.flush()
 
 
-class SpansLater:
+class DeferredSpans:
     """Finished stories that wait for their spans. It belongs to the event loop that made it."""
 
     def __init__(self, after_all: Callable[[], None] | None = None) -> None:
         """Begin with none. `after_all` is called when the spans of all stories up to now have been made."""
         self._loop = asyncio.get_running_loop()
-        self._work = Supervisor("the spans of finished stories", on_fault=handled)
+        self._work = Supervisor("the spans of finished stories", on_fault=log_only)
         self._after_all = after_all
         _waiting.add(self)
-        self._stories: deque[Story] = deque(maxlen=STORIES_MAX)
+        self._stories: deque[MakeSpans] = deque(maxlen=STORIES_MAX)
         self._timer: asyncio.TimerHandle | None = None
         self._told_at = -LATER_S
 
-    def add(self, story: Story) -> None:
+    def add(self, story: MakeSpans) -> None:
         """Make the spans of a story a little later."""
         self._stories.append(story)
         if self._timer is None:
@@ -94,13 +94,13 @@ class SpansLater:
             self._told_at = self._loop.time()
 
     def _turn(self) -> None:
-        with SPANS.counted():
+        with SPAN_CPU.counted():
             for _ in range(min(TURN_STORIES_MAX, len(self._stories))):
                 self._tell(self._stories.popleft())
             if self._after_all is not None and not self._stories:
                 self._after_all()
 
-    def _tell(self, story: Story) -> None:
+    def _tell(self, story: MakeSpans) -> None:
         try:
             story()
         except Exception as error:  # noqa: BLE001 (whatever a story or somebody's processor does, the process goes on)

@@ -88,7 +88,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         return (record.name.startswith(_OURS) or record.levelno >= logging.WARNING) and bool(super().filter(record))
 
 
-ANSWERING: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("answering", default=None)
+REQUEST_HEADERS: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("answering", default=None)
 """The headers of the question that is being answered; read only where a line is logged meanwhile."""
 
 
@@ -97,7 +97,7 @@ def trace_ids() -> dict[str, str]:
     span = trace.get_current_span().get_span_context()
     if span.is_valid:
         return {"trace_id": trace.format_trace_id(span.trace_id), "span_id": trace.format_span_id(span.span_id)}
-    headers = ANSWERING.get()
+    headers = REQUEST_HEADERS.get()
     cause = None if headers is None else context_in(headers)
     return {} if cause is None else {"trace_id": cause.trace_id, "span_id": cause.span_id}
 

@@ -15,12 +15,12 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 METER: Final = "tensorhub"
 
-Role = Literal["every", "agent", "registry", "planner"]
-Kind = Literal["counter", "gauge", "histogram"]
+MetricRole = Literal["every", "agent", "registry", "planner"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
-Value = tuple[float, Mapping[str, str]]
+Sample = tuple[float, Mapping[str, str]]
 """A number and the labels that tell it from the metric's others."""
-Read = Callable[[], Iterable[Value]]
+ReadSamples = Callable[[], Iterable[Sample]]
 
 SECONDS_BUCKETS: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -30,9 +30,9 @@ _log: Final = logging.getLogger(__name__)
 class Metric(NamedTuple):
     """One row. `unit` is UCUM's, as OpenTelemetry has it; what stands in braces there is no part of the name."""
 
-    role: Role
+    role: MetricRole
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     meaning: str
     labels: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ METRICS: Final[Mapping[str, Metric]] = {row.name: row for row in _ROWS}
 """Every metric by its name."""
 
 
-def observe(meter: Meter, name: str, read: Read) -> None:
+def observe(meter: Meter, name: str, read: ReadSamples) -> None:
     """Have `read` called whenever somebody looks at this metric. What it raises costs this metric alone, this time."""
     row = METRICS[name]
 
@@ -249,11 +249,11 @@ def recorder(meter: Meter, name: str) -> Callable[[float], None]:
     return histogram.record
 
 
-def one(read: Callable[[], float]) -> Read:
+def unlabelled(read: Callable[[], float]) -> ReadSamples:
     """Make a metric without labels of a number."""
     return lambda: [(read(), {})]
 
 
-def by(label: str, read: Callable[[], Mapping[str, float]]) -> Read:
+def labelled(label: str, read: Callable[[], Mapping[str, float]]) -> ReadSamples:
     """Make a metric with one label of a table. It is copied at once, since another thread may change it."""
     return lambda: [(value, {label: key}) for key, value in list(read().items())]

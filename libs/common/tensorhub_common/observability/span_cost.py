@@ -13,7 +13,7 @@ from typing import Final
 NS_PER_S: Final = 1_000_000_000
 
 
-class Account:
+class CpuAccount:
     """The processor time of several threads together."""
 
     def __init__(self) -> None:
@@ -37,5 +37,5 @@ class Account:
         return self._ns / NS_PER_S
 
 
-SPANS: Final = Account()
+SPAN_CPU: Final = CpuAccount()
 """Of this process's finished spans: to be made, handed over, and kept. An exporter's own thread is not among it."""

@@ -1,7 +1,8 @@
 """From a finished span, in whichever form somebody has it, to the line of JSON that is kept. Pure.
 
 A span of our own is a `SpanRecord`, which is encoded as it is: nothing is made between it and its line. What arrives
-from another process is a `Span`, and so is what a library made by OpenTelemetry itself, once `span_of` has read it.
+from another process is a `FinishedSpan`, and so is what a library made by OpenTelemetry itself, once `span_of` has read
+it.
 """
 
 from typing import Final
@@ -9,12 +10,12 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.observability.trace_context import SpanRecord
-from tensorhub_common.protocol.spans import Attribute, Link, Span
+from tensorhub_common.protocol.spans import Attribute, FinishedSpan, SpanLink
 
 TEXT_CHARS_MAX: Final = 1_000
 """An attribute's text is cut to this."""
 
-FinishedSpan = SpanRecord | Span
+AnySpan = SpanRecord | FinishedSpan
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -27,7 +28,7 @@ class SpanLines:
         self._service, self._instance = service, instance
         self._beginning = _encode({"service": service, "instance": instance})[:-1] + b","
 
-    def line(self, span: FinishedSpan) -> bytes:
+    def line(self, span: AnySpan) -> bytes:
         """Return a finished span as one line, without its end."""
         if isinstance(span, SpanRecord):
             line = self._beginning + _encode(span)[1:]
@@ -38,9 +39,9 @@ class SpanLines:
         return _encode(_cut(span))
 
 
-def of_record(record: SpanRecord, service: str, instance: str) -> Span:
+def of_record(record: SpanRecord, service: str, instance: str) -> FinishedSpan:
     """Return the finished span of a record as other processes take it."""
-    return Span(
+    return FinishedSpan(
         trace=record.trace,
         span=record.span,
         parent=record.parent,
@@ -51,7 +52,7 @@ def of_record(record: SpanRecord, service: str, instance: str) -> Span:
         end_ns=record.end_ns,
         error=record.error,
         attributes=dict(record.attributes),
-        links=tuple(Link(trace=link.trace_id, span=link.span_id) for link in record.links),
+        links=tuple(SpanLink(trace=link.trace_id, span=link.span_id) for link in record.links),
     )
 
 
@@ -60,7 +61,7 @@ def _is_to_be_cut(span: SpanRecord) -> bool:
     return any(len(each) > TEXT_CHARS_MAX for each in texts if isinstance(each, str))
 
 
-def _cut(span: Span) -> Span:
+def _cut(span: FinishedSpan) -> FinishedSpan:
     """Return a span with its texts cut to their bound."""
     return msgspec.structs.replace(
         span,

@@ -13,7 +13,7 @@ import msgspec
 TRACEPARENT: Final = "traceparent"
 """W3C's header: the span that caused this message."""
 
-PUBLISH: Final = "tensorhub-publish"
+PUBLISH_HEADER: Final = "tensorhub-publish"
 """The header of a decision that stands in a trace of its own: the traceparent of the version's publish span."""
 
 SAMPLED: Final = 1
@@ -23,7 +23,7 @@ NO_SPAN: Final = "0" * 16
 
 _FORM: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 
-Value = str | int | float | bool | tuple[str, ...]
+AttributeValue = str | int | float | bool | tuple[str, ...]
 
 
 class TraceContext(
@@ -61,16 +61,16 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start_ns: int
     end_ns: int
     error: str | None
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
     links: tuple[TraceContext, ...]
 
 
-def finished(
+def finished_span(
     name: str,
     place: TraceContext,
     parent: TraceContext | None,
     times_ns: tuple[int, int],
-    attributes: Mapping[str, Value],
+    attributes: Mapping[str, AttributeValue],
     *,
     links: tuple[TraceContext, ...] = (),
     error: str | None = None,
@@ -92,7 +92,7 @@ def finished(
     )
 
 
-def parse(traceparent: str | None) -> TraceContext | None:
+def parse_traceparent(traceparent: str | None) -> TraceContext | None:
     """Read a W3C traceparent. What is none counts as absent."""
     found = _FORM.fullmatch(traceparent) if traceparent else None
     if found is None:
@@ -107,7 +107,7 @@ def context_in(headers: Mapping[str, str], name: str = TRACEPARENT) -> TraceCont
     value = headers.get(name)
     if value is None:
         value = next((value for key, value in headers.items() if key.lower() == name), None)
-    return parse(value)
+    return parse_traceparent(value)
 
 
 def headers_of(context: TraceContext | None) -> dict[str, str]:

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.layout.casts import FP8_SCHEMES
-from tensorhub_common.programs.regions import Form, Sizes
+from tensorhub_common.programs.regions import Sizes, StridedForm
 
-ENTRY_BYTES: Final = 4
+AMAX_ENTRY_BYTES: Final = 4
 """An entry is a float32."""
 
 TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -20,7 +20,7 @@ TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
 128 × 128."""
 
 
-class Kind(enum.IntEnum):
+class UnitKind(enum.IntEnum):
     """What a unit has to do with folds."""
 
     PARTIAL = 0
@@ -30,10 +30,10 @@ class Kind(enum.IntEnum):
     """Nothing."""
 
 
-class Fold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class AmaxReduction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a cell of one unit has to do with a fold, and where the entries of its blocks stand in the table."""
 
-    kind: Kind
+    kind: UnitKind
     number: int
     """Of the fold, within the pattern."""
     at: int
@@ -45,29 +45,29 @@ class Fold(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scheme: str
 
 
-class Entries(NamedTuple):
+class AmaxEntries(NamedTuple):
     """Where the entries of a unit's blocks stand in the table, and what the unit is made of by them."""
 
     at: int
     strides: Sizes
     counts: Sizes
     to: int
-    form: Form
+    form: StridedForm
     """Of what stands at `to`: its own elements, in the destination; of a partial they are the entries."""
     scheme: str
 
 
-def is_good(fold: Fold, shape: Sizes, units: int, owners: int, table_bytes: int) -> bool:
+def is_valid_reduction(fold: AmaxReduction, shape: Sizes, units: int, owners: int, table_bytes: int) -> bool:
     """Tell whether a fold can be that of such a cell, whoever has made it. A tensor has so many bytes of the table."""
     rank = len(shape)
-    if units != 1 or fold.kind is Kind.PLAIN or not len(fold.strides) == len(fold.grain) == rank:
+    if units != 1 or fold.kind is UnitKind.PLAIN or not len(fold.strides) == len(fold.grain) == rank:
         return False
     if min(fold.grain, default=1) < 1 or min((*fold.strides, fold.at, fold.number)) < 0:
         return False
-    if fold.kind is not Kind.VALUES and max(fold.grain, default=1) > 1:
+    if fold.kind is not UnitKind.VALUES and max(fold.grain, default=1) > 1:
         return False
     last = sum((-(-size // step) - 1) * far for size, step, far in zip(shape, fold.grain, fold.strides, strict=True))
-    if fold.at + last + ENTRY_BYTES > table_bytes:
+    if fold.at + last + AMAX_ENTRY_BYTES > table_bytes:
         return False
     # Scales can be folded by the reader; all else comes from somebody.
-    return fold.scheme in FP8_SCHEMES and (owners > 0 or fold.kind is Kind.SCALES)
+    return fold.scheme in FP8_SCHEMES and (owners > 0 or fold.kind is UnitKind.SCALES)

@@ -9,13 +9,13 @@ from itertools import accumulate
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 
 
-class Folds:
+class AmaxReductions:
     """The folds of a program, by number. A program whose sources cut no block has none."""
 
-    def __init__(self, program: Execution) -> None:
+    def __init__(self, program: NumberedProgram) -> None:
         """Number them."""
         self.partials, self.scales, self.values = program.partials, program.scales, program.values
         runs = list(program.fold_runs())
@@ -51,12 +51,12 @@ class Folds:
         return [unit for unit in self.units[fold] if unit >= self.partials]
 
 
-_KNOWN: Final[WeakKeyDictionary[Execution, Folds]] = WeakKeyDictionary()
+_KNOWN: Final[WeakKeyDictionary[NumberedProgram, AmaxReductions]] = WeakKeyDictionary()
 
 
-def folds_of(program: Execution) -> Folds:
+def amax_reductions_of(program: NumberedProgram) -> AmaxReductions:
     """Return a program's folds, numbered once for as long as the program is kept."""
     known = _KNOWN.get(program)
     if known is None:
-        known = _KNOWN[program] = Folds(program)
+        known = _KNOWN[program] = AmaxReductions(program)
     return known

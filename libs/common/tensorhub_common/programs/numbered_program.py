@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.programs.amax_cells import ENTRY_BYTES, TABLE_BYTES_MAX, Entries, Kind
-from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program, Range
-from tensorhub_common.programs.regions import Blocks, Form, Regions
+from tensorhub_common.programs.amax_cells import AMAX_ENTRY_BYTES, TABLE_BYTES_MAX, AmaxEntries, UnitKind
+from tensorhub_common.programs.program import Cell, Range, SourceBox, TensorGroup, TransferProgram, UnitSplit
+from tensorhub_common.programs.regions import Blocks, StridedCopies, StridedForm
 
 UNITS_MAX: Final = 4_000_000
 """A program has at most so many units, as a layout has pieces."""
@@ -28,7 +28,7 @@ PATTERNS_MAX: Final = 100_000
 """What follows of so many patterns is kept; then all is forgotten, and found out again when it is wanted."""
 
 
-class Place(NamedTuple):
+class UnitTarget(NamedTuple):
     """Where a unit goes in the destination."""
 
     to: int
@@ -37,10 +37,10 @@ class Place(NamedTuple):
     """Its elements follow one another there."""
 
 
-class Run(NamedTuple):
+class UnitRun(NamedTuple):
     """Units of one kind that repeat: `count` of them for each of so many tensors, the first one's from `first` on."""
 
-    kind: Kind
+    kind: UnitKind
     first: int
     group: int
     tensors: int
@@ -50,7 +50,7 @@ class Run(NamedTuple):
 class _Alike(NamedTuple):
     """Cells of a pattern that the same boxes have, and what follows of them for each of its tensors."""
 
-    kind: Kind
+    kind: UnitKind
     boxes: tuple[int, ...]
     cells: Sequence[Cell]
     units: Sequence[int]
@@ -59,7 +59,7 @@ class _Alike(NamedTuple):
     """The bytes before each unit, and of all."""
 
 
-class Patterns:
+class PatternCache:
     """What follows of patterns alone. The programs of one index share patterns, and so one of these."""
 
     def __init__(self) -> None:
@@ -81,14 +81,14 @@ class Patterns:
 def _divided(cells: Sequence[Cell], names: Sequence[int]) -> list[_Alike]:
     """Put together the cells of the same kind that lie in boxes of the same names."""
     if len(names) == 1 and all(cell.fold is None for cell in cells):
-        return [_alike(Kind.PLAIN, (names[0],), cells)]
-    found: dict[tuple[Kind, tuple[int, ...]], list[Cell]] = {}
+        return [_alike(UnitKind.PLAIN, (names[0],), cells)]
+    found: dict[tuple[UnitKind, tuple[int, ...]], list[Cell]] = {}
     for cell in cells:
         found.setdefault((cell.kind, tuple([names[owner.box] for owner in cell.owners])), []).append(cell)
     return [_alike(kind, boxes, some) for (kind, boxes), some in found.items()]
 
 
-def _alike(kind: Kind, boxes: tuple[int, ...], cells: Sequence[Cell]) -> _Alike:
+def _alike(kind: UnitKind, boxes: tuple[int, ...], cells: Sequence[Cell]) -> _Alike:
     # All units of a cell but the last one are alike.
     sizes = [
         [prod(cut.sizes(0)) * cut.itemsize] * (cut.units - 1) + [prod(cut.sizes(cut.units - 1)) * cut.itemsize]
@@ -101,7 +101,7 @@ def _alike(kind: Kind, boxes: tuple[int, ...], cells: Sequence[Cell]) -> _Alike:
 class _Block(msgspec.Struct, frozen=True, order=True, gc=False):
     """The cells of a group that the same sources have. Blocks stand in the order of what is first here."""
 
-    kind: Kind
+    kind: UnitKind
     owners: tuple[int, ...]
     """The sources, by number."""
     number: int
@@ -111,10 +111,10 @@ class _Block(msgspec.Struct, frozen=True, order=True, gc=False):
     """Of all tensors of the group."""
 
 
-class Execution:
+class NumberedProgram:
     """A program, made ready to be carried out: units by number."""
 
-    def __init__(self, program: Program, digest: str = "", patterns: Patterns | None = None) -> None:
+    def __init__(self, program: TransferProgram, digest: str = "", patterns: PatternCache | None = None) -> None:
         """Number the units. Raises `LayoutMismatch` when they are too many. `digest` is the program's name.
 
         `patterns` is what programs know already which have patterns in common with this one.
@@ -122,10 +122,10 @@ class Execution:
         self.program, self.digest = program, digest
         self.table_bytes = max([each.table + each.table_bytes * len(each.to) for each in program.groups], default=0)
         """All entries that its partials are folded into."""
-        self._blocks = _blocks(program, Patterns() if patterns is None else patterns)
+        self._blocks = _blocks(program, PatternCache() if patterns is None else patterns)
         self._first = list(accumulate([block.units for block in self._blocks], initial=0))
         if self.table_bytes > TABLE_BYTES_MAX:
-            blocks, possible = self.table_bytes // ENTRY_BYTES, TABLE_BYTES_MAX // ENTRY_BYTES
+            blocks, possible = self.table_bytes // AMAX_ENTRY_BYTES, TABLE_BYTES_MAX // AMAX_ENTRY_BYTES
             raise LayoutMismatch(
                 f"the holders' shards cut {blocks} blocks of what is to be quantised, and {possible} are possible: "
                 "use more shards, or larger blocks"
@@ -135,9 +135,9 @@ class Execution:
                 f"a shard would be filled by {len(self)} units, and {UNITS_MAX} are possible: use more shards"
             )
         self._number = {layout: number for number, layout in enumerate(program.sources)}
-        self.partials, self.scales, self.values = (self._behind(kind) for kind in list(Kind)[:-1])
+        self.partials, self.scales, self.values = (self._behind(kind) for kind in list(UnitKind)[:-1])
         """Behind the last unit of each kind that has to do with folds."""
-        self._forms: dict[tuple[int, int, int], Form] = {}
+        self._forms: dict[tuple[int, int, int], StridedForm] = {}
         self._given: list[tuple[Range, ...]] | None = None
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ class Execution:
     def given_by(self, layout: str) -> tuple[Range, ...]:
         """Return the units that a source of this layout has, in order; none where the program knows no such layout."""
         if layout == self.program.layout:
-            first = self._behind(Kind.PARTIAL)
+            first = self._behind(UnitKind.PARTIAL)
             return ((first, len(self) - first),) if len(self) > first else ()
         if self._given is None:
             self._given = self._given_by_all()
@@ -192,7 +192,7 @@ class Execution:
                     given[number] = (*before, (first, units))
         return given
 
-    def _behind(self, kind: Kind) -> int:
+    def _behind(self, kind: UnitKind) -> int:
         if not self._blocks or self._blocks[0].kind > kind:
             return 0
         return self._first[bisect_right(self._blocks, kind, key=attrgetter("kind"))]
@@ -203,7 +203,7 @@ class Execution:
         return tuple(
             (first, block.units)
             for first, block in zip(self._first, self._blocks, strict=False)
-            if block.kind is Kind.VALUES and block.units and self._is_cast(block, source)
+            if block.kind is UnitKind.VALUES and block.units and self._is_cast(block, source)
         )
 
     def _is_cast(self, block: _Block, source: int | None) -> bool:
@@ -212,67 +212,68 @@ class Execution:
         owners = (each for each in block.alike.cells[0].owners if sources[each.box] == source)
         return any(bool(each.cast) for each in islice(owners, 1))
 
-    def fold_runs(self) -> Iterator[Run]:
+    def fold_runs(self) -> Iterator[UnitRun]:
         """Yield the units that have to do with folds. In each block they are as many for each tensor."""
         for first, block in zip(self._first, self._blocks, strict=False):
-            if block.kind is not Kind.PLAIN and block.units:
+            if block.kind is not UnitKind.PLAIN and block.units:
                 tensors = len(self.program.groups[block.number].to)
-                yield Run(block.kind, first, block.number, tensors, block.alike.cells)
+                yield UnitRun(block.kind, first, block.number, tensors, block.alike.cells)
 
-    def entries(self, ranges: Iterable[Range]) -> Iterator[Entries]:
+    def entries(self, ranges: Iterable[Range]) -> Iterator[AmaxEntries]:
         """Yield where in the table the entries of these units stand, all of which have to do with folds."""
         for group, tensor, cell, _ in self._units(ranges):
             fold, cut = cell.fold, cell.cut
             assert fold is not None
             begin = group.table + tensor * group.table_bytes
-            to = (begin if fold.kind is Kind.PARTIAL else group.to[tensor]) + cell.to
+            to = (begin if fold.kind is UnitKind.PARTIAL else group.to[tensor]) + cell.to
             counts = tuple(-(-size // step) for size, step in zip(cut.shape, fold.grain, strict=True))
             form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, 0)
-            yield Entries(begin + fold.at, fold.strides, counts, to, form, fold.scheme)
+            yield AmaxEntries(begin + fold.at, fold.strides, counts, to, form, fold.scheme)
 
-    def regions(self, layout: str, ranges: Iterable[Range]) -> Regions:
+    def regions(self, layout: str, ranges: Iterable[Range]) -> StridedCopies:
         """Return these units as a source of this layout gives them. Raises `KeyError` for one that it has not.
 
-        Partials go into the table. Of values that have to be computed by their amax, `Regions.amax` is not known here.
+        Partials go into the table. Of values that have to be computed by their amax, `StridedCopies.amax` is not known
+        here.
         """
         if layout == self.program.layout:
             return self._regions_here(ranges)
         source = self._number[layout]
         to: list[int] = []
         origin: list[int] = []
-        form: list[Form] = []
+        form: list[StridedForm] = []
         for group, tensor, cell, unit in self._units(ranges):
             owner = next((each for each in cell.owners if group.sources[each.box] == source), None)
             if owner is None:
                 raise KeyError(f"layout {layout[:12]} does not have all of these units")
             cut = cell.cut
             ahead = unit * cut.rows
-            begin = group.table + tensor * group.table_bytes if cell.kind is Kind.PARTIAL else group.to[tensor]
+            begin = group.table + tensor * group.table_bytes if cell.kind is UnitKind.PARTIAL else group.to[tensor]
             to.append(begin + cell.to + (ahead * cut.to_strides[cut.dim] if ahead else 0))
             there = group.begin(tensor, owner.box) + owner.ahead
             origin.append(there + (ahead * owner.step * owner.strides[cut.dim] if ahead else 0))
             form.append(self._form(cut, owner, unit))
-        return Regions(to, origin, form)
+        return StridedCopies(to, origin, form)
 
-    def _regions_here(self, ranges: Iterable[Range]) -> Regions:
+    def _regions_here(self, ranges: Iterable[Range]) -> StridedCopies:
         """Return these units as they stand in memory of the destination's layout: where they belong."""
         to: list[int] = []
-        form: list[Form] = []
+        form: list[StridedForm] = []
         for group, tensor, cell, unit in self._units(ranges):
             cut = cell.cut
             to.append(group.to[tensor] + cell.to + (unit * cut.rows * cut.to_strides[cut.dim] if unit else 0))
             form.append(self._form_here(cut, unit))
-        return Regions(to, to, form)
+        return StridedCopies(to, to, form)
 
-    def places(self, ranges: Iterable[Range]) -> Iterator[Place]:
+    def places(self, ranges: Iterable[Range]) -> Iterator[UnitTarget]:
         """Yield where these units go, whoever gives them. Partials go nowhere."""
         for group, tensor, cell, unit in self._units(ranges):
             cut = cell.cut
             form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, unit)
             to = group.to[tensor] + cell.to + (unit * cut.rows * cut.to_strides[cut.dim] if unit else 0)
-            yield Place(to, form.nbytes, form.is_packed_here)
+            yield UnitTarget(to, form.nbytes, form.is_packed_here)
 
-    def _units(self, ranges: Iterable[Range]) -> Iterator[tuple[Group, int, Cell, int]]:
+    def _units(self, ranges: Iterable[Range]) -> Iterator[tuple[TensorGroup, int, Cell, int]]:
         """Yield (group, number of the tensor in it, cell, number of the unit in that) of each unit."""
         for first, count in ranges:
             number = bisect_right(self._first, first) - 1
@@ -285,12 +286,12 @@ class Execution:
                 cell = bisect_right(units, place) - 1
                 yield group, tensor, cells[cell], place - units[cell]
 
-    def _form(self, cut: Cut, owner: Owner, unit: int) -> Form:
+    def _form(self, cut: UnitSplit, owner: SourceBox, unit: int) -> StridedForm:
         # All units of a cell but the last one are alike.
         key = (id(cut), id(owner), unit if unit == cut.units - 1 else 0)
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = Form(
+            form = self._forms[key] = StridedForm(
                 shape=cut.sizes(unit),
                 to_strides=cut.to_strides,
                 origin_strides=owner.strides,
@@ -301,16 +302,16 @@ class Execution:
             )
         return form
 
-    def _form_here(self, cut: Cut, unit: int) -> Form:
+    def _form_here(self, cut: UnitSplit, unit: int) -> StridedForm:
         key = (id(cut), HERE, unit if unit == cut.units - 1 else 0)
         form = self._forms.get(key)
         if form is None:
             strides, itemsize = cut.to_strides, cut.itemsize
-            form = self._forms[key] = Form(cut.sizes(unit), strides, strides, itemsize, itemsize)
+            form = self._forms[key] = StridedForm(cut.sizes(unit), strides, strides, itemsize, itemsize)
         return form
 
 
-def _blocks_of(cut: Cut, blocks: Blocks, step: int, unit: int) -> Blocks:
+def _blocks_of(cut: UnitSplit, blocks: Blocks, step: int, unit: int) -> Blocks:
     """Return what a unit is made of. Where a cell has several each begins with a block."""
     if cut.units == 1:
         return blocks
@@ -318,11 +319,11 @@ def _blocks_of(cut: Cut, blocks: Blocks, step: int, unit: int) -> Blocks:
     return Blocks((*blocks.shape[: cut.dim], length, *blocks.shape[cut.dim + 1 :]), blocks.skip)
 
 
-_NOBODY: Final = Owner(0, 0, (), 0, "")
+_NOBODY: Final = SourceBox(0, 0, (), 0, "")
 """Of a cell that is folded here, and that no source has."""
 
 
-def _blocks(program: Program, patterns: Patterns) -> list[_Block]:
+def _blocks(program: TransferProgram, patterns: PatternCache) -> list[_Block]:
     """Divide each group's cells by what they are and who has them, and put what the same source has side by side."""
     found: list[_Block] = []
     for number, group in enumerate(program.groups):

@@ -28,14 +28,14 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.programs.amax_cells import Fold, Kind, is_good
+from tensorhub_common.programs.amax_cells import AmaxReduction, UnitKind, is_valid_reduction
 from tensorhub_common.programs.regions import Blocks, Sizes
 from tensorhub_common.protocol.decoding import MALFORMED
 
 Range = tuple[int, int]
 
 
-class Cut(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class UnitSplit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How cells of one shape are cut into units: `rows` at a time along `dim`."""
 
     shape: Sizes
@@ -53,7 +53,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (*self.shape[: self.dim], min(self.rows, left), *self.shape[self.dim + 1 :])
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SourceBox(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A source's box that a cell lies in, and how it lies there."""
 
     box: int
@@ -73,17 +73,17 @@ class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A box of the destination, `to` bytes behind where its tensor begins; of a partial, where its entries do."""
 
     to: int
-    cut: Cut
-    owners: tuple[Owner, ...]
-    fold: Fold | None = None
+    cut: UnitSplit
+    owners: tuple[SourceBox, ...]
+    fold: AmaxReduction | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> UnitKind:
         """What its units have to do with folds."""
-        return Kind.PLAIN if self.fold is None else self.fold.kind
+        return UnitKind.PLAIN if self.fold is None else self.fold.kind
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TensorGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tensors that are cut alike and come from the same sources. Tensor i begins at `to[i]`, its boxes at `at[i]`.
 
     Ranks that shard evenly have equal tensors at equal places: where all boxes of one begin at the same byte, each of
@@ -110,31 +110,31 @@ UNREAD_MAX: Final = 8
 """A program names so many of the tensors that it leaves out."""
 
 
-class Program(msgspec.Struct, frozen=True, omit_defaults=True):
+class TransferProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a destination layout is filled from those source layouts. `compiling` in the planner makes it."""
 
     layout: str
     sources: tuple[str, ...]
     patterns: tuple[tuple[Cell, ...], ...]
-    groups: tuple[Group, ...]
+    groups: tuple[TensorGroup, ...]
     unread: tuple[str, ...] = ()
     """Global tensors of the sources of which the destination has nothing: the first ones."""
     unread_count: int = 0
     """How many they are."""
 
 
-_decoder: Final = msgspec.msgpack.Decoder(Program)
+_decoder: Final = msgspec.msgpack.Decoder(TransferProgram)
 
 
-def encoded(program: Program) -> bytes:
+def encoded(program: TransferProgram) -> bytes:
     """Return a program as it is kept in the blob store, whose name for it is its digest."""
     return msgspec.msgpack.encode(program)
 
 
-def decoded(data: bytes) -> Program:
+def decoded(data: bytes) -> TransferProgram:
     """Read a program. Raises `LayoutMismatch` for what is none, or one that names what it does not have."""
     try:
-        program: Program = _decoder.decode(data)
+        program: TransferProgram = _decoder.decode(data)
     except MALFORMED as why:
         raise LayoutMismatch(f"what stands in the blob store as a transfer program is none: {why}") from None
     if not all(_is_whole(group, program) for group in program.groups):
@@ -142,7 +142,7 @@ def decoded(data: bytes) -> Program:
     return program
 
 
-def _is_whole(group: Group, program: Program) -> bool:
+def _is_whole(group: TensorGroup, program: TransferProgram) -> bool:
     """Tell whether all that a group names is there. Whether boxes fit into memory is asked by who carries them out."""
     boxes = len(group.sources)
     if not 0 <= group.pattern < len(program.patterns) or len(group.to) != len(group.at):
@@ -170,10 +170,12 @@ def _is_cut(cell: Cell, boxes: int, table_bytes: int, folds_max: int) -> bool:
     if cell.fold is None:
         return bool(cell.owners)
     # Whoever carries it out keeps something of each number: there are at most as many as cells.
-    return cell.fold.number < folds_max and is_good(cell.fold, cut.shape, cut.units, len(cell.owners), table_bytes)
+    return cell.fold.number < folds_max and is_valid_reduction(
+        cell.fold, cut.shape, cut.units, len(cell.owners), table_bytes
+    )
 
 
-def _is_box(owner: Owner, rank: int, boxes: int) -> bool:
+def _is_box(owner: SourceBox, rank: int, boxes: int) -> bool:
     if not 0 <= owner.box < boxes or len(owner.strides) != rank:
         return False
     if min((owner.itemsize, owner.step)) < 1 or min((*owner.strides, owner.ahead)) < 0:

@@ -1,7 +1,7 @@
 """Boxes that lie strided in a source segment and belong strided into a destination segment, in bytes. Pure.
 
 What a transport has to know to bring boxes between unlike layouts, and nothing of tensors. Many boxes are alike but for
-where they begin, so what they have in common is a `Form`, kept once.
+where they begin, so what they have in common is a `StridedForm`, kept once.
 
 Always true of a form: `shape`, `to_strides` and `origin_strides` are of one length, which may be 0 (one element); every
 size is at least 1; strides are in bytes, and not negative. Elements of different index stand in different bytes.
@@ -31,7 +31,7 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True):
     """Where a box of values begins in it; of scales zeros."""
 
 
-class Form(msgspec.Struct, frozen=True, array_like=True):
+class StridedForm(msgspec.Struct, frozen=True, array_like=True):
     """The shape of a box in elements, and how far its elements lie apart at both ends."""
 
     shape: Sizes
@@ -88,18 +88,18 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
+class StridedCopies:
     """Boxes by column: box i, of form `form[i]`, goes from byte `origin[i]` there to byte `to[i]` here."""
 
     to: Sequence[int]
     origin: Sequence[int]
-    form: Sequence[Form]
+    form: Sequence[StridedForm]
     amax: Sequence[bytes] = ()
     """Of box i what its source can't know, where it has only a part of its blocks: their largest magnitudes, as float32
     in the order of the blocks. Empty for all other boxes, and where there are no such boxes at all."""
 
 
-def joined(dims: Iterable[Dim]) -> list[Dim]:
+def joined_dims(dims: Iterable[Dim]) -> list[Dim]:
     """Return dimensions with those joined that continue each other at both ends, and without those of one element."""
     found: list[Dim] = []
     for size, to, origin in dims:

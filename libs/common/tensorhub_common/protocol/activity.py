@@ -12,7 +12,7 @@ SOURCES_TOLD_MAX: Final = 16
 """Of one read at most this many sources are told, those that have brought most first."""
 
 
-class SourceOfRead(msgspec.Struct, frozen=True, kw_only=True):
+class ReadSource(msgspec.Struct, frozen=True, kw_only=True):
     """A source of a read that is under way. `silent_s` is the time since it last brought a byte."""
 
     agent: str
@@ -22,7 +22,7 @@ class SourceOfRead(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float
 
 
-class ReadUnderWay(msgspec.Struct, frozen=True, kw_only=True):
+class ActiveRead(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that is being filled by an agent.
 
     `stage` is how far the call is: joining (no version is decided), leasing (plan and leases), granted (waits for the
@@ -48,10 +48,10 @@ class ReadUnderWay(msgspec.Struct, frozen=True, kw_only=True):
     plan_s: float | None = None
     """For how long the planner has not answered this read's question; None while no question is open."""
     trace: str | None = None
-    sources: tuple[SourceOfRead, ...] = ()
+    sources: tuple[ReadSource, ...] = ()
 
 
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a process can't do just now, while it goes on with everything else."""
 
     kind: str
@@ -80,8 +80,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
     """How many errors have escaped from background work since the process began; its log has them."""
     planner_silent_s: float | None = None
     """An agent's word: for how long no planner has answered any of its questions; None where the last was answered."""
-    reads: tuple[ReadUnderWay, ...] = ()
+    reads: tuple[ActiveRead, ...] = ()
     """An agent's reads in the job that was asked about, oldest first."""
     reads_left_out: int = 0
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[Problem, ...] = ()
     """What an agent can't do just now, in whatever job."""

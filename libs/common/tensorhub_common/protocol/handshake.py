@@ -1,6 +1,6 @@
 """How two processes of different releases agree on a protocol, or say in one sentence which of them is too old. Pure.
 
-A process speaks all protocols from `OLDEST` to `PROTOCOL`. The first frame of a connection names the oldest as
+A process speaks all protocols from `OLDEST_PROTOCOL` to `PROTOCOL`. The first frame of a connection names the oldest as
 `protocol`, which is all that a release with one protocol looks at, and the newest beside it. Both take the newest that
 the two have in common.
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.protocol.log.commands import PROTOCOL
 
-OLDEST: Final = 1
+OLDEST_PROTOCOL: Final = 1
 """The oldest protocol that this release still speaks."""
 
 
@@ -39,7 +39,7 @@ class Speaks(NamedTuple):
 
 def speaks(who: str, release: str = "") -> Speaks:
     """Return what this process speaks."""
-    return Speaks(who, OLDEST, PROTOCOL, release)
+    return Speaks(who, OLDEST_PROTOCOL, PROTOCOL, release)
 
 
 def agreed(here: Speaks, there: Speaks) -> int:

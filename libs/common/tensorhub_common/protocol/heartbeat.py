@@ -10,7 +10,7 @@ SERVED_MAX: Final = 128
 """A beat names so many readers of each transport at most; of the others it tells how many there are."""
 
 
-class Served(msgspec.Struct, frozen=True, array_like=True):
+class ReaderLoad(msgspec.Struct, frozen=True, array_like=True):
     """A shard that reads from an agent, and how many bytes it was planned to read there.
 
     `decided` is the place in the job's log where its round was decided for what it reads: when the log says after that
@@ -25,20 +25,20 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Serving(msgspec.Struct, frozen=True, array_like=True):
+class ServingLoad(msgspec.Struct, frozen=True, array_like=True):
     """How many shards read from an agent over a transport, and how many bytes these were planned to read there."""
 
     transport: Transport
     readers: int
     nbytes: int
-    served: tuple[Served, ...] = ()
+    served: tuple[ReaderLoad, ...] = ()
     """Some of them by name; an agent of an earlier release names none."""
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """An agent is alive. Sent on `beat.<agent>`, for all jobs at once."""
 
     agent: str
     incarnation: int
-    serving: tuple[Serving, ...] = ()
+    serving: tuple[ServingLoad, ...] = ()
     """Who reads from it just now; a transport without readers is left out."""

@@ -4,13 +4,13 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.plans import SourceId, Transport, Turn
+from tensorhub_common.protocol.plans import ReadPriority, SourceId, Transport
 
 DIGESTS_PAGE_PIECES: Final = 16_384
 """A grant carries the digests of so many pieces at most (256 KiB); the rest is asked for by page."""
 
 
-class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A reader's agent asks a source's agent to keep (model, version, shard) as it is while it reads."""
 
     job: str
@@ -20,7 +20,7 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None
     reader: SourceId
     transport: Transport = "local"
-    turn: Turn | None = None
+    turn: ReadPriority | None = None
     """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
     mapped: bool = False
     """The reader's worker will map the shard's segment, for as long as it wants."""
@@ -79,7 +79,7 @@ class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
     """It may hold it soon: ask again."""
 
 
-class DigestsAsk(msgspec.Struct, frozen=True, kw_only=True):
+class DigestsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The page of digests that begins at piece `first`."""
 
     lease: str

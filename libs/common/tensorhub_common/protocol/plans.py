@@ -1,14 +1,14 @@
 """What reader, planner and source say to each other about one read.
 
-A reader's agent asks the planner with a `Demand` and gets a `Plan` or a `Refusal`. It asks each source's agent for a
-lease with a `LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the
+A reader's agent asks the planner with a `PlanRequest` and gets a `Plan` or a `Refusal`. It asks each source's agent for
+a lease with a `LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the
 source's pieces.
 
 A plan as one message: compressed where it has many sources. Pure.
 
 A plan from thousands of sources names each by its agent, layout and root, and has more bytes than NATS lets through
 (1 MiB by default). Compressed it is a small part of that. Only who says that it can read it so is answered so
-(`Demand.packs`): a planner answers agents of older releases as ever.
+(`PlanRequest.packs`): a planner answers agents of older releases as ever.
 
 Always true: what is packed begins unlike any JSON, and nothing inflates beyond `PLAN_BYTES_MAX`.
 """
@@ -42,17 +42,17 @@ class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=Fals
     shard: int
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+class ReadPriority(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """When a replica's round was decided: a place in the log, and the round where one command decided several.
 
-    All turns of a model are in one order. A half-filled replica serves only those whose turn is later (`precedes`).
+    All turns of a model are in one order. A half-filled replica serves only those whose turn is later (`has_priority`).
     """
 
     decided: int
     round: int
 
 
-def precedes(source: Turn, reader: Turn | None) -> bool:
+def has_priority(source: ReadPriority, reader: ReadPriority | None) -> bool:
     """Tell whether a half-filled source may serve a reader.
 
     So whoever waits for bytes waits for somebody of an earlier turn, and no chain of waiting comes back to itself.
@@ -72,7 +72,7 @@ class LinkRate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     age_s: float
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One shard wants a version. `pieces` in numbers of the canonical pieces of its own layout; None means all."""
 
     model: str
@@ -86,7 +86,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pieces: tuple[Range, ...] | None = None
     avoid: tuple[SourceId, ...] = ()
     """Sources that failed this read."""
-    turn: Turn | None = None
+    turn: ReadPriority | None = None
     """The turn of the reader's round; without it only holders that are ready may be named."""
     mapped: bool = False
     """The memory of one ready holder on the reader's host is to be mapped, and nothing copied."""

@@ -1,7 +1,7 @@
 """Questions by NATS request and reply, and the beat. Nothing here changes the catalog.
 
 `ask.<what>` in a job is answered by the registry, except `ask.plan`, which is the planner's, and `ask.activity`, which
-every process answers for itself. A reply is one JSON object: the answer, or an `Error`.
+every process answers for itself. A reply is one JSON object: the answer, or an `QueryError`.
 """
 
 from enum import StrEnum
@@ -18,7 +18,7 @@ STORY_LINES_MAX: Final = 2_000
 """A story is cut to its last lines."""
 
 
-class Error(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+class QueryError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     """The question could not be answered. `error` is the name of the error class."""
 
     error: str

@@ -13,7 +13,7 @@ Ranges = tuple[Range, ...]
 NOTHING: Final[Ranges] = ()
 
 
-def normal(ranges: Iterable[Range]) -> Ranges:
+def merge_ranges(ranges: Iterable[Range]) -> Ranges:
     """Return the set of all pieces that stand in `ranges`, which may come in any order and overlap."""
     if isinstance(ranges, tuple) and len(ranges) == 1 and ranges[0][1] > 0:
         return ranges
@@ -29,12 +29,12 @@ def normal(ranges: Iterable[Range]) -> Ranges:
     return tuple(merged)
 
 
-def count_of(ranges: Ranges) -> int:
+def total_count(ranges: Ranges) -> int:
     """Return how many pieces these are."""
     return sum(count for _, count in ranges)
 
 
-def common(one: Ranges, other: Ranges) -> Ranges:
+def intersect_ranges(one: Ranges, other: Ranges) -> Ranges:
     """Return the pieces that stand in both."""
     if one == other or not one or not other:
         return one if other else NOTHING
@@ -59,7 +59,7 @@ def common(one: Ranges, other: Ranges) -> Ranges:
     return tuple(found)
 
 
-def without(one: Ranges, other: Ranges) -> Ranges:
+def subtract_ranges(one: Ranges, other: Ranges) -> Ranges:
     """Return the pieces of `one` that don't stand in `other`."""
     if not other:
         return one
@@ -80,7 +80,7 @@ def without(one: Ranges, other: Ranges) -> Ranges:
     return tuple(left)
 
 
-def told(ranges: Ranges, ranges_max: int = 4) -> str:
+def describe_ranges(ranges: Ranges, ranges_max: int = 4) -> str:
     """Say which pieces these are: "3-7, 9", naming at most `ranges_max` ranges."""
     words = [str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in ranges[:ranges_max]]
     more = f" and {len(ranges) - ranges_max} more ranges" if len(ranges) > ranges_max else ""

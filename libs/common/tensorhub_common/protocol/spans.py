@@ -25,14 +25,14 @@ Scalar = str | bool | int | float
 Attribute = Scalar | tuple[Scalar, ...]
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class SpanLink(msgspec.Struct, frozen=True, kw_only=True):
     """Another span that this one has to do with, in this trace or in another."""
 
     trace: str
     span: str
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A finished span. Times are nanoseconds since 1970; ids are lower-case hexadecimal, as in `traceparent`."""
 
     trace: str
@@ -46,7 +46,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """What the span failed with; None where it ended well or did not say."""
     attributes: dict[str, Attribute] = {}
-    links: tuple[Link, ...] = ()
+    links: tuple[SpanLink, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what can't be a span, whoever sends it. Raises ValueError."""
@@ -82,7 +82,7 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True, tag="spans"):
     """The spans that one process keeps, newest first. `left_out` of them were too many for one answer."""
 
     process: str
-    spans: tuple[Span, ...]
+    spans: tuple[FinishedSpan, ...]
     left_out: int = 0
 
 

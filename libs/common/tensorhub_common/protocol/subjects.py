@@ -1,7 +1,8 @@
 """Every subject and stream name that the hub uses, in one place.
 
 A subject is built here or nowhere, and each token of it has been checked, so that no name from outside can widen into a
-wildcard or reach another job's subjects. `parse` is the way back: it takes exactly what the functions above it make.
+wildcard or reach another job's subjects. `parse_subject` is the way back: it takes exactly what the functions above it
+make.
 
     tensorhub.v1.<job>.cmd.<verb>[.<agent>]          in the job's log
     tensorhub.v1.<job>.event.<model>.<noun>.<what>   in the job's log
@@ -135,7 +136,7 @@ class BeatSubject(msgspec.Struct, frozen=True):
 Subject = CommandSubject | EventSubject | BlobSubject | SnapshotSubject | AskSubject | AgentAskSubject | BeatSubject
 
 
-def cmd(job: str, verb: str, agent: str | None = None) -> str:
+def command_subject(job: str, verb: str, agent: str | None = None) -> str:
     """Return the subject of a command; with `agent`, the one on which that process alone may publish."""
     subject = f"{_job(job)}.cmd.{_token('verb', verb)}"
     return subject if agent is None else f"{subject}.{check_name('agent', agent)}"
@@ -214,7 +215,7 @@ def snapshots_of_all_jobs() -> str:
     return f"{PREFIX}.*.snapshot.>"
 
 
-def ask(job: str, what: str) -> str:
+def query_subject(job: str, what: str) -> str:
     """Return the subject of a question about a job; `what` is one name or several with dots between."""
     return f"{_job(job)}.ask.{_dotted(what)}"
 
@@ -234,7 +235,7 @@ def ping(process: str) -> str:
     return hub_ask(f"ping.{check_name('process', process)}")
 
 
-def folders() -> str:
+def log_followers() -> str:
     """Return the subject on which every registry and planner answers what it is. No process has that name."""
     return hub_ask("ping") + "._folders"
 
@@ -321,7 +322,7 @@ def check_digest(digest: str) -> str:
     return digest
 
 
-def parse(subject: str) -> Subject:
+def parse_subject(subject: str) -> Subject:
     """Say what a subject means. Raises `InvalidName` for what the functions above can't have made."""
     root = f"{PREFIX}."
     if subject.startswith(root):

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from tensorhub_common.protocol.log.commands import Wish
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.protocol.log.commands import VersionRequest
+from tensorhub_common.protocol.spans import FinishedSpan
 
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 """A layout of a million tensors fits; anything larger is no frame of ours."""
@@ -55,7 +55,7 @@ class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
     release: str = ""
 
 
-class Refused(Frame, frozen=True, kw_only=True, tag="refused"):
+class AttachRefused(Frame, frozen=True, kw_only=True, tag="refused"):
     """The agent does not serve this connection, which ends."""
 
     error: str
@@ -105,7 +105,7 @@ class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
     `segment` is the inode of the one in which the tensors of a staged shard stand, so the other one may be written.
     """
 
-    want: Wish
+    want: VersionRequest
     wait_s: float | None = None
     traceparent: str | None = None
     segment: int | None = None
@@ -156,14 +156,14 @@ class Mapped(Frame, frozen=True, kw_only=True, tag="mapped"):
     version: int
 
 
-How = Literal["delta", "zstd"]
+Encoding = Literal["delta", "zstd"]
 """A way in which pieces come in fewer bytes than they have."""
 
 
-class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+class EncodedBytes(msgspec.Struct, frozen=True, kw_only=True):
     """What came otherwise than as it is."""
 
-    how: How
+    how: Encoding
     nbytes: int
     """So many bytes of pieces stand there by it."""
     wire_bytes: int
@@ -187,7 +187,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked of it and did not count in the end."""
     lost: str = ""
     """Why it was left out before its end; empty if it was not."""
-    encoded: tuple[Encoded, ...] = ()
+    encoded: tuple[EncodedBytes, ...] = ()
     """Of what came of it, what came otherwise than as it is."""
     why: str
 
@@ -272,7 +272,7 @@ class Failed(Frame, frozen=True, kw_only=True, tag="failed"):
 class Traced(Frame, frozen=True, kw_only=True, tag="traced"):
     """Spans that the worker has made of calls that are over, for its agent to keep."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[FinishedSpan, ...]
 
 
 class Progress(Frame, frozen=True, kw_only=True, tag="progress"):
@@ -283,7 +283,7 @@ class Progress(Frame, frozen=True, kw_only=True, tag="progress"):
     total_bytes: int
 
 
-class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
+class HoldingChanged(Frame, frozen=True, kw_only=True, tag="holds"):
     """What the shard's replica holds has changed, or what it holds is not what was published."""
 
     handle: int
@@ -293,4 +293,4 @@ class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
 
 
 FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Traced
-FromAgent = Attached | Refused | Registered | Spare | Swapped | Mapped | Done | Failed | Progress | Holds
+FromAgent = Attached | AttachRefused | Registered | Spare | Swapped | Mapped | Done | Failed | Progress | HoldingChanged

@@ -41,7 +41,7 @@ class PeerGone(TensorHubError):
     """The connection has ended."""
 
 
-class Framed:
+class FramedSocket:
     """One connected, non-blocking unix socket that carries frames."""
 
     def __init__(self, sock: socket.socket, frame_bytes_max: int) -> None:
@@ -197,7 +197,7 @@ def _connected(sock: socket.socket, path: Path) -> bool:
     return True
 
 
-async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> Framed:
+async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> FramedSocket:
     """Connect to a unix socket. Raises `PeerGone` when nobody listens there within the bound."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)  # noqa: FBT003 (the library's own form)
@@ -209,4 +209,4 @@ async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> Framed:
     except (OSError, TimeoutError) as why:
         sock.close()
         raise PeerGone(f"nobody answers on {path}: {why!r}") from None
-    return Framed(sock, frame_bytes_max)
+    return FramedSocket(sock, frame_bytes_max)

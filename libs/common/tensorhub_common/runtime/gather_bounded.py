@@ -7,7 +7,7 @@ from typing import Final
 CHUNKS_UNDER_WAY_MAX: Final = 8
 
 
-async def each(indices: Iterable[int], work: Callable[[int], Awaitable[None]]) -> None:
+async def gather_bounded(indices: Iterable[int], work: Callable[[int], Awaitable[None]]) -> None:
     """Do the work for every index, a few at a time; at the first failure stop all and raise it."""
     room = asyncio.Semaphore(CHUNKS_UNDER_WAY_MAX)
 

@@ -12,7 +12,7 @@ from typing import Final
 _log: Final = logging.getLogger(__name__)
 
 
-class Counterpart:
+class PeerStatus:
     """A part of the hub that this process asks: `name` is what log lines call it."""
 
     def __init__(

@@ -47,7 +47,7 @@ class Fault(NamedTuple):
 OnFault = Callable[[Fault], None]
 
 
-def handled(_: Fault) -> None:
+def log_only(_: Fault) -> None:
     """End a fault where it is: the work is given up, and all else goes on. The fault is logged and counted."""
 
 

@@ -19,7 +19,7 @@ import uvloop
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.keepalive import ping_every_s
-from tensorhub_common.config.settings import InvalidSetting, Settings, load, strangers
+from tensorhub_common.config.settings import InvalidSetting, Settings, load, unknown_variables
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.activity import answer_activity
 from tensorhub_common.introspection.span_answers import answer_traces
@@ -42,7 +42,7 @@ class Faulted(TensorHubError):
     """An error escaped, and no owner could go on without what failed."""
 
 
-class Service(Protocol):
+class RunnableService(Protocol):
     """What the process is there for."""
 
     async def run(self) -> None:
@@ -52,33 +52,33 @@ class Service(Protocol):
         """Let go of what it has."""
 
 
-def run(kind: str, id_of: Callable[[Settings], str], make: Callable[[Bus, Settings], Service]) -> NoReturn:
+def run(kind: str, id_of: Callable[[Settings], str], make: Callable[[Bus, Settings], RunnableService]) -> NoReturn:
     """Be the process `tensorhub-<kind>`, as the environment describes it. `make` is called once NATS is there."""
     program = f"tensorhub-{kind}"
     try:
         settings = load(os.environ)
     except InvalidSetting as why:
-        sys.exit(_told(program, str(why), WRONG_USAGE))
+        sys.exit(_exit_line(program, str(why), WRONG_USAGE))
     if settings.nats is None:
         why_not = "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
-        sys.exit(_told(program, why_not, WRONG_USAGE))
+        sys.exit(_exit_line(program, why_not, WRONG_USAGE))
     name = id_of(settings)
     process.start(program, name, settings, settings.dir / "state" / name)
-    for sentence in strangers(os.environ):
+    for sentence in unknown_variables(os.environ):
         _log.warning(sentence)
     code = 0
     try:
         uvloop.run(_until_signalled(_serve(settings, settings.nats, kind, name, make)))
     except TensorHubError as why:
-        code = _told(program, str(why), FAILED)
+        code = _exit_line(program, str(why), FAILED)
     except Exception as why:  # noqa: BLE001 (whatever ends a process, its last line says so)
         _log.exception("the process ends")
-        code = _told(program, f"{why!r}. This is a fault of TensorHub: report it with the log", FAILED)
+        code = _exit_line(program, f"{why!r}. This is a fault of TensorHub: report it with the log", FAILED)
     process.shutdown(EXPORT_S_MAX)
     sys.exit(code)
 
 
-def _told(program: str, why: str, code: int) -> int:
+def _exit_line(program: str, why: str, code: int) -> int:
     sys.stderr.write(f"{program}: {why}\n")
     return code
 
@@ -110,7 +110,9 @@ async def _until_signalled(work: Coroutine[None, None, None]) -> None:
         raise Faulted(why)
 
 
-async def _serve(settings: Settings, url: str, kind: str, name: str, make: Callable[[Bus, Settings], Service]) -> None:
+async def _serve(
+    settings: Settings, url: str, kind: str, name: str, make: Callable[[Bus, Settings], RunnableService]
+) -> None:
     bus = await _connect(settings, url, f"{kind} {name}")
     service = make(bus, settings)
     try:

@@ -19,15 +19,15 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, start_http_server
 
 from tensorhub_common.config.parsers import Listen
-from tensorhub_common.observability.metrics import METER, by, observe, one
-from tensorhub_common.observability.span_cost import SPANS
+from tensorhub_common.observability.metrics import METER, labelled, observe, unlabelled
+from tensorhub_common.observability.span_cost import SPAN_CPU
 from tensorhub_common.runtime.supervision import fault_counts
-from tensorhub_common.telemetry.span_store import SpanKeeper
+from tensorhub_common.telemetry.span_store import SpanStore
 
 _log: Final = logging.getLogger(__name__)
 
 
-def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push: bool) -> Callable[[], object]:
+def start(resource: Resource, listen: Listen | None, keeper: SpanStore, *, push: bool) -> Callable[[], object]:
     """Serve this process's metrics, and push them to where OpenTelemetry's variables say. Returns what ends that."""
     readers: list[MetricReader] = []
     page = None if listen is None else serve(listen)
@@ -43,9 +43,9 @@ def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push
     provider = MeterProvider(readers, resource, shutdown_on_exit=False)
     api.set_meter_provider(provider)
     meter = provider.get_meter(METER)
-    observe(meter, "tensorhub.spans.dropped", one(lambda: keeper.dropped))
-    observe(meter, "tensorhub.spans.cpu", one(lambda: SPANS.spent_s))
-    observe(meter, "tensorhub.faults", by("owner", fault_counts))
+    observe(meter, "tensorhub.spans.dropped", unlabelled(lambda: keeper.dropped))
+    observe(meter, "tensorhub.spans.cpu", unlabelled(lambda: SPAN_CPU.spent_s))
+    observe(meter, "tensorhub.faults", labelled("owner", fault_counts))
 
     def end() -> None:
         if page is not None:

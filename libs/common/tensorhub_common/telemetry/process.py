@@ -28,7 +28,7 @@ from tensorhub_common.observability.trace_context import is_disabled
 from tensorhub_common.telemetry.process_spans import _keepers, _makers
 from tensorhub_common.telemetry.span_files import SpanFiles
 from tensorhub_common.telemetry.span_maker import SpanMaker
-from tensorhub_common.telemetry.span_store import SpanKeeper
+from tensorhub_common.telemetry.span_store import SpanStore
 
 SHUTDOWN_S_MAX: Final = 3.0
 """What a process that ends waits for the exporter; the spans that it still holds then are lost."""
@@ -82,7 +82,7 @@ def start(service: str, instance: str, settings: Settings, state_dir: Path) -> N
         return
     provider, exporting = make_provider(service, instance, os.environ)
     name = str(provider.resource.attributes["service.name"])
-    keeper = SpanKeeper(SpanFiles(state_dir / "spans", settings.spans_bytes_max), name, instance)
+    keeper = SpanStore(SpanFiles(state_dir / "spans", settings.spans_bytes_max), name, instance)
     maker = SpanMaker.own(provider, exporting, keeper.take)
     _makers.extend([maker] if maker is not None else [])
     _keepers.append(keeper)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Final
 
-from tensorhub_common.observability.span_cost import SPANS
-from tensorhub_common.protocol.spans import Span
+from tensorhub_common.observability.span_cost import SPAN_CPU
+from tensorhub_common.protocol.spans import FinishedSpan
 from tensorhub_common.telemetry.span_maker import SpanMaker
-from tensorhub_common.telemetry.span_store import SpanKeeper
+from tensorhub_common.telemetry.span_store import SpanStore
 
-_keepers: Final[list[SpanKeeper]] = []
+_keepers: Final[list[SpanStore]] = []
 """The keeper of this process's spans; none before `start`, and none with telemetry off."""
 
 
@@ -16,7 +16,7 @@ _makers: Final[list[SpanMaker]] = []
 """The maker of this process's spans; none before `start`, and none with telemetry off."""
 
 
-def keeper() -> SpanKeeper | None:
+def span_store() -> SpanStore | None:
     """Return what keeps this process's spans, if anything does."""
     return _keepers[0] if _keepers else None
 
@@ -26,9 +26,9 @@ def span_maker() -> SpanMaker | None:
     return _makers[0] if _makers else None
 
 
-def keep_foreign(spans: Iterable[Span]) -> None:
+def store_worker_spans(spans: Iterable[FinishedSpan]) -> None:
     """Keep finished spans of a process that has no store of its own: a worker's, which it hands to its agent."""
-    with SPANS.counted():
+    with SPAN_CPU.counted():
         for each in _keepers:
             for span in spans:
                 each.take(span)

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.spans import ANSWER_BYTES_MAX, Span
+from tensorhub_common.protocol.spans import ANSWER_BYTES_MAX, FinishedSpan
 
 NEW: Final = "spans.jsonl"
 OLD: Final = "spans.1.jsonl"
@@ -31,7 +31,7 @@ SPAN_BYTES_MAX: Final = 32 * 1024
 """A longer line is not kept: some attribute in it is no attribute."""
 
 _END: Final = b"\n"
-_decode: Final = msgspec.json.Decoder(Span).decode
+_decode: Final = msgspec.json.Decoder(FinishedSpan).decode
 
 
 class SpanFiles:
@@ -98,13 +98,15 @@ class SpanFiles:
             if fd >= 0:
                 os.close(fd)
 
-    def newest(self, about: bytes, wanted: Callable[[Span], bool], count_max: int) -> tuple[list[Span], int]:
+    def newest(
+        self, about: bytes, wanted: Callable[[FinishedSpan], bool], count_max: int
+    ) -> tuple[list[FinishedSpan], int]:
         """Return the wanted spans whose lines hold `about`, newest first, and how many more there are.
 
         They are cut to `count_max`, and to the bytes of one answer. Looking for `about` before decoding is what makes
         this fast: a few milliseconds for a full store.
         """
-        found: list[Span] = []
+        found: list[FinishedSpan] = []
         left_out, nbytes = 0, 0
         for line in self._lines_newest_first():
             if about not in line:
@@ -128,7 +130,7 @@ class SpanFiles:
             yield from reversed(lines)
 
 
-def _read(line: bytes) -> Span | None:
+def _read(line: bytes) -> FinishedSpan | None:
     """Return the span of a line; None for a torn one, or one of another version of this program."""
     try:
         return _decode(line)

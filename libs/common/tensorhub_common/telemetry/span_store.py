@@ -16,9 +16,9 @@ from typing import Final
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
-from tensorhub_common.observability.span_cost import SPANS
-from tensorhub_common.observability.span_lines import TEXT_CHARS_MAX, FinishedSpan, SpanLines, attribute
-from tensorhub_common.protocol.spans import Link, Span
+from tensorhub_common.observability.span_cost import SPAN_CPU
+from tensorhub_common.observability.span_lines import TEXT_CHARS_MAX, AnySpan, SpanLines, attribute
+from tensorhub_common.protocol.spans import FinishedSpan, SpanLink
 from tensorhub_common.telemetry.span_files import SpanFiles
 
 QUEUE_SPANS_MAX: Final = 8_192
@@ -36,7 +36,7 @@ CLOSE_S_MAX: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
 
-class SpanKeeper(SpanProcessor):
+class SpanStore(SpanProcessor):
     """The keeper of one process, from its construction to `shutdown`."""
 
     def __init__(self, files: SpanFiles, service: str = "", instance: str = "") -> None:
@@ -45,7 +45,7 @@ class SpanKeeper(SpanProcessor):
         self._lines = SpanLines(service, instance)
         self.dropped = 0
         """How many spans were not kept, for whatever reason."""
-        self._queue: deque[FinishedSpan | ReadableSpan] = deque()
+        self._queue: deque[AnySpan | ReadableSpan] = deque()
         self._warned = False
         self._closed = threading.Event()
         self._writing = threading.Lock()
@@ -56,7 +56,7 @@ class SpanKeeper(SpanProcessor):
         """Take a finished span that somebody made by OpenTelemetry's own means."""
         self.take(span)
 
-    def take(self, span: FinishedSpan | ReadableSpan) -> None:
+    def take(self, span: AnySpan | ReadableSpan) -> None:
         """Take a finished span: of this process, as a record, or of another one, in the hub's own form."""
         if len(self._queue) >= QUEUE_SPANS_MAX:
             self.dropped += 1
@@ -69,7 +69,7 @@ class SpanKeeper(SpanProcessor):
         if not self._writing.acquire(timeout=max(timeout_millis / 1e3, 0)):
             return False
         try:
-            with SPANS.counted():
+            with SPAN_CPU.counted():
                 while self._queue and time.monotonic() < deadline:
                     if not self._write_batch():
                         break
@@ -77,7 +77,9 @@ class SpanKeeper(SpanProcessor):
         finally:
             self._writing.release()
 
-    def newest(self, about: bytes, wanted: Callable[[Span], bool], count_max: int) -> tuple[list[Span], int]:
+    def newest(
+        self, about: bytes, wanted: Callable[[FinishedSpan], bool], count_max: int
+    ) -> tuple[list[FinishedSpan], int]:
         """Look through the files, and what was still queued; see `SpanFiles.newest`."""
         self.force_flush(round(LOOK_EVERY_S * 1e3))
         return self.files.newest(about, wanted, count_max)
@@ -111,7 +113,7 @@ class SpanKeeper(SpanProcessor):
             self._queue.popleft()
         return True
 
-    def _lines_of(self, batch: list[FinishedSpan | ReadableSpan]) -> list[bytes]:
+    def _lines_of(self, batch: list[AnySpan | ReadableSpan]) -> list[bytes]:
         """Return the lines of those that can be written: one that holds what is no text costs itself alone."""
         lines = []
         for span in batch:
@@ -127,13 +129,13 @@ class SpanKeeper(SpanProcessor):
             _log.warning("finished spans can't be kept in %s, so they are dropped: %s", self.files.directory, why)
 
 
-def span_of(span: ReadableSpan) -> Span:
+def span_of(span: ReadableSpan) -> FinishedSpan:
     """Return a finished span of OpenTelemetry's in the hub's own form."""
     context = span.get_span_context()
     assert context is not None, "a finished span has ids"
     resource = span.resource.attributes
     failed = span.status.status_code is StatusCode.ERROR
-    return Span(
+    return FinishedSpan(
         trace=format_trace_id(context.trace_id),
         span=format_span_id(context.span_id),
         parent=None if span.parent is None else format_span_id(span.parent.span_id),
@@ -145,7 +147,7 @@ def span_of(span: ReadableSpan) -> Span:
         error=(span.status.description or "failed")[:TEXT_CHARS_MAX] if failed else None,
         attributes={str(key): attribute(value) for key, value in (span.attributes or {}).items()},
         links=tuple(
-            Link(trace=format_trace_id(link.context.trace_id), span=format_span_id(link.context.span_id))
+            SpanLink(trace=format_trace_id(link.context.trace_id), span=format_span_id(link.context.span_id))
             for link in span.links
         ),
     )

@@ -31,7 +31,7 @@ def main() -> None:
     try:
         settings = settings_of.load(os.environ)
         process.start("tensorhub-agent", settings.agent_id, settings, settings.state_dir)
-        for sentence in settings_of.strangers(os.environ):
+        for sentence in settings_of.unknown_variables(os.environ):
             logs.logger(__name__).warning(sentence)
         uvloop.run(_run(AgentService(settings)))
     except TensorHubError as why:

@@ -10,32 +10,32 @@ from collections.abc import Iterable, Mapping
 from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
-from tensorhub_agent.jobs.driver import JobAgent
+from tensorhub_agent.jobs.driver import JobDriver
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerServer
-from tensorhub_agent.leases.delta_store import DeltaBook
+from tensorhub_agent.leases.delta_store import DeltaStore
 from tensorhub_agent.leases.lease import LeaseState
-from tensorhub_agent.runtime.rejections import REFUSED
+from tensorhub_agent.runtime.rejections import REJECTIONS
 from tensorhub_agent.storage.segments import SegmentStore
-from tensorhub_agent.transports.registry import Transports
-from tensorhub_common.observability.metrics import METER, by, observe, one
+from tensorhub_agent.transports.registry import TransportRegistry
+from tensorhub_common.observability.metrics import METER, labelled, observe, unlabelled
 
 
 def watch(
-    jobs: Mapping[str, JobAgent],
+    jobs: Mapping[str, JobDriver],
     read_counts: ReadCounts,
     store: SegmentStore,
     disk: SegmentStore | None,
     workers: WorkerServer,
-    transports: Transports,
-    deltas: DeltaBook,
+    transports: TransportRegistry,
+    deltas: DeltaStore,
     *,
     meter: Meter | None = None,
 ) -> None:
     """Have an agent's metrics read from here on; once in a process."""
     meter = meter or api.get_meter(METER)
 
-    def all_jobs() -> list[JobAgent]:
+    def all_jobs() -> list[JobDriver]:
         return list(jobs.values())
 
     def read_bytes() -> Counter[str]:
@@ -62,22 +62,22 @@ def watch(
             states.update(job.core.table.states())
         return states
 
-    observe(meter, "tensorhub.agent.read", by("transport", read_bytes))
-    observe(meter, "tensorhub.agent.encoded", by("encoding", encoded))
-    observe(meter, "tensorhub.agent.served", by("transport", transports.served_bytes))
-    observe(meter, "tensorhub.agent.pieces.retried", one(retried))
-    observe(meter, "tensorhub.agent.reads", by("outcome", reads))
-    observe(meter, "tensorhub.agent.reads.late", by("kind", late))
-    observe(meter, "tensorhub.agent.leases", by("state", leases))
-    observe(meter, "tensorhub.agent.sources", by("transport", sources))
-    observe(meter, "tensorhub.agent.connections", by("transport", transports.connections))
-    observe(meter, "tensorhub.agent.segments.used", one(lambda: store.total_bytes))
-    observe(meter, "tensorhub.agent.segments.limit", one(lambda: store.bytes_max))
-    observe(meter, "tensorhub.agent.deltas.used", one(lambda: deltas.nbytes))
-    observe(meter, "tensorhub.agent.disk.used", one(lambda: 0 if disk is None else disk.total_bytes))
-    observe(meter, "tensorhub.agent.disk.limit", one(lambda: 0 if disk is None else disk.bytes_max))
-    observe(meter, "tensorhub.agent.workers", one(lambda: workers.connections))
-    observe(meter, "tensorhub.agent.refused", by("reason", lambda: Counter(REFUSED.counts)))
+    observe(meter, "tensorhub.agent.read", labelled("transport", read_bytes))
+    observe(meter, "tensorhub.agent.encoded", labelled("encoding", encoded))
+    observe(meter, "tensorhub.agent.served", labelled("transport", transports.served_bytes))
+    observe(meter, "tensorhub.agent.pieces.retried", unlabelled(retried))
+    observe(meter, "tensorhub.agent.reads", labelled("outcome", reads))
+    observe(meter, "tensorhub.agent.reads.late", labelled("kind", late))
+    observe(meter, "tensorhub.agent.leases", labelled("state", leases))
+    observe(meter, "tensorhub.agent.sources", labelled("transport", sources))
+    observe(meter, "tensorhub.agent.connections", labelled("transport", transports.connections))
+    observe(meter, "tensorhub.agent.segments.used", unlabelled(lambda: store.total_bytes))
+    observe(meter, "tensorhub.agent.segments.limit", unlabelled(lambda: store.bytes_max))
+    observe(meter, "tensorhub.agent.deltas.used", unlabelled(lambda: deltas.nbytes))
+    observe(meter, "tensorhub.agent.disk.used", unlabelled(lambda: 0 if disk is None else disk.total_bytes))
+    observe(meter, "tensorhub.agent.disk.limit", unlabelled(lambda: 0 if disk is None else disk.bytes_max))
+    observe(meter, "tensorhub.agent.workers", unlabelled(lambda: workers.connections))
+    observe(meter, "tensorhub.agent.refused", labelled("reason", lambda: Counter(REJECTIONS.counts)))
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

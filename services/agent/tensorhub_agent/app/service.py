@@ -16,30 +16,30 @@ from msgspec import structs
 from tensorhub_agent.app import metrics
 from tensorhub_agent.app.address import own_address
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.control.heartbeat import BeatThread
+from tensorhub_agent.control.heartbeat import HeartbeatThread
 from tensorhub_agent.control.lease_client import LEASE_ASK_S
-from tensorhub_agent.core.config import Limits
-from tensorhub_agent.jobs.context import Surroundings
-from tensorhub_agent.jobs.driver import JobAgent
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_agent.jobs.context import AgentContext
+from tensorhub_agent.jobs.driver import JobDriver
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerServer
-from tensorhub_agent.jobs.worker_session import Desk
-from tensorhub_agent.leases.delta_store import KEPT_VERSIONS, DeltaBook
-from tensorhub_agent.leases.lease import LeaseMove
-from tensorhub_agent.leases.reader_load import summed
+from tensorhub_agent.jobs.worker_session import WorkerSessions
+from tensorhub_agent.leases.delta_store import KEPT_VERSIONS, DeltaStore
+from tensorhub_agent.leases.lease import LeaseTransition
+from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_agent.observability.registry_watch import RegistryWatch
-from tensorhub_agent.rates.link_rates import Measured
-from tensorhub_agent.runtime.rejections import REFUSED, Kind
+from tensorhub_agent.rates.link_rates import LinkRates
+from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.runtime.troubles import TROUBLES
-from tensorhub_agent.sources.source_watch import SourcesSeen
-from tensorhub_agent.storage.copy_allocator import CopyMaker
-from tensorhub_agent.storage.disk_segments import DiskStore
-from tensorhub_agent.storage.incarnation import Incarnation
+from tensorhub_agent.sources.source_watch import SourceWatch
+from tensorhub_agent.storage.copy_allocator import CopyAllocator
+from tensorhub_agent.storage.disk_segments import DiskSegmentStore
+from tensorhub_agent.storage.incarnation import IncarnationCounter
 from tensorhub_agent.storage.segments import SegmentStore
-from tensorhub_agent.storage.shard_store import CacheRoom, Shelves
-from tensorhub_agent.transports.base import LeaseOpened, Refused
+from tensorhub_agent.storage.shard_store import CopyQuota, ShardStores
+from tensorhub_agent.transports.base import LeaseOpened, TicketRejected
 from tensorhub_agent.transports.local.transport import LocalTransport
-from tensorhub_agent.transports.registry import Transports
+from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_agent.transports.ucxx.server import Book
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.bus.connection import Bus, connect
@@ -49,16 +49,16 @@ from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhauste
 from tensorhub_common.introspection.activity import answer_activity
 from tensorhub_common.introspection.ping import answer_pings
 from tensorhub_common.introspection.span_answers import answer_traces
-from tensorhub_common.jetstream.blob_store import Blobs
-from tensorhub_common.protocol.activity import Activity, Trouble
+from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.protocol.activity import Activity, Problem
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.handshake import OLDEST
-from tensorhub_common.protocol.heartbeat import Serving
-from tensorhub_common.protocol.leases import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
+from tensorhub_common.protocol.heartbeat import ServingLoad
+from tensorhub_common.protocol.leases import DigestsPage, DigestsRequest, LeaseAnswer, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import PROTOCOL
 from tensorhub_common.protocol.subjects import agent_asks
 from tensorhub_common.protocol.worker import Attached
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
@@ -92,14 +92,14 @@ class AgentService:
         """Take the settings; `run` does the rest."""
         self._settings = settings
         self.agent = settings.agent_id
-        self._jobs: dict[str, JobAgent] = {}
+        self._jobs: dict[str, JobDriver] = {}
         self._ending = asyncio.Event()
         self._rejoining = False
         self._fault: TensorHubError | None = None
         self._work = Supervisor(f"agent {self.agent}")
         self._aside: dict[str, tuple[str, float]] = {}
         """Jobs that were set aside: why, and when."""
-        self._desk: Desk
+        self._desk: WorkerSessions
         self._began = time.time()
         self._look_at = 0.0
 
@@ -112,14 +112,14 @@ class AgentService:
         settings = self._settings
         bus = await self._connect()
         pool = CopyPool(settings.copy_threads)
-        beat = BeatThread(settings)
+        beat = HeartbeatThread(settings)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bus.close)
             stack.callback(pool.close)
             stack.callback(beat.stop)
             around, shelves = self._surroundings(bus, pool, beat)
             stack.callback(shelves.close)
-            desk = self._desk = Desk(self._job, self._attached)
+            desk = self._desk = WorkerSessions(self._job, self._attached)
             around.tell_holds = lambda number, _job, key, version, trouble: desk.holds(number, key, version, trouble)
             self._around = around
             await around.transports.start()
@@ -170,12 +170,12 @@ class AgentService:
                         await self._ending.wait()
                         raise
 
-    def _surroundings(self, bus: Bus, pool: CopyPool, beat: BeatThread) -> tuple[Surroundings, Shelves]:
+    def _surroundings(self, bus: Bus, pool: CopyPool, beat: HeartbeatThread) -> tuple[AgentContext, ShardStores]:
         settings = self._settings
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
-        shelves = Shelves(store, DiskStore.in_state(settings.state_dir, settings.cache_disk_bytes))
-        room, blobs = CacheRoom(settings.cache_bytes, settings.cache_disk_bytes), Blobs(bus)
-        limits = Limits(
+        shelves = ShardStores(store, DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes))
+        room, blobs = CopyQuota(settings.cache_bytes, settings.cache_disk_bytes), BlobStore(bus)
+        limits = CoreConfig(
             digests=settings.digests,
             window_bytes=settings.window_bytes,
             stall_s=settings.stall_s,
@@ -191,7 +191,7 @@ class AgentService:
             beat.incarnation = incarnation
             around.incarnation.accepted()
 
-        around = Surroundings(
+        around = AgentContext(
             agent=self.agent,
             host=settings.host,
             site=settings.site,
@@ -201,14 +201,14 @@ class AgentService:
             pool=pool,
             transports=self._transports(pool),
             limits=limits,
-            measured=Measured(),
-            incarnation=Incarnation(settings.state_dir),
+            measured=LinkRates(),
+            incarnation=IncarnationCounter(settings.state_dir),
             shelves=shelves,
-            deltas=DeltaBook(settings.deltas or KEPT_VERSIONS, settings.delta_bytes),
-            copies=CopyMaker(shelves, blobs, room),
-            planner=Counterpart("the planner"),
+            deltas=DeltaStore(settings.deltas or KEPT_VERSIONS, settings.delta_bytes),
+            copies=CopyAllocator(shelves, blobs, room),
+            planner=PeerStatus("the planner"),
             registry=RegistryWatch(),
-            sources=SourcesSeen(),
+            sources=SourceWatch(),
             reads=ReadCounts(),
             joined=joined,
             tell_holds=lambda *_: None,
@@ -218,7 +218,7 @@ class AgentService:
         )
         return around, shelves
 
-    def _transports(self, pool: CopyPool) -> Transports:
+    def _transports(self, pool: CopyPool) -> TransportRegistry:
         settings = self._settings
         book = Book(redeem=self.redeem, renew=self.renew, holds=self.holds, ended=self.ended)
         local = LocalTransport(
@@ -232,13 +232,13 @@ class AgentService:
             on_fault=lambda fault: self.fault(str(fault)),
         )
         if not settings.ucxx:
-            return Transports(local, None)
+            return TransportRegistry(local, None)
         address = own_address(settings.address, str(settings.nats))
-        return Transports(
+        return TransportRegistry(
             local, UcxxTransport(address=address, agent=self.agent, pool=pool, book=book, fault=self.fault)
         )
 
-    async def _turn(self, beat: BeatThread) -> None:
+    async def _turn(self, beat: HeartbeatThread) -> None:
         while not self._ending.is_set():
             beat.turned(self.serving())
             self._leave_what_is_aside()
@@ -282,7 +282,7 @@ class AgentService:
         end.daemon = True
         end.start()
 
-    def _set_aside(self, job: JobAgent) -> None:
+    def _set_aside(self, job: JobDriver) -> None:
         """Serve the others: end what the job has under way, and keep its memory as it is for the next process."""
         self._jobs.pop(job.job, None)
         why = job.aside or "it failed"
@@ -292,7 +292,7 @@ class AgentService:
         # Until this has come to its end bytes may still arrive, so a fault in it ends the process.
         self._work.start(self._end_of(job), f"ending job {job.job}")
 
-    async def _end_of(self, job: JobAgent) -> None:
+    async def _end_of(self, job: JobDriver) -> None:
         await job.end_aside()
         await self._desk.end(job)
 
@@ -304,7 +304,7 @@ class AgentService:
 
     # Jobs.
 
-    async def _job(self, name: str) -> JobAgent:
+    async def _job(self, name: str) -> JobDriver:
         await self._forget_deleted()
         if name in self._aside:
             why, _ = self._aside[name]
@@ -323,10 +323,10 @@ class AgentService:
                 del self._jobs[name]
                 await job.stop()
 
-    def _open(self, name: str) -> JobAgent:
+    def _open(self, name: str) -> JobDriver:
         if len(self._jobs) >= JOBS_MAX:
             raise MemoryExhausted(f"agent {self.agent!r} serves {JOBS_MAX} jobs already, which is the limit")
-        job = self._jobs[name] = JobAgent(name, self._around, self._rejoin_all)
+        job = self._jobs[name] = JobDriver(name, self._around, self._rejoin_all)
         return job
 
     def _rejoin_all(self) -> None:
@@ -351,7 +351,7 @@ class AgentService:
     def _attached(self) -> Attached:
         settings = self._settings
         return Attached(
-            protocol=OLDEST,
+            protocol=OLDEST_PROTOCOL,
             newest=PROTOCOL,
             release=release(),
             agent=self.agent,
@@ -365,7 +365,7 @@ class AgentService:
 
     async def _on_lease_ask(self, message: Message) -> bytes:
         try:
-            ask = msgspec.msgpack.decode(message.data, type=LeaseAsk)
+            ask = msgspec.msgpack.decode(message.data, type=LeaseRequest)
         except MALFORMED as why:
             raise BadCommand(f"the question for a lease could not be read: {why}") from None
         # NATS lets each agent ask under its own id alone, so here it is known who will get the ticket.
@@ -382,7 +382,7 @@ class AgentService:
 
     async def _on_digests_ask(self, message: Message) -> bytes:
         try:
-            ask = msgspec.msgpack.decode(message.data, type=DigestsAsk)
+            ask = msgspec.msgpack.decode(message.data, type=DigestsRequest)
         except MALFORMED as why:
             raise BadCommand(f"the question for digests could not be read: {why}") from None
         job = self._jobs.get(_job_of(ask.lease))
@@ -406,16 +406,16 @@ class AgentService:
             about, reads=reads, reads_left_out=left_out, planner_silent_s=silent_s, troubles=self._troubles()
         )
 
-    def _troubles(self) -> tuple[Trouble, ...]:
+    def _troubles(self) -> tuple[Problem, ...]:
         aside = [
-            Trouble(kind="job-set-aside", why=why, since=since, job=job) for job, (why, since) in self._aside.items()
+            Problem(kind="job-set-aside", why=why, since=since, job=job) for job, (why, since) in self._aside.items()
         ]
         for job, shards, why in self._around.shelves.set_aside():
             said = f"{shards} shards stand here and could not be taken back when the agent started: {why}"
-            aside.append(Trouble(kind="shards-set-aside", why=said, since=self._began, job=job))
+            aside.append(Problem(kind="shards-set-aside", why=said, since=self._began, job=job))
         return (*aside, *TROUBLES.told())
 
-    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | TicketRejected:
         """Take a ticket that a reader showed to the transport."""
         job = self._jobs.get(_job_of(ticket))
         opened = None
@@ -424,8 +424,10 @@ class AgentService:
                 opened = job.lending.redeem(ticket, reader)
         if opened is not None:
             return opened
-        REFUSED.note(Kind.TICKET, f"a ticket that {reader!r:.80} showed is unknown, used, too old or another reader's")
-        return Refused("the ticket is unknown, used, too old or another reader's: ask for a lease anew")
+        REJECTIONS.note(
+            RejectionKind.TICKET, f"a ticket that {reader!r:.80} showed is unknown, used, too old or another reader's"
+        )
+        return TicketRejected("the ticket is unknown, used, too old or another reader's: ask for a lease anew")
 
     def renew(self, lease: str) -> bool:
         """Note that a reader is alive; tells whether it waits for pieces."""
@@ -446,20 +448,20 @@ class AgentService:
                 holds = job.core.table.holds(lease)
         return holds
 
-    def serving(self) -> tuple[Serving, ...]:
+    def serving(self) -> tuple[ServingLoad, ...]:
         """Say who reads from this agent."""
         readers = []
         for job in list(self._jobs.values()):
             with job.isolated("counting its readers"):
                 readers += job.core.table.readers()
-        return summed(readers)
+        return reader_loads(readers)
 
     def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (the transport's word)
         """Note that a reader is done, or gone."""
         job = self._jobs.get(_job_of(lease))
         if job is not None:
             with job.isolated("taking the end of a lease"):
-                job.lending.ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
+                job.lending.ended(lease, LeaseTransition.DONE if done else LeaseTransition.READER_GONE)
 
 
 def _absolute(path: Path | None) -> str | None:

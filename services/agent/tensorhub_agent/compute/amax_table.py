@@ -5,7 +5,7 @@ once that source has said that its lease held. So a source that is lost, or lies
 memory goes with it, and is never used again for another batch.
 
 Always true: an entry only grows, and is what the whole block has once the fold is known (`folding` counts that); there
-are `Execution.table_bytes` of entries, and of each source one batch that is not folded yet.
+are `NumberedProgram.table_bytes` of entries, and of each source one batch that is not folded yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,40 +16,40 @@ import numpy.typing as npt
 from tensorhub_agent.compute.casting.fp8 import fill_scales
 from tensorhub_agent.primitives.forms import packed_strides
 from tensorhub_common.layout.casts import FP8_SCHEMES
-from tensorhub_common.programs.amax_cells import Entries
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.amax_cells import AmaxEntries
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.protocol.ranges import Range
 
 Floats = npt.NDArray[np.float32]
 
 
-class AmaxTable:
+class NumpyAmaxTable:
     """The entries of one read by a program. Its methods belong to the event loop's thread."""
 
-    def __init__(self, program: Execution) -> None:
+    def __init__(self, program: NumberedProgram) -> None:
         """Begin with zeros."""
         self._program, self.partials = program, program.partials
         self._table = np.zeros(program.table_bytes // 4, np.float32)
         self._came: dict[tuple[int, int], Floats] = {}
         """What a source has said of a partial, by both their numbers."""
 
-    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, Regions]:
+    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
         """Return memory for a batch of partials of a source of this layout, and how they are brought into it."""
         regions = self._program.regions(layout, partials)
-        packed: dict[int, Form] = {}
+        packed: dict[int, StridedForm] = {}
         to, form, end = [], [], 0
         for each in regions.form:
             own = packed.get(id(each))
             if own is None:
                 strides = packed_strides(each.shape, each.to_itemsize)
-                own = packed[id(each)] = Form(
+                own = packed[id(each)] = StridedForm(
                     each.shape, strides, each.origin_strides, each.itemsize, each.to_itemsize, each.cast, each.blocks
                 )
             to.append(end)
             form.append(own)
             end += own.nbytes
-        return memoryview(bytearray(end)), Regions(to, regions.origin, form)
+        return memoryview(bytearray(end)), StridedCopies(to, regions.origin, form)
 
     def came(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
         """Take a batch that has come whole; it is not to be counted yet."""
@@ -90,7 +90,7 @@ class AmaxTable:
             for unit in _units(units)
         ]
 
-    def _entries(self, entries: Entries) -> Floats:
+    def _entries(self, entries: AmaxEntries) -> Floats:
         view: Floats = np.ndarray(entries.counts, np.float32, self._table, entries.at, entries.strides)
         return view
 

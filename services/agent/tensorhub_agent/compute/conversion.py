@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from tensorhub_agent.compute.casting.fp8 import fill_scales, fill_values, fold_amax
 from tensorhub_agent.compute.casting.values import cast
-from tensorhub_agent.primitives.block_forms import is_by_amax, kind_of
+from tensorhub_agent.primitives.block_forms import derivation_of, needs_amax
 from tensorhub_common.errors import LayoutMismatch, TensorHubError
 from tensorhub_common.layout.casts import check_value_cast, dtypes_of
-from tensorhub_common.layout.quantized import Derived
-from tensorhub_common.programs.regions import Form, Sizes
+from tensorhub_common.layout.quantized import QuantizedKind
+from tensorhub_common.programs.regions import Sizes, StridedForm
 
 Convert = Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]
 """Writes into its first argument the elements of the second. Both have any strides, and one shape unless something is
@@ -34,24 +34,24 @@ CONVERTERS: Final[dict[str, Convert]] = {}
 """Those that were asked for. There are not many pairs of dtypes."""
 
 
-def converter_of(form: Form) -> Convert:
+def converter_of(form: StridedForm) -> Convert:
     """Return what converts the elements of a good form that nothing comes with. Raises `CastUnknown`."""
     if form.blocks is None:
         return converter(form.cast)
-    found = kind_of(form)
+    found = derivation_of(form)
     assert found is not None
     return partial(_computed, *found, form.blocks.skip)
 
 
-def check_cast(form: Form) -> None:
+def check_cast(form: StridedForm) -> None:
     """Raise `CastUnknown` when a good form names a cast that this version does not have."""
-    if not is_by_amax(form):
+    if not needs_amax(form):
         converter_of(form)
 
 
-def by_amax(form: Form, amax: bytes) -> Convert:
+def by_amax(form: StridedForm, amax: bytes) -> Convert:
     """Return what computes values of a good form by the largest magnitudes of its blocks."""
-    found = kind_of(form)
+    found = derivation_of(form)
     assert found is not None
     from_dtype, kind = found
     largest = np.frombuffer(amax, np.float32).reshape(kind.scheme.scales_shape(form.shape))
@@ -81,7 +81,9 @@ def _converted(from_dtype: str, to_dtype: str, here: npt.NDArray[Any], there: np
     cast(there, from_dtype, here, to_dtype)
 
 
-def _computed(from_dtype: str, kind: Derived, skip: Sizes, here: npt.NDArray[Any], there: npt.NDArray[Any]) -> None:
+def _computed(
+    from_dtype: str, kind: QuantizedKind, skip: Sizes, here: npt.NDArray[Any], there: npt.NDArray[Any]
+) -> None:
     """Fill scales, or values from `skip` on, of whole blocks."""
     scheme = kind.scheme
     amax = np.zeros(scheme.scales_shape(there.shape), np.float32)

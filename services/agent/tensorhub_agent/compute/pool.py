@@ -48,13 +48,13 @@ import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.runtime.shield import settled
+from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout.layout import PieceTable
 from tensorhub_common.runtime.supervision import Supervisor
 
 
-class Chore:
+class BackgroundTask:
     """One such work. `CopyPool.background` has it done."""
 
     def __init__(self, work: Callable[[], None], others: Callable[[], bool]) -> None:
@@ -98,7 +98,7 @@ class CopyStopped(TensorHubError):
     """The job was stopped before its end: what stands in the destination is undefined."""
 
 
-class Job(ABC):
+class PoolBatch(ABC):
     """Work under way. Wait for its result, or `stop()` it; it holds its views until it has ended."""
 
     def __init__(self, destination: memoryview, source: memoryview | None) -> None:
@@ -123,7 +123,7 @@ class Job(ABC):
         A cancelled caller stops the job, and is still kept here until the job has ended: that is the whole point. The
         wait is bounded by the tasks under way, which are some milliseconds of computing.
         """
-        await settled(self._over, self.stop)
+        await wait_shielded(self._over, self.stop)
 
     async def done(self) -> None:
         """Wait for the end. Raises `CopyStopped` when it was stopped before all was done."""
@@ -206,7 +206,7 @@ JOBS_MAX: Final = 4096
 JOIN_S: Final = 5.0
 
 Columns = npt.NDArray[np.int64]
-AnyJob = TypeVar("AnyJob", bound=Job)
+AnyJob = TypeVar("AnyJob", bound=PoolBatch)
 memmove: Final = ctypes.CDLL(None).memmove
 memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 memmove.restype = None
@@ -234,7 +234,7 @@ class Spans:
         return cls(at, at, nbytes)
 
 
-class CopyJob(Job):
+class CopyBatch(PoolBatch):
     """A batch of spans under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
 
     def __init__(self, destination: memoryview, source: memoryview | None, spans: Spans, digests: bytearray) -> None:
@@ -321,17 +321,17 @@ class CopyPool:
     def __init__(self, threads: int = 0) -> None:
         """Take how many threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
         self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
-        self._turns: SimpleQueue[Job | Chore | None] = SimpleQueue()
+        self._turns: SimpleQueue[PoolBatch | BackgroundTask | None] = SimpleQueue()
         self._chores = asyncio.Lock()
         """One chore at a time has a turn, so what stands beside it in the queue is a job."""
-        self._chore: Chore | None = None
-        self._jobs: set[Job] = set()
+        self._chore: BackgroundTask | None = None
+        self._jobs: set[PoolBatch] = set()
         self._work = Supervisor("copying")
         self._workers: list[threading.Thread] = []
 
     def copy_and_digest(
         self, destination: memoryview, source: memoryview, spans: Spans, *, digests: bool = True
-    ) -> CopyJob:
+    ) -> CopyBatch:
         """Copy the spans; with `digests` the result is the digest of each piece, taken in the destination.
 
         Raises ValueError, and copies nothing, when a span does not fit into one of the views.
@@ -342,17 +342,17 @@ class CopyPool:
         if destination.readonly:
             raise ValueError("the destination can't be written")
         if digests:
-            job = CopyJob(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
+            job = CopyBatch(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
         else:
-            to, origin, nbytes = split(*merged(to, origin, nbytes))
-            job = CopyJob(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
+            to, origin, nbytes = cut_to_chunks(*join_adjacent(to, origin, nbytes))
+            job = CopyBatch(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
         return self.start(job, nbytes)
 
-    def digest(self, view: memoryview, spans: Spans) -> CopyJob:
+    def digest(self, view: memoryview, spans: Spans) -> CopyBatch:
         """Hash the pieces where they stand: `nbytes[i]` bytes at `to[i]` of the view."""
         to, _, nbytes = columns(spans)
         check_fits("view", len(view), to, nbytes)
-        return self.start(CopyJob(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
+        return self.start(CopyBatch(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
 
     async def background(self, work: Callable[[], None]) -> None:
         """Do what takes about as long as a task, as soon as no job has a turn, however long that may be.
@@ -360,12 +360,12 @@ class CopyPool:
         It returns when no thread does the work any more; a cancelled caller is kept until then.
         """
         async with self._chores:
-            chore = Chore(work, lambda: self._turns.qsize() > 0)
+            chore = BackgroundTask(work, lambda: self._turns.qsize() > 0)
             self._begin()
             self._turns.put(chore)
             self._chore = chore
             try:
-                await settled(chore.over, chore.stop)
+                await wait_shielded(chore.over, chore.stop)
             finally:
                 self._chore = None
 
@@ -401,7 +401,7 @@ class CopyPool:
         return job
 
 
-def _work(turns: "SimpleQueue[Job | Chore | None]") -> None:
+def _work(turns: "SimpleQueue[PoolBatch | BackgroundTask | None]") -> None:
     hasher = xxhash.xxh3_128()
     while (job := turns.get()) is not None:
         if job.run_task(hasher):
@@ -440,7 +440,7 @@ def check_fits(what: str, size: int, at: Columns, nbytes: Columns) -> None:
         raise ValueError(f"a span does not fit into the {what} of {size} bytes")
 
 
-def merged(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
+def join_adjacent(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
     """Join spans that follow one another at both ends: long copies are faster, and need less of the GIL."""
     if not len(nbytes):
         return to, origin, nbytes
@@ -449,7 +449,7 @@ def merged(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Colu
     return to[first], origin[first], np.add.reduceat(nbytes, first)
 
 
-def split(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
+def cut_to_chunks(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
     """Cut spans to the length of a task."""
     parts = np.maximum(1, -(-nbytes // TASK_BYTES_MAX))
     number = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)

@@ -18,10 +18,19 @@ import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.compute.conversion import Convert, by_amax, check_cast, converter_of
-from tensorhub_agent.compute.pool import Columns, CopyPool, Job, address_of, check_fits, memmove, merged, split
-from tensorhub_agent.primitives.block_forms import amax_bytes, is_by_amax
-from tensorhub_agent.primitives.forms import Part, check, check_amax, is_run, normal, parts, run_bytes
-from tensorhub_common.programs.regions import Form, Regions, Sizes
+from tensorhub_agent.compute.pool import (
+    Columns,
+    CopyPool,
+    PoolBatch,
+    address_of,
+    check_fits,
+    cut_to_chunks,
+    join_adjacent,
+    memmove,
+)
+from tensorhub_agent.primitives.block_forms import amax_bytes, needs_amax
+from tensorhub_agent.primitives.forms import FormPart, check_amax, check_form, cut_form, is_run, normalized, run_bytes
+from tensorhub_common.programs.regions import Sizes, StridedCopies, StridedForm
 
 PART_BYTES_MAX: Final = 1024 * 1024
 """A box is cut at this: its parts are shared out among the threads, and a stop waits for one of them at most."""
@@ -55,7 +64,7 @@ class _Arrays:
     convert: Convert
 
     @classmethod
-    def of(cls, form: Form, amax: bytes = b"") -> "_Arrays":
+    def of(cls, form: StridedForm, amax: bytes = b"") -> "_Arrays":
         """Return how numpy copies a normal form, with what came for this box."""
         if form.cast:
             dtype, to_dtype = (np.dtype(f"u{size}") for size in (form.itemsize, form.to_itemsize))
@@ -99,42 +108,42 @@ _How = int | _Arrays | _Scattered
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _FormTemplate:
     """What all boxes of a form have in common. Without parts they lie in one piece at both ends."""
 
     nbytes: int
     origin_nbytes: int
     span: int
     origin_span: int
-    parts: tuple[tuple[Part, _Arrays | None], ...]
+    parts: tuple[tuple[FormPart, _Arrays | None], ...]
     """None: something comes with each box, so it has arrays of its own."""
     costs: list[int]
     """What each part costs, in bytes: those of the end that has more."""
 
     @classmethod
-    def of(cls, form: Form, nbytes_max: int, origin_nbytes_max: int) -> "_Kind":
+    def of(cls, form: StridedForm, nbytes_max: int, origin_nbytes_max: int) -> "_FormTemplate":
         """Look at a form whose boxes go from `origin_nbytes_max` bytes into `nbytes_max`. Raises ValueError."""
-        check(form)
+        check_form(form)
         if form.cast:
             check_cast(form)
-        form = normal(form)
+        form = normalized(form)
         if max(form.nbytes, form.span_bytes) > nbytes_max:
             raise ValueError(f"a box that spans {form.span_bytes} bytes exceeds the destination of {nbytes_max}")
         if max(form.origin_nbytes, form.origin_span_bytes) > origin_nbytes_max:
             raise ValueError(
                 f"a box that spans {form.origin_span_bytes} bytes exceeds the source of {origin_nbytes_max}"
             )
-        own = is_by_amax(form)
+        own = needs_amax(form)
         cut = (
             ()
             if is_run(form)
-            else tuple((part, None if own else _Arrays.of(part.form)) for part in parts(form, PART_BYTES_MAX))
+            else tuple((part, None if own else _Arrays.of(part.form)) for part in cut_form(form, PART_BYTES_MAX))
         )
         costs = [max(part.form.nbytes, part.form.origin_nbytes) for part, _ in cut]
         return cls(form.nbytes, form.origin_nbytes, form.span_bytes, form.origin_span_bytes, cut, costs)
 
 
-class BoxJob(Job):
+class StridedBatch(PoolBatch):
     """Boxes under way. `await job.done()`, or `stop()` it; it holds its views until it has ended."""
 
     def __init__(self, destination: memoryview, source: memoryview, origin_nbytes: int) -> None:
@@ -167,7 +176,7 @@ class BoxJob(Job):
                 how.copy(destination, to, source, origin)
 
 
-def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regions: Regions) -> BoxJob:
+def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regions: StridedCopies) -> StridedBatch:
     """Copy boxes.
 
     Raises ValueError, and copies nothing, when a form is bad or a box does not fit into one of the views; `CastUnknown`
@@ -175,9 +184,9 @@ def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regi
     """
     if destination.readonly:
         raise ValueError("the destination can't be written")
-    known: dict[int, _Kind] = {}
+    known: dict[int, _FormTemplate] = {}
     kinds = [
-        known.get(id(form)) or known.setdefault(id(form), _Kind.of(form, len(destination), len(source)))
+        known.get(id(form)) or known.setdefault(id(form), _FormTemplate.of(form, len(destination), len(source)))
         for form in regions.form
     ]
     to, origin = _column(regions.to), _column(regions.origin)
@@ -186,16 +195,16 @@ def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regi
     check_amax(regions)
     check_fits("destination", len(destination), to, _column([kind.span for kind in kinds]))
     check_fits("source", len(source), origin, _column([kind.origin_span for kind in kinds]))
-    job = BoxJob(destination, source, sum(kind.origin_nbytes for kind in kinds))
+    job = StridedBatch(destination, source, sum(kind.origin_nbytes for kind in kinds))
     run_costs = _add_runs(job, to, origin, kinds)
     part_costs = _add_parts(job, to, origin, kinds, regions.amax or (b"",) * len(kinds))
     return pool.start(job, np.concatenate((run_costs, part_costs)))
 
 
-def _add_runs(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> Columns:
+def _add_runs(job: StridedBatch, to: Columns, origin: Columns, kinds: list[_FormTemplate]) -> Columns:
     chosen = np.fromiter((not kind.parts for kind in kinds), dtype=np.bool_, count=len(kinds))
     nbytes = _column([kind.nbytes for kind in kinds if not kind.parts])
-    to, origin, nbytes = merged(to[chosen], origin[chosen], nbytes)
+    to, origin, nbytes = join_adjacent(to[chosen], origin[chosen], nbytes)
     alone = np.ones(len(nbytes), dtype=np.bool_)
     costs: list[int] = []
     sizes, counts = np.unique(nbytes[nbytes <= SHORT_RUN_BYTES_MAX], return_counts=True)
@@ -206,12 +215,14 @@ def _add_runs(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> 
             some = alike[first : first + SCATTERED_MAX]
             job.add([0], [0], [_Scattered(to[some], origin[some], size)])
             costs.append(len(some) * (size + SCATTERED_COST_BYTES))
-    to, origin, nbytes = split(to[alone], origin[alone], nbytes[alone])
+    to, origin, nbytes = cut_to_chunks(to[alone], origin[alone], nbytes[alone])
     job.add(to.tolist(), origin.tolist(), nbytes.tolist())
     return np.concatenate((_column(costs), nbytes))
 
 
-def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind], amax: Sequence[bytes]) -> Columns:
+def _add_parts(
+    job: StridedBatch, to: Columns, origin: Columns, kinds: list[_FormTemplate], amax: Sequence[bytes]
+) -> Columns:
     costs: list[int] = []
     for at, there, kind, largest in zip(to.tolist(), origin.tolist(), kinds, amax, strict=True):
         job.add(
@@ -223,7 +234,7 @@ def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind], am
     return _column(costs)
 
 
-def _with_amax(kind: _Kind, amax: bytes) -> Iterator[_Arrays]:
+def _with_amax(kind: _FormTemplate, amax: bytes) -> Iterator[_Arrays]:
     """Yield how each part of one box is computed: parts are runs of its blocks, in their order."""
     begin = 0
     for part, _ in kind.parts:

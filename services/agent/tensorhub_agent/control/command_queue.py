@@ -22,8 +22,8 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.observability.trace_context import TraceContext, headers_of
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand
-from tensorhub_common.protocol.subjects import cmd
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.protocol.subjects import command_subject
+from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Supervisor
 
 WAITING_MAX: Final = 256
@@ -38,7 +38,7 @@ AGAIN_S: Final = 0.2
 _log: Final = logging.getLogger(__name__)
 
 
-class Lanes:
+class CommandQueue:
     """All lanes of one agent in one job."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Lanes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._refused: set[str] = set()
         """The lanes of which the log did not take the command that was tried last."""
-        self._log_taking = Counterpart(
+        self._log_taking = PeerStatus(
             f"the log of job {joblog.job}",
             lost="takes no commands from here, so they wait and are tried again",
             back="takes commands again",
@@ -106,7 +106,7 @@ class Lanes:
         by = command.by
         assert by is not None
         verb = str(command.__struct_config__.tag)
-        subject = cmd(self._joblog.job, verb, by.process)
+        subject = command_subject(self._joblog.job, verb, by.process)
         body = encode(command)
         msg_id = f"{by.lane}:{by.incarnation}:{by.n}"
         while True:

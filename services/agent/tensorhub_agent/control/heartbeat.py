@@ -21,7 +21,7 @@ from tensorhub_common.bus.errors import NoBus
 from tensorhub_common.bus.keepalive import ping_every_s
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.heartbeat import Beat, Serving
+from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
 from tensorhub_common.protocol.subjects import beat
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -34,7 +34,7 @@ JOIN_S_MAX: Final = 3.0
 _log: Final = logging.getLogger(__name__)
 
 
-class BeatThread:
+class HeartbeatThread:
     """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread.
 
     An error that escapes ends the process: an agent without a beat is taken for lost, and would not know it.
@@ -42,7 +42,7 @@ class BeatThread:
 
     def __init__(self, settings: Settings) -> None:
         """Prepare; `start` begins."""
-        self._serving: tuple[Serving, ...] = ()
+        self._serving: tuple[ServingLoad, ...] = ()
         self.incarnation = 0
         self._turned = time.monotonic()
         self._settings = settings
@@ -55,7 +55,7 @@ class BeatThread:
         self._thread = self._work.thread(self._run, "tensorhub-beat")
         self._thread.start()
 
-    def turned(self, serving: tuple[Serving, ...]) -> None:
+    def turned(self, serving: tuple[ServingLoad, ...]) -> None:
         """Note that the main loop turns, and who reads from this agent."""
         self._turned, self._serving = time.monotonic(), serving
 
@@ -92,6 +92,6 @@ class BeatThread:
     async def _beat(self, bus: Bus, subject: str) -> None:
         if not self.incarnation or time.monotonic() - self._turned >= MAIN_SILENT_S_MAX:
             return
-        said = Beat(agent=self._settings.agent_id, incarnation=self.incarnation, serving=self._serving)
+        said = Heartbeat(agent=self._settings.agent_id, incarnation=self.incarnation, serving=self._serving)
         with contextlib.suppress(NoBus):
             await bus.publish(subject, msgspec.json.encode(said))

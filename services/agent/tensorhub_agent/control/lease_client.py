@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.effects import OpenSource
+from tensorhub_agent.core.effects import RequestLease
 from tensorhub_agent.leases.delta_store import SIZE
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.rates.encoding_choice import awaits_patches
@@ -20,11 +20,11 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.leases import (
     DIGESTS_PAGE_PIECES,
-    DigestsAsk,
     DigestsPage,
+    DigestsRequest,
     LeaseAnswer,
-    LeaseAsk,
     LeaseGrant,
+    LeaseRequest,
 )
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.subjects import agent_ask
@@ -41,11 +41,11 @@ HOLD_TIMES: Final = 3
 _grants: Final[msgspec.msgpack.Decoder[LeaseAnswer]] = msgspec.msgpack.Decoder(LeaseAnswer)
 
 
-class SourceGone(TensorHubError):
+class LeaseUnavailable(TensorHubError):
     """The source can't be read from, for the reason given."""
 
 
-class Leasing:
+class LeaseClient:
     """Asks for the leases of one job's reads."""
 
     def __init__(self, job: str, bus: Bus) -> None:
@@ -53,25 +53,25 @@ class Leasing:
         self._job, self._bus = job, bus
 
     async def ask(
-        self, effect: OpenSource, reader: SourceId, headers: dict[str, str], *, hold_s: float = 0.0, again: str = ""
+        self, effect: RequestLease, reader: SourceId, headers: dict[str, str], *, hold_s: float = 0.0, again: str = ""
     ) -> LeaseGrant:
-        """Get a lease, or hold the one named `again`. Raises `SourceGone`, or `NoAnswer`."""
+        """Get a lease, or hold the one named `again`. Raises `LeaseUnavailable`, or `NoAnswer`."""
         ask = self._question(effect, reader, hold_s=hold_s, again=again)
         while True:
             body = await self._bus.request(_subject(effect, reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
             try:
                 answer = _grants.decode(body)
             except MALFORMED as why:
-                raise SourceGone(f"its agent's answer could not be read: {why}") from None
+                raise LeaseUnavailable(f"its agent's answer could not be read: {why}") from None
             if isinstance(answer, LeaseGrant):
                 return answer
             # Who crosses for the site may begin later than the reader. The core says how long that is worth waiting,
             # and the source has held the question before it answered so.
             if not (effect.share.crosses and answer.is_early):
-                raise SourceGone(answer.reason)
+                raise LeaseUnavailable(answer.reason)
 
-    def _question(self, effect: OpenSource, reader: SourceId, *, hold_s: float, again: str) -> LeaseAsk:
-        return LeaseAsk(
+    def _question(self, effect: RequestLease, reader: SourceId, *, hold_s: float, again: str) -> LeaseRequest:
+        return LeaseRequest(
             job=self._job,
             model=effect.key.model,
             source=effect.share.source,
@@ -96,16 +96,16 @@ class Leasing:
         """Return the digests of all pieces, and the sizes of their patches, page by page."""
         digests, sizes = bytearray(grant.digests), bytearray(grant.patch_sizes)
         while len(digests) < grant.pieces * PIECE_DIGEST_BYTES:
-            ask = DigestsAsk(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
+            ask = DigestsRequest(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
             body = await self._bus.request(
                 agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
             )
             try:
                 page = msgspec.msgpack.decode(body, type=DigestsPage)
             except MALFORMED as why:
-                raise SourceGone(f"a page of its digests could not be read: {why}") from None
+                raise LeaseUnavailable(f"a page of its digests could not be read: {why}") from None
             if not page.digests or len(page.digests) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
-                raise SourceGone("its digests did not come whole")
+                raise LeaseUnavailable("its digests did not come whole")
             digests += page.digests
             sizes += page.patch_sizes
         # Sizes of other pieces than these would be believed of these.
@@ -113,7 +113,7 @@ class Leasing:
 
     async def more_sizes(self, agent: str, reader: str, grant: LeaseGrant, first: int) -> tuple[bytes, bool]:
         """Ask for a page of sizes once more; returns it, and whether more patches are being made."""
-        ask = DigestsAsk(lease=grant.lease, first=first)
+        ask = DigestsRequest(lease=grant.lease, first=first)
         try:
             body = await self._bus.request(
                 agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S
@@ -123,13 +123,13 @@ class Leasing:
             return b"", False
         return page.patch_sizes, page.patches_coming
 
-    async def accuse(self, effect: OpenSource, reader: SourceId) -> None:
+    async def accuse(self, effect: RequestLease, reader: SourceId) -> None:
         """Tell a source that its bytes were wrong. Where that is lost the reader alone knows."""
         ask = msgspec.structs.replace(self._question(effect, reader, hold_s=0.0, again=""), wrong=True)
         with contextlib.suppress(TensorHubError):
             await self._bus.request(_subject(effect, reader), msgspec.msgpack.encode(ask), LEASE_ASK_S)
 
-    async def let_go(self, effect: OpenSource, reader: SourceId, lease: str) -> None:
+    async def let_go(self, effect: RequestLease, reader: SourceId, lease: str) -> None:
         """Tell a source that its lease is not needed. Where that is lost its time ends it."""
         ask = self._question(effect, reader, hold_s=0.0, again=lease)
         with contextlib.suppress(TensorHubError):
@@ -140,14 +140,14 @@ class HeldLease:
     """One lease that waits for its transport."""
 
     def __init__(
-        self, leasing: Leasing, effect: OpenSource, reader: SourceId, grant: LeaseGrant, headers: dict[str, str]
+        self, leasing: LeaseClient, effect: RequestLease, reader: SourceId, grant: LeaseGrant, headers: dict[str, str]
     ) -> None:
         """Begin with the grant."""
         self._leasing, self._effect, self._reader, self._headers = leasing, effect, reader, headers
         self._grant = grant
 
     async def until(self, entered: asyncio.Event) -> LeaseGrant:
-        """Keep the lease until then. Raises `SourceGone` when it is over, or nobody says in time that it is not."""
+        """Keep the lease until then. Raises `LeaseUnavailable` when it ends, or no renewal is confirmed in time."""
         loop = asyncio.get_running_loop()
         over = loop.time() + self._grant.ticket_s
         while True:
@@ -161,7 +161,7 @@ class HeldLease:
                 )
             except NoAnswer:
                 if loop.time() >= over:
-                    raise SourceGone("its agent did not say that it still holds the lease") from None
+                    raise LeaseUnavailable("its agent did not say that it still holds the lease") from None
             else:
                 over = loop.time() + self._grant.ticket_s
 
@@ -170,5 +170,5 @@ class HeldLease:
         await self._leasing.let_go(self._effect, self._reader, self._grant.lease)
 
 
-def _subject(effect: OpenSource, reader: SourceId) -> str:
+def _subject(effect: RequestLease, reader: SourceId) -> str:
     return agent_ask(effect.share.source.agent, "lease", reader.agent)

@@ -14,21 +14,21 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.control.tracer import NO_HEADERS, Tracing
+from tensorhub_agent.control.tracer import NO_HEADERS, Tracer
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import AnyEffect
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.leases.lease import Lease, LeaseMove
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.runtime.timer import Alarm
-from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
+from tensorhub_agent.leases.lease import Lease, LeaseTransition
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.runtime.timer import CoalescingTimer
+from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_agent.transports.base import LeaseOpened
-from tensorhub_agent.transports.registry import Transports
-from tensorhub_common.protocol.leases import LeaseAnswer, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_agent.transports.registry import TransportRegistry
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.runtime.supervision import Supervisor
 
 
-class Postponed:
+class PendingLeaseRequests:
     """The questions that wait. Nothing is done for them while there are none."""
 
     def __init__(self) -> None:
@@ -70,22 +70,22 @@ PATCHES_HOLD_S: Final = 0.8
 _log: Final = logging.getLogger(__name__)
 
 
-class Lending:
+class LeaseService:
     """One job's readers, and the memory that they read."""
 
     def __init__(
         self,
         core: AgentCore,
-        shelf: Shelf,
-        transports: Transports,
-        tracing: Tracing,
-        alarm: Alarm,
-        postponed: Postponed,
+        shelf: JobShardStore,
+        transports: TransportRegistry,
+        tracing: Tracer,
+        alarm: CoalescingTimer,
+        postponed: PendingLeaseRequests,
         carry_out: Callable[[list[AnyEffect]], None],
         *,
         deltas: JobDeltas,
         work: Supervisor,
-        accused: Callable[[Key, int, str], None],
+        accused: Callable[[ShardKey, int, str], None],
     ) -> None:
         """`carry_out` does what the core wants, and then has the `postponed` asked again.
 
@@ -100,12 +100,12 @@ class Lending:
         self._loop = asyncio.get_running_loop()
 
     async def asked(
-        self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
+        self, question: LeaseRequest, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> LeaseAnswer:
         """Answer a reader's agent."""
         if question.wrong:
             if question.root is not None:
-                key = Key(question.model, question.source.replica, question.source.shard)
+                key = ShardKey(question.model, question.source.replica, question.source.shard)
                 self._accused(key, question.version, question.root)
             return LeaseRefusal(reason="its memory is looked at")
         began_ns = time.time_ns()
@@ -118,10 +118,10 @@ class Lending:
         self._alarm.set(self._core.deadline())
         return answer
 
-    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer | None:
+    def _grant(self, question: LeaseRequest, name: str, ticket: str) -> LeaseAnswer | None:
         if question.again and not question.hold_s:
             if self._core.table.is_of(question.again, question.reader.agent):
-                self.ended(question.again, LeaseMove.READER_GONE)
+                self.ended(question.again, LeaseTransition.READER_GONE)
             return LeaseRefusal(reason="its reader has let it go")
         endpoint = self._transports.endpoint(question.transport)
         if endpoint is None:
@@ -136,11 +136,11 @@ class Lending:
         answer = self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
         return self._with_patches(question, answer) if isinstance(answer, LeaseGrant) else answer
 
-    def _waits_for_patches(self, question: LeaseAsk, name: str) -> bool:
+    def _waits_for_patches(self, question: LeaseRequest, name: str) -> bool:
         """Tell whether a delta for the reader is being made just now; it is waited for, but not for long."""
         if question.base is None or question.root is None or not question.awaits_patches:
             return False
-        key = Key(question.model, question.source.replica, question.source.shard)
+        key = ShardKey(question.model, question.source.replica, question.source.shard)
         if not self._deltas.is_coming(key, question.base, question.root):
             return False
         now = self._loop.time()
@@ -149,9 +149,9 @@ class Lending:
             self._work.call_at(self._held[name], self._postponed.happened, what="asking again for a delta")
         return now < self._held[name]
 
-    def _with_patches(self, question: LeaseAsk, grant: LeaseGrant) -> LeaseGrant:
+    def _with_patches(self, question: LeaseRequest, grant: LeaseGrant) -> LeaseGrant:
         """Offer patches with a lease on a whole shard, if there are any that lead there from what the reader holds."""
-        key = Key(question.model, question.source.replica, question.source.shard)
+        key = ShardKey(question.model, question.source.replica, question.source.shard)
         place = self._shelf.places.get(key)
         if question.base is None or question.root is None or grant.filling or place is None:
             return grant
@@ -175,8 +175,8 @@ class Lending:
             self._core.table.patch(lease, offer, awaiting.base if is_coming else None)
         return is_coming
 
-    def _can_be_lent(self, question: LeaseAsk) -> bool:
-        place = self._shelf.places.get(Key(question.model, question.source.replica, question.source.shard))
+    def _can_be_lent(self, question: LeaseRequest) -> bool:
+        place = self._shelf.places.get(ShardKey(question.model, question.source.replica, question.source.shard))
         return place is None or place.segment.origin == 0
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
@@ -202,15 +202,15 @@ class Lending:
 
         return LeaseOpened(lease.name, place.segment, pieces, lacks, promised=promised)
 
-    def _lent(self, lease: Lease, place: ShelfPlace) -> LeaseOpened | None:
+    def _lent(self, lease: Lease, place: StoredShard) -> LeaseOpened | None:
         """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
         try:
             return LeaseOpened(lease.name, place.segment, fd=place.segment.open_lent())
         except OSError as why:
             _log.warning("%s can't be lent: %s", place.segment.name, why)
-            self.ended(lease.name, LeaseMove.READER_GONE)
+            self.ended(lease.name, LeaseTransition.READER_GONE)
             return None
 
-    def ended(self, lease: str, how: LeaseMove) -> None:
+    def ended(self, lease: str, how: LeaseTransition) -> None:
         """Note that a reader is done, or gone."""
         self._carry_out(self._core.lease_ended(lease, how, self._loop.time()))

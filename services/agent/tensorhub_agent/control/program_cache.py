@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import Layout, PieceTable, layout_of, pieces
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import decoded
 from tensorhub_common.protocol.decoding import MALFORMED
 
@@ -25,18 +25,18 @@ TABLES_MAX: Final = 64
 _layouts: Final = msgspec.msgpack.Decoder(Layout)
 
 
-class Programs:
+class ProgramCache:
     """One job's programs."""
 
-    def __init__(self, job: str, blobs: Blobs) -> None:
+    def __init__(self, job: str, blobs: BlobStore) -> None:
         """Keep none yet."""
         self._job, self._blobs = job, blobs
-        self._kept: OrderedDict[str, Execution] = OrderedDict()
+        self._kept: OrderedDict[str, NumberedProgram] = OrderedDict()
         self._units = 0
         self._tables: OrderedDict[str, PieceTable] = OrderedDict()
 
-    async def get(self, digest: str) -> Execution:
-        """Return a program, ready to be carried out. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
+    async def get(self, digest: str) -> NumberedProgram:
+        """Return a program, ready to be carried out. Raises what `BlobStore.get` raises, or `LayoutMismatch`."""
         known = self._kept.get(digest)
         if known is not None:
             self._kept.move_to_end(digest)
@@ -51,7 +51,7 @@ class Programs:
         return program
 
     async def table(self, layout: str) -> PieceTable:
-        """Return the pieces of a layout. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
+        """Return the pieces of a layout. Raises what `BlobStore.get` raises, or `LayoutMismatch`."""
         known = self._tables.get(layout)
         if known is None:
             data = await self._blobs.get(self._job, layout)
@@ -69,5 +69,5 @@ def _table(data: bytes) -> PieceTable:
         raise LayoutMismatch(f"what stands in the blob store as a layout is none: {why}") from None
 
 
-def _ready(data: bytes, digest: str) -> Execution:
-    return Execution(decoded(data), digest)
+def _ready(data: bytes, digest: str) -> NumberedProgram:
+    return NumberedProgram(decoded(data), digest)

@@ -14,46 +14,46 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.command_sequencer import SHARDS_MAX, Speech
-from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.command_sequencer import SHARDS_MAX, CommandSequencer
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
-    Answer,
     AnyCall,
     AnyEffect,
-    AskPlan,
+    AppendCommand,
     BreakLease,
     CallPublish,
     CallRead,
     CallRegister,
     CallRelease,
     CallUnpublish,
+    CompleteCall,
     CopyMade,
-    Fenced,
-    Free,
+    EffectOutcome,
+    EndFenced,
+    FailCall,
+    FreeShard,
     Kept,
-    PlanCame,
-    Raise,
+    PlanReceived,
     Rejoin,
-    Say,
-    ShardNews,
+    RequestPlan,
 )
 from tensorhub_agent.core.operation import Operation
 from tensorhub_agent.core.operations.drain import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.core.operations.publish import PublishOperation
-from tensorhub_agent.core.operations.read import ReadOperation, Stage
+from tensorhub_agent.core.operations.read import ReadOperation, ReadStage
 from tensorhub_agent.core.operations.register import RegisterOperation
 from tensorhub_agent.core.plan_queue import PlanQueue
-from tensorhub_agent.core.retained_copies import Keeper
+from tensorhub_agent.core.retained_copies import RetainedCopies
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Held, Memory, Place
-from tensorhub_agent.leases.lease import Lease, LeaseMove
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
+from tensorhub_agent.leases.lease import Lease, LeaseTransition
 from tensorhub_agent.leases.table import LeaseTable
-from tensorhub_agent.primitives.deadlines import Deadlines
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.rates.link_rates import Measured
+from tensorhub_agent.primitives.deadlines import DeadlineHeap
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, RegistryUnavailable, StaleSender, gone
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
-from tensorhub_common.protocol.log.commands import Holding, Join, Release, Sender
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
+from tensorhub_common.protocol.log.commands import HeldShard, Join, Release, Sender
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
     AgentLost,
@@ -83,12 +83,12 @@ def begin(core: ShardCore, call: AnyCall) -> Operation:
             return ReleaseOperation(core, call)
 
 
-def is_published(core: ShardCore | None, ask: LeaseAsk) -> bool:
+def is_published(core: ShardCore | None, ask: LeaseRequest) -> bool:
     """Tell whether the log has taken the version that is asked for as published by this shard."""
-    return core is not None and (core.held.memory, core.held.version) == (Memory.READY, ask.version)
+    return core is not None and (core.held.memory, core.held.version) == (MemoryState.READY, ask.version)
 
 
-def may_be_decided(core: ShardCore | None, ask: LeaseAsk) -> bool:
+def may_be_decided(core: ShardCore | None, ask: LeaseRequest) -> bool:
     """Tell whether the log may have decided what this agent has not heard yet, and the reader has.
 
     Or whether it is not known yet by which program the shard will be filled.
@@ -96,7 +96,7 @@ def may_be_decided(core: ShardCore | None, ask: LeaseAsk) -> bool:
     operation = core.operation if core is not None else None
     if not isinstance(operation, ReadOperation):
         return False
-    return operation.stage is Stage.JOINING or (ask.program is not None and operation.may_turn_to_program)
+    return operation.stage is ReadStage.JOINING or (ask.program is not None and operation.may_turn_to_program)
 
 
 UNSAID_MAX: Final = 64
@@ -106,29 +106,29 @@ UNSAID_MAX: Final = 64
 class AgentCore:
     """One agent's decisions in one job."""
 
-    def __init__(self, agent: str, limits: Limits, measured: Measured | None = None) -> None:
+    def __init__(self, agent: str, limits: CoreConfig, measured: LinkRates | None = None) -> None:
         """Begin with nothing; `adopt` what was found, then `join`. What is `measured` all jobs of an agent share."""
         self.agent, self.limits = agent, limits
-        self.measured = measured or Measured()
+        self.measured = measured or LinkRates()
         self.joined = False
         self.table = LeaseTable()
-        self.shards: dict[Key, ShardCore] = {}
-        self._replicas: dict[tuple[str, str], dict[Key, ShardCore]] = {}
+        self.shards: dict[ShardKey, ShardCore] = {}
+        self._replicas: dict[tuple[str, str], dict[ShardKey, ShardCore]] = {}
         """The same, by model and replica: an event is about one replica, and an agent may have a thousand."""
-        self._deadlines: Deadlines[Key] = Deadlines()
+        self._deadlines: DeadlineHeap[ShardKey] = DeadlineHeap()
         """When each shard wants `tick`. It changes only where the shard's effects are taken."""
-        self._speech = Speech(agent)
-        self._stated: dict[Key, ShardCore] = {}
+        self._speech = CommandSequencer(agent)
+        self._stated: dict[ShardKey, ShardCore] = {}
         """What the present incarnation has stated that it has."""
-        self._unsaid: list[Say] = []
+        self._unsaid: list[AppendCommand] = []
         """Said before the log has let this incarnation in, which would refuse it as stale."""
         self._unsaid_of: Counter[str] = Counter()
         """How many of them each lane has."""
         self.deleted: str | None = None
         """What whoever speaks of this job is told, once it is deleted."""
         self._host = self._site = ""
-        self.keeper = Keeper(agent)
-        self.aside: set[Key] = set()
+        self.keeper = RetainedCopies(agent)
+        self.aside: set[ShardKey] = set()
         """Shards whose memory stands here and could not be taken back."""
         self._plans = PlanQueue()
 
@@ -139,13 +139,13 @@ class AgentCore:
         """Under which this agent speaks; 0 before the first `join`."""
         return self._speech.incarnation
 
-    def adopt(self, place: Place, held: Held) -> None:
+    def adopt(self, place: ShardSpec, held: ShardContents) -> None:
         """Take a shard that an earlier process of this agent left behind, before joining. Raises `MemoryExhausted`."""
         self.check_room()
         self._add(place, held)
         self.keeper.found(place.key)
 
-    def set_aside(self, key: Key) -> None:
+    def set_aside(self, key: ShardKey) -> None:
         """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
 
         The log is told of it as of an empty shard, so that it is known when a later process can take it back, and a
@@ -178,17 +178,17 @@ class AgentCore:
         holds += tuple(_holding_aside(key) for key in sorted(self.aside))
         by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
         joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
-        effects: list[AnyEffect] = [Say(joins)]
+        effects: list[AnyEffect] = [AppendCommand(joins)]
         if again:
             for core in list(self.shards.values()):
                 core.rejoined(now)
                 effects += self._take(core)
         return effects
 
-    def _holding(self, core: ShardCore) -> Holding:
+    def _holding(self, core: ShardCore) -> HeldShard:
         key, held = core.key, core.held
-        ready = held.memory is Memory.READY
-        return Holding(
+        ready = held.memory is MemoryState.READY
+        return HeldShard(
             model=key.model,
             replica=key.replica,
             shard=key.shard,
@@ -218,7 +218,7 @@ class AgentCore:
         if isinstance(event, CopyPlaced) and self.joined:
             effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
-            effects += self._copy_released(Key(event.model, event.replica, event.shard))
+            effects += self._copy_released(ShardKey(event.model, event.replica, event.shard))
         return effects + self._tend_copies(now) + self._ask_plans(now)
 
     def job_deleted(self, why: str, now: float) -> list[AnyEffect]:
@@ -233,7 +233,7 @@ class AgentCore:
         for core in list(self.shards.values()):
             core.doom(why, now)
             effects += self._take(core)
-        effects += [Free(key) for key in sorted(self.aside)]
+        effects += [FreeShard(key) for key in sorted(self.aside)]
         self.aside.clear()
         return effects
 
@@ -251,15 +251,15 @@ class AgentCore:
             effects += self._copy_refused(wanted.key) if full else [wanted]
         return effects
 
-    def _copy_released(self, key: Key) -> list[AnyEffect]:
+    def _copy_released(self, key: ShardKey) -> list[AnyEffect]:
         """Forget a copy, and free what was set aside of it: the name of a copy is never used again."""
         self.keeper.forget(key)
         if key not in self.aside or cached_version(key.replica) is None:
             return []
         self.aside.discard(key)
-        return [Free(key)]
+        return [FreeShard(key)]
 
-    def _copy_refused(self, key: Key) -> list[AnyEffect]:
+    def _copy_refused(self, key: ShardKey) -> list[AnyEffect]:
         """Let the log know that there is no memory for a copy, so that it is placed elsewhere."""
         release = Release(model=key.model, replica=key.replica, shard=key.shard)
         wanted = self.keeper.copies.pop(key, None)
@@ -273,20 +273,22 @@ class AgentCore:
             return self._copy_refused(key)
         if key not in self.keeper.copies:
             # The log has let it go while it was made.
-            return [Free(key)]
+            return [FreeShard(key)]
         if len(self.shards) >= SHARDS_MAX:
-            return [Free(key), *self._copy_refused(key)]
-        self._add(Place(key, made.shards, spot=False, layout=made.layout, nbytes=made.nbytes), Held())
+            return [FreeShard(key), *self._copy_refused(key)]
+        self._add(ShardSpec(key, made.shards, spot=False, layout=made.layout, nbytes=made.nbytes), ShardContents())
         return self._tend_copies(now)
 
-    def copy_failed(self, key: Key, now: float) -> list[AnyEffect]:
+    def copy_failed(self, key: ShardKey, now: float) -> list[AnyEffect]:
         """What a copy stands on does not keep it: let it go, so that the log places it elsewhere."""
         self.keeper.give_up(key)
         return self._tend_copies(now)
 
-    def _say_for(self, key: Key, command: Release) -> AnyEffect:
+    def _say_for(self, key: ShardKey, command: Release) -> AnyEffect:
         """Say something about a shard that does not stand here."""
-        return Say(msgspec.structs.replace(command, by=self._speech.sender(self._speech.lane_of(key, self.shards))))
+        return AppendCommand(
+            msgspec.structs.replace(command, by=self._speech.sender(self._speech.lane_of(key, self.shards)))
+        )
 
     def _tend_copies(self, now: float) -> list[AnyEffect]:
         effects: list[AnyEffect] = []
@@ -338,7 +340,7 @@ class AgentCore:
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
             # A process with this agent's name and a higher incarnation spoke; the log refuses what this one says.
-            return [Fenced()] if event.incarnation > self.incarnation else []
+            return [EndFenced()] if event.incarnation > self.incarnation else []
         self.joined = True
         effects: list[AnyEffect] = []
         for holding in event.dropped:
@@ -347,9 +349,9 @@ class AgentCore:
                 self.keeper.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
-            elif (key := Key(holding.model, holding.replica, holding.shard)) in self.aside:
+            elif (key := ShardKey(holding.model, holding.replica, holding.shard)) in self.aside:
                 self.aside.discard(key)
-                effects.append(Free(key))
+                effects.append(FreeShard(key))
         for holding in event.kept:
             core = self._stated_core(holding)
             if core is not None:
@@ -359,9 +361,9 @@ class AgentCore:
         self._unsaid_of.clear()
         return effects + unsaid
 
-    def _stated_core(self, holding: Holding) -> ShardCore | None:
+    def _stated_core(self, holding: HeldShard) -> ShardCore | None:
         """Return the shard that was stated, unless it has gone since; one that was registered anew is another."""
-        key = Key(holding.model, holding.replica, holding.shard)
+        key = ShardKey(holding.model, holding.replica, holding.shard)
         core = self.shards.get(key)
         return core if core is not None and self._stated.get(key) is core else None
 
@@ -379,48 +381,52 @@ class AgentCore:
 
     # Shards and calls.
 
-    def register(self, place: Place, call: AnyCall, now: float) -> list[AnyEffect]:
+    def register(self, place: ShardSpec, call: AnyCall, now: float) -> list[AnyEffect]:
         """Bring a new shard whose segment stands already."""
         if self.deleted is not None:
-            return [Free(place.key), Raise(call.call, JobGone.__name__, self.deleted)]
+            return [FreeShard(place.key), FailCall(call.call, JobGone.__name__, self.deleted)]
         try:
             self.check_room()
         except MemoryExhausted as why:
-            return [Free(place.key), Raise(call.call, MemoryExhausted.__name__, str(why))]
+            return [FreeShard(place.key), FailCall(call.call, MemoryExhausted.__name__, str(why))]
         core = self._add(place, None)
         core.session = call.session
         core.called(call, now)
         return self._take(core)
 
-    def called(self, key: Key, call: AnyCall, now: float) -> list[AnyEffect]:
+    def called(self, key: ShardKey, call: AnyCall, now: float) -> list[AnyEffect]:
         """Begin a call on a shard; `CallRegister` is a worker that comes back to it."""
         core = self.shards.get(key)
         if self.deleted is not None:
-            return [Raise(call.call, JobGone.__name__, self.deleted)]
+            return [FailCall(call.call, JobGone.__name__, self.deleted)]
         if core is None and isinstance(call, CallRelease):
             # Its caller has given up waiting for a release that came to its end, and asks once more.
-            return [Answer(call=call.call)]
+            return [CompleteCall(call=call.call)]
         if core is None:
             name = f"shard {key.shard} of {key.model}/{key.replica}"
             return [
-                Raise(call.call, AgentUnavailable.__name__, f"{name} is not on agent {self.agent!r}: register it again")
+                FailCall(
+                    call.call, AgentUnavailable.__name__, f"{name} is not on agent {self.agent!r}: register it again"
+                )
             ]
         if self._unsaid_of[self.lane(key)] >= UNSAID_MAX:
             why = f"no registry has let agent {self.agent!r} back into the job yet, and earlier calls wait for that"
-            return [Raise(call.call, RegistryUnavailable.__name__, f"{why}: see 'tensorhub status', then call again")]
+            return [
+                FailCall(call.call, RegistryUnavailable.__name__, f"{why}: see 'tensorhub status', then call again")
+            ]
         core.called(call, now)
         return self._take(core)
 
-    def lane(self, key: Key) -> str:
+    def lane(self, key: ShardKey) -> str:
         """Return the name of the lane on which a shard that stands here speaks."""
         return f"{self.agent}/{self._speech.lanes[key]}"
 
-    def loaded(self, key: Key) -> list[AnyEffect]:
+    def loaded(self, key: ShardKey) -> list[AnyEffect]:
         """The worker wrote values of its own: the memory is whole, and nothing of an earlier read is left."""
         core = self.shards.get(key)
-        if core is None or core.held.memory is not Memory.EMPTY or core.operation is not None:
+        if core is None or core.held.memory is not MemoryState.EMPTY or core.operation is not None:
             return []
-        core.become(Memory.EMPTY, partial=False, kept=None)
+        core.become(MemoryState.EMPTY, partial=False, kept=None)
         return self._take(core)
 
     def worker_gone(self, session: int, now: float) -> list[AnyEffect]:
@@ -431,12 +437,12 @@ class AgentCore:
             effects += self._take(core)
         return effects
 
-    def on_news(self, news: ShardNews, now: float) -> list[AnyEffect]:
+    def on_news(self, news: EffectOutcome, now: float) -> list[AnyEffect]:
         """Take what came of an effect."""
         core = self.shards.get(news.key)
         if core is None:
             return []
-        if isinstance(news, PlanCame):
+        if isinstance(news, PlanReceived):
             self._plans.answered(news.key, news.number)
         elif isinstance(news, Kept) and news.failure is not None and _is_awaited(core, news):
             self.keeper.give_up(news.key)
@@ -446,12 +452,12 @@ class AgentCore:
     # Leases.
 
     def lease_asked(
-        self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+        self, ask: LeaseRequest, name: str, ticket: str, endpoint: str, now: float
     ) -> LeaseGrant | LeaseRefusal | None:
         """Answer a reader's agent. None: ask again once something has happened here, within a bound."""
         if (ask.source.agent, ask.source.incarnation) != (self.agent, self.incarnation):
             return LeaseRefusal(reason=f"incarnation {ask.source.incarnation} of {ask.source.agent!r} is over")
-        core = self.shards.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        core = self.shards.get(ShardKey(ask.model, ask.source.replica, ask.source.shard))
         if ask.mapped and not is_published(core, ask):
             # A publication can be taken back before the log has taken it, a mapping can't.
             waits = core is not None and isinstance(core.operation, PublishOperation)
@@ -468,7 +474,7 @@ class AgentCore:
             self.shards[lease.key].held.lent = True
         return lease
 
-    def lease_ended(self, name: str, how: LeaseMove, now: float) -> list[AnyEffect]:
+    def lease_ended(self, name: str, how: LeaseTransition, now: float) -> list[AnyEffect]:
         """A reader is done, or gone."""
         key = self.table.finish(name, how)
         core = self.shards.get(key) if key is not None else None
@@ -518,7 +524,7 @@ class AgentCore:
 
     # How.
 
-    def _add(self, place: Place, held: Held | None) -> ShardCore:
+    def _add(self, place: ShardSpec, held: ShardContents | None) -> ShardCore:
         lane = self._speech.lane_of(place.key, self.shards)
         sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
         core = ShardCore(place, self.table, self.limits, sender, begin, held, self.measured)
@@ -527,7 +533,7 @@ class AgentCore:
         self._deadlines.note(place.key, core.deadline())
         return core
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: ShardKey) -> None:
         del self.shards[key]
         self._deadlines.forget(key)
         group = self._replicas[key.model, key.replica]
@@ -547,14 +553,14 @@ class AgentCore:
             else:
                 self._deadlines.note(core.key, core.deadline())
         if self.deleted is not None:
-            return [effect for effect in out if not isinstance(effect, Say)]
+            return [effect for effect in out if not isinstance(effect, AppendCommand)]
         return out if self.joined else [effect for effect in out if not self._kept_back(effect)]
 
     def _goes_out(self, core: ShardCore, effect: AnyEffect) -> bool:
         """Tell whether an effect is for the driver, and now."""
-        if isinstance(effect, Answer | Raise):
+        if isinstance(effect, CompleteCall | FailCall):
             return not self.keeper.ended(effect)
-        if isinstance(effect, AskPlan) and not self._plans.admit(effect):
+        if isinstance(effect, RequestPlan) and not self._plans.admit(effect):
             if isinstance(core.operation, ReadOperation):
                 core.operation.plan_kept_back()
             return False
@@ -576,7 +582,7 @@ class AgentCore:
 
     def _kept_back(self, effect: AnyEffect) -> bool:
         """Keep a command until the log knows this incarnation."""
-        if isinstance(effect, Say):
+        if isinstance(effect, AppendCommand):
             self._unsaid.append(effect)
             if effect.command.by is not None:
                 self._unsaid_of[effect.command.by.lane] += 1
@@ -584,8 +590,8 @@ class AgentCore:
         return False
 
 
-def _holding_aside(key: Key) -> Holding:
-    return Holding(model=key.model, replica=key.replica, shard=key.shard, version=cached_version(key.replica))
+def _holding_aside(key: ShardKey) -> HeldShard:
+    return HeldShard(model=key.model, replica=key.replica, shard=key.shard, version=cached_version(key.replica))
 
 
 def _is_awaited(core: ShardCore, news: Kept) -> bool:

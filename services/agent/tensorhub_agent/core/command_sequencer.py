@@ -7,7 +7,7 @@ twice; and a shard that comes back has the lane that it had, so what it says sta
 from collections.abc import Container
 from typing import Final
 
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.log.commands import Sender
 from tensorhub_common.protocol.log.events import AnyEvent
 
@@ -17,15 +17,15 @@ SHARDS_MAX: Final = 1000
 OWN_LANE: Final = 0
 
 
-class Speech:
+class CommandSequencer:
     """One agent's lanes in one job."""
 
     def __init__(self, agent: str) -> None:
         """Begin with no incarnation: nothing can be said before `begin`."""
         self._agent = agent
         self.incarnation = 0
-        self.lanes: dict[Key, int] = {}
-        self._shards: dict[int, Key] = {}
+        self.lanes: dict[ShardKey, int] = {}
+        self._shards: dict[int, ShardKey] = {}
         """Whose lane each is."""
         self._said: dict[int, int] = {}
         self._heard: dict[str, tuple[int, int]] = {}
@@ -37,7 +37,7 @@ class Speech:
         self._said.clear()
         self._heard.clear()
 
-    def lane_of(self, key: Key, present: Container[Key]) -> int:
+    def lane_of(self, key: ShardKey, present: Container[ShardKey]) -> int:
         """Return a shard's lane; of the shards that are not `present` the one gone for longest may lose its own.
 
         A shard that is not present has the agent's own lane where the present ones have all others.
@@ -54,7 +54,7 @@ class Speech:
         self._shards[lane] = key
         return lane
 
-    def shard_of(self, lane: int) -> Key | None:
+    def shard_of(self, lane: int) -> ShardKey | None:
         """Return the shard whose lane this is."""
         return self._shards.get(lane)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CoreConfig:
     """The settings that the core works under."""
 
     digests: bool = True

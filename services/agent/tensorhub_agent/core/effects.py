@@ -6,18 +6,18 @@ that takes time is answered later by the event named beside it; an answer that n
 
 import msgspec
 
-from tensorhub_agent.primitives.amax import Table
-from tensorhub_agent.primitives.ids import Base, Key
-from tensorhub_agent.primitives.lease_messages import Stock
-from tensorhub_agent.primitives.program_units import Completion
-from tensorhub_common.programs.amax_reductions import Folds
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_agent.primitives.amax import AmaxTable
+from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
+from tensorhub_agent.primitives.program_units import PieceCompletion
+from tensorhub_common.programs.amax_reductions import AmaxReductions
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
-from tensorhub_common.protocol.log.commands import AnyCommand, Wish
+from tensorhub_common.protocol.log.commands import AnyCommand, VersionRequest
 from tensorhub_common.protocol.log.events import Sibling
-from tensorhub_common.protocol.plans import Demand, PlanAnswer, Share, Turn
+from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest, ReadPriority, Share
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_common.protocol.worker import Encoded, ReadReport
+from tensorhub_common.protocol.worker import EncodedBytes, ReadReport
 
 # Calls of workers. `call` is the driver's own number; every call is answered once, by Answer or Raise.
 
@@ -49,7 +49,7 @@ class CallUnpublish(Call, frozen=True, kw_only=True):
 class CallRead(Call, frozen=True, kw_only=True):
     """Take part in the replica's round. `patience` is when a wish for newer stops waiting."""
 
-    want: Wish
+    want: VersionRequest
     patience: float
 
 
@@ -67,13 +67,13 @@ class Effect(msgspec.Struct, frozen=True):
     """Something for the driver to do."""
 
 
-class Say(Effect, frozen=True):
+class AppendCommand(Effect, frozen=True):
     """Append the command to the log, after all earlier ones of its lane and as often as it takes."""
 
     command: AnyCommand
 
 
-class Answer(Effect, frozen=True, kw_only=True):
+class CompleteCall(Effect, frozen=True, kw_only=True):
     """The call returns."""
 
     call: int
@@ -81,7 +81,7 @@ class Answer(Effect, frozen=True, kw_only=True):
     report: ReadReport | None = None
 
 
-class Raise(Effect, frozen=True):
+class FailCall(Effect, frozen=True):
     """The call raises. `report` is how far a read came."""
 
     call: int
@@ -90,29 +90,29 @@ class Raise(Effect, frozen=True):
     report: ReadReport | None = None
 
 
-class Hold(Effect, frozen=True):
+class ReportReplicaVersion(Effect, frozen=True):
     """Tell the shard's worker which version its replica holds now."""
 
-    key: Key
+    key: ShardKey
     version: int | None
 
 
-class Digest(Effect, frozen=True):
+class DigestMemory(Effect, frozen=True):
     """Hash the shard's segment; answered by `Digested(number)`."""
 
-    key: Key
+    key: ShardKey
     number: int
     filled: bool = False
     """Hash where reads write: of a staged shard its spare memory."""
 
 
-class Save(Effect, frozen=True, kw_only=True):
+class SaveManifest(Effect, frozen=True, kw_only=True):
     """Write the shard's manifest, before any later effect of the same call is carried out.
 
     That of a copy on a disk is written beside the loop, in its order. What rests on it is said after `Kept`.
     """
 
-    key: Key
+    key: ShardKey
     state: str
     partial: bool
     version: int | None = None
@@ -125,95 +125,95 @@ class Save(Effect, frozen=True, kw_only=True):
 class Keep(Effect, frozen=True, kw_only=True):
     """Have the shard's manifest say that this version was filled in, and stands whole; answered by `Kept(number)`."""
 
-    key: Key
+    key: ShardKey
     number: int
     version: int
     root: str
     digests: bytes
 
 
-class Probe(Effect, frozen=True):
+class ProbeMapping(Effect, frozen=True):
     """Find out whether anybody still maps the shard's memory, or its spare memory; answered by `Probed`."""
 
-    key: Key
+    key: ShardKey
     spare: bool
 
 
-class Duplicate(Effect, frozen=True):
+class CopyToSpare(Effect, frozen=True):
     """Copy what stands in the shard's memory into its spare memory; answered by `Duplicated`."""
 
-    key: Key
+    key: ShardKey
 
 
-class LetGo(Effect, frozen=True):
+class DropMapping(Effect, frozen=True):
     """Let go of the memory that a read has taken to be mapped, and that was not swapped in."""
 
-    key: Key
+    key: ShardKey
 
 
-class CheckSiblings(Effect, frozen=True):
+class CompareLayouts(Effect, frozen=True):
     """Compare the layouts of one replica's shards; answered by `SiblingsChecked(number)`."""
 
-    key: Key
+    key: ShardKey
     number: int
     siblings: tuple[Sibling, ...]
 
 
-class MakeCopy(Effect, frozen=True):
+class AllocateCopy(Effect, frozen=True):
     """Make memory for a shard of a cache replica, whose layout has this digest; answered by `CopyMade`."""
 
-    key: Key
+    key: ShardKey
     shards: int
     layout: str
     nbytes: int
 
 
-class AskPlan(Effect, frozen=True):
+class RequestPlan(Effect, frozen=True):
     """Ask the planner; answered by `PlanCame(number)`."""
 
-    key: Key
+    key: ShardKey
     number: int
-    demand: Demand
+    demand: PlanRequest
 
 
-class OpenSource(Effect, frozen=True):
+class RequestLease(Effect, frozen=True):
     """Get a lease and open the transport with its ticket; answered by `SourceOpened` or `SourceLost`."""
 
-    key: Key
+    key: ShardKey
     source: int
     share: Share
     version: int
     root: str | None
-    turn: Turn | None = None
+    turn: ReadPriority | None = None
     """Of the reader's round; a half-filled source serves later turns only."""
     mapped: bool = False
     """The source's memory is to be mapped."""
-    program: Execution | None = None
+    program: NumberedProgram | None = None
     """What is asked for are units of this program."""
-    base: Base | None = None
+    base: BaseVersion | None = None
     """Patches that lead from there would do instead of pieces."""
     rate: float | None = None
     """What this agent has got over the source's link before, in bytes a second."""
-    table: Table | None = None
+    table: AmaxTable | None = None
     """Where partials of the program are folded."""
     hold: bool = False
-    """Get the lease alone, answered by `SourceHeld`, and keep it until `EnterSource`."""
+    """Get the lease alone, answered by `LeaseReceived`, and keep it until `OpenTransport`."""
 
 
-class EnterSource(Effect, frozen=True):
+class OpenTransport(Effect, frozen=True):
     """Open the transport of a source whose lease is held; answered by `SourceOpened` or `SourceLost`."""
 
-    key: Key
+    key: ShardKey
     source: int
 
 
-class Post(Effect, frozen=True):
+class ReadBatch(Effect, frozen=True):
     """Bring these pieces from the source; answered by `BatchDone(batch)`, or by `SourceLost`.
 
     For a shard that is mapped: take the memory in which they stand.
     """
 
-    key: Key
+    key: ShardKey
     source: int
     batch: int
     pieces: tuple[Range, ...]
@@ -222,24 +222,24 @@ class Post(Effect, frozen=True):
 class FoldAmax(Effect, frozen=True):
     """Count what a source has said of partials, and then write scales; done when the next effect is carried out."""
 
-    key: Key
+    key: ShardKey
     source: int
     partials: tuple[Range, ...]
     scales: tuple[Range, ...]
-    table: Table
+    table: AmaxTable
 
 
-class Confirm(Effect, frozen=True):
-    """Ask the source whether the lease still holds; answered by `Confirmed`."""
+class ConfirmLease(Effect, frozen=True):
+    """Ask the source whether the lease still holds; answered by `LeaseConfirmed`."""
 
-    key: Key
+    key: ShardKey
     source: int
 
 
-class Accuse(Effect, frozen=True):
+class ReportWrongBytes(Effect, frozen=True):
     """Tell a source's agent that its bytes were wrong though its lease held; comes before its closing."""
 
-    key: Key
+    key: ShardKey
     source: int
 
 
@@ -249,7 +249,7 @@ class CloseSource(Effect, frozen=True):
     It follows within a bound of the driver's own, whatever the source does: no call ends before it.
     """
 
-    key: Key
+    key: ShardKey
     source: int
 
 
@@ -260,24 +260,24 @@ class BreakLease(Effect, frozen=True):
     reason: str
 
 
-class Show(Effect, frozen=True):
+class SendAvailability(Effect, frozen=True):
     """Tell the reader of a half-filled shard which pieces stand there, or are promised, or not any more."""
 
     lease: str
-    news: Stock
+    news: AvailabilityUpdate
 
 
-class Free(Effect, frozen=True):
+class FreeShard(Effect, frozen=True):
     """Remove the shard's segment and manifest; the shard is gone from the agent."""
 
-    key: Key
+    key: ShardKey
 
 
 class Rejoin(Effect, frozen=True):
     """The log does not know this incarnation any more: take a higher one and tell the core by `begin`."""
 
 
-class Fenced(Effect, frozen=True):
+class EndFenced(Effect, frozen=True):
     """Another process speaks under this agent's name with a higher incarnation: end, with one clear error."""
 
 
@@ -287,7 +287,7 @@ class Fenced(Effect, frozen=True):
 class Digested(msgspec.Struct, frozen=True):
     """The segment's piece digests (empty with digests off)."""
 
-    key: Key
+    key: ShardKey
     number: int
     digests: bytes
 
@@ -295,7 +295,7 @@ class Digested(msgspec.Struct, frozen=True):
 class Kept(msgspec.Struct, frozen=True):
     """The next process of this agent will find what was filled in, or why it may not."""
 
-    key: Key
+    key: ShardKey
     number: int
     failure: str | None = None
 
@@ -303,7 +303,7 @@ class Kept(msgspec.Struct, frozen=True):
 class Probed(msgspec.Struct, frozen=True):
     """Whether somebody maps the memory."""
 
-    key: Key
+    key: ShardKey
     spare: bool
     lent: bool
 
@@ -311,13 +311,13 @@ class Probed(msgspec.Struct, frozen=True):
 class Duplicated(msgspec.Struct, frozen=True):
     """The spare memory has the same bytes."""
 
-    key: Key
+    key: ShardKey
 
 
 class SiblingsChecked(msgspec.Struct, frozen=True):
     """Why the siblings' layouts clash, or None."""
 
-    key: Key
+    key: ShardKey
     number: int
     mismatch: str | None
 
@@ -325,32 +325,32 @@ class SiblingsChecked(msgspec.Struct, frozen=True):
 class CopyMade(msgspec.Struct, frozen=True):
     """The bytes of the copy's pieces, or why there is no memory for it."""
 
-    key: Key
+    key: ShardKey
     shards: int
     layout: str
     nbytes: tuple[int, ...] = ()
     failure: str | None = None
 
 
-class PlanCame(msgspec.Struct, frozen=True):
+class PlanReceived(msgspec.Struct, frozen=True):
     """The planner's answer; a planner that does not answer is a Refusal too."""
 
-    key: Key
+    key: ShardKey
     number: int
     answer: PlanAnswer
-    program: Execution | None = None
+    program: NumberedProgram | None = None
     """The transfer program that the plan names."""
-    completion: Completion | None = None
+    completion: PieceCompletion | None = None
     """What its units make of the shard's own pieces."""
-    folds: Folds | None = None
+    folds: AmaxReductions | None = None
     """What of it has to be folded, if anything has; and memory for that."""
-    table: Table | None = None
+    table: AmaxTable | None = None
 
 
-class SourceHeld(msgspec.Struct, frozen=True):
+class LeaseReceived(msgspec.Struct, frozen=True):
     """The lease stands, and is kept until the transport is wanted. `digests` of all of the source's pieces."""
 
-    key: Key
+    key: ShardKey
     source: int
     digests: bytes
 
@@ -362,25 +362,25 @@ class SourceOpened(msgspec.Struct, frozen=True):
     reader waits for what the source promises, no more.
     """
 
-    key: Key
+    key: ShardKey
     source: int
     digests: bytes
     pieces: tuple[Range, ...] | None = None
     promises: bool = False
 
 
-class Available(msgspec.Struct, frozen=True):
+class AvailabilityReceived(msgspec.Struct, frozen=True):
     """A half-filled source lives, and tells of its pieces, beside those that it has told of."""
 
-    key: Key
+    key: ShardKey
     source: int
-    news: Stock
+    news: AvailabilityUpdate
 
 
-class Progressed(msgspec.Struct, frozen=True):
+class BytesReceived(msgspec.Struct, frozen=True):
     """So many more bytes of the source's batches have come; told a few times a second at most, or never."""
 
-    key: Key
+    key: ShardKey
     source: int
     nbytes: int
 
@@ -388,18 +388,18 @@ class Progressed(msgspec.Struct, frozen=True):
 class BatchDone(msgspec.Struct, frozen=True):
     """The batch stands in the destination; `digests` were taken there (empty with digests off)."""
 
-    key: Key
+    key: ShardKey
     source: int
     batch: int
     digests: bytes
-    encoded: tuple[Encoded, ...] = ()
+    encoded: tuple[EncodedBytes, ...] = ()
     """What of it came otherwise than as it is."""
 
 
-class Confirmed(msgspec.Struct, frozen=True):
+class LeaseConfirmed(msgspec.Struct, frozen=True):
     """Whether the lease still holds after the last byte."""
 
-    key: Key
+    key: ShardKey
     source: int
     holds: bool
 
@@ -407,7 +407,7 @@ class Confirmed(msgspec.Struct, frozen=True):
 class SourceLost(msgspec.Struct, frozen=True):
     """The source refused, broke the lease, or its connection ended."""
 
-    key: Key
+    key: ShardKey
     source: int
     reason: str
 
@@ -415,16 +415,46 @@ class SourceLost(msgspec.Struct, frozen=True):
 class SourceClosed(msgspec.Struct, frozen=True):
     """Nothing of the source can reach the destination any more."""
 
-    key: Key
+    key: ShardKey
     source: int
 
 
 AnyEffect = (
-    Say | Answer | Raise | Hold | Digest | Save | Keep | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
-    | OpenSource | EnterSource | Post | FoldAmax | Confirm | Accuse | CloseSource | BreakLease | Show | Free | Rejoin
-    | Fenced
-)  # fmt: skip
+    AppendCommand
+    | CompleteCall
+    | FailCall
+    | ReportReplicaVersion
+    | DigestMemory
+    | SaveManifest
+    | Keep
+    | ProbeMapping
+    | CopyToSpare
+    | DropMapping
+    | CompareLayouts
+    | AllocateCopy
+    | RequestPlan
+    | RequestLease
+    | OpenTransport
+    | ReadBatch
+    | FoldAmax
+    | ConfirmLease
+    | ReportWrongBytes
+    | CloseSource
+    | BreakLease
+    | SendAvailability
+    | FreeShard
+    | Rejoin
+    | EndFenced
+)
 ReadEvent = (
-    PlanCame | SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
-)  # fmt: skip
-ShardNews = Digested | Kept | Probed | Duplicated | SiblingsChecked | ReadEvent
+    PlanReceived
+    | LeaseReceived
+    | SourceOpened
+    | AvailabilityReceived
+    | BytesReceived
+    | BatchDone
+    | LeaseConfirmed
+    | SourceLost
+    | SourceClosed
+)
+EffectOutcome = Digested | Kept | Probed | Duplicated | SiblingsChecked | ReadEvent

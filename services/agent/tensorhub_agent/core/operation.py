@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from tensorhub_agent.core.effects import AnyCall, ShardNews
+from tensorhub_agent.core.effects import AnyCall, EffectOutcome
 from tensorhub_common.protocol.log.events import AnyEvent
 
 
@@ -23,7 +23,7 @@ class Operation(Protocol):
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event about this shard's replica, or an answer to what was said."""
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
 
     def on_readers_gone(self, now: float) -> None:
@@ -42,7 +42,7 @@ class Operation(Protocol):
         """Take note that the agent has joined anew under a higher incarnation."""
 
 
-class Lingering(Protocol):
+class DetachedOperation(Protocol):
     """What goes on of a call whose caller was told that the log is silent, until the log has said what became of it.
 
     It ends by `core.settled`. The next call of its kind takes its place.
@@ -55,7 +55,7 @@ class Lingering(Protocol):
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event about this shard's replica, or an answer to what was said."""
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
 
     def on_readers_gone(self, now: float) -> None:

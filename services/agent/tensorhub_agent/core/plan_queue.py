@@ -11,8 +11,8 @@ Invariants:
 
 from typing import Final
 
-from tensorhub_agent.core.effects import AskPlan
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.effects import RequestPlan
+from tensorhub_agent.primitives.ids import ShardKey
 
 PLANS_OUT_MAX: Final = 16
 """One agent asks a planner for so many plans of one job at a time."""
@@ -23,10 +23,10 @@ class PlanQueue:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._out: dict[Key, int] = {}
-        self._waiting: dict[Key, AskPlan] = {}
+        self._out: dict[ShardKey, int] = {}
+        self._waiting: dict[ShardKey, RequestPlan] = {}
 
-    def admit(self, question: AskPlan) -> bool:
+    def admit(self, question: RequestPlan) -> bool:
         """Take a question; True: it goes out at once."""
         if question.key not in self._out and (len(self._out) >= PLANS_OUT_MAX or self._waiting):
             self._waiting[question.key] = question
@@ -34,12 +34,12 @@ class PlanQueue:
         self._out[question.key] = question.number
         return True
 
-    def answered(self, key: Key, number: int) -> None:
+    def answered(self, key: ShardKey, number: int) -> None:
         """A question has its answer, or will get none."""
         if self._out.get(key) == number:
             del self._out[key]
 
-    def ended(self, key: Key) -> None:
+    def ended(self, key: ShardKey) -> None:
         """The shard reads no more."""
         self._out.pop(key, None)
         self._waiting.pop(key, None)
@@ -49,7 +49,7 @@ class PlanQueue:
         """Whether a question that waits may go out."""
         return bool(self._waiting) and len(self._out) < PLANS_OUT_MAX
 
-    def next(self) -> AskPlan:
+    def next(self) -> RequestPlan:
         """Take the question that has waited longest: it goes out now."""
         key = next(iter(self._waiting))
         question = self._waiting.pop(key)

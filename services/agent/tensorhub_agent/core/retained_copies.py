@@ -12,14 +12,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Answer, CallRead, CallRelease, MakeCopy, Raise
+from tensorhub_agent.core.effects import AllocateCopy, CallRead, CallRelease, CompleteCall, FailCall
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.log.events import CopyPlaced, RoundJoined
 from tensorhub_common.protocol.subjects import cached_version
 
-KEEPER: Final = -1
+KEEPER_SESSION: Final = -1
 """The session of the keeper's calls; those of workers count from 1."""
 
 READ_S_MAX: Final = 600.0
@@ -31,7 +31,7 @@ RELEASE_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class Copy:
+class RetainedCopy:
     """One copy that is being made or kept. `again` is when it is tried once more."""
 
     version: int
@@ -43,48 +43,48 @@ class Copy:
     """A sibling reads the version again, and its round waits for this shard, which stands."""
 
 
-class Keeper:
+class RetainedCopies:
     """The copies of one agent in one job."""
 
     def __init__(self, agent: str) -> None:
         """Begin with none."""
         self._agent = agent
-        self.copies: dict[Key, Copy] = {}
-        self._calls: dict[int, Key] = {}
+        self.copies: dict[ShardKey, RetainedCopy] = {}
+        self._calls: dict[int, ShardKey] = {}
         self._last = 0
 
-    def placed(self, event: CopyPlaced) -> list[MakeCopy]:
+    def placed(self, event: CopyPlaced) -> list[AllocateCopy]:
         """Take the log's wish for copies; those of this agent are to be made."""
         wanted = []
         for member in event.members:
-            key = Key(event.model, event.replica, member.shard)
+            key = ShardKey(event.model, event.replica, member.shard)
             if member.agent == self._agent and key not in self.copies:
-                self.copies[key] = Copy(event.version)
-                wanted.append(MakeCopy(key, len(event.members), member.layout, member.nbytes))
+                self.copies[key] = RetainedCopy(event.version)
+                wanted.append(AllocateCopy(key, len(event.members), member.layout, member.nbytes))
         return wanted
 
-    def found(self, key: Key) -> None:
+    def found(self, key: ShardKey) -> None:
         """Take a copy that an earlier process left, whole or not."""
         version = cached_version(key.replica)
         if version is not None:
-            self.copies.setdefault(key, Copy(version))
+            self.copies.setdefault(key, RetainedCopy(version))
 
-    def only(self, standing: Collection[Key]) -> None:
+    def only(self, standing: Collection[ShardKey]) -> None:
         """The agent joins and states what stands here: what does not, the log won't count on."""
         self.copies = {key: copy for key, copy in self.copies.items() if key in standing}
 
     def called_for(self, event: RoundJoined) -> None:
         """A shard of a copy has joined a round: the others join it too, whether they stand or not."""
         for shard in event.missing:
-            copy = self.copies.get(Key(event.model, event.replica, shard))
+            copy = self.copies.get(ShardKey(event.model, event.replica, shard))
             if copy is not None:
                 copy.awaited = True
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: ShardKey) -> None:
         """The log wants the copy no more."""
         self.copies.pop(key, None)
 
-    def give_up(self, key: Key) -> None:
+    def give_up(self, key: ShardKey) -> None:
         """The copy can't stay here."""
         if key in self.copies:
             self.copies[key].releasing = True
@@ -105,26 +105,26 @@ class Keeper:
         copy.again = None
         if copy.releasing or copy.tries >= TRIES_MAX:
             copy.releasing = True
-            core.called(CallRelease(call=self._call(core.key), session=KEEPER, deadline=now + RELEASE_S), now)
-        elif core.held.memory is not Memory.READY or copy.awaited:
+            core.called(CallRelease(call=self._call(core.key), session=KEEPER_SESSION, deadline=now + RELEASE_S), now)
+        elif core.held.memory is not MemoryState.READY or copy.awaited:
             copy.tries += 1
             copy.awaited = False
             until = now + READ_S_MAX
             call = CallRead(
-                call=self._call(core.key), session=KEEPER, deadline=until, want=copy.version, patience=until
+                call=self._call(core.key), session=KEEPER_SESSION, deadline=until, want=copy.version, patience=until
             )
             core.called(call, now)
 
-    def _call(self, key: Key) -> int:
+    def _call(self, key: ShardKey) -> int:
         self._last -= 1
         self._calls[self._last] = key
         return self._last
 
-    def ended(self, effect: Answer | Raise) -> bool:
+    def ended(self, effect: CompleteCall | FailCall) -> bool:
         """Take the end of a call; tells whether it was one of these."""
         key = self._calls.pop(effect.call, None)
         copy = self.copies.get(key) if key is not None else None
-        if copy is not None and isinstance(effect, Raise):
+        if copy is not None and isinstance(effect, FailCall):
             copy.failed, copy.again = True, 0.0
         elif copy is not None:
             copy.tries = 0

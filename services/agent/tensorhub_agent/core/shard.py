@@ -9,27 +9,27 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
-    Answer,
     AnyCall,
     AnyEffect,
+    AppendCommand,
     BreakLease,
     CallPublish,
     CallRegister,
     CallRelease,
     CallUnpublish,
-    Free,
-    Hold,
-    Raise,
-    Save,
-    Say,
-    ShardNews,
+    CompleteCall,
+    EffectOutcome,
+    FailCall,
+    FreeShard,
+    ReportReplicaVersion,
+    SaveManifest,
 )
-from tensorhub_agent.core.operation import Lingering, Operation
-from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.core.operation import DetachedOperation, Operation
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.leases.table import LeaseTable
-from tensorhub_agent.rates.link_rates import Measured
+from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_common.errors import (
     AgentUnavailable,
     DrainTimeout,
@@ -45,7 +45,7 @@ from tensorhub_common.protocol.worker import ReadReport
 WISH_S_MAX: Final = 60.0
 """A publication wished for from outside is given up after this."""
 
-NOBODY: Final = 0
+NO_CALL: Final = 0
 """The number of a call that nobody waits for: a publication wished for from outside."""
 
 
@@ -57,22 +57,22 @@ class ShardCore:
 
     def __init__(
         self,
-        place: Place,
+        place: ShardSpec,
         table: LeaseTable,
-        limits: Limits,
+        limits: CoreConfig,
         sender: Callable[[], Sender],
         begin: Begin,
-        held: Held | None = None,
-        measured: Measured | None = None,
+        held: ShardContents | None = None,
+        measured: LinkRates | None = None,
     ) -> None:
         """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
         self.place, self.key = place, place.key
-        self.table, self.limits, self.measured = table, limits, measured or Measured()
-        self.held = held or Held()
+        self.table, self.limits, self.measured = table, limits, measured or LinkRates()
+        self.held = held or ShardContents()
         self.replica_version: int | None = None
         self.session: int | None = None
         self.operation: Operation | None = None
-        self.lingering: Lingering | None = None
+        self.lingering: DetachedOperation | None = None
         """What goes on of a call that ended without the log's word."""
         self.queued: AnyCall | None = None
         self.out: list[AnyEffect] = []
@@ -85,7 +85,7 @@ class ShardCore:
         self._sender, self._begin = sender, begin
         self._wish = 0
         self._numbers = 0
-        if self.held.memory is Memory.READY and self.held.root is not None and not self.place.mapped:
+        if self.held.memory is MemoryState.READY and self.held.root is not None and not self.place.mapped:
             self.table.offer(self.key, self.held.version, self.held.root, self.held.digests)
 
     # What operations use.
@@ -93,7 +93,7 @@ class ShardCore:
     def say(self, command: AnyCommand) -> Sender:
         """Send a command on this shard's lane."""
         by = self._sender()
-        self.out.append(Say(msgspec.structs.replace(command, by=by)))
+        self.out.append(AppendCommand(msgspec.structs.replace(command, by=by)))
         return by
 
     def number(self) -> int:
@@ -109,9 +109,9 @@ class ShardCore:
         """Note what the whole replica holds, and tell the worker."""
         if version != self.replica_version:
             self.replica_version = version
-            self.out.append(Hold(self.key, version))
+            self.out.append(ReportReplicaVersion(self.key, version))
 
-    def become(self, memory: Memory, *, swap: bool = False, **changes: object) -> None:
+    def become(self, memory: MemoryState, *, swap: bool = False, **changes: object) -> None:
         """Change what the memory is, and have the manifest say so before anything later is done.
 
         With `swap` this is said of the spare memory, which is the shard's from now on. Memory that somebody may have
@@ -119,16 +119,16 @@ class ShardCore:
         """
         if swap:
             self.held.lent, self.held.spare_lent = self.held.spare_lent, self.held.lent
-        if memory is Memory.EMPTY and self.held.lent:
-            memory = Memory.DRAINING
+        if memory is MemoryState.EMPTY and self.held.lent:
+            memory = MemoryState.DRAINING
             self.held.version, self.held.root, self.held.digests = None, None, b""
         self.held.memory = memory
-        if memory in (Memory.EMPTY, Memory.FILLING):
+        if memory in (MemoryState.EMPTY, MemoryState.FILLING):
             self.held.version, self.held.root, self.held.digests = None, None, b""
         for name, value in changes.items():
             setattr(self.held, name, value)
         self.out.append(
-            Save(
+            SaveManifest(
                 key=self.key,
                 state=str(memory),
                 partial=self.held.partial,
@@ -146,9 +146,9 @@ class ShardCore:
         if registers and self.gone:
             error = AgentUnavailable if self.doomed is None else JobGone
             why = self.doomed or f"{self.where} is gone from its agent: register it again"
-            self.out.append(Raise(call, error.__name__, why))
-        elif call != NOBODY:
-            self.out.append(Answer(call=call, version=version, report=report))
+            self.out.append(FailCall(call, error.__name__, why))
+        elif call != NO_CALL:
+            self.out.append(CompleteCall(call=call, version=version, report=report))
 
     def fail(self, error: type[TensorHubError] | str, message: str, report: ReadReport | None = None) -> None:
         """Let the call under way raise. `report` is how far a read came."""
@@ -161,23 +161,23 @@ class ShardCore:
         name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
         if self.doomed is not None and name != DrainTimeout.__name__:
             name, message = JobGone.__name__, self.doomed
-        if call != NOBODY:
-            self.out.append(Raise(call, name, message, report))
+        if call != NO_CALL:
+            self.out.append(FailCall(call, name, message, report))
         elif not self.gone:
             self._decline(self._wish, name, message)
 
-    def linger(self, what: Lingering) -> None:
+    def linger(self, what: DetachedOperation) -> None:
         """The call under way was told that the log is silent; what it had begun goes on."""
         if not self.gone:
             self.lingering = what
 
-    def settled(self, what: Lingering) -> None:
+    def settled(self, what: DetachedOperation) -> None:
         """The log has said what became of it."""
         if self.lingering is what:
             self.lingering = None
 
     def _ended(self) -> int:
-        call = self.operation.call.call if self.operation is not None else NOBODY
+        call = self.operation.call.call if self.operation is not None else NO_CALL
         self.operation = None
         if self.session is None:
             self.forsake()
@@ -194,13 +194,13 @@ class ShardCore:
         self.lingering = None
         self.break_readers("the shard is gone from this agent")
         self.break_waiting("the shard is gone from this agent")
-        self.out.append(Free(self.key))
+        self.out.append(FreeShard(self.key))
         self._refuse_queued(f"{self.where} is gone from its agent: register it again")
 
     def _refuse_queued(self, why: str) -> None:
         if self.queued is not None:
             error = AgentUnavailable if self.doomed is None else JobGone
-            self.out.append(Raise(self.queued.call, error.__name__, self.doomed or why))
+            self.out.append(FailCall(self.queued.call, error.__name__, self.doomed or why))
             self.queued = None
 
     def break_readers(self, reason: str) -> None:
@@ -243,7 +243,7 @@ class ShardCore:
         if isinstance(call, CallRegister):
             if self.session is not None and self.session != call.session:
                 self.out.append(
-                    Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a live worker: release it there")
+                    FailCall(call.call, ReplicaConflict.__name__, f"{self.where} has a live worker: release it there")
                 )
                 return
             self.session = call.session
@@ -254,7 +254,7 @@ class ShardCore:
                 self.queued = call
                 return
             self.out.append(
-                Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a call under way: wait for it")
+                FailCall(call.call, ReplicaConflict.__name__, f"{self.where} has a call under way: wait for it")
             )
             return
         if self.lingering is not None and not self._makes_way(self.lingering, call):
@@ -263,7 +263,7 @@ class ShardCore:
         self.operation.start(now)
         self._begin_queued(now)
 
-    def _makes_way(self, lingering: Lingering, call: AnyCall) -> bool:
+    def _makes_way(self, lingering: DetachedOperation, call: AnyCall) -> bool:
         """Tell whether a call may begin beside what lingers, or in its place; refuse it otherwise."""
         why = None if isinstance(call, CallRelease) else lingering.excludes
         if why is None:
@@ -271,10 +271,10 @@ class ShardCore:
                 # It drains what stands here in its own name. So may a worker that comes back, who looks first.
                 self.lingering = None
             return True
-        if call.call == NOBODY:
+        if call.call == NO_CALL:
             self._decline(self._wish, ReplicaConflict.__name__, why)
         else:
-            self.out.append(Raise(call.call, ReplicaConflict.__name__, why))
+            self.out.append(FailCall(call.call, ReplicaConflict.__name__, why))
         if isinstance(call, CallRegister):
             self.session = None
         return False
@@ -294,10 +294,10 @@ class ShardCore:
 
     def forsake(self) -> None:
         """What a worker had mapped is gone with it, so a mapped shard holds nothing before it says anything else."""
-        if self.place.mapped and self.held.memory is Memory.READY:
+        if self.place.mapped and self.held.memory is MemoryState.READY:
             self.take_back()
             self.hold(None)
-            self.become(Memory.EMPTY)
+            self.become(MemoryState.EMPTY)
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event of the log that is about this shard's replica or answers its lane."""
@@ -321,7 +321,7 @@ class ShardCore:
             self._without_operation(event, now)
         self._begin_queued(now)
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
         if self.lingering is not None:
             self.lingering.on_news(news, now)
@@ -341,7 +341,7 @@ class ShardCore:
         """Let time pass."""
         if self.queued is not None and now >= self.queued.deadline:
             self.out.append(
-                Raise(self.queued.call, ReplicaConflict.__name__, f"an earlier call on {self.where} has not ended")
+                FailCall(self.queued.call, ReplicaConflict.__name__, f"an earlier call on {self.where} has not ended")
             )
             self.queued = None
         for each in (self.lingering, self.operation):
@@ -367,34 +367,38 @@ class ShardCore:
 
     def believed(self, version: int | None, root: str | None) -> None:
         """Take what the log believes after the agent joined: memory that it can't vouch for is no version."""
-        if self.held.memory is Memory.READY and root != self.held.root:
+        if self.held.memory is MemoryState.READY and root != self.held.root:
             self.break_readers("the log does not know what stands here")
-            self.become(Memory.EMPTY)
+            self.become(MemoryState.EMPTY)
             version = None
         self.hold(version)
 
     def overwritten_for_log(self, version: int) -> None:
         """The log has given up what stands here to have it overwritten with a version, and nobody does that."""
-        if not self.place.swaps and self.held.memory is Memory.READY and self.held.version != version:
+        if not self.place.swaps and self.held.memory is MemoryState.READY and self.held.version != version:
             self.hold(None)
             self.break_readers("the log has given up what stands here")
-            self.become(Memory.EMPTY)
+            self.become(MemoryState.EMPTY)
 
     def check(self) -> None:
         """Raise AssertionError when memory and offers disagree."""
         offered = self.table.offers.get(self.key)
         granting = offered is not None and offered.granting
-        if self.held.memory is Memory.FILLING:
+        if self.held.memory is MemoryState.FILLING:
             assert not granting, f"{self.where} is written while it grants leases"
             assert self.table.reading(self.key) == 0, f"{self.where} is written under its readers"
-        if self.held.memory is Memory.READY:
+        if self.held.memory is MemoryState.READY:
             assert self.held.version is not None
         else:
-            assert self.held.memory is Memory.DRAINING or not self.held.lent, f"{self.where} may be written while lent"
+            assert self.held.memory is MemoryState.DRAINING or not self.held.lent, (
+                f"{self.where} may be written while lent"
+            )
         coming = self.table.coming.get(self.key)
         if coming is not None:
             assert self.operation is not None, f"{self.where} is to be filled, and nobody does it"
-            assert self.held.memory is Memory.FILLING or not any(coming.has or b""), f"{self.where} shows old pieces"
+            assert self.held.memory is MemoryState.FILLING or not any(coming.has or b""), (
+                f"{self.where} shows old pieces"
+            )
 
     def _begin_queued(self, now: float) -> None:
         if self.operation is None and self.queued is not None and not self.gone:
@@ -404,12 +408,12 @@ class ShardCore:
     def _without_operation(self, event: AnyEvent, now: float) -> None:
         if isinstance(event, PublishWished) and self.is_mine(event):
             self._wish = event.cmd
-            wish = CallPublish(call=NOBODY, session=NOBODY, deadline=now + WISH_S_MAX, version=event.version)
+            wish = CallPublish(call=NO_CALL, session=NO_CALL, deadline=now + WISH_S_MAX, version=event.version)
             self.called(wish, now)
         elif (
             isinstance(event, ReplicaReady)
             and self.is_mine(event)
-            and (self.held.memory, self.held.version) == (Memory.READY, event.version)
+            and (self.held.memory, self.held.version) == (MemoryState.READY, event.version)
         ):
             self.hold(event.version)
 

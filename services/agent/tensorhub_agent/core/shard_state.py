@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 
 
-class Memory(StrEnum):
+class MemoryState(StrEnum):
     """What the segment is, as the agent knows it."""
 
     EMPTY = "empty"
@@ -21,10 +21,10 @@ class Memory(StrEnum):
 
 
 @dataclass(slots=True)
-class Held:
+class ShardContents:
     """What stands in the memory."""
 
-    memory: Memory = Memory.EMPTY
+    memory: MemoryState = MemoryState.EMPTY
     partial: bool = False
     version: int | None = None
     root: str | None = None
@@ -38,10 +38,10 @@ class Held:
 
 
 @dataclass(slots=True)
-class Place:
+class ShardSpec:
     """Where a shard belongs; what does not change while it is registered."""
 
-    key: Key
+    key: ShardKey
     shards: int
     spot: bool
     layout: str

@@ -24,8 +24,8 @@ import numpy as np
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.encodings.byte_planes import unit_of
 from tensorhub_agent.encodings.patch import apply, make
-from tensorhub_agent.leases.delta_store import Delta, DeltaBook
-from tensorhub_agent.primitives.digests import digest_of
+from tensorhub_agent.leases.delta_store import Delta, DeltaStore
+from tensorhub_agent.primitives.digests import digest_at
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout.layout import PieceTable
@@ -41,7 +41,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Publication:
+class PublishedMemory:
     """What a shard has published: `digests` of its pieces, one after another."""
 
     segment: Segment
@@ -82,9 +82,9 @@ class _Shadow:
 class _Publisher:
     """A shard that publishes."""
 
-    current: Publication | None = None
+    current: PublishedMemory | None = None
     """What is published just now; None while the memory may change."""
-    last: Publication | None = None
+    last: PublishedMemory | None = None
     """What was published last."""
     shadow: _Shadow | None = None
     is_warned: bool = False
@@ -100,10 +100,10 @@ class _Group:
     copies: list[int] = field(default_factory=list)
 
 
-class DeltaMaker:
+class DeltaBuilder:
     """Makes the deltas of all shards that publish on this agent. Its methods belong to the event loop."""
 
-    def __init__(self, pool: CopyPool, store: SegmentStore, book: DeltaBook, made: Callable[[], None]) -> None:
+    def __init__(self, pool: CopyPool, store: SegmentStore, book: DeltaStore, made: Callable[[], None]) -> None:
         """Keep deltas in `book` and shadows in `store`; `made` is called when there is a new delta."""
         self._pool, self._store, self._book, self._made = pool, store, book, made
         self._publishers: dict[Hashable, _Publisher] = {}
@@ -111,7 +111,7 @@ class DeltaMaker:
         # Without a delta readers read pieces, so a fault costs nothing else.
         self._work = Supervisor("deltas", on_fault=lambda _: None)
 
-    def published(self, shard: Hashable, publication: Publication) -> None:
+    def published(self, shard: Hashable, publication: PublishedMemory) -> None:
         """Begin to compare what is published now with what was before; it goes on in the background."""
         publisher = self._publishers.setdefault(shard, _Publisher())
         last, publisher.current, publisher.last = publisher.last, publication, publication
@@ -164,8 +164,8 @@ class DeltaMaker:
         self,
         publisher: _Publisher,
         before: "asyncio.Task[None] | None",
-        last: Publication | None,
-        publication: Publication,
+        last: PublishedMemory | None,
+        publication: PublishedMemory,
         delta: Delta | None,
     ) -> None:
         began = time.monotonic()
@@ -182,7 +182,7 @@ class DeltaMaker:
                 took_s, of = time.monotonic() - began, sum(publication.table.nbytes)
                 _log.debug("a delta of %d bytes for a publication of %d was made in %.2f s", delta.nbytes, of, took_s)
 
-    async def _new_shadow(self, publisher: _Publisher, publication: Publication) -> _Shadow | None:
+    async def _new_shadow(self, publisher: _Publisher, publication: PublishedMemory) -> _Shadow | None:
         if publisher.current is not publication:
             return None
         try:
@@ -197,8 +197,8 @@ class DeltaMaker:
         self,
         publisher: _Publisher,
         shadow: _Shadow,
-        last: Publication | None,
-        publication: Publication,
+        last: PublishedMemory | None,
+        publication: PublishedMemory,
         delta: Delta | None,
     ) -> None:
         for pieces in publication.groups():
@@ -225,13 +225,15 @@ class DeltaMaker:
             if publisher.current is publication:
                 trusted = [*group.patches, *group.copies]
             for piece in trusted:
-                shadow.digests[piece] = digest_of(publication.digests, piece)
+                shadow.digests[piece] = digest_at(publication.digests, piece)
 
-    def _put(self, delta: Delta, pieces: range, group: _Group, last: Publication, publication: Publication) -> bool:
+    def _put(
+        self, delta: Delta, pieces: range, group: _Group, last: PublishedMemory, publication: PublishedMemory
+    ) -> bool:
         """Keep the patches of some pieces; False: there is no room for such a delta."""
         is_kept = True
         for piece in pieces:
-            is_equal = digest_of(last.digests, piece) == digest_of(publication.digests, piece)
+            is_equal = digest_at(last.digests, piece) == digest_at(publication.digests, piece)
             is_kept = self._book.put(delta, piece, b"" if is_equal else group.patches.get(piece))
         return is_kept
 
@@ -243,19 +245,19 @@ def _warn(publisher: _Publisher, words: str) -> None:
         _log.warning(words)
 
 
-def _stale(pieces: range, shadow: _Shadow, publication: Publication) -> list[int]:
+def _stale(pieces: range, shadow: _Shadow, publication: PublishedMemory) -> list[int]:
     """Return those that are not in the shadow as they are published."""
     return [piece for piece in pieces if not _stands(shadow, publication, piece)]
 
 
-def _stands(shadow: _Shadow, publication: Publication, piece: int) -> bool:
-    return shadow.digests[piece] == digest_of(publication.digests, piece)
+def _stands(shadow: _Shadow, publication: PublishedMemory, piece: int) -> bool:
+    return shadow.digests[piece] == digest_at(publication.digests, piece)
 
 
 # In a thread of the pool.
 
 
-def _make(pieces: Sequence[int], shadow: _Shadow, publication: Publication, group: _Group) -> None:
+def _make(pieces: Sequence[int], shadow: _Shadow, publication: PublishedMemory, group: _Group) -> None:
     for piece in pieces:
         old = publication.piece(shadow.segment.view, piece)
         patch = make(old, publication.piece(publication.segment.view, piece), publication.unit(piece))
@@ -263,7 +265,7 @@ def _make(pieces: Sequence[int], shadow: _Shadow, publication: Publication, grou
             group.patches[piece] = patch
 
 
-def _bring(group: _Group, shadow: _Shadow, publication: Publication) -> None:
+def _bring(group: _Group, shadow: _Shadow, publication: PublishedMemory) -> None:
     view = shadow.segment.view
     for piece, patch in group.patches.items():
         apply(patch, publication.piece(view, piece), publication.unit(piece))

@@ -7,14 +7,14 @@ their roots; whether that is what comes out is for the digests in the destinatio
 from collections.abc import Callable
 
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.core.effects import Save
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.deltas.builder import DeltaMaker, Publication
-from tensorhub_agent.leases.delta_store import Delta, DeltaBook, Offer
+from tensorhub_agent.core.effects import SaveManifest
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.deltas.builder import DeltaBuilder, PublishedMemory
+from tensorhub_agent.leases.delta_store import Delta, DeltaStore, PatchOffer
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Base, Key
+from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
 from tensorhub_agent.storage.segments import SegmentStore
-from tensorhub_agent.storage.shard_store import ShelfPlace
+from tensorhub_agent.storage.shard_store import StoredShard
 
 
 class JobDeltas:
@@ -23,7 +23,7 @@ class JobDeltas:
     def __init__(
         self,
         job: str,
-        book: DeltaBook,
+        book: DeltaStore,
         pool: CopyPool,
         store: SegmentStore,
         made: Callable[[], None],
@@ -32,33 +32,33 @@ class JobDeltas:
     ) -> None:
         """Keep deltas in the agent's book; `made` is called when there is a new one to be lent."""
         self._job, self._book, self._is_making = job, book, is_making
-        self._maker = DeltaMaker(pool, store, book, made)
-        self._digested: dict[Key, bytes] = {}
+        self._maker = DeltaBuilder(pool, store, book, made)
+        self._digested: dict[ShardKey, bytes] = {}
         """What a publication of the shard that is under way was digested to."""
-        self._applied: dict[Key, Delta] = {}
+        self._applied: dict[ShardKey, Delta] = {}
         """What the read that is under way has brought."""
 
     # What happens to shards.
 
-    def digested(self, key: Key, digests: bytes) -> None:
+    def digested(self, key: ShardKey, digests: bytes) -> None:
         """The shard's memory is being published, and hashes to this."""
         if self._is_making and digests:
             self._digested[key] = digests
 
-    def saved(self, effect: Save, place: ShelfPlace) -> None:
+    def saved(self, effect: SaveManifest, place: StoredShard) -> None:
         """The shard's memory is something else now."""
         key = effect.key
         digests = self._digested.pop(key, b"")
-        if effect.state != Memory.READY:
+        if effect.state != MemoryState.READY:
             self._maker.withdrawn(self._name(key))
         elif digests and digests == effect.digests and effect.root is not None:
-            publication = Publication(place.segment, place.table, effect.root, digests)
+            publication = PublishedMemory(place.segment, place.table, effect.root, digests)
             self._maker.published(self._name(key), publication)
         delta = self._applied.get(key)
-        if delta is not None and (effect.state != Memory.FILLING or effect.swap):
+        if delta is not None and (effect.state != MemoryState.FILLING or effect.swap):
             self._book.end(self._applied.pop(key))
 
-    def freed(self, key: Key) -> None:
+    def freed(self, key: ShardKey) -> None:
         """The shard is gone."""
         self._digested.pop(key, None)
         self._applied.pop(key, None)
@@ -70,20 +70,20 @@ class JobDeltas:
 
     # For readers of others.
 
-    def is_coming(self, key: Key, base: str, root: str) -> bool:
+    def is_coming(self, key: ShardKey, base: str, root: str) -> bool:
         """Tell whether a delta that leads there is being made, or will be as soon as the log has taken the version."""
         digests = self._digested.get(key)
         if digests is not None and root_digest(digests) == root and self._maker.follows(self._name(key)):
             return True
         return self._book.is_coming(self._name(key), base, root)
 
-    def offer(self, key: Key, base: str, root: str, place: ShelfPlace) -> Offer | None:
+    def offer(self, key: ShardKey, base: str, root: str, place: StoredShard) -> PatchOffer | None:
         """Return what a reader that holds `base` may have instead of pieces."""
         return self._book.offer(self._name(key), base, root, place.table.nbytes)
 
     # For reads of this agent.
 
-    def applied(self, key: Key, base: Base, root: str, pieces: int, patches: dict[int, bytes]) -> None:
+    def applied(self, key: ShardKey, base: BaseVersion, root: str, pieces: int, patches: dict[int, bytes]) -> None:
         """Keep patches that have led this shard's pieces from its old version to what the log vouches for."""
         delta = self._applied.get(key)
         if delta is None or (delta.base, delta.root) != (base.root, root):
@@ -94,5 +94,5 @@ class JobDeltas:
         for piece, patch in patches.items():
             self._book.put(delta, piece, patch)
 
-    def _name(self, key: Key) -> tuple[str, Key]:
+    def _name(self, key: ShardKey) -> tuple[str, ShardKey]:
         return self._job, key

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tensorhub_agent.compute.pool import CopyJob, CopyPool, Job, Spans, check_fits, columns
+from tensorhub_agent.compute.pool import CopyBatch, CopyPool, PoolBatch, Spans, check_fits, columns
 from tensorhub_agent.encodings.byte_planes import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply
@@ -21,7 +21,7 @@ Coded = tuple[memoryview, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Overwrites:
+class PatchTargets:
     """Pieces by column that are to be patched: numbers at the source, and how many bytes their patches have."""
 
     pieces: Sequence[int]
@@ -31,7 +31,7 @@ class Overwrites:
     units: Sequence[int]
 
 
-class DecodeJob(CopyJob):
+class DecodeBatch(CopyBatch):
     """Pieces that are decoded, and hashed where they stand then.
 
     Of a piece whose code is damaged the digest is zeros, and the piece is as it was: it has to be read otherwise.
@@ -64,7 +64,7 @@ class DecodeJob(CopyJob):
                 self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = digest
 
 
-class PackJob(Job):
+class CompressBatch(PoolBatch):
     """Pieces of a segment that are packed."""
 
     def __init__(self, view: memoryview, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]) -> None:
@@ -88,40 +88,40 @@ class PackJob(Job):
 
 def patch_pieces(
     pool: CopyPool, destination: memoryview, base: memoryview | None, spans: Spans, patches: Sequence[Coded]
-) -> DecodeJob:
+) -> DecodeBatch:
     """Overwrite pieces as their patches say; the result is the digest of each, zeros where a patch is damaged.
 
     Span i is patched by patches i, after it was copied from `base`, if there is one. Raises ValueError, and writes
     nothing, when a span does not fit into one of the views.
     """
-    return _decoded(pool, DecodeJob(destination, base, spans, patches, apply), destination, base, spans, patches)
+    return _decoded(pool, DecodeBatch(destination, base, spans, patches, apply), destination, base, spans, patches)
 
 
-def unpack_pieces(pool: CopyPool, destination: memoryview, spans: Spans, packed: Sequence[Coded]) -> DecodeJob:
+def unpack_pieces(pool: CopyPool, destination: memoryview, spans: Spans, packed: Sequence[Coded]) -> DecodeBatch:
     """Write packed pieces; the result is the digest of each, zeros where one is damaged or empty.
 
     Raises ValueError, and writes nothing, when a span does not fit.
     """
-    return _decoded(pool, DecodeJob(destination, None, spans, packed, unpack), destination, None, spans, packed)
+    return _decoded(pool, DecodeBatch(destination, None, spans, packed, unpack), destination, None, spans, packed)
 
 
 def pack_pieces(
     pool: CopyPool, view: memoryview, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]
-) -> PackJob:
+) -> CompressBatch:
     """Pack pieces that lie within the view. Raises ValueError when one does not."""
     to, _, sizes = columns(Spans(origin, origin, nbytes))
     check_fits("view", len(view), to, sizes)
-    return pool.start(PackJob(view, origin, nbytes, units), sizes)
+    return pool.start(CompressBatch(view, origin, nbytes, units), sizes)
 
 
 def _decoded(
     pool: CopyPool,
-    job: DecodeJob,
+    job: DecodeBatch,
     destination: memoryview,
     base: memoryview | None,
     spans: Spans,
     coded: Sequence[Coded],
-) -> DecodeJob:
+) -> DecodeBatch:
     to, origin, nbytes = columns(spans)
     check_fits("destination", len(destination), to, nbytes)
     if base is not None:

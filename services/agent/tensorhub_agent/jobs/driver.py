@@ -14,77 +14,77 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.compute.amax_table import AmaxTable
-from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, Lanes
-from tensorhub_agent.control.lease_service import Lending, Postponed
-from tensorhub_agent.control.planner_client import Questions, Target
-from tensorhub_agent.control.program_cache import Programs
-from tensorhub_agent.control.tracer import NO_HEADERS, Tracing
+from tensorhub_agent.compute.amax_table import NumpyAmaxTable
+from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, CommandQueue
+from tensorhub_agent.control.lease_service import LeaseService, PendingLeaseRequests
+from tensorhub_agent.control.planner_client import FillTarget, PlannerClient
+from tensorhub_agent.control.program_cache import ProgramCache
+from tensorhub_agent.control.tracer import NO_HEADERS, Tracer
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import (
-    Accuse,
-    Answer,
+    AllocateCopy,
     AnyCall,
     AnyEffect,
-    AskPlan,
+    AppendCommand,
     BatchDone,
     BreakLease,
     CallRead,
-    CheckSiblings,
     CloseSource,
-    Confirm,
-    Digest,
-    Duplicate,
-    EnterSource,
-    Fenced,
+    CompareLayouts,
+    CompleteCall,
+    ConfirmLease,
+    CopyToSpare,
+    DigestMemory,
+    DropMapping,
+    EffectOutcome,
+    EndFenced,
+    FailCall,
     FoldAmax,
-    Free,
-    Hold,
+    FreeShard,
     Keep,
     Kept,
-    LetGo,
-    MakeCopy,
-    OpenSource,
-    PlanCame,
-    Post,
-    Probe,
-    Raise,
+    OpenTransport,
+    PlanReceived,
+    ProbeMapping,
+    ReadBatch,
     Rejoin,
-    Save,
-    Say,
-    ShardNews,
-    Show,
+    ReportReplicaVersion,
+    ReportWrongBytes,
+    RequestLease,
+    RequestPlan,
+    SaveManifest,
+    SendAvailability,
     SiblingsChecked,
 )
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.jobs.context import Surroundings
-from tensorhub_agent.jobs.memory_tasks import MemoryWork
-from tensorhub_agent.jobs.pending_calls import Callers, Waiting
-from tensorhub_agent.jobs.worker_server import Worker
-from tensorhub_agent.observability.read_log import NotBegun, ReadWatch
+from tensorhub_agent.jobs.context import AgentContext
+from tensorhub_agent.jobs.memory_tasks import MemoryTasks
+from tensorhub_agent.jobs.pending_calls import PendingCall, PendingCalls
+from tensorhub_agent.jobs.worker_server import WorkerConnection
+from tensorhub_agent.observability.read_log import NotBegun, ReadLog
 from tensorhub_agent.observability.read_status import reads_under_way
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.runtime.timer import Alarm
-from tensorhub_agent.sources.manager import Sources
-from tensorhub_agent.storage.manifest import Adopted
-from tensorhub_agent.storage.shard_store import Shelf
-from tensorhub_agent.transfer.source import Reading
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.runtime.timer import CoalescingTimer
+from tensorhub_agent.sources.manager import SourceManager
+from tensorhub_agent.storage.manifest import AdoptedShard
+from tensorhub_agent.storage.shard_store import JobShardStore
+from tensorhub_agent.transfer.source import Source
 from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.errors import AgentUnavailable, JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.observability.trace_context import TraceContext, headers_of
-from tensorhub_common.programs.amax_reductions import folds_of
-from tensorhub_common.protocol.activity import ReadUnderWay
+from tensorhub_common.programs.amax_reductions import amax_reductions_of
+from tensorhub_common.protocol.activity import ActiveRead
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.log.events import AgentJoined
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.subjects import events_of
 from tensorhub_common.protocol.worker import ReadReport
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_common.telemetry import process_spans
 
@@ -102,10 +102,10 @@ REPLICA: Final = b'"replica":"'
 _log: Final = logging.getLogger(__name__)
 
 
-class JobAgent:
+class JobDriver:
     """One job's share of the agent."""
 
-    def __init__(self, job: str, around: Surroundings, rejoin_all: Callable[[], None]) -> None:
+    def __init__(self, job: str, around: AgentContext, rejoin_all: Callable[[], None]) -> None:
         """Prepare; `start` opens the job and joins it.
 
         `rejoin_all` raises the incarnation, and has all jobs join anew.
@@ -117,21 +117,21 @@ class JobAgent:
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
         self.core = AgentCore(around.agent, around.limits, around.measured)
-        self.shelf: Shelf = around.shelves.of(job)
+        self.shelf: JobShardStore = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
-        self._log_following = Counterpart(
+        self._log_following = PeerStatus(
             f"the log of job {job}", lost="can't be followed, so that is tried again", back="is followed"
         )
-        programs = Programs(job, around.blobs)
-        self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
-        self._lanes = Lanes(self._joblog, self._questions.open_job, self._work, rejoin_all)
-        self.callers = Callers(self.core.shards, self.shelf, self._work, around.reads)
+        programs = ProgramCache(job, around.blobs)
+        self._questions = PlannerClient(job, around.bus, around.blobs, programs, around.planner)
+        self._lanes = CommandQueue(self._joblog, self._questions.open_job, self._work, rejoin_all)
+        self.callers = PendingCalls(self.core.shards, self.shelf, self._work, around.reads)
         limits = around.limits
-        self._watch = ReadWatch(limits.stall_s, limits.slow_read_s, around.reads.late)
-        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=process_spans.span_maker())
-        self._alarm = Alarm(self._work, self._tick)
+        self._watch = ReadLog(limits.stall_s, limits.slow_read_s, around.reads.late)
+        self._tracing = Tracer(job, around.agent, digests=around.limits.digests, maker=process_spans.span_maker())
+        self._alarm = CoalescingTimer(self._work, self._tick)
         self._joined = asyncio.Event()
-        self._postponed = Postponed()
+        self._postponed = PendingLeaseRequests()
         self.deltas = JobDeltas(
             job,
             around.deltas,
@@ -140,8 +140,8 @@ class JobAgent:
             self._postponed.happened,
             is_making=around.limits.deltas > 0,
         )
-        self._memory = MemoryWork(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
-        self.sources = Sources(
+        self._memory = MemoryTasks(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
+        self.sources = SourceManager(
             job,
             around.bus,
             around.transports,
@@ -151,7 +151,7 @@ class JobAgent:
             encodings=around.limits.encodings,
             on_fault=lambda fault: around.fault(str(fault)),
         )
-        self.lending = Lending(
+        self.lending = LeaseService(
             self.core,
             self.shelf,
             around.transports,
@@ -163,7 +163,7 @@ class JobAgent:
             work=self._work,
             accused=self._accused,
         )
-        self._looked_at: dict[Key, int] = {}
+        self._looked_at: dict[ShardKey, int] = {}
         """Which version of a shard was looked at last, because a reader got wrong bytes of it."""
         # An event matters here if it names this agent, or says that the job is deleted or that an agent is lost, for
         # whom a read here may wait. Names can't hold a quotation mark, so the JSON of one is its text.
@@ -229,20 +229,22 @@ class JobAgent:
                     self._log_following.is_silent(str(why))
             await asyncio.sleep(FOLLOW_AGAIN_S)
 
-    def adopt(self, adopted: list[Adopted]) -> None:
+    def adopt(self, adopted: list[AdoptedShard]) -> None:
         """Take back the shards that an earlier process of this agent held, before `start`."""
         for each in adopted:
             manifest = each.manifest
-            key = Key(manifest.model, manifest.replica, manifest.shard)
+            key = ShardKey(manifest.model, manifest.replica, manifest.shard)
             nbytes = self.shelf.places[key].table.nbytes
-            place = Place(key, manifest.shards, manifest.spot, manifest.layout_digest, nbytes, each.spare is not None)
+            place = ShardSpec(
+                key, manifest.shards, manifest.spot, manifest.layout_digest, nbytes, each.spare is not None
+            )
             # Those who mapped it don't depend on this process, nor on the one before it.
-            held = Held(partial=manifest.partial, lent=each.segment.is_lent())
+            held = ShardContents(partial=manifest.partial, lent=each.segment.is_lent())
             held.spare_lent = each.spare is not None and each.spare.is_lent()
             if held.lent:
-                held.memory = Memory.DRAINING
+                held.memory = MemoryState.DRAINING
             if each.whole:
-                held.memory, held.version, held.root = Memory.READY, manifest.version, manifest.root
+                held.memory, held.version, held.root = MemoryState.READY, manifest.version, manifest.root
                 held.digests = manifest.digests or b""
             self.concern(key.replica)
             self.core.adopt(place, held)
@@ -338,7 +340,7 @@ class JobAgent:
 
     def _carry_out(self, effects: list[AnyEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Answer | Raise):
+            if isinstance(effect, CompleteCall | FailCall):
                 self._tell_end(effect)
             self._do(effect, self._tracing.effect(effect, self.core.shards))
         self._postponed.happened()
@@ -346,17 +348,17 @@ class JobAgent:
 
     def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912, PLR0915 (effects)
         match effect:
-            case Say():
+            case AppendCommand():
                 if (by := effect.command.by) is not None:
                     self._around.registry.said(self.job, by.lane, by.n, self._loop.time())
                 self._lanes.say(effect.command, cause)
-            case Answer() | Raise():
+            case CompleteCall() | FailCall():
                 self.callers.answer(effect, cause)
-            case Hold():
+            case ReportReplicaVersion():
                 self._hold(effect)
-            case Digest():
+            case DigestMemory():
                 self._work.start(self._memory.digest(effect), "digesting memory")
-            case Save():
+            case SaveManifest():
                 self.shelf.save(effect)
                 self.deltas.saved(effect, self.shelf.places[effect.key])
                 if self.shelf.is_kept_on_disk(effect.key):
@@ -366,46 +368,46 @@ class JobAgent:
             case Keep():
                 self.shelf.keep(effect)
                 self._work.start(self._tell_kept(effect), "writing down what was filled")
-            case Probe():
+            case ProbeMapping():
                 self._work.call_soon(self._memory.probe, effect, what="looking who maps memory")
-            case Duplicate():
+            case CopyToSpare():
                 self._work.start(self._memory.duplicate(effect.key), "duplicating memory")
-            case LetGo():
+            case DropMapping():
                 self.shelf.let_go(effect.key)
-            case CheckSiblings():
+            case CompareLayouts():
                 self._work.start(self._check_siblings(effect), "comparing layouts")
-            case MakeCopy():
+            case AllocateCopy():
                 self.concern(effect.key.replica)
                 self._work.start(self._make_copy(effect), "making a copy")
-            case AskPlan():
+            case RequestPlan():
                 self._work.start(self._plan(effect, cause), "asking for a plan")
-            case OpenSource():
+            case RequestLease():
                 me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
                 self.sources.open(effect, me, cause)
                 self.callers.show_progress()
-            case EnterSource():
+            case OpenTransport():
                 self.sources.enter(effect)
-            case Post():
+            case ReadBatch():
                 self._post(effect)
             case FoldAmax():
                 self._fold(effect)
-            case Confirm():
+            case ConfirmLease():
                 self.sources.confirm(effect)
-            case Accuse():
+            case ReportWrongBytes():
                 self.sources.accuse(effect)
             case CloseSource():
                 self._note_left(effect)
                 self.sources.close(effect)
             case BreakLease():
                 self._around.transports.break_lease(effect.lease, effect.reason)
-            case Show():
+            case SendAvailability():
                 self._around.transports.show(effect.lease, effect.news)
-            case Free():
+            case FreeShard():
                 self.deltas.freed(effect.key)
                 self.shelf.free(effect.key)
             case Rejoin():
                 self._rejoin_all()
-            case Fenced():
+            case EndFenced():
                 self._around.fenced()
 
     def look(self) -> None:
@@ -415,7 +417,7 @@ class JobAgent:
             for line in self._watch.look(reads, self._loop.time(), self._tracing.trace_of):
                 _log.warning("job %s: %s", self.job, line)
 
-    def _tell_end(self, effect: Answer | Raise) -> None:
+    def _tell_end(self, effect: CompleteCall | FailCall) -> None:
         """Tell of a read that failed or was slow."""
         key = self.callers.reading(effect.call)
         line = None if key is None else self._watch.ended(key, effect, self._tracing.trace_of(effect.call))
@@ -432,13 +434,13 @@ class JobAgent:
             told = f"{reading.lost} (by the read of {where}{'' if trace is None else f', trace {trace}'})"
             self._around.sources.lost(reading.share.source.agent, told)
 
-    def _reading(self, key: Key, source: int) -> Reading | None:
+    def _reading(self, key: ShardKey, source: int) -> Source | None:
         core = self.core.shards.get(key)
         operation = None if core is None else core.operation
         transfer = operation.transfer if isinstance(operation, ReadOperation) else None
         return None if transfer is None else transfer.sources.get(source)
 
-    def _news(self, news: ShardNews) -> None:
+    def _news(self, news: EffectOutcome) -> None:
         if self.aside is not None:
             return
         if isinstance(news, BatchDone) and self._around.sources.any_lost:
@@ -452,7 +454,7 @@ class JobAgent:
     def _tick(self) -> None:
         self.carry_out(self.core.tick(self._loop.time()))
 
-    def _post(self, effect: Post) -> None:
+    def _post(self, effect: ReadBatch) -> None:
         place = self.shelf.places[effect.key]
         if place.borrowed is not None:
             self.sources.take(effect, place.borrowed)
@@ -464,48 +466,50 @@ class JobAgent:
         effect.table.fold(effect.source, effect.partials)
         effect.table.write_scales(effect.scales, self.shelf.places[effect.key].target.view)
 
-    async def _make_copy(self, effect: MakeCopy) -> None:
+    async def _make_copy(self, effect: AllocateCopy) -> None:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)
         self.carry_out(self.core.copy_made(made, self._loop.time()))
 
     async def _tell_kept(self, effect: Keep) -> None:
         self._news(Kept(effect.key, effect.number, await self.shelf.written(effect.key)))
 
-    async def _settle(self, key: Key) -> None:
+    async def _settle(self, key: ShardKey) -> None:
         try:
             await self.shelf.settle(key)
         except OSError as why:
             _log.error("the copy for %s of model %s is given up: %s", key.replica, key.model, why)
             self.carry_out(self.core.copy_failed(key, self._loop.time()))
 
-    async def _check_siblings(self, effect: CheckSiblings) -> None:
+    async def _check_siblings(self, effect: CompareLayouts) -> None:
         place = self.shelf.places.get(effect.key)
         if place is not None:
             mismatch = await self._questions.mismatch(place.layout, effect.siblings)
             self._news(SiblingsChecked(effect.key, effect.number, mismatch))
 
-    async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
+    async def _plan(self, effect: RequestPlan, cause: TraceContext | None) -> None:
         place = self.shelf.places.get(effect.key)
-        target = None if place is None else Target(place.digest, place.table)
+        target = None if place is None else FillTarget(place.digest, place.table)
         answer, program, completion = await self._questions.plan(effect.demand, headers_of(cause), target)
-        folds = await asyncio.to_thread(folds_of, program) if program is not None and program.partials else None
-        table = AmaxTable(program) if program is not None and folds is not None else None
-        self._news(PlanCame(effect.key, effect.number, answer, program, completion, folds, table))
+        folds = (
+            await asyncio.to_thread(amax_reductions_of, program) if program is not None and program.partials else None
+        )
+        table = NumpyAmaxTable(program) if program is not None and folds is not None else None
+        self._news(PlanReceived(effect.key, effect.number, answer, program, completion, folds, table))
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""
         return await self._around.blobs.put(self.job, data)
 
-    def reads_under_way(self) -> tuple[tuple[ReadUnderWay, ...], int]:
+    def reads_under_way(self) -> tuple[tuple[ActiveRead, ...], int]:
         """Return what is being read just now, and how many more reads there are."""
         return reads_under_way(self.core.shards.values(), self._loop.time(), self._tracing.trace_of)
 
     # Workers.
 
-    def call(self, key: Key, call: AnyCall, now: float, traceparent: str | None = None) -> None:
+    def call(self, key: ShardKey, call: AnyCall, now: float, traceparent: str | None = None) -> None:
         """Begin a call on a shard; `callers` knows who waits for it, and `traceparent` names the caller's span."""
         if self.aside is not None:
-            effect = Raise(call.call, AgentUnavailable.__name__, self.aside)
+            effect = FailCall(call.call, AgentUnavailable.__name__, self.aside)
             if isinstance(call, CallRead):
                 self._tell_refused(NotBegun.ASIDE, key, effect)
             self.callers.answer(effect, None)
@@ -514,43 +518,43 @@ class JobAgent:
             self._tracing.called(key, call, traceparent)
             if key in self.core.shards and self._lanes.waiting(self.core.lane(key)) >= CALLS_WAIT_MAX:
                 why = "the log takes no commands just now, and those of earlier calls wait: see 'tensorhub status'"
-                self.carry_out([Raise(call.call, RegistryUnavailable.__name__, f"{why}, then call again")])
+                self.carry_out([FailCall(call.call, RegistryUnavailable.__name__, f"{why}, then call again")])
             else:
                 self.carry_out(self.core.called(key, call, now))
 
-    def refuse(self, waiting: Waiting, kind: NotBegun, error: type[TensorHubError], message: str) -> None:
+    def refuse(self, waiting: PendingCall, kind: NotBegun, error: type[TensorHubError], message: str) -> None:
         """Refuse a call that the core never hears of, since its worker has no such shard or may not read into it."""
-        effect = Raise(waiting.call, error.__name__, message)
+        effect = FailCall(waiting.call, error.__name__, message)
         if waiting.reads:
             self._tell_refused(kind, waiting.about, effect)
         self.callers.refuse(waiting, effect)
 
-    def _tell_refused(self, kind: NotBegun, key: Key | None, effect: Raise) -> None:
+    def _tell_refused(self, kind: NotBegun, key: ShardKey | None, effect: FailCall) -> None:
         line = self._watch.refused(kind, key, effect, self._loop.time())
         if line is not None:
             _log.warning("job %s: %s", self.job, line)
 
-    def loaded(self, key: Key) -> None:
+    def loaded(self, key: ShardKey) -> None:
         """The worker wrote values of its own into a shard."""
         with self.isolated("taking values"):
             self.carry_out(self.core.loaded(key))
 
-    def register(self, place: Place, call: AnyCall, now: float) -> None:
+    def register(self, place: ShardSpec, call: AnyCall, now: float) -> None:
         """Bring a new shard whose memory stands already; `callers` knows who waits for it."""
         if self.aside is not None:
             self.shelf.free(place.key)
-            self.callers.answer(Raise(call.call, AgentUnavailable.__name__, self.aside), None)
+            self.callers.answer(FailCall(call.call, AgentUnavailable.__name__, self.aside), None)
             return
         self.concern(place.key.replica)
         with self.isolated("taking a new shard"):
             self.carry_out(self.core.register(place, call, now))
 
-    def _hold(self, effect: Hold) -> None:
+    def _hold(self, effect: ReportReplicaVersion) -> None:
         session = self.callers.session_of(effect)
         if session is not None:
             self._around.tell_holds(session, self.job, effect.key, effect.version, "")
 
-    def _accused(self, key: Key, version: int, root: str) -> None:
+    def _accused(self, key: ShardKey, version: int, root: str) -> None:
         """A reader got wrong bytes of a shard under a lease that held: look at its memory, once for each version."""
         core = self.core.shards.get(key)
         if core is not None and self._looked_at.get(key) != version and _stands(core.held, version, root):
@@ -573,7 +577,7 @@ class JobAgent:
         if core.session is not None:
             self._around.tell_holds(core.session, self.job, key, core.replica_version, trouble)
 
-    def worker_gone(self, worker: Worker) -> None:
+    def worker_gone(self, worker: WorkerConnection) -> None:
         """A worker's connection ended."""
         with self.isolated("taking the end of a worker"):
             if self.aside is None:
@@ -584,7 +588,7 @@ class JobAgent:
         await self.stop()
         why = self.aside or "the job was set aside"
         for call in self.callers.under_way():
-            effect, place = Raise(call, AgentUnavailable.__name__, why), None
+            effect, place = FailCall(call, AgentUnavailable.__name__, why), None
             # What has failed may be what the line or the span is made of, and its worker is answered all the same.
             with self.isolated("telling of a call of a job that is set aside"):
                 self._tell_end(msgspec.structs.replace(effect, report=self._report_of(call)))
@@ -611,5 +615,5 @@ class JobAgent:
         self._tracing.close()
 
 
-def _stands(held: Held, version: int, root: str) -> bool:
-    return held.memory is Memory.READY and (held.version, held.root) == (version, root)
+def _stands(held: ShardContents, version: int, root: str) -> bool:
+    return held.memory is MemoryState.READY and (held.version, held.root) == (version, root)

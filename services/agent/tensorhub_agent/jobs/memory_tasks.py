@@ -15,11 +15,11 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.core.effects import Digest, Digested, Duplicated, Probe, Probed, ShardNews
+from tensorhub_agent.core.effects import Digested, DigestMemory, Duplicated, EffectOutcome, Probed, ProbeMapping
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.storage.shard_store import Shelf
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.storage.shard_store import JobShardStore
 from tensorhub_common.layout.layout import Layout, placements
 
 
@@ -36,17 +36,23 @@ def blank(view: memoryview, layout: Layout) -> None:
                 tensor[tuple(slice(a, b) for a, b in zip(part.start, part.stop, strict=True))] = 0
 
 
-class MemoryWork:
+class MemoryTasks:
     """The work on what stands on one job's shelf."""
 
     def __init__(
-        self, shelf: Shelf, pool: CopyPool, deltas: JobDeltas, news: Callable[[ShardNews], None], *, digests: bool
+        self,
+        shelf: JobShardStore,
+        pool: CopyPool,
+        deltas: JobDeltas,
+        news: Callable[[EffectOutcome], None],
+        *,
+        digests: bool,
     ) -> None:
         """Prepare; without `digests` nothing is hashed, and who asks is told so."""
         self._shelf, self._pool, self._deltas, self._news = shelf, pool, deltas, news
         self._digests = digests
 
-    async def digest(self, effect: Digest) -> None:
+    async def digest(self, effect: DigestMemory) -> None:
         """Hash a shard's pieces: what was written by its worker, or what was filled from other layouts."""
         place = self._shelf.places.get(effect.key)
         if place is None:
@@ -61,7 +67,7 @@ class MemoryWork:
                 self._deltas.digested(effect.key, digests)
         self._news(Digested(effect.key, effect.number, digests))
 
-    async def overwritten(self, key: Key, digests: bytes) -> tuple[str, ...]:
+    async def overwritten(self, key: ShardKey, digests: bytes) -> tuple[str, ...]:
         """Return the tensors of a shard whose bytes are not those with these digests any more."""
         place = self._shelf.places.get(key)
         if place is None:
@@ -72,7 +78,7 @@ class MemoryWork:
         wrong = (number for number, cut in cuts if found[cut] != digests[cut])
         return tuple(dict.fromkeys(table.layout.tensors[table.tensor[number]].name for number in wrong))
 
-    def probe(self, effect: Probe) -> None:
+    def probe(self, effect: ProbeMapping) -> None:
         """See whether anybody maps a shard's memory."""
         place = self._shelf.places.get(effect.key)
         if place is not None:
@@ -84,7 +90,7 @@ class MemoryWork:
                 lent = True
             self._news(Probed(effect.key, effect.spare, lent))
 
-    async def duplicate(self, key: Key) -> None:
+    async def duplicate(self, key: ShardKey) -> None:
         """Copy what a shard holds into its other segment."""
         place = self._shelf.places.get(key)
         if place is None:

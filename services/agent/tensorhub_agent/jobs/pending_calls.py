@@ -9,67 +9,69 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Answer, Hold, Raise
+from tensorhub_agent.core.effects import CompleteCall, FailCall, ReportReplicaVersion
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.jobs.read_counts import ReadCounts
-from tensorhub_agent.jobs.worker_server import Worker
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.storage.shard_store import Shelf
+from tensorhub_agent.jobs.worker_server import WorkerConnection
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.storage.shard_store import JobShardStore
 from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.layout.layout import segment_bytes
 from tensorhub_common.observability.trace_context import TraceContext
-from tensorhub_common.protocol.worker import Done, Failed, Holds, Mapped, Progress, Registered, Spare, Swapped
+from tensorhub_common.protocol.worker import Done, Failed, HoldingChanged, Mapped, Progress, Registered, Spare, Swapped
 from tensorhub_common.runtime.supervision import Supervisor
 
 PROGRESS_S: Final = 0.25
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingCall:
     """Who waits for a call of the core's: a worker's call, or the registration of a shard."""
 
-    worker: Worker
+    worker: WorkerConnection
     call: int
     handle: int
-    registers: Key | None = None
+    registers: ShardKey | None = None
     fresh: bool = False
-    about: Key | None = None
+    about: ShardKey | None = None
     """The shard of any other call, and whether that reads."""
     reads: bool = False
     told_bytes: int = -1
     """How much of its read the worker was told last."""
 
 
-class Callers:
+class PendingCalls:
     """The calls under way of one job."""
 
-    def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf, work: Supervisor, reads: ReadCounts) -> None:
+    def __init__(
+        self, shards: Mapping[ShardKey, ShardCore], shelf: JobShardStore, work: Supervisor, reads: ReadCounts
+    ) -> None:
         """Look at the core's shards, and at the memory that they stand in; count what becomes of reads."""
         self._shards, self._shelf, self._work = shards, shelf, work
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, PendingCall] = {}
         self._calls = 0
         self._read_counts = reads
         self._progress: asyncio.Task[None] | None = None
 
-    def begin(self, waiting: Waiting) -> int:
+    def begin(self, waiting: PendingCall) -> int:
         """Number a call of the core's; `waiting` says who is told of its end."""
         self._calls += 1
         self._waiting[self._calls] = waiting
         return self._calls
 
-    def reading(self, call: int) -> Key | None:
+    def reading(self, call: int) -> ShardKey | None:
         """Return the shard that a call reads into; None where it does not read."""
         waiting = self._waiting.get(call)
         return waiting.about if waiting is not None and waiting.reads else None
 
-    def refuse(self, waiting: Waiting, effect: Raise) -> None:
+    def refuse(self, waiting: PendingCall, effect: FailCall) -> None:
         """Tell a worker that its call does not begin: it has no number here, and maybe no shard either."""
         if waiting.reads:
             self._read_counts.count(effect)
         waiting.worker.tell(Failed(call=waiting.call, error=effect.error, message=effect.message))
 
-    def answer(self, effect: Answer | Raise, place: TraceContext | None) -> None:
+    def answer(self, effect: CompleteCall | FailCall, place: TraceContext | None) -> None:
         """Tell whoever waits what became of the call, and the span that its own belongs to."""
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
@@ -78,10 +80,10 @@ class Callers:
             self._read_counts.count(effect)
         if waiting.about is not None:
             self._tell_swapped(waiting, waiting.about)
-            if isinstance(effect, Answer) and effect.version is not None:
+            if isinstance(effect, CompleteCall) and effect.version is not None:
                 self._hand_over(waiting, waiting.about, effect.version)
         traceparent = None if place is None else place.traceparent
-        if isinstance(effect, Raise):
+        if isinstance(effect, FailCall):
             waiting.worker.tell(
                 Failed(call=waiting.call, error=effect.error, message=effect.message, traceparent=traceparent)
             )
@@ -101,19 +103,19 @@ class Callers:
         """Return the numbers of the calls that are not answered yet."""
         return tuple(self._waiting)
 
-    def _tell_swapped(self, waiting: Waiting, key: Key) -> None:
+    def _tell_swapped(self, waiting: PendingCall, key: ShardKey) -> None:
         """Tell a staged shard's worker in which of the two segments it stands now, before the call is answered."""
         place = self._shelf.places.get(key)
         if place is not None and place.spare is not None:
             waiting.worker.tell(Swapped(handle=waiting.handle, segment=place.inode))
 
-    def swapped(self, key: Key) -> None:
+    def swapped(self, key: ShardKey) -> None:
         """Tell whoever waits for a call on a staged shard that it swaps: with the answer the shard may be gone."""
         for waiting in self._waiting.values():
             if waiting.about == key:
                 self._tell_swapped(waiting, key)
 
-    def _hand_over(self, waiting: Waiting, key: Key, version: int) -> None:
+    def _hand_over(self, waiting: PendingCall, key: ShardKey, version: int) -> None:
         """Hand the memory that a mapped shard's read has taken to its worker, before the call is answered."""
         place = self._shelf.places.get(key)
         if place is None or place.borrowed is None:
@@ -125,7 +127,7 @@ class Callers:
         if fd is not None:
             waiting.worker.tell(Mapped(handle=waiting.handle, version=version), fd)
 
-    def _tell_registered(self, waiting: Waiting, key: Key) -> None:
+    def _tell_registered(self, waiting: PendingCall, key: ShardKey) -> None:
         """Hand a shard's segment to its worker. Raises `OSError` where there is no descriptor for it."""
         core = self._shards[key]
         place = self._shelf.places[key]
@@ -150,9 +152,9 @@ class Callers:
             fd,
         )
         if core.replica_version is not None:
-            waiting.worker.tell(Holds(handle=waiting.handle, version=core.replica_version))
+            waiting.worker.tell(HoldingChanged(handle=waiting.handle, version=core.replica_version))
 
-    def session_of(self, effect: Hold) -> int | None:
+    def session_of(self, effect: ReportReplicaVersion) -> int | None:
         """Return the connection of the worker that is to hear what its replica holds."""
         core = self._shards.get(effect.key)
         return None if core is None else core.session

@@ -8,7 +8,7 @@ from typing import Final
 
 from opentelemetry import metrics as api
 
-from tensorhub_agent.core.effects import Answer, Raise
+from tensorhub_agent.core.effects import CompleteCall, FailCall
 from tensorhub_agent.core.operations.read_report import transfer_s
 from tensorhub_common.observability.metrics import METER, recorder
 
@@ -33,11 +33,11 @@ class ReadCounts:
         self.retried = 0
         """Pieces that were asked for once more."""
 
-    def count(self, effect: Answer | Raise) -> None:
+    def count(self, effect: CompleteCall | FailCall) -> None:
         """Count a read whose call is being answered."""
         report = effect.report
         self.retried += 0 if report is None else report.retried
-        if isinstance(effect, Raise):
+        if isinstance(effect, FailCall):
             self.ended[effect.error] += 1
         elif report is not None and report.failure:
             self.ended[PUT_OFF] += 1

@@ -16,12 +16,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tensorhub_agent.runtime.rejections import REFUSED, Kind
+from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import Speaks, agreed, speaks
-from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, Frame, FromWorker, Refused
-from tensorhub_common.runtime.framed_socket import Framed, FrameTooLarge, PeerGone, peer_of
+from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, AttachRefused, Frame, FromWorker
+from tensorhub_common.runtime.framed_socket import FramedSocket, FrameTooLarge, PeerGone, peer_of
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -44,10 +44,10 @@ _frames: Final = msgspec.msgpack.Decoder(FromWorker)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class Worker:
+class WorkerConnection:
     """One attached connection."""
 
-    def __init__(self, number: int, pid: int, framed: Framed, job: str, work: Supervisor) -> None:
+    def __init__(self, number: int, pid: int, framed: FramedSocket, job: str, work: Supervisor) -> None:
         """Take over an attached connection."""
         self.number, self.pid, self.job = number, pid, job
         self._framed, self._work = framed, work
@@ -93,23 +93,23 @@ class Worker:
         self.close()
 
 
-class Desk(Protocol):
+class WorkerHandler(Protocol):
     """Who serves the workers' frames."""
 
-    async def attach(self, worker: Worker, attach: Attach) -> None:
+    async def attach(self, worker: WorkerConnection, attach: Attach) -> None:
         """Begin to serve; answers with `Attached`. Raises the error that the worker should see."""
 
-    async def frame(self, worker: Worker, frame: FromWorker) -> None:
+    async def frame(self, worker: WorkerConnection, frame: FromWorker) -> None:
         """Take one frame."""
 
-    def gone(self, worker: Worker) -> None:
+    def gone(self, worker: WorkerConnection) -> None:
         """Take note that the worker's connection has ended."""
 
 
 class WorkerServer:
     """The listening socket and its connections."""
 
-    def __init__(self, path: Path, desk: Desk) -> None:
+    def __init__(self, path: Path, desk: WorkerHandler) -> None:
         """Prepare; `start` listens."""
         self._path, self._desk = path, desk
         self._numbers = 0
@@ -170,24 +170,24 @@ class WorkerServer:
                 connection.close()
                 continue
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
-                kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
-                REFUSED.note(kind, f"a worker (process {pid} of user {uid}) while {len(self._serving)} are served")
+                kind = RejectionKind.CROWD if uid == os.geteuid() else RejectionKind.USER
+                REJECTIONS.note(kind, f"a worker (process {pid} of user {uid}) while {len(self._serving)} are served")
                 connection.close()
                 continue
             self._numbers += 1
-            framed = Framed(connection, FRAME_BYTES_MAX)
+            framed = FramedSocket(connection, FRAME_BYTES_MAX)
             # A fault of one connection ends that one; its worker attaches again.
             task = self._work.start(self._serve(self._numbers, pid, framed), "serving a worker", lambda _: None)
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, number: int, pid: int, framed: Framed) -> None:
+    async def _serve(self, number: int, pid: int, framed: FramedSocket) -> None:
         death = _watch_death(pid, framed)
         worker = None
         try:
             async with asyncio.timeout(ATTACH_S_MAX):
                 attach = _read_attach(await framed.receive())
-            worker = Worker(number, pid, framed, attach.job, self._work)
+            worker = WorkerConnection(number, pid, framed, attach.job, self._work)
             await self._desk.attach(worker, attach)
             await worker.frames(lambda frame: self._frame(worker, frame))
         except PeerGone:
@@ -197,9 +197,9 @@ class WorkerServer:
         except TensorHubError as why:
             with contextlib.suppress(PeerGone, TimeoutError):
                 async with asyncio.timeout(SEND_S_MAX):
-                    await framed.send(_encode(Refused(error=why.code, message=str(why))))
+                    await framed.send(_encode(AttachRefused(error=why.code, message=str(why))))
             if isinstance(why, BadCommand | FrameTooLarge):
-                REFUSED.note(Kind.FRAME, f"what process {pid} said, so its connection ends: {why}")
+                REJECTIONS.note(RejectionKind.FRAME, f"what process {pid} said, so its connection ends: {why}")
             else:
                 _log.debug("the connection of process %d ends: %s", pid, why)
         finally:
@@ -210,7 +210,7 @@ class WorkerServer:
             if worker is not None:
                 self._desk.gone(worker)
 
-    async def _frame(self, worker: Worker | None, frame: FromWorker) -> None:
+    async def _frame(self, worker: WorkerConnection | None, frame: FromWorker) -> None:
         assert worker is not None
         await self._desk.frame(worker, frame)
 
@@ -224,7 +224,7 @@ def _read_attach(body: bytes) -> Attach:
     return attach
 
 
-def _watch_death(pid: int, framed: Framed) -> int | None:
+def _watch_death(pid: int, framed: FramedSocket) -> int | None:
     """Close the connection when the process dies, even if a child of it keeps the socket open."""
     try:
         death = os.pidfd_open(pid)

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.core.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish
-from tensorhub_agent.core.shard_state import Place
-from tensorhub_agent.jobs.driver import JOIN_S_MAX, JobAgent
-from tensorhub_agent.jobs.pending_calls import Waiting
-from tensorhub_agent.jobs.worker_server import Worker
+from tensorhub_agent.core.shard_state import ShardSpec
+from tensorhub_agent.jobs.driver import JOIN_S_MAX, JobDriver
+from tensorhub_agent.jobs.pending_calls import PendingCall
+from tensorhub_agent.jobs.worker_server import WorkerConnection
 from tensorhub_agent.observability.read_log import NotBegun
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.runtime.troubles import TROUBLES, Kind
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
 from tensorhub_agent.storage.manifest import unpack_layout
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -38,7 +38,7 @@ from tensorhub_common.protocol.worker import (
     Done,
     Failed,
     FromWorker,
-    Holds,
+    HoldingChanged,
     Loaded,
     PublishCall,
     ReadCall,
@@ -49,7 +49,7 @@ from tensorhub_common.protocol.worker import (
     UnpublishCall,
 )
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
-from tensorhub_common.telemetry.process_spans import keep_foreign
+from tensorhub_common.telemetry.process_spans import store_worker_spans
 
 TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """A call's bound is cut to a week."""
@@ -57,27 +57,27 @@ TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 HANDLES_MAX: Final = 1000
 """One connection has at most so many shards."""
 
-OTHERWISE: Final = (
+RECLAIM_ADVICE: Final = (
     "give the same, or take another replica name. To be rid of what stands there register it as it was, and release it"
 )
 """What whoever comes back otherwise than he went may do: a release is its worker's, and that one may be gone."""
 
 
-class Session:
+class WorkerSession:
     """One worker's shards, by the handles that its frames use."""
 
-    def __init__(self, worker: Worker, job: JobAgent) -> None:
+    def __init__(self, worker: WorkerConnection, job: JobDriver) -> None:
         """Begin with no shard."""
         self.worker, self.job = worker, job
-        self.handles: dict[int, Key] = {}
+        self.handles: dict[int, ShardKey] = {}
         self.registering: set[asyncio.Task[None]] = set()
         self._numbers = count(1)
 
-    def handle_of(self, key: Key) -> int | None:
+    def handle_of(self, key: ShardKey) -> int | None:
         """Return the handle of a shard, or None."""
         return next((handle for handle, mine in self.handles.items() if mine == key), None)
 
-    def new_handle(self, key: Key) -> int:
+    def new_handle(self, key: ShardKey) -> int:
         """Return a handle for a shard, in place of the one that it had. None is used twice."""
         old = self.handle_of(key)
         if old is not None:
@@ -86,7 +86,7 @@ class Session:
         self.handles[handle] = key
         return handle
 
-    def is_anothers(self, key: Key) -> bool:
+    def is_anothers(self, key: ShardKey) -> bool:
         """Whether the shard stands here and belongs to another worker, or to none."""
         core = self.job.core.shards.get(key)
         return core is not None and core.session != self.worker.number
@@ -97,29 +97,29 @@ class Session:
         self.handles = {n: key for n, key in self.handles.items() if key in here and not self.is_anothers(key)}
 
 
-class Desk:
+class WorkerSessions:
     """Serves the workers of all jobs."""
 
-    def __init__(self, job_of: Callable[[str], Awaitable[JobAgent]], attached: Callable[[], Attached]) -> None:
+    def __init__(self, job_of: Callable[[str], Awaitable[JobDriver]], attached: Callable[[], Attached]) -> None:
         """Find or open jobs by `job_of`."""
         self._job_of, self._attached = job_of, attached
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, WorkerSession] = {}
         self._work = Supervisor("registrations")
-        self._registering: set[tuple[str, Key]] = set()
+        self._registering: set[tuple[str, ShardKey]] = set()
 
-    async def attach(self, worker: Worker, attach: Attach) -> None:
+    async def attach(self, worker: WorkerConnection, attach: Attach) -> None:
         """Begin to serve a connection."""
         check_name("job", attach.job)
         job = await self._job_of(attach.job)
-        self._sessions[worker.number] = Session(worker, job)
+        self._sessions[worker.number] = WorkerSession(worker, job)
         worker.tell(self._attached())
 
-    async def end(self, job: JobAgent) -> None:
+    async def end(self, job: JobDriver) -> None:
         """End the connections of a job, once their workers have been told what there was to tell."""
         ending = [session.worker.end() for session in list(self._sessions.values()) if session.job is job]
         await asyncio.gather(*ending)
 
-    def gone(self, worker: Worker) -> None:
+    def gone(self, worker: WorkerConnection) -> None:
         """A connection has ended."""
         session = self._sessions.pop(worker.number, None)
         if session is not None:
@@ -127,14 +127,14 @@ class Desk:
                 task.cancel()
             session.job.worker_gone(worker)
 
-    def holds(self, number: int, key: Key, version: int | None, trouble: str = "") -> None:
+    def holds(self, number: int, key: ShardKey, version: int | None, trouble: str = "") -> None:
         """Tell a worker what its replica holds now, and what is wrong with it."""
         session = self._sessions.get(number)
         handle = session.handle_of(key) if session is not None else None
         if session is not None and handle is not None:
-            session.worker.tell(Holds(handle=handle, version=version, trouble=trouble))
+            session.worker.tell(HoldingChanged(handle=handle, version=version, trouble=trouble))
 
-    async def frame(self, worker: Worker, frame: FromWorker) -> None:
+    async def frame(self, worker: WorkerConnection, frame: FromWorker) -> None:
         """Take one frame."""
         session = self._sessions[worker.number]
         if isinstance(frame, RegisterCall):
@@ -153,18 +153,18 @@ class Desk:
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
         elif isinstance(frame, Traced):
-            keep_foreign(frame.spans)
+            store_worker_spans(frame.spans)
         else:
             raise BadCommand("'attach' may be said once only")
 
-    def _call(self, session: Session, frame: ShardCall) -> None:
+    def _call(self, session: WorkerSession, frame: ShardCall) -> None:
         key, job = session.handles.get(frame.handle), session.job
         reads = isinstance(frame, ReadCall)
         if isinstance(frame, ReleaseCall) and key is not None and session.is_anothers(key):
             # That it is its worker's no longer is what a release wants.
             session.worker.tell(Done(call=frame.call))
             return
-        waiting = Waiting(session.worker, frame.call, frame.handle, about=key, reads=reads)
+        waiting = PendingCall(session.worker, frame.call, frame.handle, about=key, reads=reads)
         if key is None:
             job.refuse(waiting, NotBegun.HANDLE, BadCommand, f"no shard has handle {frame.handle} here")
             return
@@ -183,7 +183,7 @@ class Desk:
         cause = frame.traceparent if isinstance(frame, PublishCall | ReadCall) else None
         job.call(key, _core_call(frame, number, session.worker.number, now), now, cause)
 
-    async def _register(self, session: Session, frame: RegisterCall) -> None:
+    async def _register(self, session: WorkerSession, frame: RegisterCall) -> None:
         try:
             async with asyncio.timeout(_bound(frame.timeout_s).gives_up_s):
                 await self._do_register(session, frame)
@@ -196,7 +196,7 @@ class Desk:
             )
             session.worker.tell(Failed(call=frame.call, error="RegistryUnavailable", message=message))
 
-    async def _do_register(self, session: Session, frame: RegisterCall) -> None:
+    async def _do_register(self, session: WorkerSession, frame: RegisterCall) -> None:
         check_name("model", frame.model)
         check_name("replica", frame.replica)
         if not 0 <= frame.shard < frame.shards:
@@ -205,7 +205,7 @@ class Desk:
             session.forget_released()
         if len(session.handles) >= HANDLES_MAX:
             raise ReplicaConflict(f"one connection registers at most {HANDLES_MAX} shards: use another connect()")
-        key, job = Key(frame.model, frame.replica, frame.shard), session.job
+        key, job = ShardKey(frame.model, frame.replica, frame.shard), session.job
         layout, data = await asyncio.to_thread(_read_layout, frame.layout)
         await job.wait_joined(min(frame.timeout_s, JOIN_S_MAX))
         if (job.job, key) in self._registering:
@@ -221,31 +221,35 @@ class Desk:
         finally:
             self._registering.discard((job.job, key))
 
-    def _attach_again(self, session: Session, frame: RegisterCall, key: Key, layout: Layout) -> None:
+    def _attach_again(self, session: WorkerSession, frame: RegisterCall, key: ShardKey, layout: Layout) -> None:
         """A worker comes back to a shard that stands here. It gets the memory when what was begun on it has ended."""
         job = session.job
         core = job.core.shards[key]
         where = f"shard {key.shard} of {key.model}/{key.replica}"
         place = job.shelf.places[key]
         if place.digest != layout_digest(layout):
-            raise LayoutMismatch(f"{where} stands with other tensors: {difference(place.layout, layout)}; {OTHERWISE}")
+            raise LayoutMismatch(
+                f"{where} stands with other tensors: {difference(place.layout, layout)}; {RECLAIM_ADVICE}"
+            )
         if (core.place.shards, core.place.spot, core.place.install) != (frame.shards, frame.spot, frame.install):
             raise LayoutMismatch(
                 f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}, "
-                f"install={core.place.install!r}; {OTHERWISE}"
+                f"install={core.place.install!r}; {RECLAIM_ADVICE}"
             )
         # Its own worker asks again where it gave up waiting for an answer, which came to nobody.
         if core.session not in (None, session.worker.number):
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = session.new_handle(key)
-        number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key))
+        number = job.callers.begin(PendingCall(session.worker, frame.call, handle, registers=key))
         now = asyncio.get_running_loop().time()
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
         call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
         job.call(key, call, now)
 
-    async def _bring(self, session: Session, frame: RegisterCall, key: Key, layout: Layout, data: bytes) -> None:
+    async def _bring(
+        self, session: WorkerSession, frame: RegisterCall, key: ShardKey, layout: Layout, data: bytes
+    ) -> None:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
         job = session.job
         # The core decides once the memory is there; no memory is made for what it would refuse.
@@ -258,22 +262,22 @@ class Desk:
                 key, frame.shards, layout, digest, spot=frame.spot, incarnation=incarnation, install=frame.install
             )
         except MemoryExhausted as why:
-            TROUBLES.note(Kind.MEMORY, why)
+            TROUBLES.note(TroubleKind.MEMORY, why)
             raise
-        TROUBLES.over(Kind.MEMORY)
+        TROUBLES.over(TroubleKind.MEMORY)
         handle = session.new_handle(key)
-        number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
+        number = job.callers.begin(PendingCall(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
         call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
-        core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes, staged, mapped)
+        core_place = ShardSpec(key, frame.shards, frame.spot, digest, place.table.nbytes, staged, mapped)
         job.register(core_place, call, now)
         if key not in job.core.shards:
             session.handles.pop(handle, None)
 
 
-def _refusing(worker: Worker, frame: RegisterCall) -> OnFault:
+def _refusing(worker: WorkerConnection, frame: RegisterCall) -> OnFault:
     """Return what a fault of a registration does: the call raises."""
 
     def refuse(fault: Fault) -> None:

@@ -42,14 +42,14 @@ class Delta:
 
 
 @dataclass(slots=True)
-class Offer:
+class PatchOffer:
     """What one reader may have instead of pieces; it keeps what it has, whatever is dropped meanwhile."""
 
     patches: list[tuple[bytes, ...] | None]
     sizes: bytes
     """Of each piece, as `SIZE`: how many bytes its patches have together, or `NO_PATCH`."""
 
-    def grow(self, other: "Offer") -> None:
+    def grow(self, other: "PatchOffer") -> None:
         """Take in patches that were made since, of pieces that had none: what was told stays true."""
         sizes = bytearray(self.sizes)
         for piece, (mine, theirs) in enumerate(zip(self.patches, other.patches, strict=True)):
@@ -63,7 +63,7 @@ class Offer:
         return self.sizes[first * SIZE.size : (first + count) * SIZE.size]
 
 
-class DeltaBook:
+class DeltaStore:
     """All deltas of one agent, the oldest first."""
 
     def __init__(self, versions_max: int, bytes_max: int) -> None:
@@ -109,7 +109,7 @@ class DeltaBook:
         chain = self._chain(shard, base, root)
         return bool(chain) and not chain[-1].is_made
 
-    def offer(self, shard: Hashable, base: str, root: str, nbytes: Sequence[int]) -> Offer | None:
+    def offer(self, shard: Hashable, base: str, root: str, nbytes: Sequence[int]) -> PatchOffer | None:
         """Offer what leads from one version to the other; None where nothing does. `nbytes` of each piece."""
         chain = self._chain(shard, base, root)
         if not chain or any(len(delta.patches) != len(nbytes) for delta in chain):
@@ -125,7 +125,7 @@ class DeltaBook:
                 steps, length = None, NO_PATCH
             patches.append(steps)
             sizes += SIZE.pack(length)
-        return Offer(patches, bytes(sizes))
+        return PatchOffer(patches, bytes(sizes))
 
     def check(self) -> None:
         """Raise AssertionError when the account is wrong."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.leases.delta_store import Offer
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.primitives.program_units import Completion
-from tensorhub_agent.primitives.ranges import marked
-from tensorhub_common.protocol.heartbeat import Served
-from tensorhub_common.protocol.plans import Transport, Turn
+from tensorhub_agent.leases.delta_store import PatchOffer
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.program_units import PieceCompletion
+from tensorhub_agent.primitives.ranges import ranges_of_marks
+from tensorhub_common.protocol.heartbeat import ReaderLoad
+from tensorhub_common.protocol.plans import ReadPriority, Transport
 from tensorhub_common.protocol.ranges import Range
 
 
@@ -22,7 +22,7 @@ class LeaseState(StrEnum):
     BROKEN = "broken"
 
 
-class LeaseMove(StrEnum):
+class LeaseTransition(StrEnum):
     """What happens to a lease."""
 
     REDEEMED = "redeemed"
@@ -32,19 +32,19 @@ class LeaseMove(StrEnum):
     BROKEN = "broken"
 
 
-LEASE_MOVES: Final = {
-    (LeaseState.GRANTED, LeaseMove.REDEEMED): LeaseState.OPEN,
-    (LeaseState.GRANTED, LeaseMove.EXPIRED): LeaseState.ENDED,
-    (LeaseState.GRANTED, LeaseMove.BROKEN): LeaseState.BROKEN,
-    (LeaseState.OPEN, LeaseMove.DONE): LeaseState.ENDED,
-    (LeaseState.OPEN, LeaseMove.READER_GONE): LeaseState.ENDED,
-    (LeaseState.OPEN, LeaseMove.EXPIRED): LeaseState.BROKEN,
-    (LeaseState.OPEN, LeaseMove.BROKEN): LeaseState.BROKEN,
+LEASE_TRANSITIONS: Final = {
+    (LeaseState.GRANTED, LeaseTransition.REDEEMED): LeaseState.OPEN,
+    (LeaseState.GRANTED, LeaseTransition.EXPIRED): LeaseState.ENDED,
+    (LeaseState.GRANTED, LeaseTransition.BROKEN): LeaseState.BROKEN,
+    (LeaseState.OPEN, LeaseTransition.DONE): LeaseState.ENDED,
+    (LeaseState.OPEN, LeaseTransition.READER_GONE): LeaseState.ENDED,
+    (LeaseState.OPEN, LeaseTransition.EXPIRED): LeaseState.BROKEN,
+    (LeaseState.OPEN, LeaseTransition.BROKEN): LeaseState.BROKEN,
 }
 
 
 @dataclass(slots=True, eq=False)
-class Offered:
+class LeaseOffer:
     """A shard that stands ready, or will. `version` is None while its publication has not been numbered yet."""
 
     version: int | None
@@ -52,13 +52,13 @@ class Offered:
     digests: bytes
     granting: bool = True
     leases: "dict[str, Lease]" = field(default_factory=dict)
-    turn: Turn | None = None
+    turn: ReadPriority | None = None
     """Of the round that fills the shard."""
     has: bytearray | None = None
     """Marks of the pieces that stand there, while it is being filled; None: all do."""
     count: int = 0
     """How many pieces it has, with or without digests."""
-    units: Completion | None = None
+    units: PieceCompletion | None = None
     """It is filled by a program: no digests are known before all stands, so only who needs none may read."""
     has_units: bytearray = field(default_factory=bytearray)
     """Marks of the units of that which stand there."""
@@ -74,12 +74,12 @@ class Lease:
     """One reader's lease on one shard."""
 
     name: str
-    key: Key
+    key: ShardKey
     reader: str
     ticket: str
     deadline: float
-    offered: Offered
-    served: Served
+    offered: LeaseOffer
+    served: ReaderLoad
     """What beats say of its reader."""
     is_told: bool = False
     """Its reader asks for nothing before it is told that it is there."""
@@ -88,12 +88,12 @@ class Lease:
     transport: Transport = "local"
     is_promised: bool = False
     """Of what does not stand there yet its reader waits only for what is promised."""
-    units: Completion | None = None
+    units: PieceCompletion | None = None
     """Its reader goes by the program by which the shard is filled, and is told of units."""
     state: LeaseState = LeaseState.GRANTED
     base: str | None = None
     """The root of what its reader holds, where a delta from there is being made."""
-    patches: Offer | None = None
+    patches: PatchOffer | None = None
     """What its reader may have instead of pieces."""
 
     def pieces(self) -> tuple[Range, ...] | None:
@@ -104,9 +104,9 @@ class Lease:
         whole = self.offered.count if self.units is None else self.units.units
         if self.offered.has is None or has is None:
             return ((0, whole),) if whole else ()
-        return tuple(marked(has, 0, len(has)))
+        return tuple(ranges_of_marks(has, 0, len(has)))
 
     def promised(self) -> tuple[Range, ...]:
         """Return what its reader may wait for, where that is not everything."""
         marks = self.offered.promised if self.is_promised else bytearray()
-        return tuple(marked(marks, 0, len(marks)))
+        return tuple(ranges_of_marks(marks, 0, len(marks)))

@@ -9,28 +9,28 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tensorhub_common.protocol.heartbeat import SERVED_MAX, Served, Serving
-from tensorhub_common.protocol.leases import LeaseAsk
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, ReaderLoad, ServingLoad
+from tensorhub_common.protocol.leases import LeaseRequest
 from tensorhub_common.protocol.plans import Transport
 from tensorhub_common.protocol.subjects import is_name
 
 
-def served(ask: LeaseAsk) -> Served:
+def reader_of(ask: LeaseRequest) -> ReaderLoad:
     """Return what is said of whoever has got the lease that it asked for.
 
     One without a turn was decided nowhere; nor was one whose name can't be, and may be too long for a beat.
     """
     reader = ask.reader
     decided = ask.turn.decided if ask.turn is not None and is_name(reader.replica) else 0
-    return Served(ask.job, ask.model, reader.replica, reader.shard, decided, max(ask.nbytes, 0))
+    return ReaderLoad(ask.job, ask.model, reader.replica, reader.shard, decided, max(ask.nbytes, 0))
 
 
-def summed(readers: Iterable[tuple[Transport, Served]]) -> tuple[Serving, ...]:
+def reader_loads(readers: Iterable[tuple[Transport, ReaderLoad]]) -> tuple[ServingLoad, ...]:
     """Say what the leases of all jobs come to. Of whom it is not known where they were decided, they are only counted.
 
     An agent of an earlier release says no turn for some of its reads, and nobody could tell when these are over.
     """
-    found: dict[tuple[Transport, str, str, str, int], Served] = {}
+    found: dict[tuple[Transport, str, str, str, int], ReaderLoad] = {}
     for transport, each in readers:
         who = (transport, each.job, each.model, each.replica, each.shard)
         before = found.get(who)
@@ -40,11 +40,11 @@ def summed(readers: Iterable[tuple[Transport, Served]]) -> tuple[Serving, ...]:
         else:
             found[who] = each
     count, nbytes_of = Counter[Transport](), Counter[Transport]()
-    named: dict[Transport, list[Served]] = {}
+    named: dict[Transport, list[ReaderLoad]] = {}
     for (transport, *_), each in found.items():
         count[transport] += 1
         nbytes_of[transport] += each.nbytes
         names = named.setdefault(transport, [])
         if each.decided and len(names) < SERVED_MAX:
             names.append(each)
-    return tuple(Serving(each, count[each], nbytes_of[each], tuple(named[each])) for each in count)
+    return tuple(ServingLoad(each, count[each], nbytes_of[each], tuple(named[each])) for each in count)

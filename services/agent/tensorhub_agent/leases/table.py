@@ -26,18 +26,18 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.leases.delta_store import Offer
-from tensorhub_agent.leases.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
-from tensorhub_agent.leases.reader_load import served
-from tensorhub_agent.primitives.deadlines import Deadlines
+from tensorhub_agent.leases.delta_store import PatchOffer
+from tensorhub_agent.leases.lease import LEASE_TRANSITIONS, Lease, LeaseOffer, LeaseState, LeaseTransition
+from tensorhub_agent.leases.reader_load import reader_of
+from tensorhub_agent.primitives.deadlines import DeadlineHeap
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.primitives.program_units import Completion
-from tensorhub_agent.primitives.ranges import mark, split, unmark
-from tensorhub_common.protocol.heartbeat import Served
-from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.program_units import PieceCompletion
+from tensorhub_agent.primitives.ranges import clear_marks, set_marks, split_by_marks
+from tensorhub_common.protocol.heartbeat import ReaderLoad
+from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Transport, Turn, precedes
+from tensorhub_common.protocol.plans import ReadPriority, Transport, has_priority
 from tensorhub_common.protocol.ranges import Range
 
 READERS_MAX: Final = 256
@@ -47,14 +47,14 @@ LEASES_OF_ONE_MAX: Final = 64
 """Of which one agent has at most so many, so that one that only asks leaves room for the others."""
 
 
-def is_asked_for(coming: Offered, ask: LeaseAsk) -> bool:
+def is_asked_for(coming: LeaseOffer, ask: LeaseRequest) -> bool:
     """Tell whether what a shard is being filled with is what is asked for. A reader by a program may know no root."""
     if coming.version != ask.version:
         return False
     return coming.root == ask.root or (ask.units and None in (coming.root, ask.root))
 
 
-def bars_reading(offered: Offered, ask: LeaseAsk) -> str | None:
+def refuse_ready(offered: LeaseOffer, ask: LeaseRequest) -> str | None:
     """Tell why what stands ready is not what is asked for."""
     if ask.root is not None and ask.root != offered.root:
         return f"the shard holds other bytes than version {ask.version} has by the log"
@@ -66,19 +66,19 @@ def bars_reading(offered: Offered, ask: LeaseAsk) -> str | None:
     return None
 
 
-def bars_waiting(coming: Offered, ask: LeaseAsk, program: str | None) -> str | None:
+def refuse_filling(coming: LeaseOffer, ask: LeaseRequest, program: str | None) -> str | None:
     """Tell why the reader may not wait for what a shard is being filled with, by `program` if it goes by one."""
     assert coming.turn is not None
     if ask.promises and ask.program != program:
         return "the shard is not filled by the program by which the reader goes"
-    if not ask.promises and not precedes(coming.turn, ask.turn):
+    if not ask.promises and not has_priority(coming.turn, ask.turn):
         return "the shard is being filled, and its turn is not earlier than the reader's"
     if coming.units is not None and not ask.units:
         return "the shard is filled by a program: what its pieces hash to is not known yet"
     return None
 
 
-def bars_another(offered: Offered, agent: str) -> str | None:
+def refuse_for_room(offered: LeaseOffer, agent: str) -> str | None:
     """Tell why there is no room for another lease of this agent."""
     if len(offered.leases) >= READERS_MAX:
         return f"the shard has {READERS_MAX} readers already"
@@ -98,7 +98,7 @@ SILENCE_S_MAX: Final = 10.0
 """A reader that renewed nothing for this long has lost its lease. It renews each second on the data path."""
 
 
-class Promised(msgspec.Struct, frozen=True):
+class PromiseChange(msgspec.Struct, frozen=True):
     """What a shard promises from now on, and no more, and the leases whose readers are to hear of it."""
 
     leases: tuple[str, ...]
@@ -111,37 +111,44 @@ class LeaseTable:
 
     def __init__(self) -> None:
         """Begin with nothing offered."""
-        self.offers: dict[Key, Offered] = {}
-        self.coming: dict[Key, Offered] = {}
+        self.offers: dict[ShardKey, LeaseOffer] = {}
+        self.coming: dict[ShardKey, LeaseOffer] = {}
         """Shards that are being filled."""
         self._leases: dict[str, Lease] = {}
         self._tickets: dict[str, Lease] = {}
-        self._deadlines: Deadlines[str] = Deadlines()
+        self._deadlines: DeadlineHeap[str] = DeadlineHeap()
         """Of each lease under way, its deadline or an earlier one: renewing one costs nothing here."""
 
     def names(self) -> list[str]:
         """Return the leases that are under way, by name."""
         return list(self._leases)
 
-    def offer(self, key: Key, version: int | None, root: str, digests: bytes) -> None:
+    def offer(self, key: ShardKey, version: int | None, root: str, digests: bytes) -> None:
         """Grant leases on the shard from now on. Readers that are in it already, or in its filling, stay in it."""
         coming = self.coming.pop(key, None)
         count = len(coming.has) if coming is not None and coming.has is not None else 0
-        offered = Offered(version, root, digests, count=count or len(digests) // PIECE_DIGEST_BYTES)
+        offered = LeaseOffer(version, root, digests, count=count or len(digests) // PIECE_DIGEST_BYTES)
         for known in (self.offers.get(key), coming):
             for lease in known.leases.values() if known is not None else ():
                 lease.offered = offered
                 offered.leases[lease.name] = lease
         self.offers[key] = offered
 
-    def stop(self, key: Key) -> None:
+    def stop(self, key: ShardKey) -> None:
         """Grant no new lease on the shard."""
         offered = self.offers.get(key)
         if offered is not None:
             offered.granting = False
 
     def expect(
-        self, key: Key, version: int, root: str | None, turn: Turn, pieces: int, *, units: Completion | None = None
+        self,
+        key: ShardKey,
+        version: int,
+        root: str | None,
+        turn: ReadPriority,
+        pieces: int,
+        *,
+        units: PieceCompletion | None = None,
     ) -> None:
         """The shard will be filled with a version: readers of later turns may have leases, once there are digests.
 
@@ -150,40 +157,40 @@ class LeaseTable:
         assert key not in self.coming
         numbers = pieces if units is None else units.units
         has_units = bytearray(0 if units is None else numbers)
-        coming = Offered(version, root, b"", turn=turn, has=bytearray(pieces), units=units, has_units=has_units)
+        coming = LeaseOffer(version, root, b"", turn=turn, has=bytearray(pieces), units=units, has_units=has_units)
         coming.promised = bytearray(numbers)
         self.coming[key] = coming
 
-    def vouch(self, key: Key, digests: bytes) -> None:
+    def vouch(self, key: ShardKey, digests: bytes) -> None:
         """Grant leases on a shard that is being filled: the log vouches for these digests."""
         coming = self.coming.get(key)
         if coming is not None:
             coming.digests = digests
 
-    def prove(self, key: Key, pieces: Sequence[Range]) -> list[str]:
+    def prove(self, key: ShardKey, pieces: Sequence[Range]) -> list[str]:
         """These pieces stand in a shard that is being filled, verified; returns the open leases, whose readers wait."""
         coming = self.coming.get(key)
         if coming is None or coming.has is None:
             return []
-        mark(coming.has, pieces)
+        set_marks(coming.has, pieces)
         return [each.name for each in coming.leases.values() if each.units is None and each.state is LeaseState.OPEN]
 
-    def prove_units(self, key: Key, units: Sequence[Range]) -> list[str]:
+    def prove_units(self, key: ShardKey, units: Sequence[Range]) -> list[str]:
         """These units stand in a shard that is filled by a program; returns the open leases of who is told of units."""
         coming = self.coming.get(key)
         if coming is None:
             return []
-        mark(coming.has_units, units)
+        set_marks(coming.has_units, units)
         return [
             each.name for each in coming.leases.values() if each.units is not None and each.state is LeaseState.OPEN
         ]
 
-    def counts_on_promises(self, key: Key) -> bool:
+    def counts_on_promises(self, key: ShardKey) -> bool:
         """Tell whether anybody waits for what the shard promises."""
         coming = self.coming.get(key)
         return coming is not None and coming.is_counted_on
 
-    def promise(self, key: Key, firm: Sequence[Range], waits: Sequence[Range]) -> Promised | None:
+    def promise(self, key: ShardKey, firm: Sequence[Range], waits: Sequence[Range]) -> PromiseChange | None:
         """The shard has `firm` pieces under way, and waits for others to get those in `waits`; the rest stays as it is.
 
         Returns what is news to whom; None: nothing is.
@@ -191,15 +198,15 @@ class LeaseTable:
         coming = self.coming.get(key)
         if coming is None:
             return None
-        fresh = split(coming.promised, firm)[1]
-        broken = split(coming.promised, waits)[0]
-        mark(coming.promised, fresh)
-        unmark(coming.promised, broken)
+        fresh = split_by_marks(coming.promised, firm)[1]
+        broken = split_by_marks(coming.promised, waits)[0]
+        set_marks(coming.promised, fresh)
+        clear_marks(coming.promised, broken)
         if not fresh and not broken:
             return None
-        return Promised(_counting(coming), tuple(fresh), tuple(broken))
+        return PromiseChange(_counting(coming), tuple(fresh), tuple(broken))
 
-    def cede(self, key: Key, pieces: Sequence[Range]) -> tuple[str, ...]:
+    def cede(self, key: ShardKey, pieces: Sequence[Range]) -> tuple[str, ...]:
         """The shard does not bring these over itself: it promises them no more. Returns who is to hear whose they are.
 
         That is everybody who counts on it, whether these were promised by then or not.
@@ -207,44 +214,44 @@ class LeaseTable:
         coming = self.coming.get(key)
         if coming is None:
             return ()
-        unmark(coming.promised, pieces)
+        clear_marks(coming.promised, pieces)
         return _counting(coming)
 
-    def abandon(self, key: Key) -> list[str]:
+    def abandon(self, key: ShardKey) -> list[str]:
         """The shard will not hold the version: break its leases; returns their names."""
         coming = self.coming.get(key)
         names = self._break(coming)
         self.coming.pop(key, None)
         return names
 
-    def awaiting(self, key: Key) -> int:
+    def awaiting(self, key: ShardKey) -> int:
         """Return how many leases there are on what a shard is being filled with."""
         coming = self.coming.get(key)
         return len(coming.leases) if coming is not None else 0
 
-    def reading(self, key: Key) -> int:
+    def reading(self, key: ShardKey) -> int:
         """Return how many leases on the shard are under way."""
         offered = self.offers.get(key)
         return len(offered.leases) if offered is not None else 0
 
-    def forget(self, key: Key) -> list[str]:
+    def forget(self, key: ShardKey) -> list[str]:
         """End the offer; returns the leases that were broken by it."""
         broken = self.break_all(key)
         self.offers.pop(key, None)
         return broken
 
-    def break_all(self, key: Key) -> list[str]:
+    def break_all(self, key: ShardKey) -> list[str]:
         """Break every lease on the shard; returns their names."""
         return self._break(self.offers.get(key))
 
-    def _break(self, offered: Offered | None) -> list[str]:
+    def _break(self, offered: LeaseOffer | None) -> list[str]:
         names = list(offered.leases) if offered is not None else []
         for name in names:
-            self._end(self._leases[name], LeaseMove.BROKEN)
+            self._end(self._leases[name], LeaseTransition.BROKEN)
         return names
 
     def grant(
-        self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+        self, ask: LeaseRequest, name: str, ticket: str, endpoint: str, now: float
     ) -> LeaseGrant | LeaseRefusal | None:
         """Grant a lease if exactly what is asked for stands here and stays, or comes.
 
@@ -252,19 +259,19 @@ class LeaseTable:
         """
         if ask.again:
             return self._hold(ask, endpoint, now)
-        key = Key(ask.model, ask.source.replica, ask.source.shard)
+        key = ShardKey(ask.model, ask.source.replica, ask.source.shard)
         coming = self.coming.get(key)
         if coming is not None and is_asked_for(coming, ask):
             return self._grant_coming(coming, ask, name, ticket, endpoint, now)
         offered = self.offers.get(key)
         if offered is None or not offered.granting:
             return LeaseRefusal(reason="the shard is not published here, or it is draining")
-        why = bars_reading(offered, ask)
+        why = refuse_ready(offered, ask)
         if why is not None:
             return LeaseRefusal(reason=why)
         return self._granted(offered, key, ask, name, ticket, endpoint, now)
 
-    def _hold(self, ask: LeaseAsk, endpoint: str, now: float) -> LeaseGrant | LeaseRefusal:
+    def _hold(self, ask: LeaseRequest, endpoint: str, now: float) -> LeaseGrant | LeaseRefusal:
         """Hold a lease for longer whose ticket was not shown yet."""
         lease = self._leases.get(ask.again)
         if lease is None or not self.is_of(ask.again, ask.reader.agent):
@@ -276,16 +283,16 @@ class LeaseTable:
         return msgspec.structs.replace(answer, program=program, promises=lease.is_promised)
 
     def _grant_coming(
-        self, coming: Offered, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+        self, coming: LeaseOffer, ask: LeaseRequest, name: str, ticket: str, endpoint: str, now: float
     ) -> LeaseGrant | LeaseRefusal | None:
         """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
         program = None if coming.units is None else coming.units.program
-        why = bars_waiting(coming, ask, program)
+        why = refuse_filling(coming, ask, program)
         if why is not None:
             return LeaseRefusal(reason=why)
         if not coming.digests and coming.units is None:
             return None
-        key = Key(ask.model, ask.source.replica, ask.source.shard)
+        key = ShardKey(ask.model, ask.source.replica, ask.source.shard)
         answer = self._granted(coming, key, ask, name, ticket, endpoint, now)
         if isinstance(answer, LeaseRefusal):
             return answer
@@ -298,15 +305,15 @@ class LeaseTable:
         return msgspec.structs.replace(answer, promises=True)
 
     def _granted(
-        self, offered: Offered, key: Key, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+        self, offered: LeaseOffer, key: ShardKey, ask: LeaseRequest, name: str, ticket: str, endpoint: str, now: float
     ) -> LeaseGrant | LeaseRefusal:
-        why = bars_another(offered, ask.reader.agent)
+        why = refuse_for_room(offered, ask.reader.agent)
         if why is not None:
             return LeaseRefusal(reason=why)
         filling = offered.has is not None
         reader = f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}"
         ticket_s = max(TICKET_S, min(ask.hold_s, HOLD_S_MAX))
-        lease = Lease(name, key, reader, ticket, now + ticket_s, offered, served(ask), is_told=filling)
+        lease = Lease(name, key, reader, ticket, now + ticket_s, offered, reader_of(ask), is_told=filling)
         lease.is_mapped, lease.transport = ask.mapped, ask.transport
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
         self._deadlines.note(name, lease.deadline)
@@ -320,7 +327,7 @@ class LeaseTable:
         digests = lease.offered.digests
         return digests[first * PIECE_DIGEST_BYTES : (first + DIGESTS_PAGE_PIECES) * PIECE_DIGEST_BYTES]
 
-    def patch(self, name: str, patches: Offer, base: str | None) -> bytes:
+    def patch(self, name: str, patches: PatchOffer, base: str | None) -> bytes:
         """Let a lease's reader have patches instead of pieces; returns the first page of their sizes.
 
         With `base` more of them are being made from there, and will be offered again.
@@ -363,7 +370,7 @@ class LeaseTable:
             # A late one ends, with its lease, when `expire` comes to it.
             return None
         del self._tickets[ticket]
-        lease.state = LEASE_MOVES[lease.state, LeaseMove.REDEEMED]
+        lease.state = LEASE_TRANSITIONS[lease.state, LeaseTransition.REDEEMED]
         lease.deadline = now + SILENCE_S_MAX
         self._deadlines.note(lease.name, lease.deadline)
         return lease
@@ -372,7 +379,7 @@ class LeaseTable:
         """Return the state of each lease under way. It may be called from another thread."""
         return [str(lease.state) for lease in list(self._leases.values())]
 
-    def readers(self) -> list[tuple[Transport, Served]]:
+    def readers(self) -> list[tuple[Transport, ReaderLoad]]:
         """Return the transport and reader of each lease that costs this agent. It may be called from another thread."""
         return [(lease.transport, lease.served) for lease in list(self._leases.values()) if not lease.is_mapped]
 
@@ -409,12 +416,12 @@ class LeaseTable:
         lease = self._leases.get(name)
         return lease is not None and lease.state is LeaseState.OPEN
 
-    def finish(self, name: str, how: LeaseMove) -> Key | None:
+    def finish(self, name: str, how: LeaseTransition) -> ShardKey | None:
         """End a lease that is done or whose reader went. Returns the shard if this was a lease under way."""
         lease = self._leases.get(name)
         if lease is None:
             return None
-        self._end(lease, how if lease.state is LeaseState.OPEN else LeaseMove.EXPIRED)
+        self._end(lease, how if lease.state is LeaseState.OPEN else LeaseTransition.EXPIRED)
         return lease.key
 
     def expire(self, now: float) -> list[Lease]:
@@ -423,7 +430,7 @@ class LeaseTable:
         for name in self._deadlines.due(now):
             lease = self._leases[name]
             if now >= lease.deadline:
-                self._end(lease, LeaseMove.EXPIRED)
+                self._end(lease, LeaseTransition.EXPIRED)
                 late.append(lease)
             else:
                 self._deadlines.note(name, lease.deadline)
@@ -444,8 +451,8 @@ class LeaseTable:
             assert due is not None, f"lease {name} never ends"
             assert due <= lease.deadline, f"lease {name} would outlive its deadline"
 
-    def _end(self, lease: Lease, how: LeaseMove) -> None:
-        lease.state = LEASE_MOVES[lease.state, how]
+    def _end(self, lease: Lease, how: LeaseTransition) -> None:
+        lease.state = LEASE_TRANSITIONS[lease.state, how]
         self._tickets.pop(lease.ticket, None)
         self._deadlines.forget(lease.name)
         del self._leases[lease.name]
@@ -466,7 +473,7 @@ def _grant_of(lease: Lease, endpoint: str, ticket_s: float) -> LeaseGrant:
     )
 
 
-def _counting(coming: Offered) -> tuple[str, ...]:
+def _counting(coming: LeaseOffer) -> tuple[str, ...]:
     """Return the open leases that count on what a shard promises."""
     leases = coming.leases.values()
     return tuple(each.name for each in leases if each.is_promised and each.state is LeaseState.OPEN)

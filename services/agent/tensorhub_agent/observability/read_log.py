@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.core.effects import Answer, Raise
-from tensorhub_agent.core.operations.read import ReadOperation, Stage
+from tensorhub_agent.core.effects import CompleteCall, FailCall
+from tensorhub_agent.core.operations.read import ReadOperation, ReadStage
 from tensorhub_agent.core.operations.read_report import transfer_s
 from tensorhub_agent.observability.read_status import still_s
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_common.protocol.worker import ReadReport, SourceReport
 
@@ -45,7 +45,7 @@ class NotBegun(StrEnum):
     """The job was set aside."""
 
 
-class ReadWatch:
+class ReadLog:
     """The reads of one agent in one job."""
 
     def __init__(self, stall_s: float, slow_read_s: float, late: Counter[str]) -> None:
@@ -70,12 +70,12 @@ class ReadWatch:
 
     def _stands_still(self, read: ReadOperation, now: float) -> str | None:
         """Say what a read stands still at, if it does."""
-        if read.stage is Stage.LEASING:
+        if read.stage is ReadStage.LEASING:
             return self._has_no_lease(read, now)
         transfer = read.transfer
-        if transfer is None or read.stage not in (Stage.FILLING, Stage.KEEPING):
+        if transfer is None or read.stage not in (ReadStage.FILLING, ReadStage.KEEPING):
             return None
-        if read.stage is Stage.KEEPING:
+        if read.stage is ReadStage.KEEPING:
             for_s = now - transfer.ended
             told = f"all of version {transfer.version} has come, and its manifest is not written for {for_s:.1f} s: see"
             return f"{told} whether the disk under the agent's state answers" if for_s >= self._stall_s else None
@@ -97,10 +97,10 @@ class ReadWatch:
         told = f"version {read.version} is decided, and for {for_s:.1f} s it has no lease on a source"
         return told if why is None else f"{told}: {why}"
 
-    def ended(self, key: Key, effect: Answer | Raise, trace: str | None) -> str | None:
+    def ended(self, key: ShardKey, effect: CompleteCall | FailCall, trace: str | None) -> str | None:
         """Return the line of a read that is over, if it is worth one."""
         report = effect.report
-        if isinstance(effect, Raise):
+        if isinstance(effect, FailCall):
             told = f"the read of {_what(key)} failed: {effect.error}: {effect.message}"
         elif report is not None and report.failure:
             told = f"the update of {_what(key)} is put off: {report.failure}"
@@ -114,7 +114,7 @@ class ReadWatch:
             return None
         return told + ("" if report is None else _sources(report.sources)) + _trace(trace)
 
-    def refused(self, kind: NotBegun, key: Key | None, effect: Raise, now: float) -> str | None:
+    def refused(self, kind: NotBegun, key: ShardKey | None, effect: FailCall, now: float) -> str | None:
         """Return the line of a read that never began, unless there was one of its kind just now."""
         told_at, unsaid = self._refused.get(kind, (None, 0))
         if told_at is not None and now - told_at < REFUSED_TOLD_S:
@@ -129,7 +129,7 @@ class ReadWatch:
         return transfer_s(report) > self._slow_read_s + report.nbytes / SLOW_BYTES_PER_S
 
 
-def _what(key: Key) -> str:
+def _what(key: ShardKey) -> str:
     return f"shard {key.shard} of {key.model}/{key.replica}"
 
 

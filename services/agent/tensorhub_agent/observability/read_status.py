@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.transfer.source import Reading
-from tensorhub_agent.transfer.transfer import Phase, Transfer
-from tensorhub_common.protocol.activity import READS_TOLD_MAX, SOURCES_TOLD_MAX, ReadUnderWay, SourceOfRead
+from tensorhub_agent.transfer.source import Source
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
+from tensorhub_common.protocol.activity import READS_TOLD_MAX, SOURCES_TOLD_MAX, ActiveRead, ReadSource
 
 
 def reads_under_way(
     shards: Iterable[ShardCore], now: float, trace_of: Callable[[int], str | None]
-) -> tuple[tuple[ReadUnderWay, ...], int]:
+) -> tuple[tuple[ActiveRead, ...], int]:
     """Return the reads that are under way, oldest first, and how many more there are.
 
     `trace_of` returns the trace of a call, by its number.
@@ -27,11 +27,11 @@ def reads_under_way(
     return tuple(_told(read, now, trace_of(read.call.call)) for read in told), len(reads) - len(told)
 
 
-def _told(read: ReadOperation, now: float, trace: str | None) -> ReadUnderWay:
+def _told(read: ReadOperation, now: float, trace: str | None) -> ActiveRead:
     key, transfer = read.core.key, read.transfer
     done = 0 if transfer is None else transfer.done_bytes()
-    filling = transfer is not None and transfer.phase is Phase.RUNNING and now > transfer.started
-    return ReadUnderWay(
+    filling = transfer is not None and transfer.phase is TransferPhase.RUNNING and now > transfer.started
+    return ActiveRead(
         model=key.model,
         replica=key.replica,
         shard=key.shard,
@@ -55,9 +55,9 @@ def still_s(transfer: Transfer, now: float) -> float:
     return now - max(transfer.started, transfer.last_at, last)
 
 
-def _sources(transfer: Transfer, now: float) -> tuple[SourceOfRead, ...]:
+def _sources(transfer: Transfer, now: float) -> tuple[ReadSource, ...]:
     """Return each agent once for each transport, however often it was opened: its last session says how far it is."""
-    found: dict[tuple[str, str], SourceOfRead] = {}
+    found: dict[tuple[str, str], ReadSource] = {}
     for source in transfer.sources.values():
         told = _source(source, now)
         before = found.get((told.agent, told.transport))
@@ -66,8 +66,8 @@ def _sources(transfer: Transfer, now: float) -> tuple[SourceOfRead, ...]:
     return tuple(sorted(found.values(), key=lambda each: -each.nbytes)[:SOURCES_TOLD_MAX])
 
 
-def _source(source: Reading, now: float) -> SourceOfRead:
-    return SourceOfRead(
+def _source(source: Source, now: float) -> ReadSource:
+    return ReadSource(
         agent=source.share.source.agent,
         transport=str(source.share.transport),
         phase=str(source.phase),

@@ -12,28 +12,28 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tensorhub_agent.core.effects import (
-    Answer,
     AnyCall,
     AnyEffect,
-    AskPlan,
+    AppendCommand,
     BatchDone,
     CallPublish,
     CallRead,
-    Digest,
+    CompleteCall,
     Digested,
-    OpenSource,
-    PlanCame,
-    Raise,
-    Say,
-    ShardNews,
+    DigestMemory,
+    EffectOutcome,
+    FailCall,
+    PlanReceived,
+    RequestLease,
+    RequestPlan,
     SourceClosed,
     SourceLost,
     SourceOpened,
 )
-from tensorhub_agent.observability.records import Note, PlanNote, PublishNote, ReadNote, SourceNote
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.transfer.source import Reading
-from tensorhub_common.observability.trace_context import PUBLISH, TraceContext, context_in
+from tensorhub_agent.observability.records import CallRecord, PlanRecord, PublishRecord, ReadRecord, SourceRecord
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.transfer.source import Source
+from tensorhub_common.observability.trace_context import PUBLISH_HEADER, TraceContext, context_in
 from tensorhub_common.protocol.log.commands import Filled, Ready, ShardCommand, Want
 from tensorhub_common.protocol.log.events import (
     AnyEvent,
@@ -57,7 +57,7 @@ SOURCES_NOTED_MAX: Final = 64
 WISHES_MAX: Final = 256
 """So many wishes from outside may wait for the digest with which their publication begins."""
 
-NOTED: Final = frozenset({Say, Answer, Raise, Digest, AskPlan, OpenSource})
+NOTED: Final = frozenset({AppendCommand, CompleteCall, FailCall, DigestMemory, RequestPlan, RequestLease})
 """The effects that are noted; of the others, which are the many, the time need not be taken."""
 
 NOTED_EVENTS: Final = (
@@ -73,58 +73,58 @@ NOTED_EVENTS: Final = (
 GIVEN_UP: Final = "given up"
 
 
-class Chronicle:
+class CallRecorder:
     """The stories of one agent in one job. `new_trace` and `new_span` give out ids, which come from outside."""
 
     def __init__(self, new_trace: Callable[[str], TraceContext], new_span: Callable[[], str]) -> None:
         """Begin with no story."""
         self._new_trace, self._new_span = new_trace, new_span
-        self._calls: dict[int, Note] = {}
-        self._now: dict[Key, Note] = {}
+        self._calls: dict[int, CallRecord] = {}
+        self._now: dict[ShardKey, CallRecord] = {}
         """The note of the call that is under way on each shard."""
         self._wishes: dict[tuple[str, str], tuple[TraceContext | None, int]] = {}
-        self.finished: list[Note] = []
+        self.finished: list[CallRecord] = []
 
     # What the driver tells.
 
-    def called(self, key: Key, call: AnyCall, cause: TraceContext | None, at: int) -> None:
+    def called(self, key: ShardKey, call: AnyCall, cause: TraceContext | None, at: int) -> None:
         """A worker calls. `cause` is its publish span, or what was active in an engine that reads."""
-        note: Note
+        note: CallRecord
         if isinstance(call, CallRead):
             place = self._new_trace("transfer")
-            note = ReadNote(key, call, place, at, cause, place.beside(self._new_span()))
+            note = ReadRecord(key, call, place, at, cause, place.beside(self._new_span()))
         elif isinstance(call, CallPublish):
-            note = PublishNote(key, call, cause or self._new_trace("publish"), at, is_ours=cause is None)
+            note = PublishRecord(key, call, cause or self._new_trace("publish"), at, is_ours=cause is None)
         else:
             return
         self._calls[call.call] = note
         self._now.setdefault(key, note)
 
-    def effect(self, effect: AnyEffect, reading: Reading | None, at: int) -> TraceContext | None:
+    def effect(self, effect: AnyEffect, reading: Source | None, at: int) -> TraceContext | None:
         """Note an effect that is about to be carried out; returns the place that its message names as its cause."""
         match effect:
-            case Say(command=ShardCommand() as command):
+            case AppendCommand(command=ShardCommand() as command):
                 return self._said(command, at)
-            case Answer():
+            case CompleteCall():
                 return self._ended(effect.call, effect, at)
-            case Raise():
+            case FailCall():
                 return self._ended(effect.call, effect, at)
-            case Digest():
+            case DigestMemory():
                 self._digest(effect.key, at)
-            case AskPlan():
+            case RequestPlan():
                 return self._asked_plan(effect, at)
-            case OpenSource():
+            case RequestLease():
                 return self._opening(effect, reading, at)
             case _:
                 pass
         return None
 
-    def news(self, news: ShardNews, at: int) -> None:
+    def news(self, news: EffectOutcome, at: int) -> None:
         """Note what came of an effect."""
         note = self._now.get(news.key)
         if note is None or not note.place.sampled:
             return
-        if isinstance(note, PublishNote):
+        if isinstance(note, PublishRecord):
             if isinstance(news, Digested):
                 note.digested = at
         else:
@@ -145,7 +145,7 @@ class Chronicle:
         elif isinstance(event, PublishWithdrawn | CommandRejected) and event.by is not None:
             error = event.error if isinstance(event, CommandRejected) else GIVEN_UP
             for note in list(self._now.values()):
-                if isinstance(note, PublishNote) and event.by == note.said_by:
+                if isinstance(note, PublishRecord) and event.by == note.said_by:
                     self._wish_ended(note, None, error, at)
 
     def trace_of(self, call: int) -> str | None:
@@ -155,22 +155,22 @@ class Chronicle:
 
     # Publications.
 
-    def _digest(self, key: Key, at: int) -> None:
+    def _digest(self, key: ShardKey, at: int) -> None:
         note = self._now.get(key)
-        if isinstance(note, PublishNote) and (note.call is not None or not note.digested_from):
+        if isinstance(note, PublishRecord) and (note.call is not None or not note.digested_from):
             note.digested_from = at
             return
-        if isinstance(note, PublishNote):
+        if isinstance(note, PublishRecord):
             self._finish(note, GIVEN_UP, at)
         cause, wished = self._wishes.pop((key.model, key.replica), (None, at))
         # The span of whoever wished is the parent of the publish span, which no worker makes.
         place = self._new_trace("publish") if cause is None else cause.beside(self._new_span())
-        note = PublishNote(key, None, place, wished, is_ours=True, parent=cause, digested_from=at)
+        note = PublishRecord(key, None, place, wished, is_ours=True, parent=cause, digested_from=at)
         self._now[key] = note
 
     def _publish_event(
         self,
-        note: PublishNote,
+        note: PublishRecord,
         event: VersionPublished | ReplicaReady | PublishFailed,
         headers: Mapping[str, str],
         at: int,
@@ -182,20 +182,20 @@ class Chronicle:
         elif event.round is None:
             self._wish_ended(note, event.version, None, at)
 
-    def _published(self, note: PublishNote, version: TraceContext | None) -> None:
+    def _published(self, note: PublishRecord, version: TraceContext | None) -> None:
         """The version stands in the trace of the shard whose word was the last; the others move there."""
         if note.said and version is not None and version.trace_id != note.place.trace_id:
             note.place = version.beside(note.place.span_id)
             note.parent = version
 
-    def _wish_ended(self, note: PublishNote, version: int | None, error: str | None, at: int) -> None:
+    def _wish_ended(self, note: PublishRecord, version: int | None, error: str | None, at: int) -> None:
         if note.call is None and note.said:
             note.version = version
             self._finish(note, error, at)
 
     # Reads.
 
-    def _round(self, note: ReadNote, event: RoundEvent, headers: Mapping[str, str], at: int) -> None:
+    def _round(self, note: ReadRecord, event: RoundEvent, headers: Mapping[str, str], at: int) -> None:
         if isinstance(event, RoundJoined) and event.by is not None and event.by == note.said_by:
             note.round = event.round
         elif event.round != note.round:
@@ -208,7 +208,7 @@ class Chronicle:
             # What it waits for from now on is another publication.
             self._anew(note, f"version {event.version} went before it was read", at)
 
-    def _decided(self, note: ReadNote, event: RoundDecided, headers: Mapping[str, str], at: int) -> None:
+    def _decided(self, note: ReadRecord, event: RoundDecided, headers: Mapping[str, str], at: int) -> None:
         """Move the read into the trace that the log names: the version's, or that of a round long after it."""
         note.attempts = event.attempt
         if note.version == event.version:
@@ -216,42 +216,42 @@ class Chronicle:
         if note.version is not None:
             note = self._anew(note, "the log decided another version", at)
         note.version, note.decided = event.version, at
-        note.published = context_in(headers, PUBLISH)
+        note.published = context_in(headers, PUBLISH_HEADER)
         cause = context_in(headers)
         if cause is not None and cause.span_id != note.place.span_id:
             note.place, note.parent = cause.beside(note.place.span_id), cause
 
-    def _anew(self, old: ReadNote, why: str, at: int) -> ReadNote:
+    def _anew(self, old: ReadRecord, why: str, at: int) -> ReadRecord:
         """The version that was decided is not read: what was begun is a story of its own, and the call's goes on."""
         place = self._new_trace("transfer")
         wait = place.beside(self._new_span())
-        new = ReadNote(old.key, old.call, place, at, old.engine, wait, said_by=old.said_by, round=old.round)
+        new = ReadRecord(old.key, old.call, place, at, old.engine, wait, said_by=old.said_by, round=old.round)
         old.ended, old.error = at, why
         if old.place.sampled:
             self.finished.append(old)
         self._calls[old.call.call] = self._now[old.key] = new
         return new
 
-    def _asked_plan(self, effect: AskPlan, at: int) -> TraceContext | None:
+    def _asked_plan(self, effect: RequestPlan, at: int) -> TraceContext | None:
         note = self._now.get(effect.key)
-        if not isinstance(note, ReadNote) or not note.place.sampled or len(note.plans) >= PLANS_NOTED_MAX:
+        if not isinstance(note, ReadRecord) or not note.place.sampled or len(note.plans) >= PLANS_NOTED_MAX:
             return None
-        plan = PlanNote(note.place.beside(self._new_span()), effect.number, at)
+        plan = PlanRecord(note.place.beside(self._new_span()), effect.number, at)
         note.plans.append(plan)
         return plan.place
 
-    def _opening(self, effect: OpenSource, reading: Reading | None, at: int) -> TraceContext | None:
+    def _opening(self, effect: RequestLease, reading: Source | None, at: int) -> TraceContext | None:
         note = self._now.get(effect.key)
-        if not isinstance(note, ReadNote) or not note.place.sampled or len(note.sources) >= SOURCES_NOTED_MAX:
+        if not isinstance(note, ReadRecord) or not note.place.sampled or len(note.sources) >= SOURCES_NOTED_MAX:
             return None
         lease, read = note.place.beside(self._new_span()), note.place.beside(self._new_span())
-        note.sources[effect.source] = SourceNote(
+        note.sources[effect.source] = SourceRecord(
             effect.share, reading, lease, read, at, None if effect.base is None else effect.base.version
         )
         return lease
 
-    def _read_news(self, note: ReadNote, news: ShardNews, at: int) -> None:
-        if isinstance(news, PlanCame):
+    def _read_news(self, note: ReadRecord, news: EffectOutcome, at: int) -> None:
+        if isinstance(news, PlanReceived):
             for plan in note.plans:
                 if plan.number == news.number:
                     plan.came, plan.answer = at, news.answer
@@ -273,18 +273,18 @@ class Chronicle:
     # What calls say, and how they end.
 
     def _said(self, command: ShardCommand, at: int) -> TraceContext | None:
-        note = self._now.get(Key(command.model, command.replica, command.shard))
+        note = self._now.get(ShardKey(command.model, command.replica, command.shard))
         if note is None:
             return None
         if isinstance(command, Want | Ready):
             note.said_by = command.by
-        if isinstance(note, PublishNote) and isinstance(command, Ready):
+        if isinstance(note, PublishRecord) and isinstance(command, Ready):
             note.said, note.root = at, command.root
-        elif isinstance(note, ReadNote) and isinstance(command, Filled):
+        elif isinstance(note, ReadRecord) and isinstance(command, Filled):
             note.filled = at
         return note.place
 
-    def _ended(self, call: int, effect: Answer | Raise, at: int) -> TraceContext | None:
+    def _ended(self, call: int, effect: CompleteCall | FailCall, at: int) -> TraceContext | None:
         """A call is answered. Who waits for it learns where its version was published, or how its read went.
 
         An update that is put off has failed, though its worker goes on; one that found nothing newer has not.
@@ -292,18 +292,18 @@ class Chronicle:
         note = self._calls.get(call)
         if note is None:
             return None
-        if isinstance(note, PublishNote):
-            note.version = effect.version if isinstance(effect, Answer) else None
-        elif effect.report is not None and isinstance(effect, Answer):
+        if isinstance(note, PublishRecord):
+            note.version = effect.version if isinstance(effect, CompleteCall) else None
+        elif effect.report is not None and isinstance(effect, CompleteCall):
             note.nbytes, note.kept = effect.report.nbytes, effect.report.kept
         self._finish(note, _failure(effect), at)
-        if isinstance(note, PublishNote):
+        if isinstance(note, PublishRecord):
             return None if note.is_ours else (note.parent or note.place)
         if note.version is not None:
             return note.place
         return None if note.error is None else note.wait
 
-    def _finish(self, note: Note, error: str | None, at: int) -> None:
+    def _finish(self, note: CallRecord, error: str | None, at: int) -> None:
         note.ended, note.error = at, error
         if note.call is not None:
             self._calls.pop(note.call.call, None)
@@ -315,17 +315,17 @@ class Chronicle:
         if note.place.sampled:
             self.finished.append(note)
 
-    def _reads(self, model: str, replica: str) -> list[ReadNote]:
-        return [note for note in self._notes_of(model, replica) if isinstance(note, ReadNote)]
+    def _reads(self, model: str, replica: str) -> list[ReadRecord]:
+        return [note for note in self._notes_of(model, replica) if isinstance(note, ReadRecord)]
 
-    def _publications(self, model: str, replica: str) -> list[PublishNote]:
-        return [note for note in self._notes_of(model, replica) if isinstance(note, PublishNote)]
+    def _publications(self, model: str, replica: str) -> list[PublishRecord]:
+        return [note for note in self._notes_of(model, replica) if isinstance(note, PublishRecord)]
 
-    def _notes_of(self, model: str, replica: str) -> list[Note]:
+    def _notes_of(self, model: str, replica: str) -> list[CallRecord]:
         return [note for key, note in self._now.items() if (key.model, key.replica) == (model, replica)]
 
 
-def _failure(effect: Answer | Raise) -> str | None:
-    if isinstance(effect, Raise):
+def _failure(effect: CompleteCall | FailCall) -> str | None:
+    if isinstance(effect, FailCall):
         return f"{effect.error}: {effect.message}"
     return None if effect.report is None else effect.report.failure or None

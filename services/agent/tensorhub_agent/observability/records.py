@@ -6,15 +6,15 @@ Times are in ns since the epoch, 0 where something has not happened; the driver 
 from dataclasses import dataclass, field
 
 from tensorhub_agent.core.effects import CallPublish, CallRead
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.transfer.source import Reading
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.transfer.source import Source
 from tensorhub_common.observability.trace_context import TraceContext
 from tensorhub_common.protocol.log.commands import Sender
 from tensorhub_common.protocol.plans import PlanAnswer, Share
 
 
 @dataclass(slots=True)
-class PlanNote:
+class PlanRecord:
     """One question to the planner."""
 
     place: TraceContext
@@ -25,11 +25,11 @@ class PlanNote:
 
 
 @dataclass(slots=True)
-class SourceNote:
+class SourceRecord:
     """One source of a read. `reading` is the read's own account of it, whose figures are final when the call ends."""
 
     share: Share
-    reading: Reading | None
+    reading: Source | None
     lease: TraceContext
     read: TraceContext
     asked: int
@@ -44,10 +44,10 @@ class SourceNote:
 
 
 @dataclass(slots=True)
-class ReadNote:
+class ReadRecord:
     """One call that reads. Until the log decides a version, `place` is in a trace of the call's own."""
 
-    key: Key
+    key: ShardKey
     call: CallRead
     place: TraceContext
     began: int
@@ -70,15 +70,15 @@ class ReadNote:
     error: str | None = None
     nbytes: int = 0
     kept: int = 0
-    plans: list[PlanNote] = field(default_factory=list)
-    sources: dict[int, SourceNote] = field(default_factory=dict)
+    plans: list[PlanRecord] = field(default_factory=list)
+    sources: dict[int, SourceRecord] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class PublishNote:
+class PublishRecord:
     """One publication of one shard. `place` is the worker's span; for a wish from outside it is made here."""
 
-    key: Key
+    key: ShardKey
     call: CallPublish | None
     place: TraceContext
     began: int
@@ -95,4 +95,4 @@ class PublishNote:
     error: str | None = None
 
 
-Note = ReadNote | PublishNote
+CallRecord = ReadRecord | PublishRecord

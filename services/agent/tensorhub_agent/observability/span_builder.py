@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.observability.records import Note, PlanNote, PublishNote, ReadNote, SourceNote
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.transfer.source import Reading
-from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished
+from tensorhub_agent.observability.records import CallRecord, PlanRecord, PublishRecord, ReadRecord, SourceRecord
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.transfer.source import Source
+from tensorhub_common.observability.trace_context import AttributeValue, SpanRecord, TraceContext, finished_span
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import Refusal
 
@@ -17,7 +17,7 @@ DONE: Final = "done"
 
 
 @dataclass(frozen=True, slots=True)
-class Teller:
+class SpanBuilder:
     """Whose stories these are; `new_span` gives out ids."""
 
     job: str
@@ -25,20 +25,20 @@ class Teller:
     digests: bool
     new_span: Callable[[], str]
 
-    def spans_of(self, note: Note) -> Iterator[SpanRecord]:
+    def spans_of(self, note: CallRecord) -> Iterator[SpanRecord]:
         """Yield the spans of a call that is over.
 
         Of a read that failed before a version was decided it is the wait alone, and of one that ended well there none.
         """
-        if isinstance(note, PublishNote):
+        if isinstance(note, PublishRecord):
             yield from self._publication(note)
         elif note.version is not None:
             yield from self._transfer(note)
         elif note.error is not None:
             yield self._wait(note)
 
-    def _about(self, key: Key, version: int | None) -> dict[str, Value]:
-        about: dict[str, Value] = {
+    def _about(self, key: ShardKey, version: int | None) -> dict[str, AttributeValue]:
+        about: dict[str, AttributeValue] = {
             "tensorhub.job": self.job,
             "tensorhub.model": key.model,
             "tensorhub.replica": key.replica,
@@ -51,13 +51,13 @@ class Teller:
 
     # Publications.
 
-    def _publication(self, note: PublishNote) -> Iterator[SpanRecord]:
+    def _publication(self, note: PublishRecord) -> Iterator[SpanRecord]:
         about = self._about(note.key, note.version)
         if note.is_ours:
-            yield finished("publish", note.place, note.parent, (note.began, note.ended), about, error=note.error)
+            yield finished_span("publish", note.place, note.parent, (note.began, note.ended), about, error=note.error)
         mine = note.place.beside(self.new_span())
-        own: dict[str, Value] = {**about, "tensorhub.root": note.root}
-        yield finished("publish.agent", mine, note.place, (note.began, note.ended), own, error=note.error)
+        own: dict[str, AttributeValue] = {**about, "tensorhub.root": note.root}
+        yield finished_span("publish.agent", mine, note.place, (note.began, note.ended), own, error=note.error)
         if note.digested:
             digests = note.root not in ("", NO_ROOT)
             yield self._child(mine, "digest", note.digested_from, note.digested, {"tensorhub.digests": digests})
@@ -66,7 +66,7 @@ class Teller:
 
     # Transfers.
 
-    def _transfer(self, note: ReadNote) -> Iterator[SpanRecord]:
+    def _transfer(self, note: ReadRecord) -> Iterator[SpanRecord]:
         place = note.place
         yield self._whole(note)
         if note.decided > note.began:
@@ -79,15 +79,15 @@ class Teller:
                 yield self._read(note, source)
         if note.filled:
             last = max((source.last for source in note.sources.values()), default=0)
-            checked: dict[str, Value] = {"tensorhub.verified_in_read": self.digests}
+            checked: dict[str, AttributeValue] = {"tensorhub.verified_in_read": self.digests}
             yield self._child(place, "verify", last or note.filled, note.filled, checked)
             yield self._child(place, "ready", note.filled, note.ended)
 
-    def _whole(self, note: ReadNote) -> SpanRecord:
+    def _whole(self, note: ReadRecord) -> SpanRecord:
         readings = [source.reading for source in note.sources.values() if source.reading is not None]
         got = sum(reading.got_bytes for reading in readings)
         reading_ns = max((source.last for source in note.sources.values()), default=0) - note.started
-        attributes: dict[str, Value] = {
+        attributes: dict[str, AttributeValue] = {
             **self._about(note.key, note.version),
             "tensorhub.want": str(note.call.want),
             "tensorhub.attempts": note.attempts,
@@ -102,7 +102,7 @@ class Teller:
             "tensorhub.verified_in_read": self.digests,
         }
         wait = note.wait if note.decided > note.began else None
-        return finished(
+        return finished_span(
             "transfer",
             note.place,
             note.parent,
@@ -112,12 +112,12 @@ class Teller:
             error=note.error,
         )
 
-    def _wait(self, note: ReadNote) -> SpanRecord:
+    def _wait(self, note: ReadRecord) -> SpanRecord:
         """Tell of the time before the log has decided: a sibling or a publisher was awaited, and nothing read.
 
         A read that fails meanwhile has no other span, so this one has its error.
         """
-        attributes: dict[str, Value] = {
+        attributes: dict[str, AttributeValue] = {
             **self._about(note.key, note.version),
             "tensorhub.want": str(note.call.want),
             "tensorhub.round": note.round or 0,
@@ -126,15 +126,15 @@ class Teller:
         links = tuple(link for link in (note.place if is_decided else None, note.engine) if link is not None)
         times = (note.began, note.decided if is_decided else note.ended)
         error = None if is_decided else note.error
-        return finished("wait", note.wait, None, times, attributes, links=links, error=error)
+        return finished_span("wait", note.wait, None, times, attributes, links=links, error=error)
 
-    def _plan(self, note: ReadNote, plan: PlanNote) -> SpanRecord:
+    def _plan(self, note: ReadRecord, plan: PlanRecord) -> SpanRecord:
         answer = plan.answer
         refused = isinstance(answer, Refusal)
-        attributes: dict[str, Value] = {}
+        attributes: dict[str, AttributeValue] = {}
         if answer is not None and not isinstance(answer, Refusal):
             attributes = {"tensorhub.sources": len(answer.shares), "tensorhub.why": answer.why}
-        return finished(
+        return finished_span(
             "plan",
             note.place.beside(plan.place.span_id),
             note.place,
@@ -143,8 +143,8 @@ class Teller:
             error=f"{answer.error}: {answer.reason}" if refused and isinstance(answer, Refusal) else None,
         )
 
-    def _lease(self, note: ReadNote, source: SourceNote) -> SpanRecord:
-        return finished(
+    def _lease(self, note: ReadRecord, source: SourceRecord) -> SpanRecord:
+        return finished_span(
             "lease",
             note.place.beside(source.lease.span_id),
             note.place,
@@ -153,12 +153,12 @@ class Teller:
             error=None if source.opened else _reason(source) or "not granted in time",
         )
 
-    def _read(self, note: ReadNote, source: SourceNote) -> SpanRecord:
+    def _read(self, note: ReadRecord, source: SourceRecord) -> SpanRecord:
         reading, reason = source.reading, _reason(source)
         start = max(source.opened, note.started)
         end = (source.over if reason else source.last) or source.over or note.ended
         got = reading.got_bytes if reading is not None else 0
-        return finished(
+        return finished_span(
             "read",
             note.place.beside(source.read.span_id),
             note.place,
@@ -176,12 +176,12 @@ class Teller:
         )
 
     def _child(
-        self, parent: TraceContext, name: str, start: int, end: int, attributes: dict[str, Value] | None = None
+        self, parent: TraceContext, name: str, start: int, end: int, attributes: dict[str, AttributeValue] | None = None
     ) -> SpanRecord:
-        return finished(name, parent.beside(self.new_span()), parent, (start, end), attributes or {})
+        return finished_span(name, parent.beside(self.new_span()), parent, (start, end), attributes or {})
 
 
-def _source(source: SourceNote) -> dict[str, Value]:
+def _source(source: SourceRecord) -> dict[str, AttributeValue]:
     share = source.share
     return {
         "tensorhub.source.agent": share.source.agent,
@@ -192,12 +192,12 @@ def _source(source: SourceNote) -> dict[str, Value]:
     }
 
 
-def _encoded(source: SourceNote, reading: Reading | None) -> dict[str, Value]:
+def _encoded(source: SourceRecord, reading: Source | None) -> dict[str, AttributeValue]:
     """Say what came otherwise than as it is, if anything did."""
     if reading is None or not reading.encoded:
         return {}
     saved = sum(each.nbytes - each.wire_bytes for each in reading.encoded.values())
-    attributes: dict[str, Value] = {
+    attributes: dict[str, AttributeValue] = {
         "tensorhub.encodings": tuple(sorted(reading.encoded)),
         "tensorhub.encodings_why": "; ".join(f"{how}: {each.why}" for how, each in sorted(reading.encoded.items())),
         "tensorhub.wire_bytes": reading.got_bytes + reading.wasted_bytes - saved,
@@ -207,6 +207,6 @@ def _encoded(source: SourceNote, reading: Reading | None) -> dict[str, Value]:
     return attributes
 
 
-def _reason(source: SourceNote) -> str:
+def _reason(source: SourceRecord) -> str:
     """Say why a source was left out, "" for one that was read to its end."""
     return source.lost or (source.reading.lost if source.reading is not None else "")

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.ranges import Range
 
 
-class Table(Protocol):
+class AmaxTable(Protocol):
     """The largest magnitudes of a read's blocks, in its driver's memory: see `amax_table`."""
 
     partials: int
     """So many units, the first ones, are brought here, and not into the destination."""
 
-    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, Regions]:
+    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
         """Return memory of its own for a batch of partials, and how they are brought into it."""
 
     def came(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:

@@ -13,8 +13,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from tensorhub_common.layout.casts import CASTABLE, FP8_SOURCES
-from tensorhub_common.layout.quantized import BLOCK_BYTES_MAX, DERIVED, PARTIAL, Derived
-from tensorhub_common.programs.regions import Blocks, Form, Sizes
+from tensorhub_common.layout.quantized import AMAX_KINDS, BLOCK_BYTES_MAX, DERIVED, QuantizedKind
+from tensorhub_common.programs.regions import Blocks, Sizes, StridedForm
 
 MATRIX: Final = 2
 """Blocks lie in the last two dimensions."""
@@ -30,30 +30,30 @@ class BlockPart(NamedTuple):
 
     to: int
     origin: int
-    form: Form
+    form: StridedForm
 
 
-def kind_of(form: Form) -> tuple[str, Derived] | None:
+def derivation_of(form: StridedForm) -> tuple[str, QuantizedKind] | None:
     """Return of which dtype what is computed, or None where the form's cast is no such thing."""
     from_dtype, arrow, name = form.cast.partition(">")
-    kind = DERIVED.get(name) or PARTIAL.get(name)
+    kind = DERIVED.get(name) or AMAX_KINDS.get(name)
     return None if kind is None or not arrow or from_dtype not in FP8_SOURCES else (from_dtype, kind)
 
 
-def is_by_amax(form: Form) -> bool:
+def needs_amax(form: StridedForm) -> bool:
     """Tell whether a form is computed of its own box and of the largest magnitudes of its blocks."""
-    return form.blocks is None and kind_of(form) is not None
+    return form.blocks is None and derivation_of(form) is not None
 
 
-def amax_bytes(form: Form) -> int:
+def amax_bytes(form: StridedForm) -> int:
     """Return how many bytes of largest magnitudes come with a box of this form; 0 where it needs none."""
-    found = kind_of(form) if form.blocks is None else None
+    found = derivation_of(form) if form.blocks is None else None
     return 0 if found is None else AMAX_ITEMSIZE * prod(found[1].scheme.scales_shape(form.shape))
 
 
-def wrong(form: Form) -> str | None:
+def form_error(form: StridedForm) -> str | None:
     """Say what is wrong with a form that is computed of blocks, and good but for that, whoever has made it; or None."""
-    found, blocks = kind_of(form), form.blocks
+    found, blocks = derivation_of(form), form.blocks
     if found is not None and blocks is None and not found[1].is_scales:
         blocks = _its_own(form)
     if blocks is None:
@@ -77,9 +77,9 @@ def wrong(form: Form) -> str | None:
     return None if lies_within else "a box does not lie within what it is computed of"
 
 
-def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
+def block_parts(form: StridedForm, nbytes_max: int) -> Iterator[BlockPart]:
     """Cut a form that is good into boxes of at most so many bytes at either end, or a block, in the order of rows."""
-    found, blocks = kind_of(form), form.blocks or _its_own(form)
+    found, blocks = derivation_of(form), form.blocks or _its_own(form)
     assert found is not None
     kind, block = found[1], found[1].block(blocks.shape)
     block_bytes = max(prod(block) * form.itemsize, form.to_itemsize)
@@ -105,7 +105,7 @@ def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
             first = tuple(a - lead for a, lead in zip(begin, blocks.skip, strict=True))
             shape = tuple(b - a for a, b in zip(begin, end, strict=True))
             skip = tuple(a - b for a, b in zip(begin, begins, strict=True))
-        part = Form(
+        part = StridedForm(
             shape,
             form.to_strides,
             form.origin_strides,
@@ -117,7 +117,7 @@ def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
         yield BlockPart(_bytes(first, form.to_strides), _bytes(begins, form.origin_strides), part)
 
 
-def _its_own(form: Form) -> Blocks:
+def _its_own(form: StridedForm) -> Blocks:
     return Blocks(form.shape, (0,) * len(form.shape))
 
 

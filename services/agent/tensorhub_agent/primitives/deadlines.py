@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Deadlines(Generic[Name]):
+class DeadlineHeap(Generic[Name]):
     """Deadlines by name. `note` and `due` cost the logarithm of how many there are."""
 
     def __init__(self) -> None:

@@ -22,6 +22,6 @@ def root_digest(digests: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(digests)
 
 
-def digest_of(digests: bytes, piece: int) -> bytes:
+def digest_at(digests: bytes, piece: int) -> bytes:
     """Return the digest of one piece out of a concatenated list."""
     return digests[piece * PIECE_DIGEST_BYTES : (piece + 1) * PIECE_DIGEST_BYTES]

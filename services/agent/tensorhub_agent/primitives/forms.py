@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.primitives.block_forms import amax_bytes, block_parts, is_by_amax, wrong
-from tensorhub_common.programs.regions import DIMS_MAX, Form, Regions, Sizes, joined
+from tensorhub_agent.primitives.block_forms import amax_bytes, block_parts, form_error, needs_amax
+from tensorhub_common.programs.regions import DIMS_MAX, Sizes, StridedCopies, StridedForm, joined_dims
 
 
-class BadForm(ValueError):
+class InvalidForm(ValueError):
     """No box is like this."""
 
 
@@ -31,33 +31,33 @@ CAST_ITEMSIZES: Final = frozenset((1, 2, 4, 8))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormPart:
     """A box within a box: where it begins, from the beginning of the whole one, and its form."""
 
     to: int
     origin: int
-    form: Form
+    form: StridedForm
 
 
-def check(form: Form) -> None:
-    """Raise `BadForm` unless everything holds that must of a form, whoever has made it."""
+def check_form(form: StridedForm) -> None:
+    """Raise `InvalidForm` unless everything holds that must of a form, whoever has made it."""
     if not len(form.shape) == len(form.to_strides) == len(form.origin_strides):
-        raise BadForm("a form's shape and strides have different lengths")
+        raise InvalidForm("a form's shape and strides have different lengths")
     if min(form.shape, default=1) < 1 or form.itemsize < 1 or form.to_itemsize < 1:
-        raise BadForm("a form has a dimension or elements without size")
+        raise InvalidForm("a form has a dimension or elements without size")
     if min(form.to_strides + form.origin_strides, default=0) < 0:
-        raise BadForm("a form has a negative stride")
-    if form.blocks is not None or is_by_amax(form):
-        why = wrong(form)
+        raise InvalidForm("a form has a negative stride")
+    if form.blocks is not None or needs_amax(form):
+        why = form_error(form)
         if why is not None:
-            raise BadForm(why)
+            raise InvalidForm(why)
     if form.cast and not {form.itemsize, form.to_itemsize} <= CAST_ITEMSIZES:
-        raise BadForm(f"elements of {form.itemsize} bytes can't be converted to {form.to_itemsize}")
+        raise InvalidForm(f"elements of {form.itemsize} bytes can't be converted to {form.to_itemsize}")
     if not form.cast and form.itemsize != form.to_itemsize:
-        raise BadForm(f"elements of {form.itemsize} bytes are to become {form.to_itemsize}, and no cast says how")
+        raise InvalidForm(f"elements of {form.itemsize} bytes are to become {form.to_itemsize}, and no cast says how")
 
 
-def check_boxes(regions: Regions, nbytes: int) -> None:
+def check_boxes(regions: StridedCopies, nbytes: int) -> None:
     """Raise ValueError unless every form is good and every box fits into a destination of so many bytes."""
     if not len(regions.to) == len(regions.origin) == len(regions.form):
         raise ValueError("the columns of boxes have different lengths")
@@ -65,15 +65,15 @@ def check_boxes(regions: Regions, nbytes: int) -> None:
     for to, form in zip(regions.to, regions.form, strict=True):
         span = spans.get(id(form))
         if span is None:
-            check(form)
-            normal(form)
+            check_form(form)
+            normalized(form)
             span = spans[id(form)] = max(form.span_bytes, form.nbytes)
         if not 0 <= to <= nbytes - span:
             raise ValueError(f"a box that spans {span} bytes from {to} on is not in the destination of {nbytes}")
     check_amax(regions)
 
 
-def check_amax(regions: Regions) -> None:
+def check_amax(regions: StridedCopies) -> None:
     """Raise ValueError unless as much comes with each box as it is computed by."""
     known: dict[int, int] = {}
     sizes = [known.get(id(form)) or known.setdefault(id(form), amax_bytes(form)) for form in regions.form]
@@ -81,9 +81,9 @@ def check_amax(regions: Regions) -> None:
         raise ValueError("the largest magnitudes that come with boxes are not those of their blocks")
 
 
-def normal(form: Form) -> Form:
-    """Return the normal form of one that is good. Raises `BadForm` if it still has too many dimensions."""
-    if form.blocks is not None or is_by_amax(form):
+def normalized(form: StridedForm) -> StridedForm:
+    """Return the normal form of one that is good. Raises `InvalidForm` if it still has too many dimensions."""
+    if form.blocks is not None or needs_amax(form):
         _check_dims(len(form.shape))
         return form
     dims = list(zip(form.shape, form.to_strides, form.origin_strides, strict=True))
@@ -91,43 +91,43 @@ def normal(form: Form) -> Form:
     if not form.cast:
         dims.append((itemsize, 1, 1))
         itemsize = to_itemsize = 1
-    merged = joined(dims)
+    merged = joined_dims(dims)
     _check_dims(len(merged))
     shape, to_strides, origin_strides = zip(*merged, strict=True) if merged else ((), (), ())
-    return Form(shape, to_strides, origin_strides, itemsize, to_itemsize, form.cast)
+    return StridedForm(shape, to_strides, origin_strides, itemsize, to_itemsize, form.cast)
 
 
 def _check_dims(count: int) -> None:
     if count > DIMS_MAX:
-        raise BadForm(f"a box has {count} dimensions that can't be joined, and {DIMS_MAX} are allowed")
+        raise InvalidForm(f"a box has {count} dimensions that can't be joined, and {DIMS_MAX} are allowed")
 
 
-def run_bytes(form: Form) -> int:
+def run_bytes(form: StridedForm) -> int:
     """Return how many bytes of a normal form lie together at both ends."""
     is_run = form.shape and not form.cast and form.to_strides[-1] == form.origin_strides[-1] == 1
     return form.shape[-1] if is_run else form.itemsize
 
 
-def is_run(form: Form) -> bool:
+def is_run(form: StridedForm) -> bool:
     """Tell whether a normal form lies in one piece at both ends, and nothing is converted."""
     return not form.cast and run_bytes(form) == form.nbytes
 
 
 @functools.lru_cache(RUNS_KEPT_MAX)
-def run(nbytes: int) -> Form:
+def run_form(nbytes: int) -> StridedForm:
     """Return the normal form of bytes that lie in one piece at both ends; boxes that are alike share it."""
-    return Form((nbytes,), (1,), (1,), 1, 1) if nbytes > 1 else Form((), (), (), 1, 1)
+    return StridedForm((nbytes,), (1,), (1,), 1, 1) if nbytes > 1 else StridedForm((), (), (), 1, 1)
 
 
-def parts(form: Form, nbytes_max: int) -> Iterator[Part]:
+def cut_form(form: StridedForm, nbytes_max: int) -> Iterator[FormPart]:
     """Cut a normal form into boxes of at most so many bytes at either end, in the order of its elements."""
-    if form.blocks is not None or is_by_amax(form):
+    if form.blocks is not None or needs_amax(form):
         for to, origin, computed in block_parts(form, nbytes_max):
-            yield Part(to, origin, computed)
+            yield FormPart(to, origin, computed)
         return
     itemsize = max(form.itemsize, form.to_itemsize)
     if form.elements * itemsize <= nbytes_max or not form.shape:
-        yield Part(0, 0, form)
+        yield FormPart(0, 0, form)
         return
     size, to, origin = form.shape[0], form.to_strides[0], form.origin_strides[0]
     inner = math.prod(form.shape[1:]) * itemsize
@@ -135,18 +135,18 @@ def parts(form: Form, nbytes_max: int) -> Iterator[Part]:
         rows = nbytes_max // inner
         whole, rest = (_first(form, rows), _first(form, size % rows)) if size % rows else (_first(form, rows), None)
         for row in range(0, size, rows):
-            yield Part(row * to, row * origin, whole if rest is None or row + rows <= size else rest)
+            yield FormPart(row * to, row * origin, whole if rest is None or row + rows <= size else rest)
         return
     rest = msgspec.structs.replace(
         form, shape=form.shape[1:], to_strides=form.to_strides[1:], origin_strides=form.origin_strides[1:]
     )
-    of_one = list(parts(rest, nbytes_max))
+    of_one = list(cut_form(rest, nbytes_max))
     for row in range(size):
         for part in of_one:
-            yield Part(row * to + part.to, row * origin + part.origin, part.form)
+            yield FormPart(row * to + part.to, row * origin + part.origin, part.form)
 
 
-def _first(form: Form, rows: int) -> Form:
+def _first(form: StridedForm, rows: int) -> StridedForm:
     if rows == 1:
         return msgspec.structs.replace(
             form, shape=form.shape[1:], to_strides=form.to_strides[1:], origin_strides=form.origin_strides[1:]
@@ -162,7 +162,7 @@ def packed_strides(shape: Sizes, itemsize: int) -> Sizes:
     return tuple(strides)
 
 
-def as_sent(form: Form) -> Form:
+def sender_form(form: StridedForm) -> StridedForm:
     """Return the first half of a form that is cut in two by a wire: from where it stands to packed.
 
     What is converted is converted in this half, unless it grows by it. What is computed of blocks never does.
@@ -170,12 +170,12 @@ def as_sent(form: Form) -> Form:
     casts = form.cast if form.blocks is not None or form.to_itemsize <= form.itemsize else ""
     itemsize = form.to_itemsize if casts else form.itemsize
     strides = packed_strides(form.shape, itemsize)
-    return Form(form.shape, strides, form.origin_strides, form.itemsize, itemsize, casts, form.blocks)
+    return StridedForm(form.shape, strides, form.origin_strides, form.itemsize, itemsize, casts, form.blocks)
 
 
-def as_received(form: Form) -> Form:
+def receiver_form(form: StridedForm) -> StridedForm:
     """Return the other half: from packed to where it belongs."""
     casts = form.cast if form.blocks is None and form.to_itemsize > form.itemsize else ""
     itemsize = form.itemsize if casts or not form.cast else form.to_itemsize
     strides = packed_strides(form.shape, itemsize)
-    return Form(form.shape, form.to_strides, strides, itemsize, form.to_itemsize, casts)
+    return StridedForm(form.shape, form.to_strides, strides, itemsize, form.to_itemsize, casts)

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
+class ShardKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Names a shard within one job."""
 
     model: str
@@ -11,7 +11,7 @@ class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
     shard: int
 
 
-class Base(msgspec.Struct, frozen=True):
+class BaseVersion(msgspec.Struct, frozen=True):
     """A version whose bytes the reader's shard holds whole when it begins to be filled with another one."""
 
     version: int

@@ -38,11 +38,11 @@ CONFIRM_S: Final = 30.0
 under way: over a thin line, or from a busy machine, that takes seconds."""
 
 
-class Frame(msgspec.Struct, frozen=True, tag_field="t"):
+class LeaseMessage(msgspec.Struct, frozen=True, tag_field="t"):
     """The part common to all frames."""
 
 
-class Hello(Frame, frozen=True, tag="hello"):
+class Hello(LeaseMessage, frozen=True, tag="hello"):
     """The reader shows its ticket."""
 
     protocol: int
@@ -53,7 +53,7 @@ class Hello(Frame, frozen=True, tag="hello"):
     """The newest; 0: that one alone."""
 
 
-class Welcome(Frame, frozen=True, tag="welcome"):
+class Welcome(LeaseMessage, frozen=True, tag="welcome"):
     """The lease is open on this segment. Locally a read-only descriptor of it comes with this frame."""
 
     segment: str
@@ -62,75 +62,84 @@ class Welcome(Frame, frozen=True, tag="welcome"):
     """Where in the descriptor's file the segment begins."""
 
 
-class No(Frame, frozen=True, tag="no"):
+class Denied(LeaseMessage, frozen=True, tag="no"):
     """The source does not let the reader in."""
 
     reason: str
 
 
-class Renew(Frame, frozen=True, tag="renew"):
+class Renew(LeaseMessage, frozen=True, tag="renew"):
     """The reader is alive."""
 
 
-class Confirm(Frame, frozen=True, tag="confirm"):
+class ConfirmRequest(LeaseMessage, frozen=True, tag="confirm"):
     """Does the lease still hold?"""
 
     number: int
 
 
-class Holds(Frame, frozen=True, tag="holds"):
-    """The answer to the `Confirm` of that number."""
+class ConfirmReply(LeaseMessage, frozen=True, tag="holds"):
+    """The answer to the `ConfirmRequest` of that number."""
 
     number: int
     holds: bool
 
 
-class Have(Frame, frozen=True, tag="have"):
+class PiecesAvailable(LeaseMessage, frozen=True, tag="have"):
     """These pieces stand in the source, verified, beside those it has told of; with none of them: it lives."""
 
     pieces: tuple[Range, ...] = ()
 
 
-class Promise(Frame, frozen=True, tag="promise"):
+class PiecesPromised(LeaseMessage, frozen=True, tag="promise"):
     """The source has these pieces under way, and waits for nobody to get them: its reader may wait for them."""
 
     pieces: tuple[Range, ...]
 
 
-class Retract(Frame, frozen=True, tag="retract"):
+class PromiseRetracted(LeaseMessage, frozen=True, tag="retract"):
     """The source waits for somebody else to get these pieces: its reader must not wait for them any more."""
 
     pieces: tuple[Range, ...]
 
 
-class Cede(Frame, frozen=True, tag="cede"):
+class PiecesHandedOff(LeaseMessage, frozen=True, tag="cede"):
     """These pieces of the source's part are brought over to the site by that mate of its group from now on."""
 
     pieces: tuple[Range, ...]
     heir: SourceId
 
 
-Stock = Have | Promise | Retract | Cede
+AvailabilityUpdate = PiecesAvailable | PiecesPromised | PromiseRetracted | PiecesHandedOff
 """What a half-filled source tells of its pieces."""
 
 
-def frames_of(news: Stock) -> Sequence[Stock]:
+def split_update(news: AvailabilityUpdate) -> Sequence[AvailabilityUpdate]:
     """Return the frames that tell of this, one at least, each short enough."""
     starts = range(0, max(len(news.pieces), 1), HAVE_RANGES_MAX)
     return [msgspec.structs.replace(news, pieces=news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
 
 
-class Done(Frame, frozen=True, tag="done"):
+class ReaderDone(LeaseMessage, frozen=True, tag="done"):
     """The reader has all that it wants. `nbytes`: how much it took, where the source can't see that itself."""
 
     nbytes: int = 0
 
 
-class Broken(Frame, frozen=True, tag="broken"):
+class LeaseBroken(LeaseMessage, frozen=True, tag="broken"):
     """The source has ended the lease; its memory may change from now on."""
 
     reason: str
 
 
-FromReader = Hello | Renew | Confirm | Done
-FromSource = Welcome | No | Holds | Have | Promise | Retract | Cede | Broken
+ReaderMessage = Hello | Renew | ConfirmRequest | ReaderDone
+SourceMessage = (
+    Welcome
+    | Denied
+    | ConfirmReply
+    | PiecesAvailable
+    | PiecesPromised
+    | PromiseRetracted
+    | PiecesHandedOff
+    | LeaseBroken
+)

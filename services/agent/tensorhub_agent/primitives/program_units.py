@@ -3,10 +3,10 @@
 Readers of one layout that go by one program tell each other of units, as they are; `UnitSpans` finds which of them lie
 in a run of bytes.
 
-Who is filled by a program tells its own readers which *pieces* of its layout stand (`Completion`); who reads from a
-half-filled source of whatever layout hears of that one's pieces, and finds out which of its own units can be had
-(`Availability`). Always true: a piece is said to stand only when every byte of it does, but for padding; a unit can be
-had only when all pieces that its box reaches into stand.
+Who is filled by a program tells its own readers which *pieces* of its layout stand (`PieceCompletion`); who reads from
+a half-filled source of whatever layout hears of that one's pieces, and finds out which of its own units can be had
+(`UnitAvailability`). Always true: a piece is said to stand only when every byte of it does, but for padding; a unit can
+be had only when all pieces that its box reaches into stand.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,24 +15,24 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from tensorhub_agent.primitives.ranges import mark, marked, merged
+from tensorhub_agent.primitives.ranges import merge_ranges, ranges_of_marks, set_marks
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import PieceTable
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.ranges import Range
 
 FAR_BEHIND: Final = 1 << 62
 """No segment is so long."""
 
 
-class Completion:
+class PieceCompletion:
     """Which pieces of a shard stand while it is filled by a program.
 
     A box that is contiguous here counts for the pieces that it lies in. Of a strided one only the tensor is known, so
     a tensor that is filled by such boxes stands when all of it does.
     """
 
-    def __init__(self, program: Execution, table: PieceTable) -> None:
+    def __init__(self, program: NumberedProgram, table: PieceTable) -> None:
         """Begin with nothing. Raises `LayoutMismatch` for a program whose boxes are not all in the table's tensors."""
         self._program, self._table = program, table
         self.program, self.units = program.digest, len(program)
@@ -66,7 +66,7 @@ class Completion:
             if not self._left[tensor]:
                 found.append(self._pieces_of(tensor))
         fresh = [run for first, count in found for run in self._fresh(first, count)]
-        return merged(fresh)
+        return merge_ranges(fresh)
 
     def _fill(self, piece: int, begin: int, end: int) -> list[Range]:
         table, whole = self._table, []
@@ -83,17 +83,17 @@ class Completion:
         return first, bisect_right(self._table.tensor, tensor) - first
 
     def _fresh(self, first: int, count: int) -> list[Range]:
-        standing = marked(self._stands, first, first + count)
+        standing = ranges_of_marks(self._stands, first, first + count)
         edges = [first, *(edge for at, some in standing for edge in (at, at + some)), first + count]
         fresh = [(a, b - a) for a, b in list(pairwise(edges))[::2] if b > a]
-        mark(self._stands, fresh)
+        set_marks(self._stands, fresh)
         return fresh
 
 
 class UnitSpans:
     """Where the units of a program stand in memory of the layout that it fills, by their bytes."""
 
-    def __init__(self, program: Execution) -> None:
+    def __init__(self, program: NumberedProgram) -> None:
         """Put them in order."""
         units = program.given_by(program.program.layout)
         here = program.regions(program.program.layout, units)
@@ -127,14 +127,14 @@ class UnitSpans:
         return True
 
 
-class Availability:
+class UnitAvailability:
     """Which units of a program a half-filled source of some layout can give, by the pieces that stand there.
 
     A unit waits for one piece at a time, the first that lacks, so that a word of the source costs what it says and not
     how many units there are.
     """
 
-    def __init__(self, program: Execution, layout: str, table: PieceTable) -> None:
+    def __init__(self, program: NumberedProgram, layout: str, table: PieceTable) -> None:
         """Begin with none. `table` is that of the source's layout."""
         self._has = bytearray(len(table))
         self._waiting: dict[int, list[tuple[int, int]]] = {}
@@ -152,7 +152,7 @@ class Availability:
         """Take note of pieces that stand there; return the units that can be had by that, and could not before."""
         size = len(self._has)
         news = [(first, count) for first, count in pieces if first >= 0 and 0 < count <= size - first]
-        mark(self._has, news)
+        set_marks(self._has, news)
         there: list[Range] = []
         for first, count in news:
             for piece in range(first, first + count):
@@ -162,4 +162,4 @@ class Availability:
                         there.append((unit, 1))
                     else:
                         self._wait(lacking, unit, stop)
-        return tuple(merged(there))
+        return tuple(merge_ranges(there))

@@ -7,7 +7,7 @@ from tensorhub_common.protocol.ranges import Range
 MARK = b"\x01"
 
 
-def marked(marks: bytearray, start: int, stop: int) -> list[Range]:
+def ranges_of_marks(marks: bytearray, start: int, stop: int) -> list[Range]:
     """Return the runs of set marks in [start, stop)."""
     runs = []
     at = marks.find(1, start, stop)
@@ -19,7 +19,7 @@ def marked(marks: bytearray, start: int, stop: int) -> list[Range]:
     return runs
 
 
-def split(marks: bytearray, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+def split_by_marks(marks: bytearray, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
     """Divide these pieces into those with a mark and those without."""
     with_mark: list[Range] = []
     without: list[Range] = []
@@ -34,18 +34,18 @@ def split(marks: bytearray, ranges: Iterable[Range]) -> tuple[list[Range], list[
     return with_mark, without
 
 
-def unmarked(marks: bytearray) -> list[Range]:
+def ranges_of_gaps(marks: bytearray) -> list[Range]:
     """Return the runs of marks that are not set."""
-    return marked(bytearray(1 - mark for mark in marks), 0, len(marks))
+    return ranges_of_marks(bytearray(1 - mark for mark in marks), 0, len(marks))
 
 
-def mark(marks: bytearray, ranges: Iterable[Range]) -> None:
+def set_marks(marks: bytearray, ranges: Iterable[Range]) -> None:
     """Set the marks of these pieces."""
     for first, count in ranges:
         marks[first : first + count] = MARK * count
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
     """Sort ranges that don't overlap, and join those that touch."""
     result: list[Range] = []
     for first, count in sorted(ranges):
@@ -56,13 +56,13 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return result
 
 
-def unmark(marks: bytearray, ranges: Iterable[Range]) -> None:
+def clear_marks(marks: bytearray, ranges: Iterable[Range]) -> None:
     """Take the marks of these pieces away."""
     for first, count in ranges:
         marks[first : first + count] = bytes(count)
 
 
-def count_of(ranges: Iterable[Range]) -> int:
+def total_count(ranges: Iterable[Range]) -> int:
     """Return how many pieces they are."""
     return sum(count for _, count in ranges)
 

@@ -9,7 +9,7 @@ Always true: nothing is chosen that is expected to take more bytes than the piec
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent.rates.source_rate import Pace
+from tensorhub_agent.rates.source_rate import SourceRate
 
 RATE_GUESSED: Final = 1e9
 """Bytes in a second of a link of which nothing is known yet: one between two hosts of one rack."""
@@ -58,7 +58,7 @@ LOOK_AFTER_MAX: Final = 32
 
 
 @dataclass(slots=True)
-class Line:
+class LineEstimate:
     """What is known of the line to one source, from the pieces that came as they are, and of how pieces shrink.
 
     Always true: a line over which pieces come packed, or patched because it seems slow, is measured again and again. So
@@ -67,7 +67,7 @@ class Line:
 
     known: float | None = None
     """Bytes in a second that came over its link in other reads."""
-    _pace: Pace = field(default_factory=lambda: Pace("ucxx"))
+    _pace: SourceRate = field(default_factory=lambda: SourceRate("ucxx"))
     _flying: int = 0
     _since: float = 0.0
     _busy_since: float = 0.0
@@ -116,7 +116,7 @@ class Line:
         """
         rate = self._pace.rate
         if rate is not None and self._busy_bytes > rate * busy_s:
-            self._pace = Pace("ucxx")
+            self._pace = SourceRate("ucxx")
             self._pace.came(self._busy_bytes, busy_s)
         if self._is_slow:
             self._slow += 1

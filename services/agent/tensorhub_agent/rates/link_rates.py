@@ -32,21 +32,21 @@ SAMPLE_S_MIN: Final = 0.1
 SAMPLE_BYTES_LEAST: Final = 1024 * 1024
 """Less tells of what thousands of tiny tensors cost, however long that took."""
 
-Link = tuple[str, Transport]
+LinkKey = tuple[str, Transport]
 """A link by the planner's name for it, and the transport that was used over it."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class LinkSample(msgspec.Struct, frozen=True):
     """What one read got over one link: bytes, the seconds in which they were under way, and how many links it used."""
 
-    link: Link
+    link: LinkKey
     nbytes: int
     seconds: float
     parallel: int
 
 
 @dataclass(slots=True)
-class Meter:
+class LinkMeter:
     """One link in one read."""
 
     nbytes: int = 0
@@ -92,25 +92,25 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Meters:
+class LinkMeters:
     """All links of one read."""
 
-    _links: dict[Link, Meter] = field(default_factory=dict)
+    _links: dict[LinkKey, LinkMeter] = field(default_factory=dict)
 
-    def of(self, share: Share) -> Meter:
+    def of(self, share: Share) -> LinkMeter:
         """Return the meter of the link that a share's bytes come by; of one without a name nobody asks."""
-        return self._links.setdefault((share.link, share.transport), Meter()) if share.link else Meter()
+        return self._links.setdefault((share.link, share.transport), LinkMeter()) if share.link else LinkMeter()
 
     def paused(self, late_s: float, now: float) -> None:
         """Take a pause of the reader out."""
         for meter in self._links.values():
             meter.paused(late_s, now)
 
-    def take(self, now: float) -> list[Sample]:
+    def take(self, now: float) -> list[LinkSample]:
         """Return what can be told by now of each link, once."""
         parallel = sum(1 for meter in self._links.values() if meter.nbytes)
         taken = ((link, meter.take(now)) for link, meter in self._links.items())
-        return [Sample(link, *sample, parallel) for link, sample in taken if sample is not None]
+        return [LinkSample(link, *sample, parallel) for link, sample in taken if sample is not None]
 
 
 RISE: Final = 0.5
@@ -133,14 +133,14 @@ class _Row:
     at: float
 
 
-class Measured:
+class LinkRates:
     """What one agent has measured, in all its jobs."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._rows: dict[Link, _Row] = {}
+        self._rows: dict[LinkKey, _Row] = {}
 
-    def note(self, samples: Iterable[Sample], now: float) -> None:
+    def note(self, samples: Iterable[LinkSample], now: float) -> None:
         """Take samples of a read; their seconds must be above zero."""
         for sample in samples:
             bps = sample.nbytes / sample.seconds
@@ -154,7 +154,7 @@ class Measured:
         while len(self._rows) > RATES_MAX:
             del self._rows[next(iter(self._rows))]
 
-    def rate(self, link: Link) -> float | None:
+    def rate(self, link: LinkKey) -> float | None:
         """Return the bytes a second that came over a link, however long ago: better than a guess.
 
         None: nothing came, or too little to take the link for slower than one of which nothing is known.

@@ -43,7 +43,7 @@ def batch_bytes_max(transport: Transport) -> int:
 
 
 @dataclass(slots=True)
-class Pace:
+class SourceRate:
     """The pace of one source."""
 
     transport: Transport

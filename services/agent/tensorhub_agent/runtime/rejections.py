@@ -17,7 +17,7 @@ TELL_EVERY_S: Final = 60.0
 _log: Final = logging.getLogger(__name__)
 
 
-class Kind(StrEnum):
+class RejectionKind(StrEnum):
     """Why somebody was refused."""
 
     USER = "user"
@@ -32,15 +32,15 @@ class Kind(StrEnum):
     """What came was no frame, or one that may not come there."""
 
 
-class RefusedCounts:
+class RejectionCounter:
     """The refusals of one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.counts: Counter[str] = Counter({str(kind): 0 for kind in Kind})
+        self.counts: Counter[str] = Counter({str(kind): 0 for kind in RejectionKind})
         self._clock = clock
-        self._told: dict[Kind, tuple[float, int]] = {}
+        self._told: dict[RejectionKind, tuple[float, int]] = {}
 
-    def note(self, kind: Kind, what: str) -> None:
+    def note(self, kind: RejectionKind, what: str) -> None:
         """Count one, and tell of it where the last word about its kind is long enough ago."""
         self.counts[kind] += 1
         now, count = self._clock(), self.counts[kind]
@@ -52,5 +52,5 @@ class RefusedCounts:
         _log.warning("refused: %s%s", what, f" (and {more} more such since the last line)" if more else "")
 
 
-REFUSED: Final = RefusedCounts()
+REJECTIONS: Final = RejectionCounter()
 """Those of this process, which is one agent."""

@@ -8,7 +8,7 @@ def nothing() -> None:
     """Do nothing about a cancellation but wait."""
 
 
-async def settled(future: asyncio.Future[None], on_cancel: Callable[[], None] = nothing) -> None:
+async def wait_shielded(future: asyncio.Future[None], on_cancel: Callable[[], None] = nothing) -> None:
     """Wait until a future is done, whatever came of it, and then return or raise what it has.
 
     A cancelled caller is kept until then, and cancelled after; `on_cancel` may hasten the end. The future is never
@@ -26,7 +26,7 @@ async def settled(future: asyncio.Future[None], on_cancel: Callable[[], None] = 
     future.result()
 
 
-class Ending:
+class SharedShutdown:
     """An end that takes time: begun by the first who wants it, waited for by everybody, cancelled or not."""
 
     def __init__(self, end: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -38,4 +38,4 @@ class Ending:
         """Begin it unless it has begun, and return when it is over."""
         if self._task is None:
             self._task = asyncio.create_task(self._end())
-        await settled(self._task)
+        await wait_shielded(self._task)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tensorhub_common.runtime.supervision import Supervisor
 
 
-class Alarm:
+class CoalescingTimer:
     """Calls `work` at the earliest moment that was asked for since it was called last."""
 
     def __init__(self, owner: Supervisor, work: Callable[[], None]) -> None:

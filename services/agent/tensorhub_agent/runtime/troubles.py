@@ -8,13 +8,13 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_common.protocol.activity import Trouble
+from tensorhub_common.protocol.activity import Problem
 
 TOLD_S: Final = 600.0
 """A trouble that came once is told for this long."""
 
 
-class Kind(StrEnum):
+class TroubleKind(StrEnum):
     """What is lacking."""
 
     MEMORY = "no-memory"
@@ -27,33 +27,33 @@ class Kind(StrEnum):
     """The agent's incarnation could not be written down."""
 
 
-class Troubles:
+class TroubleTracker:
     """Those of one process."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """Begin without any."""
         self._clock = clock
-        self._noted: dict[Kind, tuple[float, float, str]] = {}
+        self._noted: dict[TroubleKind, tuple[float, float, str]] = {}
         """By kind: since when, when last, and why."""
 
-    def note(self, kind: Kind, why: object) -> None:
+    def note(self, kind: TroubleKind, why: object) -> None:
         """Note that something is lacking. It may be called from any thread."""
         now = self._clock()
         since, last, _ = self._noted.get(kind, (now, now, ""))
         self._noted[kind] = now if now - last >= TOLD_S else since, now, str(why)
 
-    def over(self, kind: Kind) -> None:
+    def over(self, kind: TroubleKind) -> None:
         """Note that it is there again."""
         self._noted.pop(kind, None)
 
-    def told(self) -> tuple[Trouble, ...]:
+    def told(self) -> tuple[Problem, ...]:
         """Return what is lacking, the oldest first."""
         now = self._clock()
         noted = sorted(
             (since, kind, why) for kind, (since, last, why) in dict(self._noted).items() if now - last < TOLD_S
         )
-        return tuple(Trouble(kind=str(kind), why=why, since=since) for since, kind, why in noted)
+        return tuple(Problem(kind=str(kind), why=why, since=since) for since, kind, why in noted)
 
 
-TROUBLES: Final = Troubles()
+TROUBLES: Final = TroubleTracker()
 """Those of this process, which is one agent."""

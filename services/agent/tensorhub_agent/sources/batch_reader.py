@@ -16,15 +16,15 @@ from typing import Final
 
 from tensorhub_agent.compute.pool import Spans
 from tensorhub_agent.encodings.byte_planes import unit_of
-from tensorhub_agent.encodings.codec_tasks import Overwrites
+from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
-from tensorhub_agent.primitives.digests import digest_of
-from tensorhub_agent.rates.encoding_choice import Line, takes_patches
+from tensorhub_agent.primitives.digests import digest_at
+from tensorhub_agent.rates.encoding_choice import LineEstimate, takes_patches
 from tensorhub_agent.transports.base import EncodingSession
 from tensorhub_common.layout.layout import PieceTable
 from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_common.protocol.worker import Encoded
+from tensorhub_common.protocol.worker import EncodedBytes
 
 PATCHES_S: Final = 2.5
 """A batch waits so long for patches that are being made; a source that is silent for `stall_s` is left. Where none was
@@ -37,7 +37,7 @@ PAGE: Final = DIGESTS_PAGE_PIECES
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class BatchTarget:
     """Where a shard's pieces go. `base`: where its old version stands, if not in the same place."""
 
     destination: memoryview
@@ -46,11 +46,11 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class BatchResult:
     """A batch that stands in the destination."""
 
     digests: bytes
-    encoded: tuple[Encoded, ...] = ()
+    encoded: tuple[EncodedBytes, ...] = ()
     patches: dict[int, bytes] = field(default_factory=dict)
     """What led there from the old version, of pieces that are right now."""
 
@@ -63,7 +63,7 @@ class BatchReader:
     digests: bytes
     sizes: bytes = b""
     """Of the patches of each piece, as `SIZE`; empty where it offers none."""
-    line: Line = field(default_factory=Line)
+    line: LineEstimate = field(default_factory=LineEstimate)
     more: Callable[[int], Awaitable[tuple[bytes, bool]]] | None = None
     """While patches are being made: asks for the page of sizes that begins at a piece, and whether more will come."""
     clock: Callable[[], float] = time.monotonic
@@ -89,14 +89,14 @@ class BatchReader:
                     else:
                         await asyncio.sleep(LOOK_AGAIN_S)
 
-    async def read(self, where: Where, pieces: Sequence[Range], progress: Callable[[int], None]) -> Brought:
+    async def read(self, where: BatchTarget, pieces: Sequence[Range], progress: Callable[[int], None]) -> BatchResult:
         """Bring a batch. Raises `TransportLost`."""
         if self.more is not None:
             await self._await_patches(pieces)
         packs = self.line.takes_packed
         if not self.sizes and not packs:
             spans = Spans.of(where.table, pieces)
-            return Brought(await self._timed(where, spans, progress))
+            return BatchResult(await self._timed(where, spans, progress))
         numbers = [number for first, count in pieces for number in range(first, first + count)]
         patched = self._patched(numbers, where.table)
         if (packs or self._only_slow(patched, where.table)) and self.line.looks_again():
@@ -107,9 +107,9 @@ class BatchReader:
         await batch.bring(patched, packed, plain, progress)
         await batch.bring({}, [], [number for number in numbers if number not in batch.right], progress)
         found = batch.found
-        return Brought(b"".join(found[number] for number in numbers), tuple(batch.encoded), batch.patches)
+        return BatchResult(b"".join(found[number] for number in numbers), tuple(batch.encoded), batch.patches)
 
-    async def _timed(self, where: Where, spans: Spans, progress: Callable[[int], None]) -> bytes:
+    async def _timed(self, where: BatchTarget, spans: Spans, progress: Callable[[int], None]) -> bytes:
         """Read pieces as they are, and measure."""
         self.line.asked(self.clock())
         came = 0
@@ -139,7 +139,7 @@ class BatchReader:
         size: int = SIZE.unpack_from(self.sizes, number * SIZE.size)[0]
         return size
 
-    async def plain(self, where: Where, numbers: Sequence[int], progress: Callable[[int], None]) -> bytes:
+    async def plain(self, where: BatchTarget, numbers: Sequence[int], progress: Callable[[int], None]) -> bytes:
         """Read pieces as they are; return their digests."""
         return await self._timed(where, _spans(where.table, numbers), progress)
 
@@ -149,13 +149,13 @@ class _Batch:
     """What came of one batch so far."""
 
     reader: BatchReader
-    where: Where
+    where: BatchTarget
     found: dict[int, bytes] = field(default_factory=dict)
     """The digests, by piece."""
     right: set[int] = field(default_factory=set)
     """Those that need not be read again."""
     patches: dict[int, bytes] = field(default_factory=dict)
-    encoded: list[Encoded] = field(default_factory=list)
+    encoded: list[EncodedBytes] = field(default_factory=list)
 
     async def bring(
         self, patched: dict[int, int], packed: Sequence[int], plain: Sequence[int], progress: Callable[[int], None]
@@ -170,12 +170,12 @@ class _Batch:
         if not patched:
             return
         where = self.where
-        wanted = Overwrites(list(patched), _spans(where.table, patched), list(patched.values()), self._units(patched))
+        wanted = PatchTargets(list(patched), _spans(where.table, patched), list(patched.values()), self._units(patched))
         digests, patches = await self.reader.session.overwrite(where.destination, where.base, wanted)
         nbytes = self._judge(patched, digests)
         self.patches = {number: patch for number, patch in zip(patched, patches, strict=True) if number in self.right}
         why = self.reader.line.why
-        self.encoded.append(Encoded(how="delta", nbytes=nbytes, wire_bytes=sum(patched.values()), why=why))
+        self.encoded.append(EncodedBytes(how="delta", nbytes=nbytes, wire_bytes=sum(patched.values()), why=why))
 
     async def _unpack(self, packed: Sequence[int]) -> None:
         if not packed:
@@ -186,21 +186,21 @@ class _Batch:
         nbytes = self._judge(packed, digests)
         self.reader.line.packed(sum(spans.nbytes), sum(spans.nbytes) - nbytes + came)
         if came:
-            self.encoded.append(Encoded(how="zstd", nbytes=nbytes, wire_bytes=came, why=self.reader.line.why))
+            self.encoded.append(EncodedBytes(how="zstd", nbytes=nbytes, wire_bytes=came, why=self.reader.line.why))
 
     async def _read(self, plain: Sequence[int], progress: Callable[[int], None]) -> None:
         """Read pieces as they are: whatever they hash to then is for the transfer to judge."""
         if plain:
             digests = await self.reader.plain(self.where, plain, progress)
-            self.found.update((number, digest_of(digests, place)) for place, number in enumerate(plain))
+            self.found.update((number, digest_at(digests, place)) for place, number in enumerate(plain))
             self.right.update(plain)
 
     def _judge(self, numbers: Iterable[int], digests: bytes) -> int:
         """Take the digests of decoded pieces; return the bytes of those that are right."""
         nbytes = 0
         for place, number in enumerate(numbers):
-            self.found[number] = digest_of(digests, place)
-            if self.found[number] == digest_of(self.reader.digests, number):
+            self.found[number] = digest_at(digests, place)
+            if self.found[number] == digest_at(self.reader.digests, number):
                 self.right.add(number)
                 nbytes += self.where.table.nbytes[number]
         return nbytes

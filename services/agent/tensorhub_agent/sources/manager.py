@@ -16,42 +16,42 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, Leasing
-from tensorhub_agent.control.program_cache import Programs
+from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, LeaseClient
+from tensorhub_agent.control.program_cache import ProgramCache
 from tensorhub_agent.core.effects import (
-    Accuse,
-    Available,
+    AvailabilityReceived,
     BatchDone,
+    BytesReceived,
     CloseSource,
-    Confirm,
-    Confirmed,
-    EnterSource,
-    OpenSource,
-    Post,
-    Progressed,
+    ConfirmLease,
+    LeaseConfirmed,
+    LeaseReceived,
+    OpenTransport,
+    ReadBatch,
+    ReportWrongBytes,
+    RequestLease,
     SourceClosed,
-    SourceHeld,
     SourceLost,
     SourceOpened,
 )
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.primitives.ids import Base, Key
-from tensorhub_agent.primitives.lease_messages import Have, Stock
-from tensorhub_agent.primitives.program_units import Availability
-from tensorhub_agent.rates.encoding_choice import Line, awaits_patches
-from tensorhub_agent.sources.batch_reader import BatchReader, Where
-from tensorhub_agent.storage.mapped_descriptors import Borrowed
+from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, PiecesAvailable
+from tensorhub_agent.primitives.program_units import UnitAvailability
+from tensorhub_agent.rates.encoding_choice import LineEstimate, awaits_patches
+from tensorhub_agent.sources.batch_reader import BatchReader, BatchTarget
+from tensorhub_agent.storage.mapped_descriptors import MappedDescriptors
 from tensorhub_agent.storage.segments import Segment
 from tensorhub_agent.transports.base import EncodingSession, SourceSession, TransportLost, TransportSilent
-from tensorhub_agent.transports.local.session import LentSession
-from tensorhub_agent.transports.registry import Transports
+from tensorhub_agent.transports.local.session import MappedSession
+from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout.layout import PieceTable
 from tensorhub_common.observability.trace_context import TraceContext, headers_of
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
@@ -61,47 +61,57 @@ NOTHING: Final = (b"", b"")
 REASON_CHARS_MAX: Final = 500
 """So much of an error is told to the caller of a read."""
 
-News = Callable[
-    [SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None
+SourceEvents = Callable[
+    [
+        LeaseReceived
+        | SourceOpened
+        | AvailabilityReceived
+        | BytesReceived
+        | BatchDone
+        | LeaseConfirmed
+        | SourceLost
+        | SourceClosed
+    ],
+    None,
 ]
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Source:
+class SourceConnection:
     """One open source: a lease and its transport session."""
 
-    def __init__(self, task: "asyncio.Task[None]", effect: OpenSource, by: SourceId) -> None:
+    def __init__(self, task: "asyncio.Task[None]", effect: RequestLease, by: SourceId) -> None:
         """Begin with the task that opens it, for the reader `by`."""
         self.effect, self.by = effect, by
         self.opening, self.transport = task, effect.share.transport
         self.program, self.layout, self.table = effect.program, effect.share.layout or "", effect.table
-        self.availability: Availability | None = None
+        self.availability: UnitAvailability | None = None
         """Of a half-filled source of a read by a program."""
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
         self.reader: BatchReader | None = None
         """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
-        self.base: Base | None = None
+        self.base: BaseVersion | None = None
         self.root = ""
         self.entered = asyncio.Event()
         """Its transport is wanted; until then its lease is held."""
         self.held: HeldLease | None = None
-        self.told: list[Stock] = []
+        self.told: list[AvailabilityUpdate] = []
         """What a half-filled source has told of before its opening was."""
 
 
-class Sources:
+class SourceManager:
     """All sources that one job's reads on this agent have open, by (shard, number)."""
 
     def __init__(
         self,
         job: str,
         bus: Bus,
-        transports: Transports,
-        programs: Programs,
-        tell: News,
+        transports: TransportRegistry,
+        programs: ProgramCache,
+        tell: SourceEvents,
         *,
         deltas: JobDeltas,
         encodings: bool = True,
@@ -114,9 +124,9 @@ class Sources:
         self._work = Supervisor(f"the reads of job {job!r}", on_fault)
         self._encodings = encodings
         self._programs, self._deltas = programs, deltas
-        self._leasing, self._transports = Leasing(job, bus), transports
+        self._leasing, self._transports = LeaseClient(job, bus), transports
         self._tell = self._work.guarded(tell, "taking news of a source")
-        self._open: dict[tuple[Key, int], Source] = {}
+        self._open: dict[tuple[ShardKey, int], SourceConnection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         """What sources are told of that no read waits for: leases that are let go, and wrong bytes."""
         self.read_bytes: Counter[str] = Counter()
@@ -128,21 +138,21 @@ class Sources:
         """Return the transport of each open source. It may be called from another thread."""
         return [source.transport for source in list(self._open.values())]
 
-    def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
+    def open(self, effect: RequestLease, reader: SourceId, cause: TraceContext | None = None) -> None:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         opening = self._opened(effect, reader, headers_of(cause))
         task = self._work.start(opening, f"opening {effect.share.source.agent}", self._losing(effect))
-        source = self._open[effect.key, effect.source] = Source(task, effect, reader)
+        source = self._open[effect.key, effect.source] = SourceConnection(task, effect, reader)
         if not effect.hold:
             source.entered.set()
 
-    def enter(self, effect: EnterSource) -> None:
+    def enter(self, effect: OpenTransport) -> None:
         """Open the transport of a source whose lease is held."""
         source = self._open.get((effect.key, effect.source))
         if source is not None:
             source.entered.set()
 
-    async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
+    async def _opened(self, effect: RequestLease, reader: SourceId, headers: dict[str, str]) -> None:
         key, number = effect.key, effect.source
         try:
             grant, (digests, sizes), session = await self._let_in(effect, reader, headers)
@@ -156,7 +166,7 @@ class Sources:
         source.session = session
         if self._encodings and digests and effect.root is not None and isinstance(session, EncodingSession):
             source.reader = BatchReader(
-                session, digests, sizes if effect.base is not None else b"", Line(known=effect.rate)
+                session, digests, sizes if effect.base is not None else b"", LineEstimate(known=effect.rate)
             )
             source.base, source.root = effect.base, effect.root
             if sizes and grant.patches_coming and awaits_patches(effect.rate, far=effect.share.far):
@@ -164,16 +174,16 @@ class Sources:
                     effect.share.source.agent, reader.agent, grant, first
                 )
         early, source.told = source.told, []
-        told = tuple(run for news in early if isinstance(news, Have) for run in news.pieces)
+        told = tuple(run for news in early if isinstance(news, PiecesAvailable) for run in news.pieces)
         if source.availability is not None:
             told = source.availability.units(told)
         self._tell(SourceOpened(key, number, digests, told if grant.filling else None, grant.promises))
         for news in early:
-            if not isinstance(news, Have):
-                self._tell(Available(key, number, news))
+            if not isinstance(news, PiecesAvailable):
+                self._tell(AvailabilityReceived(key, number, news))
 
     async def _let_in(
-        self, effect: OpenSource, reader: SourceId, headers: dict[str, str]
+        self, effect: RequestLease, reader: SourceId, headers: dict[str, str]
     ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
         """Get a lease, what is to be known of it, and a session.
 
@@ -191,7 +201,7 @@ class Sources:
                     source.told.clear()
 
     async def _asked(
-        self, effect: OpenSource, reader: SourceId, headers: dict[str, str]
+        self, effect: RequestLease, reader: SourceId, headers: dict[str, str]
     ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
         """Do so once."""
         key, number, agent = effect.key, effect.source, effect.share.source.agent
@@ -201,7 +211,7 @@ class Sources:
         about = await leasing.digests(agent, reader.agent, grant, headers) if effect.program is None else NOTHING
         if not source.entered.is_set():
             source.held = HeldLease(leasing, effect, reader, grant, headers)
-            self._tell(SourceHeld(key, number, about[0]))
+            self._tell(LeaseReceived(key, number, about[0]))
             grant = await source.held.until(source.entered)
             source.held = None
         if effect.program is not None and grant.filling and grant.program != effect.program.digest:
@@ -215,42 +225,46 @@ class Sources:
         )
         return grant, about, session
 
-    async def _await_units(self, effect: OpenSource, program: Execution) -> None:
+    async def _await_units(self, effect: RequestLease, program: NumberedProgram) -> None:
         """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
         source, layout = self._open.get((effect.key, effect.source)), effect.share.layout or ""
         table = await self._programs.table(layout)
         if source is not None:
-            source.availability = await asyncio.to_thread(Availability, program, layout, table)
+            source.availability = await asyncio.to_thread(UnitAvailability, program, layout, table)
 
-    def _have(self, key: Key, number: int, news: Stock) -> None:
+    def _have(self, key: ShardKey, number: int, news: AvailabilityUpdate) -> None:
         source = self._open.get((key, number))
         if source is None or source.closing:
             return
         if source.session is None:
             source.told.append(news)
         else:
-            if source.availability is not None and isinstance(news, Have):
-                news = Have(source.availability.units(news.pieces))
-            self._tell(Available(key, number, news))
+            if source.availability is not None and isinstance(news, PiecesAvailable):
+                news = PiecesAvailable(source.availability.units(news.pieces))
+            self._tell(AvailabilityReceived(key, number, news))
 
-    def _begin(self, source: Source, work: Coroutine[None, None, None], effect: Post | Confirm, what: str) -> None:
+    def _begin(
+        self, source: SourceConnection, work: Coroutine[None, None, None], effect: ReadBatch | ConfirmLease, what: str
+    ) -> None:
         """Do something with an open source; an error that escapes is a loss of the source."""
         task = self._work.start(work, what, self._losing(effect))
         source.tasks.add(task)
         task.add_done_callback(source.tasks.discard)
 
-    def _losing(self, effect: OpenSource | Post | Confirm) -> OnFault:
+    def _losing(self, effect: RequestLease | ReadBatch | ConfirmLease) -> OnFault:
         def lose(fault: Fault) -> None:
             self._lost(effect.key, effect.source, f"this agent has failed with {fault.error!r}"[:REASON_CHARS_MAX])
 
         return lose
 
-    def _lost(self, key: Key, number: int, reason: str) -> None:
+    def _lost(self, key: ShardKey, number: int, reason: str) -> None:
         source = self._open.get((key, number))
         if source is not None and not source.closing:
             self._tell(SourceLost(key, number, reason))
 
-    def post(self, effect: Post, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool) -> None:
+    def post(
+        self, effect: ReadBatch, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool
+    ) -> None:
         """Bring a batch of pieces. `base` is where the shard's old version stands, if that is not in the same place."""
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
@@ -263,31 +277,38 @@ class Sources:
             regions = source.program.regions(source.layout, effect.pieces)
             if source.table is not None:
                 amax = source.table.amax(source.layout, effect.pieces)
-                regions = Regions(regions.to, regions.origin, regions.form, amax)
+                regions = StridedCopies(regions.to, regions.origin, regions.form, amax)
             work = self._gathered(effect, source, source.session, segment.view, regions, digests=digests)
         elif source.reader is not None and digests:
-            where = Where(segment.view, None if base is None else base.view, table)
+            where = BatchTarget(segment.view, None if base is None else base.view, table)
             work = self._read(effect, source, source.reader, where)
         else:
             spans = Spans.of(table, effect.pieces)
             work = self._posted(effect, source, source.session, segment, spans, digests=digests)
         self._begin(source, work, effect, "reading from a source")
 
-    def take(self, effect: Post, borrowed: Borrowed) -> None:
+    def take(self, effect: ReadBatch, borrowed: MappedDescriptors) -> None:
         """Take the memory in which the pieces stand, so that it can be mapped: nothing has to be brought."""
         source = self._open.get((effect.key, effect.source))
-        if source is None or not isinstance(source.session, LentSession):
+        if source is None or not isinstance(source.session, MappedSession):
             return
         fd = source.session.take()
         if fd is not None:
             borrowed.take(fd)
         self._begin(source, self._taken(effect), effect, "taking a source's memory")
 
-    async def _taken(self, effect: Post) -> None:
+    async def _taken(self, effect: ReadBatch) -> None:
         self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
     async def _posted(
-        self, effect: Post, source: Source, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool
+        self,
+        effect: ReadBatch,
+        source: SourceConnection,
+        session: SourceSession,
+        segment: Segment,
+        spans: Spans,
+        *,
+        digests: bool,
     ) -> None:
         try:
             found = await session.read(
@@ -301,11 +322,11 @@ class Sources:
 
     async def _gathered(
         self,
-        effect: Post,
-        source: Source,
+        effect: ReadBatch,
+        source: SourceConnection,
         session: SourceSession,
         memory: memoryview,
-        regions: Regions,
+        regions: StridedCopies,
         *,
         digests: bool,
     ) -> None:
@@ -320,7 +341,7 @@ class Sources:
                 source.table.came(effect.source, effect.pieces, memory)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
-    async def _read(self, effect: Post, source: Source, reader: BatchReader, where: Where) -> None:
+    async def _read(self, effect: ReadBatch, source: SourceConnection, reader: BatchReader, where: BatchTarget) -> None:
         try:
             brought = await reader.read(where, effect.pieces, lambda came: self._progressed(effect, came))
         except TransportLost as why:
@@ -335,24 +356,24 @@ class Sources:
             self._deltas.applied(effect.key, source.base, source.root, len(where.table), brought.patches)
         self._tell(BatchDone(effect.key, effect.source, effect.batch, brought.digests, brought.encoded))
 
-    def _progressed(self, effect: Post, nbytes: int) -> None:
-        self._tell(Progressed(effect.key, effect.source, nbytes))
+    def _progressed(self, effect: ReadBatch, nbytes: int) -> None:
+        self._tell(BytesReceived(effect.key, effect.source, nbytes))
 
-    def confirm(self, effect: Confirm) -> None:
+    def confirm(self, effect: ConfirmLease) -> None:
         """Ask whether the lease still holds."""
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
             return
         self._begin(source, self._confirmed(effect, source.session), effect, "asking a source for its word")
 
-    async def _confirmed(self, effect: Confirm, session: SourceSession) -> None:
+    async def _confirmed(self, effect: ConfirmLease, session: SourceSession) -> None:
         try:
             holds = await session.still_holds()
         except TransportLost:
             holds = False
-        self._tell(Confirmed(effect.key, effect.source, holds))
+        self._tell(LeaseConfirmed(effect.key, effect.source, holds))
 
-    def accuse(self, effect: Accuse) -> None:
+    def accuse(self, effect: ReportWrongBytes) -> None:
         """Tell the source's agent that its bytes were wrong."""
         source = self._open.get((effect.key, effect.source))
         if source is not None:
@@ -369,7 +390,7 @@ class Sources:
             source.closing = True
             source.tasks.add(self._work.start(self._closed(effect, source), "closing a source"))
 
-    async def _closed(self, effect: CloseSource, source: Source) -> None:
+    async def _closed(self, effect: CloseSource, source: SourceConnection) -> None:
         source.opening.cancel()
         await asyncio.gather(source.opening, return_exceptions=True)
         if source.held is not None:

@@ -6,17 +6,17 @@ Always true: however many reads leave an agent, that is told once until one of t
 
 from typing import Final
 
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 
 LOST_MAX: Final = 1024
 
 
-class SourcesSeen:
+class SourceWatch:
     """Of all jobs of this agent."""
 
     def __init__(self) -> None:
         """Begin with every agent as good as the others."""
-        self._lost: dict[str, Counterpart] = {}
+        self._lost: dict[str, PeerStatus] = {}
 
     @property
     def any_lost(self) -> bool:
@@ -29,7 +29,7 @@ class SourcesSeen:
             return
         while len(self._lost) >= LOST_MAX:
             del self._lost[next(iter(self._lost))]
-        self._lost[agent] = Counterpart(f"source {agent}", lost="is left", back="is read from again")
+        self._lost[agent] = PeerStatus(f"source {agent}", lost="is left", back="is read from again")
         self._lost[agent].is_silent(why)
 
     def back(self, agent: str) -> None:

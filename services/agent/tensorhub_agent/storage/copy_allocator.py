@@ -13,32 +13,32 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.effects import CopyMade, MakeCopy
-from tensorhub_agent.runtime.troubles import TROUBLES, Kind
-from tensorhub_agent.storage.shard_store import CacheRoom, Shelf, ShelfPlace, Shelves
+from tensorhub_agent.core.effects import AllocateCopy, CopyMade
+from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
+from tensorhub_agent.storage.shard_store import CopyQuota, JobShardStore, ShardStores, StoredShard
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol.decoding import MALFORMED
 
 
-class Where(StrEnum):
+class CopyPlacement(StrEnum):
     """What a copy stands on."""
 
     MEMORY = "memory"
     DISK = "disk"
 
 
-def candidates(nbytes: int, limits: CacheRoom, taken: CacheRoom) -> tuple[Where, ...]:
+def candidates(nbytes: int, limits: CopyQuota, taken: CopyQuota) -> tuple[CopyPlacement, ...]:
     """Return where a copy of so many bytes may be tried, the best first."""
     left = (
-        (Where.MEMORY, limits.memory_bytes - taken.memory_bytes),
-        (Where.DISK, limits.disk_bytes - taken.disk_bytes),
+        (CopyPlacement.MEMORY, limits.memory_bytes - taken.memory_bytes),
+        (CopyPlacement.DISK, limits.disk_bytes - taken.disk_bytes),
     )
     return tuple(where for where, room in left if room >= nbytes)
 
 
-def no_room(nbytes: int, limits: CacheRoom, taken: CacheRoom) -> str:
+def no_room(nbytes: int, limits: CopyQuota, taken: CopyQuota) -> str:
     """Say why there is no candidate, and what to do."""
     return (
         f"a copy of {nbytes} bytes fits neither into memory ({taken.memory_bytes} of {limits.memory_bytes} bytes are "
@@ -53,15 +53,15 @@ LAYOUT_S_MAX: Final = 10.0
 _log: Final = logging.getLogger(__name__)
 
 
-class CopyMaker:
+class CopyAllocator:
     """Makes the copies of all jobs, one after another, so that each sees what those before it took."""
 
-    def __init__(self, shelves: Shelves, blobs: Blobs, limits: CacheRoom) -> None:
+    def __init__(self, shelves: ShardStores, blobs: BlobStore, limits: CopyQuota) -> None:
         """Make them on these shelves, within the limits."""
         self._shelves, self._blobs, self._limits = shelves, blobs, limits
         self._turn = asyncio.Lock()
 
-    async def make(self, wanted: MakeCopy, job: str, incarnation: int) -> CopyMade:
+    async def make(self, wanted: AllocateCopy, job: str, incarnation: int) -> CopyMade:
         """Make a segment for the copy. What goes wrong is told, so that the log can place it elsewhere."""
         key, shelf = wanted.key, self._shelves.of(job)
         try:
@@ -71,12 +71,12 @@ class CopyMaker:
                 place = await self._make(wanted, shelf, layout, incarnation)
         except (TensorHubError, TimeoutError, OSError, *MALFORMED) as why:
             reason = str(why) or "its layout did not come"
-            TROUBLES.note(Kind.COPY, f"a copy for {key.replica} of model {key.model} is given up: {reason}")
+            TROUBLES.note(TroubleKind.COPY, f"a copy for {key.replica} of model {key.model} is given up: {reason}")
             _log.warning("a copy for %s of model %s is given up: %s", key.replica, key.model, reason)
             return CopyMade(key, wanted.shards, wanted.layout, failure=reason)
         return CopyMade(key, wanted.shards, wanted.layout, nbytes=tuple(place.table.nbytes))
 
-    async def _make(self, wanted: MakeCopy, shelf: Shelf, layout: Layout, incarnation: int) -> ShelfPlace:
+    async def _make(self, wanted: AllocateCopy, shelf: JobShardStore, layout: Layout, incarnation: int) -> StoredShard:
         await self._shelves.files.idle()
         taken = self._shelves.copies()
         reasons = []
@@ -89,7 +89,7 @@ class CopyMaker:
                     wanted.layout,
                     spot=False,
                     incarnation=incarnation,
-                    on_disk=where is Where.DISK,
+                    on_disk=where is CopyPlacement.DISK,
                 )
             except MemoryExhausted as why:
                 # The host may have less memory than the limit says: then the disk is asked.

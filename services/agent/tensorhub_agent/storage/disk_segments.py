@@ -52,14 +52,14 @@ _DTYPES: Final = {
 """The format's names. Other dtypes stand there as bytes, and the metadata tells what they are."""
 
 
-class DiskStore(SegmentStore):
+class DiskSegmentStore(SegmentStore):
     """The files of one agent's copies. `create` reserves disk and touches none of it."""
 
     suffix = ".safetensors"
     unsettled = ".part"
 
     @classmethod
-    def in_state(cls, state_dir: Path, bytes_max: int) -> "DiskStore | None":
+    def in_state(cls, state_dir: Path, bytes_max: int) -> "DiskSegmentStore | None":
         """Return the store in an agent's state folder; None when it may take nothing in, and nothing is left there."""
         folder = state_dir / FOLDER
         if bytes_max:

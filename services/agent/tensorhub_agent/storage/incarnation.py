@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tensorhub_agent.runtime.troubles import TROUBLES, Kind
+from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
 
 FILE: Final = "incarnation"
 _log: Final = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ STEP_MAX: Final = 1 << 40
 """A refused join doubles the step up to this, which passes any clock that was ever wrong by less than 30 years."""
 
 
-class Incarnation:
+class IncarnationCounter:
     """The present number, kept in the agent's state directory."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -42,10 +42,12 @@ class Incarnation:
         try:
             temporary.write_text(str(self.number))
             temporary.rename(self._path)
-            TROUBLES.over(Kind.STATE)
+            TROUBLES.over(TroubleKind.STATE)
         except OSError as why:
             # The next process goes by its clock then.
-            TROUBLES.note(Kind.STATE, f"the agent's incarnation can't be kept in {self._path} ({why}): make room there")
+            TROUBLES.note(
+                TroubleKind.STATE, f"the agent's incarnation can't be kept in {self._path} ({why}): make room there"
+            )
             _log.error("incarnation %d can't be kept in %s: %s", self.number, self._path, why)
             with contextlib.suppress(OSError):
                 temporary.unlink()

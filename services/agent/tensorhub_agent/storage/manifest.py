@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class UnusableManifest:
     """No manifest of ours, and why."""
 
     reason: str
@@ -96,7 +96,7 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class AdoptedShard:
     """A segment that was taken back."""
 
     manifest: Manifest
@@ -108,14 +108,14 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SetAsideShard:
     """A shard whose segments were left where they stand, and why they were not taken back."""
 
     manifest: Manifest
     reason: str
 
 
-class Room:
+class AdoptionPolicy:
     """How many shards that were left may be taken back: all, unless a kind of this says otherwise."""
 
     def refusal(self, manifest: Manifest) -> str | None:  # noqa: ARG002 (for kinds of this)
@@ -182,29 +182,29 @@ def _write_new(path: str, data: bytes) -> None:
         os.close(fd)
 
 
-def load(store: SegmentStore, segment: str) -> Manifest | Foreign:
+def load(store: SegmentStore, segment: str) -> Manifest | UnusableManifest:
     """Read the manifest of a segment."""
     path = manifest_path(store, segment)
     try:
         with path.open("rb") as file:
             data = file.read(MANIFEST_BYTES_MAX + 1)
         if len(data) > MANIFEST_BYTES_MAX:
-            return Foreign(f"it is larger than {MANIFEST_BYTES_MAX} bytes")
+            return UnusableManifest(f"it is larger than {MANIFEST_BYTES_MAX} bytes")
         version = msgspec.json.decode(data, type=_Outline).manifest_version
         if version > MANIFEST_VERSION:
-            return Foreign(
+            return UnusableManifest(
                 f"it has version {version}, and this agent reads {MANIFEST_VERSION}: run the newer release again",
                 passes=True,
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except OSError as why:
-        return Foreign(f"it can't be read: {why.strerror}", passes=not isinstance(why, FileNotFoundError))
+        return UnusableManifest(f"it can't be read: {why.strerror}", passes=not isinstance(why, FileNotFoundError))
     except MALFORMED as why:
-        return Foreign(f"it is no manifest: {why}"[:500])
+        return UnusableManifest(f"it is no manifest: {why}"[:500])
     if manifest.manifest_version != MANIFEST_VERSION:
-        return Foreign(f"it has version {manifest.manifest_version}, and this agent reads {MANIFEST_VERSION}")
+        return UnusableManifest(f"it has version {manifest.manifest_version}, and this agent reads {MANIFEST_VERSION}")
     if manifest.segment != segment:
-        return Foreign(f"it speaks of segment {manifest.segment}")
+        return UnusableManifest(f"it speaks of segment {manifest.segment}")
     return manifest
 
 
@@ -215,32 +215,34 @@ def remove(store: SegmentStore, manifest: Manifest, *segments: Segment) -> None:
         store.remove(segment)
 
 
-async def adopt(store: SegmentStore, pool: CopyPool, room: Room | None = None) -> tuple[list[Adopted], list[Aside]]:
+async def adopt(
+    store: SegmentStore, pool: CopyPool, room: AdoptionPolicy | None = None
+) -> tuple[list[AdoptedShard], list[SetAsideShard]]:
     """Take back the segments that an earlier run left, and remove everything else that has a name of this agent's.
 
     What was ready is hashed again, about 0.03 s a GiB; bytes that are not those of the root are empty and partial.
     What has no room is set aside. Shards that hold a version are taken first, and among equals those whose manifests
     are older.
     """
-    room = room or Room()
-    adopted: list[Adopted] = []
-    aside: list[Aside] = []
+    room = room or AdoptionPolicy()
+    adopted: list[AdoptedShard] = []
+    aside: list[SetAsideShard] = []
     unread = False
     for name in _worth_most_first(store):
         # Spare segments have no manifest: the shards that they belong to have taken them by then.
         if store.held(name):
             continue
         found = await _adopt(store, name, pool, room)
-        if isinstance(found, Foreign) and found.passes:
+        if isinstance(found, UnusableManifest) and found.passes:
             unread = True
             store.set_aside(name)
             _log.error("segment %s is set aside, for its manifest can't be had: %s", name, found.reason)
-        elif isinstance(found, Foreign) and unread and not manifest_path(store, name).exists():
+        elif isinstance(found, UnusableManifest) and unread and not manifest_path(store, name).exists():
             # It may be the spare segment of a shard whose manifest could not be read.
             store.set_aside(name)
-        elif isinstance(found, Foreign):
+        elif isinstance(found, UnusableManifest):
             _log.warning("segment %s is removed, for its manifest does not serve: %s", name, found.reason)
-        elif isinstance(found, Aside):
+        elif isinstance(found, SetAsideShard):
             aside.append(found)
             _set_aside(store, found)
         else:
@@ -258,7 +260,7 @@ def _worth_most_first(store: SegmentStore) -> list[str]:
         manifest, saved_at = load(store, name), 0
         with contextlib.suppress(OSError):
             saved_at = manifest_path(store, name).stat().st_mtime_ns
-        if isinstance(manifest, Foreign):
+        if isinstance(manifest, UnusableManifest):
             # Behind a manifest that could not be read comes what has none, and may be its spare segment.
             rank = 3 if manifest.passes else 4
         elif manifest.state == "ready" and not manifest.partial:
@@ -269,7 +271,7 @@ def _worth_most_first(store: SegmentStore) -> list[str]:
     return sorted(ranks, key=ranks.__getitem__)
 
 
-def _set_aside(store: SegmentStore, aside: Aside) -> None:
+def _set_aside(store: SegmentStore, aside: SetAsideShard) -> None:
     manifest = aside.manifest
     for segment in (manifest.segment, manifest.spare):
         if segment is not None:
@@ -286,7 +288,7 @@ def _set_aside(store: SegmentStore, aside: Aside) -> None:
     )
 
 
-def remove_aside(store: SegmentStore, aside: Aside) -> None:
+def remove_aside(store: SegmentStore, aside: SetAsideShard) -> None:
     """Remove what was set aside."""
     manifest = aside.manifest
     manifest_path(store, manifest.segment).unlink(missing_ok=True)
@@ -295,14 +297,16 @@ def remove_aside(store: SegmentStore, aside: Aside) -> None:
             store.remove_aside(segment)
 
 
-async def _adopt(store: SegmentStore, name: str, pool: CopyPool, room: Room) -> Adopted | Aside | Foreign:
+async def _adopt(
+    store: SegmentStore, name: str, pool: CopyPool, room: AdoptionPolicy
+) -> AdoptedShard | SetAsideShard | UnusableManifest:
     """Take back the segment in which a shard stands, with its spare one if it has one."""
     manifest = load(store, name)
-    if isinstance(manifest, Foreign):
+    if isinstance(manifest, UnusableManifest):
         return manifest
     refusal = room.refusal(manifest)
     if refusal is not None:
-        return Aside(manifest, refusal)
+        return SetAsideShard(manifest, refusal)
     opened: list[Segment] = []
     try:
         layout = _open(store, manifest, opened)
@@ -313,14 +317,14 @@ async def _adopt(store: SegmentStore, name: str, pool: CopyPool, room: Room) -> 
     except (LayoutMismatch, ForeignSegment) as why:
         for segment in opened:
             store.remove(segment)
-        return Foreign(str(why))
+        return UnusableManifest(str(why))
     except Exception as why:  # noqa: BLE001 (one shard must not keep the agent from its others)
         # Whatever it is, it is this shard's alone, and says nothing of what stands in its memory.
         if not isinstance(why, MemoryExhausted | SegmentBusy):
             _log.exception("segment %s can't be taken back", name)
         for segment in opened:
             store.let_go(segment)
-        return Aside(manifest, str(why) or type(why).__name__)
+        return SetAsideShard(manifest, str(why) or type(why).__name__)
     if not whole:
         touched = manifest.partial or manifest.state != "empty"
         manifest = msgspec.structs.replace(
@@ -329,7 +333,7 @@ async def _adopt(store: SegmentStore, name: str, pool: CopyPool, room: Room) -> 
         with contextlib.suppress(MemoryExhausted):
             # Without room the old one stays, and the next run comes to the same end by hashing once more.
             save(store, manifest)
-    return Adopted(manifest, live, layout, whole, spare)
+    return AdoptedShard(manifest, live, layout, whole, spare)
 
 
 def _open(store: SegmentStore, manifest: Manifest, opened: list[Segment]) -> Layout:

@@ -7,7 +7,7 @@ to a worker by then is closed.
 import os
 
 
-class Borrowed:
+class MappedDescriptors:
     """What one mapped shard's reads have taken: at most what is coming, and what was swapped in and not handed over."""
 
     def __init__(self) -> None:

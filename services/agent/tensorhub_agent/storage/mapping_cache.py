@@ -22,14 +22,14 @@ from tensorhub_common.runtime.supervision import Supervisor
 
 MAPPINGS_MAX: Final = 32
 
-Key = tuple[str, int, int]
+MappingKey = tuple[str, int, int]
 
 
 @dataclass(slots=True)
 class Mapping:
     """A segment of another agent, mapped for reading only."""
 
-    key: Key
+    key: MappingKey
     view: memoryview
     users: int
     _memory: mmap.mmap
@@ -53,7 +53,7 @@ class MappingCache:
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
         """Keep at most so many that nobody uses."""
         self._mappings_max = mappings_max
-        self._mappings: dict[Key, Mapping] = {}
+        self._mappings: dict[MappingKey, Mapping] = {}
         # What can't be unmapped stays mapped, which costs memory and nothing else.
         self._work = Supervisor("mappings of other agents' segments", on_fault=lambda _: None)
 

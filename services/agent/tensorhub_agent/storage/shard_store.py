@@ -12,22 +12,22 @@ import msgspec
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
-from tensorhub_agent.core.effects import Keep, Save
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.runtime.troubles import TROUBLES, Kind
+from tensorhub_agent.core.effects import Keep, SaveManifest
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
 from tensorhub_agent.storage import manifest as manifests
-from tensorhub_agent.storage.disk_segments import DiskStore
-from tensorhub_agent.storage.manifest import Adopted, Aside, Manifest, pack_layout
-from tensorhub_agent.storage.mapped_descriptors import Borrowed
+from tensorhub_agent.storage.disk_segments import DiskSegmentStore
+from tensorhub_agent.storage.manifest import AdoptedShard, Manifest, SetAsideShard, pack_layout
+from tensorhub_agent.storage.mapped_descriptors import MappedDescriptors
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout.layout import Layout, PieceTable, pieces, segment_bytes
 from tensorhub_common.protocol.subjects import cached_version
-from tensorhub_common.runtime.supervision import OnFault, Supervisor, handled
+from tensorhub_common.runtime.supervision import OnFault, Supervisor, log_only
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRoom:
+class CopyQuota:
     """Bytes of copies on either: the limits, or what is taken."""
 
     memory_bytes: int
@@ -54,7 +54,7 @@ NOT_WRITTEN: Final = "its manifest was not written: see the agent's log"
 
 
 @dataclass(slots=True)
-class ShelfPlace:
+class StoredShard:
     """One shard's memory."""
 
     segment: Segment
@@ -66,7 +66,7 @@ class ShelfPlace:
     store: SegmentStore
     spare: Segment | None = None
     """Where a staged shard is filled."""
-    borrowed: Borrowed | None = None
+    borrowed: MappedDescriptors | None = None
     """What a mapped shard has instead: `segment` is one page that nobody reads."""
     writing: asyncio.Task[None] | None = None
     """Brings the manifest of a copy on disk up to date, which `unwritten` asks for."""
@@ -90,7 +90,7 @@ class ShelfPlace:
         return os.fstat(self.segment.fd).st_ino
 
 
-class Files:
+class FileWriter:
     """Writes and removes files that an event loop must not wait for, and memory that came too late to be wanted.
 
     Always true: a shard's manifest is written by one thread at a time, and by none once its removal has begun.
@@ -101,13 +101,13 @@ class Files:
         self.work = Supervisor("the agent's memory")
         self._busy: set[asyncio.Task[None]] = set()
 
-    def write(self, place: ShelfPlace) -> None:
+    def write(self, place: StoredShard) -> None:
         """Bring a manifest up to date; of several changes the last one counts."""
         place.unwritten, place.unwritten_why = True, NOT_WRITTEN
         if place.writing is None:
             place.writing = self._begin(self._write(place), "writing a manifest to the disk")
 
-    async def _write(self, place: ShelfPlace) -> None:
+    async def _write(self, place: StoredShard) -> None:
         try:
             while place.unwritten:
                 place.unwritten, place.unwritten_why = False, NOT_WRITTEN
@@ -115,22 +115,22 @@ class Files:
         finally:
             place.writing = None
 
-    async def written(self, place: ShelfPlace) -> str | None:
+    async def written(self, place: StoredShard) -> str | None:
         """Return once the manifest stands as it was last, or why it does not."""
         while place.writing is not None:
             await asyncio.wait({place.writing})
         return place.unwritten_why
 
-    def remove(self, place: ShelfPlace) -> None:
+    def remove(self, place: StoredShard) -> None:
         """Remove a shard's files. What a failing disk does not remove stays; the next process looks at it again."""
-        self._begin(self._remove(place), "removing a file from the disk", handled)
+        self._begin(self._remove(place), "removing a file from the disk", log_only)
 
-    def remove_aside(self, store: SegmentStore, aside: Aside) -> None:
+    def remove_aside(self, store: SegmentStore, aside: SetAsideShard) -> None:
         """Remove what was set aside, in the same way."""
         removing = asyncio.to_thread(manifests.remove_aside, store, aside)
-        self._begin(removing, "removing what was set aside", handled)
+        self._begin(removing, "removing what was set aside", log_only)
 
-    async def _remove(self, place: ShelfPlace) -> None:
+    async def _remove(self, place: StoredShard) -> None:
         place.unwritten = False
         await self.written(place)
         await asyncio.to_thread(place.remove)
@@ -153,7 +153,7 @@ class Files:
         while self._busy:
             await asyncio.wait(set(self._busy))
 
-    def unwanted(self, making: "asyncio.Task[ShelfPlace]") -> None:
+    def unwanted(self, making: "asyncio.Task[StoredShard]") -> None:
         """Take memory that was made when its worker had gone: nobody else knows of it."""
         if not making.cancelled() and making.exception() is None:
             self._begin(asyncio.to_thread(making.result().remove), "removing memory that came too late")
@@ -163,9 +163,9 @@ def _save(store: SegmentStore, manifest: Manifest) -> str | None:
     """Write a manifest; returns why it can't be written."""
     try:
         manifests.save(store, manifest)
-        TROUBLES.over(Kind.MANIFEST)
+        TROUBLES.over(TroubleKind.MANIFEST)
     except MemoryExhausted as why:
-        TROUBLES.note(Kind.MANIFEST, why)
+        TROUBLES.note(TroubleKind.MANIFEST, why)
         # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
         # the next start, and never a wrong version.
         _log.warning("%s", why)
@@ -173,27 +173,27 @@ def _save(store: SegmentStore, manifest: Manifest) -> str | None:
     return None
 
 
-def _key(manifest: Manifest) -> Key:
-    return Key(manifest.model, manifest.replica, manifest.shard)
+def _key(manifest: Manifest) -> ShardKey:
+    return ShardKey(manifest.model, manifest.replica, manifest.shard)
 
 
-class Shelf:
+class JobShardStore:
     """The segments of one job's shards."""
 
     def __init__(
-        self, job: str, store: SegmentStore, disk: DiskStore | None = None, files: Files | None = None
+        self, job: str, store: SegmentStore, disk: DiskSegmentStore | None = None, files: FileWriter | None = None
     ) -> None:
         """Begin empty."""
-        self.files = files or Files()
+        self.files = files or FileWriter()
         self.job = job
-        self.places: dict[Key, ShelfPlace] = {}
-        self.aside: dict[Key, tuple[Aside, SegmentStore]] = {}
+        self.places: dict[ShardKey, StoredShard] = {}
+        self.aside: dict[ShardKey, tuple[SetAsideShard, SegmentStore]] = {}
         """What stands here and could not be taken back."""
         self._memory, self._disk = store, disk
 
     async def make(
         self,
-        key: Key,
+        key: ShardKey,
         shards: int,
         layout: Layout,
         digest: str,
@@ -202,7 +202,7 @@ class Shelf:
         incarnation: int,
         install: str = "in-place",
         on_disk: bool = False,
-    ) -> ShelfPlace:
+    ) -> StoredShard:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
 
         What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
@@ -224,7 +224,7 @@ class Shelf:
         packed = await asyncio.to_thread(pack_layout, layout)
         head = await asyncio.to_thread(store.head_of, layout)
 
-        def create() -> ShelfPlace:
+        def create() -> StoredShard:
             segment = store.create(nbytes, head)
             spare = None
             if staged:
@@ -246,7 +246,9 @@ class Shelf:
                 partial=False,
                 spare=None if spare is None else spare.name,
             )
-            place = ShelfPlace(segment, layout, table, digest, manifest, store, spare, Borrowed() if mapped else None)
+            place = StoredShard(
+                segment, layout, table, digest, manifest, store, spare, MappedDescriptors() if mapped else None
+            )
             if not mapped:
                 # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
                 with _undone_by(place.remove):
@@ -261,17 +263,17 @@ class Shelf:
             raise
         return place
 
-    def adopt(self, adopted: Adopted, store: SegmentStore) -> ShelfPlace:
+    def adopt(self, adopted: AdoptedShard, store: SegmentStore) -> StoredShard:
         """Take back what an earlier process left."""
         manifest = adopted.manifest
         key = _key(manifest)
         table = pieces(adopted.layout)
         digest = manifest.layout_digest
-        place = ShelfPlace(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
+        place = StoredShard(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
         self.places[key] = place
         return place
 
-    def save(self, effect: Save) -> None:
+    def save(self, effect: SaveManifest) -> None:
         """Write a shard's manifest anew; one rename says that it has swapped, and what stands there."""
         place = self.places[effect.key]
         if place.borrowed is not None:
@@ -294,7 +296,7 @@ class Shelf:
             return
         self._change(place, manifest)
 
-    def _change(self, place: ShelfPlace, manifest: Manifest) -> None:
+    def _change(self, place: StoredShard, manifest: Manifest) -> None:
         place.manifest = manifest
         if place.store is self._disk:
             self.files.write(place)
@@ -316,36 +318,36 @@ class Shelf:
             ),
         )
 
-    async def written(self, key: Key) -> str | None:
+    async def written(self, key: ShardKey) -> str | None:
         """Return once a shard's manifest stands as it was last, or why it does not; None where the shard is gone."""
         place = self.places.get(key)
         return None if place is None else await self.files.written(place)
 
-    def is_kept_on_disk(self, key: Key) -> bool:
+    def is_kept_on_disk(self, key: ShardKey) -> bool:
         """Tell whether a whole copy stands in a file, which `settle` is owed."""
         place = self.places.get(key)
         return place is not None and place.store is self._disk and place.manifest.state == "ready"
 
-    async def settle(self, key: Key) -> None:
+    async def settle(self, key: ShardKey) -> None:
         """Bring a copy's file and its manifest to the disk. Raises `OSError`; may take long."""
         place = self.places.get(key)
         if place is not None and self._disk is not None:
             await self.files.written(place)
             await asyncio.to_thread(self._disk.settle, place.segment)
 
-    def copies(self) -> CacheRoom:
+    def copies(self) -> CopyQuota:
         """Return how many bytes the copies of retained versions take."""
         copies = [place for key, place in self.places.items() if cached_version(key.replica) is not None]
         memory = sum(sum(place.table.nbytes) for place in copies if place.store is self._memory)
-        return CacheRoom(memory, sum(place.segment.file_bytes for place in copies if place.store is self._disk))
+        return CopyQuota(memory, sum(place.segment.file_bytes for place in copies if place.store is self._disk))
 
-    def let_go(self, key: Key) -> None:
+    def let_go(self, key: ShardKey) -> None:
         """Let go of what a mapped shard's read has taken."""
         place = self.places.get(key)
         if place is not None and place.borrowed is not None:
             place.borrowed.let_go()
 
-    def free(self, key: Key) -> None:
+    def free(self, key: ShardKey) -> None:
         """Remove a shard's memory, and what was set aside of one; whoever has it mapped keeps it."""
         place = self.places.pop(key, None)
         if place is not None:
@@ -372,12 +374,12 @@ def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-class _LimitedRoom(manifests.Room):
+class _LimitedRoom(manifests.AdoptionPolicy):
     """Room for as many jobs, and as many shards of each, as an agent serves; and for one memory of each shard."""
 
     def __init__(self, jobs_max: int) -> None:
         self._jobs_max = jobs_max
-        self._taken: dict[str, set[Key]] = {}
+        self._taken: dict[str, set[ShardKey]] = {}
 
     def refusal(self, manifest: Manifest) -> str | None:
         job = manifest.job
@@ -394,24 +396,24 @@ class _LimitedRoom(manifests.Room):
         self._taken.setdefault(manifest.job, set()).add(_key(manifest))
 
 
-class Shelves:
+class ShardStores:
     """The shelves of all jobs."""
 
-    def __init__(self, store: SegmentStore, disk: DiskStore | None = None) -> None:
+    def __init__(self, store: SegmentStore, disk: DiskSegmentStore | None = None) -> None:
         """Begin empty; copies may stand on the disk, if there is one for them."""
         self.store, self.disk = store, disk
-        self.files = Files()
-        self._shelves: dict[str, Shelf] = {}
+        self.files = FileWriter()
+        self._shelves: dict[str, JobShardStore] = {}
 
-    def of(self, job: str) -> Shelf:
+    def of(self, job: str) -> JobShardStore:
         """Return a job's shelf."""
         if job not in self._shelves:
-            self._shelves[job] = Shelf(job, self.store, self.disk, self.files)
+            self._shelves[job] = JobShardStore(job, self.store, self.disk, self.files)
         return self._shelves[job]
 
-    async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[Adopted]]:
+    async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[AdoptedShard]]:
         """Take back what an earlier process of this agent left, by job; a job or shard too many is set aside."""
-        found: dict[str, list[Adopted]] = {}
+        found: dict[str, list[AdoptedShard]] = {}
         room = _LimitedRoom(jobs_max)
         for store in self._stores():
             adopted, aside = await manifests.adopt(store, pool, room)
@@ -426,10 +428,10 @@ class Shelves:
                 found[job] = []
         return found
 
-    def copies(self) -> CacheRoom:
+    def copies(self) -> CopyQuota:
         """Return how many bytes the copies of retained versions take, of all jobs."""
         each = [shelf.copies() for shelf in self._shelves.values()]
-        return CacheRoom(sum(one.memory_bytes for one in each), sum(one.disk_bytes for one in each))
+        return CopyQuota(sum(one.memory_bytes for one in each), sum(one.disk_bytes for one in each))
 
     def set_aside(self) -> list[tuple[str, int, str]]:
         """Return the jobs of which shards were set aside, how many of each, and why the first was."""

@@ -5,8 +5,8 @@ unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers
 sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
 the next one enters. docs/protocol.md, "A read from very many sources", has what may come in between.
 
-Always true: at most `OPENING_MAX` are being asked or let in, and `INSIDE_MAX` have a transport or are closing one. Two
-are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
+Always true: at most `OPENING_MAX` are being asked or let in, and `TRANSPORTS_MAX` have a transport or are closing one.
+Two are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
 others have parts. Whose lease came first enters first.
 """
 
@@ -15,33 +15,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent.transfer.role_index import ASKING, CLOSING, HELD, IDLE, INSIDE, Roster, in_order
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.role_index import ASKING, CLOSING, HELD, IDLE, INSIDE, RoleIndex, by_number
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Share
 
 OPENING_MAX: Final = 32
 """So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
 
-INSIDE_MAX: Final = 64
+TRANSPORTS_MAX: Final = 64
 """A read has so many transports at a time. Each may have two batches under way whatever the window is, so more of them
 would have more memory under way than the window says."""
 
 
 @dataclass(slots=True, eq=False)
-class Doors:
+class Admission:
     """The sources of one read that wait for a turn."""
 
-    _crossing: list[Reading] = field(default_factory=list)
-    _unasked: deque[Reading] = field(default_factory=deque)
-    _held: deque[Reading] = field(default_factory=deque)
+    _crossing: list[Source] = field(default_factory=list)
+    _unasked: deque[Source] = field(default_factory=deque)
+    _held: deque[Source] = field(default_factory=deque)
     """Both in order, and among them some that were given up meanwhile."""
 
-    def add(self, source: Reading) -> None:
+    def add(self, source: Source) -> None:
         """A new source waits to be asked."""
         source.is_asked = source.is_inside = False
         (self._crossing if source.share.crosses else self._unasked).append(source)
 
-    def hold(self, source: Reading) -> None:
+    def hold(self, source: Source) -> None:
         """The source's lease is there, and its transport has to wait."""
         source.leased()
         self._held.append(source)
@@ -51,11 +51,11 @@ class Doors:
         """Whether anybody waits for a turn."""
         return bool(self._held or self._unasked or self._crossing)
 
-    def let_in(self, roster: Roster, now: float) -> list[int]:
+    def let_in(self, roster: RoleIndex, now: float) -> list[int]:
         """Return who enters now, of those whose lease is held."""
         entering: list[int] = []
         roster.settle()
-        room = min(INSIDE_MAX - roster.count(INSIDE), OPENING_MAX - roster.count(ASKING))
+        room = min(TRANSPORTS_MAX - roster.count(INSIDE), OPENING_MAX - roster.count(ASKING))
         while self._held and room > 0:
             source = self._held.popleft()
             if source.phase is SourcePhase.HELD:
@@ -64,11 +64,11 @@ class Doors:
                 room -= 1
         return entering
 
-    def ask(self, roster: Roster, now: float) -> Iterable[tuple[int, Share, bool]]:
+    def ask(self, roster: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
         """Yield who is asked now for a lease, and whether it is only to be held."""
         roster.settle()
         turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
-        room, places = OPENING_MAX - roster.count(ASKING), INSIDE_MAX - roster.count(INSIDE)
+        room, places = OPENING_MAX - roster.count(ASKING), TRANSPORTS_MAX - roster.count(INSIDE)
         while self._unasked and room > 0:
             source = self._unasked.popleft()
             if source.phase is SourcePhase.OPENING:
@@ -80,9 +80,9 @@ class Doors:
             source.takes_turn(now, inside=inside)
             yield source.number, source.share, not inside
 
-    def leaving(self, roster: Roster) -> list[Reading]:
+    def leaving(self, roster: RoleIndex) -> list[Source]:
         """Return the sources that have brought their part, and stand in the way of others."""
         wanted = roster.count(HELD) - roster.count(CLOSING)
-        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < INSIDE_MAX:
+        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < TRANSPORTS_MAX:
             return []
-        return [source for source in in_order(roster.of(IDLE)) if source.is_done_with][:wanted]
+        return [source for source in by_number(roster.of(IDLE)) if source.is_done_with][:wanted]

@@ -8,10 +8,10 @@ it, or is nearer to one that has. One in another site takes nothing over from th
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from tensorhub_agent.primitives.ranges import count_of, mark, marked, split, take_first
+from tensorhub_agent.primitives.ranges import ranges_of_marks, set_marks, split_by_marks, take_first, total_count
 from tensorhub_agent.rates.source_rate import BATCHES_MIN
-from tensorhub_agent.transfer.role_index import CROSSING, GIVING, IDLE, SLOWABLE, Roster, in_order
-from tensorhub_agent.transfer.source import Reading
+from tensorhub_agent.transfer.role_index import CROSSING, GIVING, IDLE, SLOWABLE, RoleIndex, by_number
+from tensorhub_agent.transfer.source import Source
 from tensorhub_common.protocol.plans import Plan, Share
 from tensorhub_common.protocol.ranges import Range
 
@@ -28,37 +28,37 @@ SWITCH_S: Final = 0.1
 """What closing a source and asking another one costs, generously."""
 
 
-def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
+def distribute(loose: list[Range], sources: Sequence[Source]) -> None:
     """Give loose pieces to these sources in equal parts, all of them; what only some can give, to one of these.
 
     What a source could be asked for only once a fold is known stays loose: a plan may know better.
     """
     for source in sorted(sources, key=lambda each: each.share.crosses):
         if source.able is not None and loose:
-            there, loose[:] = split(source.able, loose)
+            there, loose[:] = split_by_marks(source.able, loose)
             waiting, there = source.apart(there)
             loose.extend(waiting)
             source.give(there)
     able = [source for source in sources if source.able is None]
     for number, source in enumerate(able):
-        source.give(take_first(loose, -(-count_of(loose) // (len(able) - number))))
+        source.give(take_first(loose, -(-total_count(loose) // (len(able) - number))))
 
 
-def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
+def assign_plan(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
     """Say which loose pieces, out of so many, each share of a plan brings, and what stays loose."""
     marks = bytearray(pieces)
-    mark(marks, loose)
+    set_marks(marks, loose)
     given = []
     for share in plan.shares:
-        ranges = [run for first, count in share.pieces for run in marked(marks, first, first + count)]
+        ranges = [run for first, count in share.pieces for run in ranges_of_marks(marks, first, first + count)]
         for first, count in ranges:
             marks[first : first + count] = bytes(count)
         if ranges:
             given.append((share, ranges))
-    return given, marked(marks, 0, pieces)
+    return given, ranges_of_marks(marks, 0, pieces)
 
 
-def feed(roster: Roster, loose: list[Range]) -> None:
+def feed_idle_sources(roster: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose, or else what others have waiting; and those that cross what they have.
 
     Only those are looked at that something has happened to: what the others could take they have taken.
@@ -79,22 +79,24 @@ def feed(roster: Roster, loose: list[Range]) -> None:
         _relieve(roster, kind)
 
 
-def _give_loose(roster: Roster, loose: list[Range]) -> None:
+def _give_loose(roster: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose. What somebody nearby has need not cross again, however busy it is."""
     crossing = roster.count(CROSSING)
     if roster.offered == (crossing, loose):
-        able = in_order(roster.fresh)
+        able = by_number(roster.fresh)
     else:
-        able = in_order({**roster.of(IDLE), **roster.of(CROSSING)})
-    share_out(loose, [each for each in able if each.is_idle and each.has is None and not (each.share.far and crossing)])
+        able = by_number({**roster.of(IDLE), **roster.of(CROSSING)})
+    distribute(
+        loose, [each for each in able if each.is_idle and each.has is None and not (each.share.far and crossing)]
+    )
     for source in able:
         if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
-            there, loose[:] = split(source.has, loose)
+            there, loose[:] = split_by_marks(source.has, loose)
             source.give(there)
     roster.offered = (crossing, list(loose))
 
 
-def _contested(roster: Roster) -> list[str | None]:
+def _contested(roster: RoleIndex) -> list[str | None]:
     """Return the kinds of which somebody may take over pieces since the last time: idle, or from whom there is more."""
     kinds: dict[str | None, None] = {}
     for source in roster.fresh.values():
@@ -105,18 +107,18 @@ def _contested(roster: Roster) -> list[str | None]:
     return list(kinds)
 
 
-def _relieve(roster: Roster, kind: str | None) -> None:
+def _relieve(roster: RoleIndex, kind: str | None) -> None:
     """Let the idle ones of a kind take over what others have waiting."""
-    for taker in in_order(roster.idle_of(kind)):
+    for taker in by_number(roster.idle_of(kind)):
         givers = roster.of_layout(GIVING, kind)
         if not givers:
             return
-        take_over(taker, givers.values())
+        steal_from_busiest(taker, givers.values())
         roster.settle()
 
 
-def fill(
-    source: Reading, sizes: Sequence[int], share_bytes: int, room_bytes: int, *, relayed: bool = False
+def fill_window(
+    source: Source, sizes: Sequence[int], share_bytes: int, room_bytes: int, *, relayed: bool = False
 ) -> Iterator[Batch]:
     """Cut batches for a source until it has under way what it may: its part, if there is room, or its least.
 
@@ -134,7 +136,7 @@ def fill(
         yield ranges, nbytes
 
 
-def take_over(taker: Reading, others: Iterable[Reading]) -> None:
+def steal_from_busiest(taker: Source, others: Iterable[Source]) -> None:
     """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
     if taker.kind is not None:
         others = [other for other in others if other.layout == taker.kind]
@@ -153,7 +155,7 @@ def _part(waiting: int, taker: float | None, giver: float | None) -> int:
     return min(max(round(waiting * taker / (taker + giver)), 1), waiting)
 
 
-def too_slow(roster: Roster, now: float) -> Reading | None:
+def slowest_replaceable(roster: RoleIndex, now: float) -> Source | None:
     """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
     roster.settle()
     # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
@@ -167,7 +169,7 @@ def too_slow(roster: Roster, now: float) -> Reading | None:
     return None
 
 
-def _worst(idle: Iterable[Reading], late: Iterable[Reading], now: float) -> Reading | None:
+def _worst(idle: Iterable[Source], late: Iterable[Source], now: float) -> Source | None:
     """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
     rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
     worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
@@ -178,7 +180,7 @@ def _worst(idle: Iterable[Reading], late: Iterable[Reading], now: float) -> Read
 
 
 def check(
-    done: bytearray, loose: Iterable[Range], sources: Iterable[Reading], elsewhere: Iterable[Iterable[Range]] = ()
+    done: bytearray, loose: Iterable[Range], sources: Iterable[Source], elsewhere: Iterable[Iterable[Range]] = ()
 ) -> None:
     """Raise AssertionError unless each piece that is not done is in exactly one place."""
     places = [0] * len(done)

@@ -14,7 +14,7 @@ FORGIVEN_MAX: Final = 8
 """One source is forgiven so often in one read; then it has failed."""
 
 
-class Trust:
+class Exclusions:
     """What one read has found out about its sources."""
 
     def __init__(self) -> None:

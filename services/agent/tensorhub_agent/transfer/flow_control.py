@@ -13,37 +13,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent.transfer.role_index import Roster, in_order
-from tensorhub_agent.transfer.source import Reading
+from tensorhub_agent.transfer.role_index import RoleIndex, by_number
+from tensorhub_agent.transfer.source import Source
 
 
 @dataclass(slots=True, eq=False)
-class Hungry:
+class RefillQueue:
     """The sources of one read that have pieces to be asked for, and could be asked for no more."""
 
     is_relayed: bool = False
     """Others waited for what came when sources were asked last."""
-    _for_room: dict[int, Reading] = field(default_factory=dict)
-    _for_part: dict[int, Reading] = field(default_factory=dict)
+    _for_room: dict[int, Source] = field(default_factory=dict)
+    _for_part: dict[int, Source] = field(default_factory=dict)
     """The longest waiting first; some may be closed by now, or have nothing more."""
     _part_bytes: int = 0
     """What a source's part of the window was when these were asked."""
 
-    def concerned(self, roster: Roster, part_bytes: int) -> list[Reading]:
+    def concerned(self, roster: RoleIndex, part_bytes: int) -> list[Source]:
         """Return, by number, those that something has happened to, or whose part of the window has grown to this."""
         found = roster.fresh
         if self._for_part and part_bytes > self._part_bytes:
             found = {**found, **self._for_part}
             self._for_part.clear()
         self._part_bytes = part_bytes
-        return list(found.values()) if len(found) == 1 else in_order(found)
+        return list(found.values()) if len(found) == 1 else by_number(found)
 
-    def waiting(self) -> Iterator[Reading]:
+    def waiting(self) -> Iterator[Source]:
         """Yield those that wait for room in the window, each once. Whoever is not taken goes on waiting."""
         for _ in range(len(self._for_room)):
             yield self._for_room.pop(next(iter(self._for_room)))
 
-    def stopped(self, source: Reading, part_bytes: int) -> None:
+    def stopped(self, source: Source, part_bytes: int) -> None:
         """Take note of what stops a source that was asked for as much as it may have."""
         if not source.queue:
             return
@@ -60,7 +60,7 @@ RELAYED_FAR_BYTES: Final = 1024 * 1024
 """The same for one in another site: its line is thin, and the whole site waits."""
 
 
-def is_early_word_wanted(source: Reading, *, is_relayed: bool) -> bool:
+def wants_early_confirmation(source: Source, *, is_relayed: bool) -> bool:
     """Tell whether to ask a source about what has come so far; `is_relayed`: others wait for what comes here.
 
     Partials are always asked about: the next ones come after that, and values wait for their folds.

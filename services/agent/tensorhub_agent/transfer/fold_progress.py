@@ -10,17 +10,17 @@ when their fold is known; a fold is known once all its partials are folded, each
 
 from collections.abc import Iterable, Sequence
 
-from tensorhub_agent.primitives.ranges import mark, marked, merged, split, unmark
-from tensorhub_agent.transfer.balancing import spread
-from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_agent.primitives.ranges import clear_marks, merge_ranges, ranges_of_marks, set_marks, split_by_marks
+from tensorhub_agent.transfer.balancing import assign_plan
+from tensorhub_common.programs.amax_reductions import AmaxReductions
 from tensorhub_common.protocol.plans import Plan, Share
 from tensorhub_common.protocol.ranges import Range
 
 
-class Folding:
+class FoldProgress:
     """The folds of one read. Without a program it has none."""
 
-    def __init__(self, folds: Folds | None, units: int) -> None:
+    def __init__(self, folds: AmaxReductions | None, units: int) -> None:
         """Begin with all partials asleep."""
         self._folds = folds
         self.partials = folds.partials if folds is not None else 0
@@ -31,12 +31,12 @@ class Folding:
         self.unknown = bytearray(units)
         """Marks of values whose fold is not known; sources look at them."""
         if folds is not None:
-            mark(self.unknown, [(folds.scales, folds.values - folds.scales)])
+            set_marks(self.unknown, [(folds.scales, folds.values - folds.scales)])
 
     def places(self) -> Iterable[Iterable[Range]]:
         """Yield what is with no source and not wanted of any now."""
-        yield marked(self._asleep, 0, self.partials)
-        yield marked(self._follows, 0, len(self._follows))
+        yield ranges_of_marks(self._asleep, 0, self.partials)
+        yield ranges_of_marks(self._follows, 0, len(self._follows))
 
     def apart(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Divide units into partials and others."""
@@ -53,17 +53,17 @@ class Folding:
     def choice(self, loose: Sequence[Range]) -> tuple[Range, ...]:
         """Return what a planner may choose of: what is loose, and the partials by which it could be had."""
         asleep = [unit for fold in self._of(loose) for unit in self._sleepers(fold)]
-        return tuple(merged([*loose, *((unit, 1) for unit in asleep)]))
+        return tuple(merge_ranges([*loose, *((unit, 1) for unit in asleep)]))
 
     def spread(
         self, plan: Plan, loose: Sequence[Range], units: int
     ) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
         """Say which units each share of a plan brings, as `sharing.spread`; partials that it names wake."""
-        given, left = spread(plan, [*loose, *marked(self._asleep, 0, self.partials)], units)
+        given, left = assign_plan(plan, [*loose, *ranges_of_marks(self._asleep, 0, self.partials)], units)
         for _, ranges in given:
-            unmark(self._asleep, self.apart(ranges)[0])
+            clear_marks(self._asleep, self.apart(ranges)[0])
         partials, others = self.apart(left)
-        return given, [*split(self._asleep, partials)[1], *others]
+        return given, [*split_by_marks(self._asleep, partials)[1], *others]
 
     def follow(self, loose: Sequence[Range]) -> tuple[list[Range], list[Range]]:
         """Take scales whose fold is under way out of what is loose; return the rest, and scales that are known."""
@@ -82,23 +82,23 @@ class Folding:
                     known.append((unit, 1))
             ahead = max(folds.scales - first, 0)
             rest += [(first + ahead, count - ahead)] if count > ahead else []
-        return merged(rest), merged(known)
+        return merge_ranges(rest), merge_ranges(known)
 
     def wake(self, wanted: Iterable[Range]) -> list[Range]:
         """Return partials that have slept until now, and without which these units can't be had of parts of blocks."""
-        found = merged((unit, 1) for fold in self._of(wanted) for unit in self._sleepers(fold))
-        unmark(self._asleep, found)
+        found = merge_ranges((unit, 1) for fold in self._of(wanted) for unit in self._sleepers(fold))
+        clear_marks(self._asleep, found)
         return found
 
     def sleep(self, partials: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Let partials sleep that nobody has; return scales that do not follow now, and values that wait in vain."""
-        mark(self._asleep, partials)
+        set_marks(self._asleep, partials)
         folds = self._folds
         if folds is None:
             return [], []
         rest = [unit for fold in self._of(partials) for unit in folds.rest_of(fold)]
         scales = [(unit, 1) for unit in rest if unit < folds.scales and self._follows[unit]]
-        unmark(self._follows, scales)
+        clear_marks(self._follows, scales)
         return scales, [(unit, 1) for unit in rest if unit >= folds.scales]
 
     # What came.
@@ -114,10 +114,10 @@ class Folding:
                 if not self._left[fold]:
                     is_known = True
                     rest = folds.rest_of(fold)
-                    unmark(self.unknown, [(each, 1) for each in rest])
+                    clear_marks(self.unknown, [(each, 1) for each in rest])
                     scales += [(each, 1) for each in rest if each < folds.scales and self._follows[each]]
-        unmark(self._follows, scales)
-        return merged(scales), is_known
+        clear_marks(self._follows, scales)
+        return merge_ranges(scales), is_known
 
     def _of(self, units: Iterable[Range]) -> dict[int, None]:
         """Return the folds of units that are not known, each once."""

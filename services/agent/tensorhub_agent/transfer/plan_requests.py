@@ -8,7 +8,7 @@ Invariants:
 
 from typing import Final
 
-from tensorhub_agent.transfer.exclusions import Trust
+from tensorhub_agent.transfer.exclusions import Exclusions
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.protocol.plans import PlanAnswer, Refusal
 
@@ -30,7 +30,7 @@ NO_ANSWER: Final = RegistryUnavailable.__name__
 FOREVER: Final = float("inf")
 
 
-class Asking:
+class PlanRequests:
     """The questions of one read to the planner: one at a time."""
 
     def __init__(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Asking:
         self._again_s = PLAN_AGAIN_S
         self.is_held = False
 
-    def refused(self, refusal: Refusal, trust: Trust, lost_s: float, now: float) -> bool:
+    def refused(self, refusal: Refusal, trust: Exclusions, lost_s: float, now: float) -> bool:
         """Ask again later, or forgive sources that the read left out; False when there is nothing to wait for.
 
         `lost_s`: how long there may be no source where the planner can't say whether the log counts a holder.

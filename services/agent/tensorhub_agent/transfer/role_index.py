@@ -12,12 +12,12 @@ from enum import IntFlag
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.timeouts import FOREVER
 from tensorhub_common.protocol.ranges import Range
 
 
-class Role(IntFlag):
+class SourceRole(IntFlag):
     """What a source is in the eyes of the read; it may be several of these."""
 
     LIVE = 1
@@ -56,30 +56,30 @@ class Role(IntFlag):
     """Its lease is there, and its transport has to wait."""
 
 
-LIVE: Final = int(Role.LIVE)
-OPENING: Final = int(Role.OPENING)
-LATE: Final = int(Role.LATE)
-ASKING: Final = int(Role.ASKING)
-INSIDE: Final = int(Role.INSIDE)
-SETTLED: Final = int(Role.SETTLED)
-CLOSING: Final = int(Role.CLOSING)
-BUSY: Final = int(Role.BUSY)
-FLYING: Final = int(Role.FLYING)
-IDLE: Final = int(Role.IDLE)
-GIVING: Final = int(Role.GIVING)
-SLOWABLE: Final = int(Role.SLOWABLE)
-CROSSING: Final = int(Role.CROSSING)
-GATED: Final = int(Role.GATED)
-UNWOKEN: Final = int(Role.UNWOKEN)
-PROMISING: Final = int(Role.PROMISING)
-HELD: Final = int(Role.HELD)
+LIVE: Final = int(SourceRole.LIVE)
+OPENING: Final = int(SourceRole.OPENING)
+LATE: Final = int(SourceRole.LATE)
+ASKING: Final = int(SourceRole.ASKING)
+INSIDE: Final = int(SourceRole.INSIDE)
+SETTLED: Final = int(SourceRole.SETTLED)
+CLOSING: Final = int(SourceRole.CLOSING)
+BUSY: Final = int(SourceRole.BUSY)
+FLYING: Final = int(SourceRole.FLYING)
+IDLE: Final = int(SourceRole.IDLE)
+GIVING: Final = int(SourceRole.GIVING)
+SLOWABLE: Final = int(SourceRole.SLOWABLE)
+CROSSING: Final = int(SourceRole.CROSSING)
+GATED: Final = int(SourceRole.GATED)
+UNWOKEN: Final = int(SourceRole.UNWOKEN)
+PROMISING: Final = int(SourceRole.PROMISING)
+HELD: Final = int(SourceRole.HELD)
 BY_LAYOUT: Final = IDLE | GIVING | SLOWABLE
 
-Sources = dict[int, Reading]
+SourcesByNumber = dict[int, Source]
 """By number. Those of a role stand in the order in which they came to it."""
 
 
-def _roles(source: Reading) -> int:
+def _roles(source: Source) -> int:
     """Return what a source is now."""
     phase, crosses = source.phase, source.share.crosses
     if phase is SourcePhase.CLOSED:
@@ -101,14 +101,14 @@ def _roles(source: Reading) -> int:
     return roles | OPENING | ASKING if source.is_asked else roles | OPENING
 
 
-def _roles_of_pieces(source: Reading) -> int:
+def _roles_of_pieces(source: Source) -> int:
     roles = GIVING if source.queue or source.parked else 0
     if source.gated:
         roles |= GATED | UNWOKEN if source.fresh_gated else GATED
     return roles if source.promised is None else roles | PROMISING
 
 
-def _roles_of_open(source: Reading, roles: int) -> int:
+def _roles_of_open(source: Source, roles: int) -> int:
     busy = BUSY if source.queue or source.flying else 0
     if source.confirming:
         return busy
@@ -117,25 +117,25 @@ def _roles_of_open(source: Reading, roles: int) -> int:
     return busy if roles & GIVING else IDLE
 
 
-class Roster:
+class RoleIndex:
     """The sources of one read by their roles."""
 
     def __init__(self, stall_s: float) -> None:
         """Begin with none; nothing is expected of an open one before the read is `running`."""
         self.running = False
-        self.touched: Sources = {}
-        self.fresh: Sources = {}
+        self.touched: SourcesByNumber = {}
+        self.fresh: SourcesByNumber = {}
         """Those that have settled since the read last got on."""
         self.flying_bytes = 0
         self.offered: tuple[int, list[Range]] = (0, [])
         """How many were crossing, and what was loose, when that was last offered to all who are idle."""
         self._stall_s = stall_s
-        self._by_role: dict[int, Sources] = {int(role): {} for role in Role}
-        self._by_layout: dict[int, dict[str | None, Sources]] = {IDLE: {}, GIVING: {}, SLOWABLE: {}}
-        self.by_number: Sources = {}
+        self._by_role: dict[int, SourcesByNumber] = {int(role): {} for role in SourceRole}
+        self._by_layout: dict[int, dict[str | None, SourcesByNumber]] = {IDLE: {}, GIVING: {}, SLOWABLE: {}}
+        self.by_number: SourcesByNumber = {}
         self._heap: list[tuple[float, int]] = []
 
-    def add(self, source: Reading) -> None:
+    def add(self, source: Source) -> None:
         """Take a new source."""
         self.by_number[source.number] = source
         source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, FOREVER
@@ -153,7 +153,7 @@ class Roster:
 
     # Who is what.
 
-    def of(self, role: int) -> Sources:
+    def of(self, role: int) -> SourcesByNumber:
         """Return the sources of a role."""
         return self._by_role[role]
 
@@ -161,14 +161,14 @@ class Roster:
         """Return how many there are."""
         return len(self._by_role[role])
 
-    def of_layout(self, role: int, layout: str | None) -> Sources:
+    def of_layout(self, role: int, layout: str | None) -> SourcesByNumber:
         """Return those of a role that have a layout; None: all, for one who takes from whatever layout."""
         if layout is None:
             return self._by_role[role]
         return self._by_layout[role].get(layout, {})
 
-    def idle_of(self, kind: str | None) -> Sources:
-        """Return the idle ones of a kind (`Reading.kind`)."""
+    def idle_of(self, kind: str | None) -> SourcesByNumber:
+        """Return the idle ones of a kind (`Source.kind`)."""
         return self._by_layout[IDLE].get(kind, {})
 
     def idle_kinds(self) -> Iterable[str | None]:
@@ -212,7 +212,7 @@ class Roster:
         self.fresh.update(self.touched)
         self.touched.clear()
 
-    def _move(self, source: Reading, roles: int) -> None:
+    def _move(self, source: Source, roles: int) -> None:
         changed, number = roles ^ source.roles, source.number
         source.roles = roles
         while changed:
@@ -225,7 +225,7 @@ class Roster:
             if role & BY_LAYOUT:
                 self._move_layout(source, role, joins=bool(roles & role))
 
-    def _move_layout(self, source: Reading, role: int, *, joins: bool) -> None:
+    def _move_layout(self, source: Source, role: int, *, joins: bool) -> None:
         kind = source.kind if role == IDLE else source.layout
         all_of_it = self._by_layout[role]
         if joins:
@@ -237,7 +237,7 @@ class Roster:
 
     # Patience.
 
-    def _due(self, source: Reading) -> float:
+    def _due(self, source: Source) -> float:
         """Return when a source is left; before the read begins nothing is expected of an open one."""
         if not self.running and source.phase is SourcePhase.OPEN:
             return FOREVER
@@ -268,9 +268,9 @@ class Roster:
             heappop(heap)
         return FOREVER
 
-    def overdue(self, now: float) -> list[Reading]:
+    def overdue(self, now: float) -> list[Source]:
         """Return those whose patience has ended, by number."""
-        found: Sources = {}
+        found: SourcesByNumber = {}
         while self.due_after() <= now and self.next_due() <= now:
             _, number = heappop(self._heap)
             source = self.by_number[number]
@@ -285,12 +285,14 @@ class Roster:
         self.settle()
         for role, sources in self._by_role.items():
             right = {number for number, source in self.by_number.items() if _roles(source) & role}
-            assert sources.keys() == right, f"{Role(role).name} are {sorted(right)}, and {sorted(sources)} are known"
+            assert sources.keys() == right, (
+                f"{SourceRole(role).name} are {sorted(right)}, and {sorted(sources)} are known"
+            )
         assert self.flying_bytes == sum(source.flying_bytes for source in self.by_number.values())
         due = min((self._due(source) for source in self.by_number.values()), default=FOREVER)
         assert self.next_due() == due, f"somebody is due at {due}, and {self.next_due()} is known"
 
 
-def in_order(sources: Sources) -> list[Reading]:
+def by_number(sources: SourcesByNumber) -> list[Source]:
     """Return sources by their numbers."""
     return [sources[number] for number in sorted(sources)]

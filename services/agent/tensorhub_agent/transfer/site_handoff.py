@@ -15,18 +15,18 @@ Always true: what is under way is ceded by nobody; an heir is open here, and has
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from tensorhub_agent.primitives.ranges import count_of, mark, split
-from tensorhub_agent.transfer.balancing import share_out
-from tensorhub_agent.transfer.role_index import CROSSING, LIVE, Roster, in_order
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.primitives.ranges import set_marks, split_by_marks, total_count
+from tensorhub_agent.transfer.balancing import distribute
+from tensorhub_agent.transfer.role_index import CROSSING, LIVE, RoleIndex, by_number
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
 
 
-class Mates:
+class SitePeers:
     """The mates of a read whose shard has so many pieces; what is `loose` is the read's own list."""
 
-    def __init__(self, loose: list[Range], roster: Roster, pieces: int) -> None:
+    def __init__(self, loose: list[Range], roster: RoleIndex, pieces: int) -> None:
         """Know nobody yet."""
         self.uncrossed: dict[SourceId, None] = {}
         """Who does not bring over to the site what would be its part."""
@@ -38,25 +38,25 @@ class Mates:
         """Marks of what a mate has ceded to this reader, and no source here could bring."""
         self._loose, self._roster = loose, roster
 
-    def doubted(self, source: Reading, given_up: Sequence[Range]) -> None:
+    def doubted(self, source: Source, given_up: Sequence[Range]) -> None:
         """Have others bring over what a source does not: it is good for what it has."""
         if given_up:
             self.uncrossed[source.share.source] = None
             self._loose.extend(given_up)
 
-    def inherit(self, source: Reading, pieces: Sequence[Range]) -> None:
+    def inherit(self, source: Source, pieces: Sequence[Range]) -> None:
         """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
         mine = source.retracts(pieces)
         self._roster.settle()
-        share_out(mine, [each for each in in_order(self._roster.of(LIVE)) if each.share.far])
-        mark(self._inherited, mine)
+        distribute(mine, [each for each in by_number(self._roster.of(LIVE)) if each.share.far])
+        set_marks(self._inherited, mine)
         self._loose.extend(mine)
 
-    def await_heir(self, source: Reading, pieces: Sequence[Range], heir: SourceId) -> None:
+    def await_heir(self, source: Source, pieces: Sequence[Range], heir: SourceId) -> None:
         """Wait at the heir for what a mate has ceded to it."""
         given_up = source.retracts(pieces)
         self._roster.settle()
-        crossing = in_order(self._roster.of(CROSSING))
+        crossing = by_number(self._roster.of(CROSSING))
         waits_at = next((each for each in crossing if each.share.source == heir), None)
         if waits_at is not None:
             waits_at.give(given_up)
@@ -66,26 +66,26 @@ class Mates:
 
     def inherited(self, loose: Sequence[Range]) -> tuple[Range, ...]:
         """Return what was inherited of what is loose: a plan is asked for by itself for that."""
-        mine = tuple(split(self._inherited, loose)[0])
+        mine = tuple(split_by_marks(self._inherited, loose)[0])
         self.asks_for_inherited = bool(mine)
         return mine
 
 
-CEDE_GAIN_S: Final = 1.0
+HANDOFF_GAIN_S: Final = 1.0
 """A crosser hands a part over where all of it comes by more than this sooner."""
 
 CEDE_PAUSE_S: Final = 1.0
 """One that has inherited keeps that for so long at least: by then all have heard that it is its own, and wait there."""
 
 
-class Ceded(NamedTuple):
+class Handoff(NamedTuple):
     """These pieces are another one's to bring over to the site from now on."""
 
     heir: SourceId
     pieces: tuple[Range, ...]
 
 
-def cede(sources: Sequence[Reading], sizes: Sequence[int], began: float, now: float) -> list[Ceded]:
+def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now: float) -> list[Handoff]:
     """Take pieces from the slowest far source and give them to free mates; nothing where that gains too little.
 
     All end at about the same time, as far as their rates tell. `began` is when the read did.
@@ -98,34 +98,34 @@ def cede(sources: Sequence[Reading], sizes: Sequence[int], began: float, now: fl
     rates = [_rate(heir, began) for heir in heirs]
     # Of what it has yet to ask for it brings so much while the heirs bring the rest.
     part = sum(rates) * left_s / (sum(rates) * left_s + waiting_bytes)
-    if left_s * part <= CEDE_GAIN_S:
+    if left_s * part <= HANDOFF_GAIN_S:
         return []
     ceded = []
     for heir, rate in zip(heirs, rates, strict=True):
         pieces = slow.let_go(_last(slow, sizes, waiting_bytes * part * rate / sum(rates)), None)
         heir.give(pieces)
-        ceded += [Ceded(heir.share.source, tuple(pieces))] if pieces else []
+        ceded += [Handoff(heir.share.source, tuple(pieces))] if pieces else []
     return ceded
 
 
-def _far(sources: Iterable[Reading]) -> list[Reading]:
+def _far(sources: Iterable[Source]) -> list[Source]:
     """Return the sources in other sites that have brought something, and of which more is to be asked for."""
     return [each for each in sources if each.share.far and each.is_ready and each.queue and each.pace.rate]
 
 
-def _free(sources: Iterable[Reading]) -> list[Reading]:
+def _free(sources: Iterable[Source]) -> list[Source]:
     """Return the mates, still being filled, that have shown all that is theirs to bring over."""
     open_ = (each for each in sources if each.phase is SourcePhase.OPEN and each.share.crosses)
     return [each for each in open_ if each.shown_at is not None and not each.parked and not each.doubted]
 
 
-def _rate(mate: Reading, began: float) -> float:
+def _rate(mate: Source, began: float) -> float:
     """Return how many bytes of its own part a mate has shown in a second."""
     assert mate.shown_at is not None
     return mate.share.nbytes / max(mate.shown_at - began, 1e-3)
 
 
-def _last(source: Reading, sizes: Sequence[int], nbytes: float) -> int:
+def _last(source: Source, sizes: Sequence[int], nbytes: float) -> int:
     """Return how many of the pieces at the end of a source's queue have at most so many bytes."""
     left, number = nbytes, 0
     for first, count in reversed(source.queue):
@@ -134,4 +134,4 @@ def _last(source: Reading, sizes: Sequence[int], nbytes: float) -> int:
             if left < 0:
                 return number
             number += 1
-    return min(number, count_of(source.queue))
+    return min(number, total_count(source.queue))

@@ -14,13 +14,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.primitives.ranges import count_of, mark, marked, merged, split, unmark
-from tensorhub_agent.rates.link_rates import Meter
-from tensorhub_agent.rates.source_rate import Pace
-from tensorhub_agent.transfer.timeouts import FOREVER, opening_s, silent_s, waiting_until
+from tensorhub_agent.primitives.ranges import (
+    clear_marks,
+    merge_ranges,
+    ranges_of_marks,
+    set_marks,
+    split_by_marks,
+    total_count,
+)
+from tensorhub_agent.rates.link_rates import LinkMeter
+from tensorhub_agent.rates.source_rate import SourceRate
+from tensorhub_agent.transfer.timeouts import FOREVER, opening_s, silence_limit_s, waiting_deadline
 from tensorhub_common.protocol.plans import Share
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_common.protocol.worker import Encoded, How
+from tensorhub_common.protocol.worker import EncodedBytes, Encoding
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -55,7 +62,7 @@ class Portion:
     @property
     def waiting(self) -> int:
         """How many pieces have not been asked for yet."""
-        return count_of(self.queue) + count_of(self.parked)
+        return total_count(self.queue) + total_count(self.parked)
 
     def queued_bytes(self, sizes: Sequence[int]) -> int:
         """Return how much it is to be asked for yet."""
@@ -70,7 +77,7 @@ class Portion:
         if self.has is None:
             self.queue.extend(ranges)
             return
-        there, awaited = split(self.has, ranges)
+        there, awaited = split_by_marks(self.has, ranges)
         self.queue.extend(there)
         self.parked.extend(awaited)
 
@@ -78,9 +85,9 @@ class Portion:
         """Divide pieces into those that wait for their fold and those that do not."""
         if self.by_amax is None or self.unknown is None:
             return [], list(ranges)
-        computed, free = split(self.by_amax, ranges)
-        waiting, known = split(self.unknown, computed)
-        return waiting, merged([*free, *known]) if known else free
+        computed, free = split_by_marks(self.by_amax, ranges)
+        waiting, known = split_by_marks(self.unknown, computed)
+        return waiting, merge_ranges([*free, *known]) if known else free
 
     def freed(self) -> None:
         """Ask for what has waited for folds that are known now."""
@@ -103,15 +110,15 @@ class Portion:
         if not self.gated or self.unknown is None:
             return []
         marks = bytearray(len(self.unknown))
-        mark(marks, wanted)
-        taken, self.gated = split(marks, self.gated)
+        set_marks(marks, wanted)
+        taken, self.gated = split_by_marks(marks, self.gated)
         return taken
 
     def promises(self, ranges: Iterable[Range]) -> None:
         """Take note of what it promises."""
         self.touch()
         if self.promised is not None:
-            mark(self.promised, ranges)
+            set_marks(self.promised, ranges)
 
     def retracts(self, ranges: Iterable[Range]) -> list[Range]:
         """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
@@ -119,9 +126,9 @@ class Portion:
         if self.promised is None:
             return []
         gone = bytearray(len(self.promised))
-        mark(gone, ranges)
-        unmark(self.promised, ranges)
-        given_up, self.parked = split(gone, self.parked)
+        set_marks(gone, ranges)
+        clear_marks(self.promised, ranges)
+        given_up, self.parked = split_by_marks(gone, self.parked)
         return given_up
 
     def let_go(self, wanted: int, which: bytearray | None) -> list[Range]:
@@ -133,15 +140,15 @@ class Portion:
             left.clear()
             while place and wanted > 0:
                 first, count = place.pop()
-                able = [(first, count)] if which is None else marked(which, first, first + count)
-                left += [] if which is None else split(which, [(first, count)])[1]
+                able = [(first, count)] if which is None else ranges_of_marks(which, first, first + count)
+                left += [] if which is None else split_by_marks(which, [(first, count)])[1]
                 for start, some in reversed(able):
                     part = min(some, wanted)
                     wanted -= part
                     taken += [(start + some - part, part)] if part else []
                     left += [(start, some - part)] if part < some else []
-            place.extend(merged(left))
-        return merged(taken)
+            place.extend(merge_ranges(left))
+        return merge_ranges(taken)
 
     def let_all_go(self) -> list[Range]:
         """Take away all that waits."""
@@ -155,7 +162,7 @@ class Portion:
 BATCH_PIECES_MAX: Final = 4096
 """A batch of tiny tensors has at most so many pieces."""
 
-HOPE_S: Final = 5.0
+UNPROMISED_WAIT_S: Final = 5.0
 """A piece that its source has not promised is awaited for so long: it may have to open a source of its own first, or to
 hear that it has inherited the piece, on a busy machine."""
 
@@ -172,7 +179,7 @@ class SourcePhase(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Reading(Portion):
+class Source(Portion):
     """One source of the read. `since` is when it last made progress, or was first asked for something."""
 
     number: int
@@ -214,16 +221,16 @@ class Reading(Portion):
     got_pieces: int = 0
     wasted_bytes: int = 0
     """What was asked of it and did not count in the end."""
-    encoded: dict[How, Encoded] = field(default_factory=dict)
+    encoded: dict[Encoding, EncodedBytes] = field(default_factory=dict)
     """What came otherwise than as it is."""
     retried: int = 0
     """Of its pieces so many were asked for again, here or elsewhere."""
     lost: str = ""
     """Why it was left out before its end."""
-    pace: Pace = field(init=False)
-    meter: Meter = field(default_factory=Meter)
+    pace: SourceRate = field(init=False)
+    meter: LinkMeter = field(default_factory=LinkMeter)
     """Of the link that its bytes come by."""
-    touched: "dict[int, Reading]" = field(default_factory=dict, repr=False)
+    touched: "dict[int, Source]" = field(default_factory=dict, repr=False)
     """Sources of its read that something has happened to, by number; the roster takes them out."""
     roles: int = 0
     """What the roster has it counted as, and what it has counted of it and when it looks at it at the latest."""
@@ -233,7 +240,7 @@ class Reading(Portion):
     def __post_init__(self) -> None:
         """Begin to measure."""
         self.fed = self.since
-        self.pace = Pace(self.share.transport, self.share.far)
+        self.pace = SourceRate(self.share.transport, self.share.far)
 
     @property
     def is_live(self) -> bool:
@@ -277,8 +284,8 @@ class Reading(Portion):
         """Return until when it may go on as it does, without progress or without anything new."""
         if self.phase is SourcePhase.OPEN:
             if self.parked and not self.queue and not self.flying:
-                return waiting_until(self, stall_s)
-            return self.since + silent_s(self, stall_s)
+                return waiting_deadline(self, stall_s)
+            return self.since + silence_limit_s(self, stall_s)
         is_opening = self.phase is SourcePhase.OPENING and self.is_asked
         return self.since + opening_s(self) if is_opening else FOREVER
 
@@ -378,7 +385,7 @@ class Reading(Portion):
         self.touch()
         self.has = bytearray(pieces)
         self.promised = bytearray(pieces) if promises else None
-        mark(self.has, there)
+        set_marks(self.has, there)
         given = list(self.queue)
         self.queue.clear()
         self.give(given)
@@ -392,24 +399,24 @@ class Reading(Portion):
         if not self.flying:
             self.since = now
         before = self.has.count(1)
-        mark(self.has, ranges)
+        set_marks(self.has, ranges)
         if self.has.count(1) > before:
             self.fed = now
-            there, self.parked = split(self.has, self.parked)
+            there, self.parked = split_by_marks(self.has, self.parked)
             self.queue.extend(there)
             if there and not self.parked:
                 self.shown_at = now
 
     def despair(self, now: float) -> list[Range]:
-        """Give up the pieces that are parked without a promise, once they were for `HOPE_S`; returns them."""
+        """Give up and return the pieces that were parked without a promise for `UNPROMISED_WAIT_S`."""
         self.touch()
-        hopeless = split(self.promised, self.parked)[1] if self.promised is not None else []
+        hopeless = split_by_marks(self.promised, self.parked)[1] if self.promised is not None else []
         if not hopeless or self.phase is not SourcePhase.OPEN:
             self.hopes_until = FOREVER
         elif self.hopes_until == FOREVER:
-            self.hopes_until = now + HOPE_S
+            self.hopes_until = now + UNPROMISED_WAIT_S
         elif now >= self.hopes_until and self.promised is not None:
-            self.parked = split(self.promised, self.parked)[0]
+            self.parked = split_by_marks(self.promised, self.parked)[0]
             return hopeless
         return []
 
@@ -418,7 +425,7 @@ class Reading(Portion):
         found: list[Range] = []
         for marks in (self.has, self.promised):
             if marks is not None and loose:
-                there, loose[:] = split(marks, loose)
+                there, loose[:] = split_by_marks(marks, loose)
                 found.extend(there)
         return found
 
@@ -455,7 +462,7 @@ class Reading(Portion):
             self.meter.begins(now)
         self.flying[batch] = (ranges, nbytes)
         self.flying_bytes += nbytes
-        self.owed += count_of(ranges) if ranges[0][0] < self.partials else 0
+        self.owed += total_count(ranges) if ranges[0][0] < self.partials else 0
 
     def progressed(self, nbytes: int, now: float) -> None:
         """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
@@ -481,7 +488,7 @@ class Reading(Portion):
         self.since = now
         return ranges, nbytes
 
-    def decoded(self, encoded: Sequence[Encoded], now: float) -> None:
+    def decoded(self, encoded: Sequence[EncodedBytes], now: float) -> None:
         """Note what came otherwise than as it is. Of the link it tells nothing."""
         if encoded:
             self.meter.forget(now)
@@ -510,20 +517,20 @@ class Reading(Portion):
         runs = self.checking or len(self.unconfirmed)
         nbytes = self.checking_bytes if self.checking else self.unconfirmed_bytes
         ranges, self.unconfirmed = self.unconfirmed[:runs], self.unconfirmed[runs:]
-        self.got(count_of(ranges), nbytes)
+        self.got(total_count(ranges), nbytes)
         self.unconfirmed_bytes -= nbytes
         self.checking = 0
-        self.owed -= count_of(each for each in ranges if each[0] < self.partials)
+        self.owed -= total_count(each for each in ranges if each[0] < self.partials)
         return ranges
 
     def give_up(self) -> list[Range]:
         """Return everything that is with it: nothing more comes."""
         self.touch()
         ranges = [*self.let_all_go(), *self.unconfirmed]
-        asked = count_of(self.unconfirmed)
+        asked = total_count(self.unconfirmed)
         for batch, _ in self.flying.values():
             ranges.extend(batch)
-            asked += count_of(batch)
+            asked += total_count(batch)
         self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
         self.flying.clear()
         self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
@@ -531,9 +538,9 @@ class Reading(Portion):
         return ranges
 
 
-def _sum(before: Encoded, more: Encoded) -> Encoded:
+def _sum(before: EncodedBytes, more: EncodedBytes) -> EncodedBytes:
     """Return both as one; the later reason stands for both."""
-    return Encoded(
+    return EncodedBytes(
         how=more.how,
         nbytes=before.nbytes + more.nbytes,
         wire_bytes=before.wire_bytes + more.wire_bytes,

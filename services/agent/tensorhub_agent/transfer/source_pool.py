@@ -10,25 +10,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent.primitives.ranges import count_of, merged, split, take_first
-from tensorhub_agent.rates.link_rates import Meters
-from tensorhub_agent.transfer.admission import Doors
-from tensorhub_agent.transfer.balancing import check, feed, fill, share_out, too_slow
-from tensorhub_agent.transfer.exclusions import Trust
-from tensorhub_agent.transfer.flow_control import Hungry, is_early_word_wanted
-from tensorhub_agent.transfer.fold_progress import Folding
-from tensorhub_agent.transfer.role_index import BUSY, GATED, GIVING, LIVE, PROMISING, SETTLED, UNWOKEN, Roster, in_order
-from tensorhub_agent.transfer.site_handoff import Ceded, Mates, cede
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.primitives.ranges import merge_ranges, split_by_marks, take_first, total_count
+from tensorhub_agent.rates.link_rates import LinkMeters
+from tensorhub_agent.transfer.admission import Admission
+from tensorhub_agent.transfer.balancing import check, distribute, feed_idle_sources, fill_window, slowest_replaceable
+from tensorhub_agent.transfer.exclusions import Exclusions
+from tensorhub_agent.transfer.flow_control import RefillQueue, wants_early_confirmation
+from tensorhub_agent.transfer.fold_progress import FoldProgress
+from tensorhub_agent.transfer.role_index import (
+    BUSY,
+    GATED,
+    GIVING,
+    LIVE,
+    PROMISING,
+    SETTLED,
+    UNWOKEN,
+    RoleIndex,
+    by_number,
+)
+from tensorhub_agent.transfer.site_handoff import Handoff, SitePeers, hand_off
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.trial import NO_FASTER, Trial
-from tensorhub_agent.transfer.verification import Proof
-from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_agent.transfer.verification import Verification
+from tensorhub_common.programs.amax_reductions import AmaxReductions
 from tensorhub_common.protocol.plans import SHARES_MAX, Plan, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 
 
 @dataclass(slots=True)
-class Todo:
+class TransferActions:
     """What a read wants of its driver now."""
 
     plan: tuple[tuple[Range, ...], tuple[SourceId, ...]] | None = None
@@ -43,7 +53,7 @@ class Todo:
     close: list[int] = field(default_factory=list)
     fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
     """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""
-    ceded: list[Ceded] = field(default_factory=list)
+    ceded: list[Handoff] = field(default_factory=list)
     """Of what would be this reader's to bring over to its site, what a mate brings over from now on."""
     proven: list[Range] = field(default_factory=list)
     """Pieces that stand in the destination, verified: others may read them there."""
@@ -53,58 +63,58 @@ SLOW_CLOSED_MAX: Final = 4
 """So many sources are closed for being slow in one read."""
 
 
-def everything(_: Share) -> bytearray | None:
+def every_piece(_: Share) -> bytearray | None:
     """Say of a source of the reader's own layout that it has every piece."""
     return None
 
 
-def nothing(_: Share) -> bytearray | None:
+def no_piece(_: Share) -> bytearray | None:
     """Say of a source of the reader's own layout that it computes no piece of parts of blocks."""
     return None
 
 
-class Readings:
+class SourcePool:
     """The sources of a read whose shard has pieces of these sizes."""
 
     def __init__(
         self,
         nbytes: Sequence[int],
-        proof: Proof,
+        proof: Verification,
         *,
         window_bytes: int,
         stall_s: float,
         first_number: int,
         able: Callable[[Share], bytearray | None],
-        by_amax: Callable[[Share], bytearray | None] = nothing,
-        folds: Folds | None = None,
+        by_amax: Callable[[Share], bytearray | None] = no_piece,
+        folds: AmaxReductions | None = None,
     ) -> None:
         """Begin with no source; `able` returns marks of the pieces that a share's source has or will have.
 
         `by_amax` returns marks of those that it computes of parts of blocks; `folds` says what these need.
         """
-        self.by_number: dict[int, Reading] = {}
-        self.folding = Folding(folds, len(nbytes))
+        self.by_number: dict[int, Source] = {}
+        self.folding = FoldProgress(folds, len(nbytes))
         self.loose = self.folding.apart(proof.missing())[1]
         """What is missing, and no source is to bring."""
-        self.roster, self._doors = Roster(stall_s), Doors()
-        self._live_as: dict[tuple[SourceId, str, bool, int], Reading] = {}
+        self.roster, self._doors = RoleIndex(stall_s), Admission()
+        self._live_as: dict[tuple[SourceId, str, bool, int], Source] = {}
         """The last session of each kind with each source."""
-        self._hungry = Hungry()
-        self.todo = Todo()
-        self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
-        self.mates = Mates(self.loose, self.roster, len(nbytes))
+        self._hungry = RefillQueue()
+        self.todo = TransferActions()
+        self.trust, self.trial, self.meters = Exclusions(), Trial(), LinkMeters()
+        self.mates = SitePeers(self.loose, self.roster, len(nbytes))
         self.next_number = first_number
         """The first number that no source and no batch of this read has."""
         self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
         self._proof = proof
         proof.optional = self.folding.partials
         self._slow_closed = 0
-        self._slow: Reading | None = None
+        self._slow: Source | None = None
         """The one that was closed last for being slow."""
 
     # Who there is.
 
-    def open_one(self, number: int) -> Reading | None:
+    def open_one(self, number: int) -> Source | None:
         """Return the source of this number if it is open."""
         source = self.by_number.get(number)
         return source if source is not None and source.phase is SourcePhase.OPEN else None
@@ -121,7 +131,7 @@ class Readings:
     def firm(self) -> list[Range]:
         """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
         self.roster.settle()
-        there = in_order(self.roster.of(SETTLED))
+        there = by_number(self.roster.of(SETTLED))
         flying = [run for source in there for ranges, _ in source.flying.values() for run in ranges]
         come = [run for source in there for run in source.unconfirmed]
         return [*flying, *come, *(run for source in there for run in source.queue)]
@@ -129,7 +139,7 @@ class Readings:
     def awaited(self) -> list[Range]:
         """Return what waits for others to get it."""
         self.roster.settle()
-        return [run for source in in_order(self.roster.of(GIVING)) for run in source.parked]
+        return [run for source in by_number(self.roster.of(GIVING)) for run in source.parked]
 
     def exist(self, pieces: Sequence[Range]) -> bool:
         """Tell whether these are pieces of this shard, whatever a source says."""
@@ -152,12 +162,12 @@ class Readings:
 
     def spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
-        before = count_of(self.loose)
+        before = total_count(self.loose)
         self.mates.crossers = self.mates.crossers or plan.crossers
         given, self.loose[:] = self.folding.spread(plan, self.loose, len(self._nbytes))
         for share, ranges in given:
             for stream in range(share.streams):
-                part = take_first(ranges, -(-count_of(ranges) // (share.streams - stream)))
+                part = take_first(ranges, -(-total_count(ranges) // (share.streams - stream)))
                 can = part and not self.trust.has_failed(share.source)
                 source = self._source_of(share, stream, now) if can else None
                 if source is None:
@@ -165,9 +175,9 @@ class Readings:
                 else:
                     source.give(part)
         self._follow()
-        return not before or count_of(self.loose) < before
+        return not before or total_count(self.loose) < before
 
-    def _source_of(self, share: Share, stream: int, now: float) -> Reading | None:
+    def _source_of(self, share: Share, stream: int, now: float) -> Source | None:
         """Return the live source that is a share's stream, or open it; None where more can't be open."""
         wanted = (share.source, share.transport, share.crosses, stream)
         known = self._live_as.get(wanted)
@@ -178,7 +188,7 @@ class Readings:
         if len(live) >= SHARES_MAX:
             whole = [source for source in live.values() if source.able is None]
             return min(whole, key=lambda each: (each.waiting, each.number), default=None)
-        source = Reading(self.next_number, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
+        source = Source(self.next_number, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
         source.partials, source.unknown = self.folding.partials, self.folding.unknown
         source.by_amax = self._by_amax(share)
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
@@ -189,7 +199,7 @@ class Readings:
         self.roster.add(source)
         return source
 
-    def hold(self, source: Reading) -> None:
+    def hold(self, source: Source) -> None:
         """Take note that a lease is there; the source waits to enter."""
         self._doors.hold(source)
 
@@ -207,17 +217,17 @@ class Readings:
         `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
         """
         self.roster.settle()
-        live = in_order(self.roster.of(LIVE))
+        live = by_number(self.roster.of(LIVE))
         others = self._give_doubted(live) if is_told else live
         if others:
-            share_out(self.loose, others)
+            distribute(self.loose, others)
         if others and self.loose and not is_told:
             self.loose += self.folding.wake(self.loose)
             self._follow()
-            share_out(self.loose, others)
+            distribute(self.loose, others)
         return bool(live) and not self.loose
 
-    def _give_doubted(self, sources: Sequence[Reading]) -> list[Reading]:
+    def _give_doubted(self, sources: Sequence[Source]) -> list[Source]:
         """Give mates that were waited for in vain only what they have or promise; return the other sources.
 
         Two mates that lack the same piece would else wait for each other until their calls end.
@@ -238,7 +248,7 @@ class Readings:
         self._fold(number, partials, scales)
         if is_known:
             self.roster.settle()
-            for source in in_order(self.roster.of(GATED)):
+            for source in by_number(self.roster.of(GATED)):
                 source.freed()
 
     def _follow(self) -> None:
@@ -257,7 +267,7 @@ class Readings:
         if not self.folding.partials:
             return
         self.roster.settle()
-        for source in in_order(self.roster.of(UNWOKEN)):
+        for source in by_number(self.roster.of(UNWOKEN)):
             self.loose += self.folding.wake(source.unwoken())
 
     def give_up_folds(self) -> None:
@@ -266,17 +276,17 @@ class Readings:
         if partials:
             scales, values = self.folding.sleep(partials)
             self.roster.settle()
-            back = [run for source in in_order(self.roster.of(GATED)) for run in source.give_back(values)]
-            self.loose[:] = merged([*others, *scales, *back])
+            back = [run for source in by_number(self.roster.of(GATED)) for run in source.give_back(values)]
+            self.loose[:] = merge_ranges([*others, *scales, *back])
 
     def cede(self, began: float, now: float) -> None:
         """Hand over to mates what would take a slow far source too long."""
         self.roster.settle()
-        self.todo.ceded += cede(in_order(self.roster.of(LIVE)), self._nbytes, began, now)
+        self.todo.ceded += hand_off(by_number(self.roster.of(LIVE)), self._nbytes, began, now)
 
     def to_be_planned(self) -> tuple[Range, ...]:
         """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
-        self.loose[:] = merged(self.loose)
+        self.loose[:] = merge_ranges(self.loose)
         return self.mates.inherited(self.loose) or self.folding.choice(self.loose)
 
     def lose_agent(self, agent: str, incarnation: int) -> None:
@@ -299,7 +309,7 @@ class Readings:
             self.close(in_vain, NO_FASTER)
         if not (roster.fresh or roster.touched or self.loose or roster.offered[1]):
             return
-        feed(roster, self.loose)
+        feed_idle_sources(roster, self.loose)
         if self._doors.are_awaited:
             for source in self._doors.leaving(roster):
                 self.close(source)
@@ -316,13 +326,13 @@ class Readings:
         roster.settle()
         roster.fresh.clear()
 
-    def _ask(self, source: Reading, part_bytes: int, room_bytes: int, now: float) -> int:
+    def _ask(self, source: Source, part_bytes: int, room_bytes: int, now: float) -> int:
         """Ask a source for as much as it may have under way, and for its word on what has come; return the bytes."""
         if not source.is_ready:
             return 0
         is_relayed, asked_bytes = self._hungry.is_relayed, 0
         if source.queue:
-            for ranges, nbytes in fill(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
+            for ranges, nbytes in fill_window(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
                 source.asked(self.next_number, ranges, nbytes, now)
                 self.todo.post.append((source.number, self.next_number, ranges))
                 self.next_number += 1
@@ -332,24 +342,24 @@ class Readings:
             self._ask_for_word(source, now, is_relayed=is_relayed)
         return asked_bytes
 
-    def _ask_for_word(self, source: Reading, now: float, *, is_relayed: bool) -> None:
+    def _ask_for_word(self, source: Source, now: float, *, is_relayed: bool) -> None:
         """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
         if not source.queue and not source.flying:
             source.asks_to_confirm(now)
-        elif is_early_word_wanted(source, is_relayed=is_relayed):
+        elif wants_early_confirmation(source, is_relayed=is_relayed):
             source.check_early()
         else:
             return
         self.todo.confirm.append(source.number)
 
-    def count(self, source: Reading, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
+    def count(self, source: Source, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
         """Count what has the right digests; what has not is loose again."""
         wrong = self._proof.count(ranges, digests)
         wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
-        source.got(count_of(ranges) - count_of(wrong), nbytes - wrong_bytes)
-        self.todo.proven.extend(split(self._proof.done, ranges)[0] if wrong else ranges)
+        source.got(total_count(ranges) - total_count(wrong), nbytes - wrong_bytes)
+        self.todo.proven.extend(split_by_marks(self._proof.done, ranges)[0] if wrong else ranges)
         if wrong:
-            source.wasted(count_of(wrong), wrong_bytes)
+            source.wasted(total_count(wrong), wrong_bytes)
             self.loose.extend(wrong)
             self.doubt(source)
 
@@ -367,14 +377,14 @@ class Readings:
             source.paused(late_s, now)
         self.meters.paused(late_s, now)
 
-    def doubt(self, source: Reading) -> None:
+    def doubt(self, source: Source) -> None:
         """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
         if source.phase is SourcePhase.OPEN and not source.doubted:
             source.is_doubted()
             self.trust.fail(source.share.source)
             self.todo.confirm.append(source.number)
 
-    def leave(self, source: Reading, reason: str) -> None:
+    def leave(self, source: Source, reason: str) -> None:
         """Close a source that may be good for something later: also one that was late to open, but once."""
         if source.phase is SourcePhase.OPENING and self.trust.has_forgiven(source.share.source):
             self.trust.fail(source.share.source)
@@ -388,22 +398,22 @@ class Readings:
             return
         if self._slow is not None and self._slow.phase is SourcePhase.CLOSING:
             return
-        slow = too_slow(self.roster, now)
+        slow = slowest_replaceable(self.roster, now)
         if slow is not None:
             self._slow_closed += 1
             self._slow = slow
             self.leave(slow, "it was slow, and another source had nothing left to bring")
 
-    def overdue(self, now: float) -> list[Reading]:
+    def overdue(self, now: float) -> list[Source]:
         """Return whose patience has ended."""
         return self.roster.overdue(now)
 
-    def despairing(self) -> list[Reading]:
+    def despairing(self) -> list[Source]:
         """Return who may have pieces parked that it has not promised."""
         self.roster.settle()
-        return in_order(self.roster.of(PROMISING))
+        return by_number(self.roster.of(PROMISING))
 
-    def close(self, source: Reading, reason: str = "") -> None:
+    def close(self, source: Source, reason: str = "") -> None:
         """Want a source closed; what waits at it others may bring at once. `reason`: why before its end."""
         source.closes(reason)
         self.loose.extend(source.let_all_go())
@@ -416,7 +426,7 @@ class Readings:
             if source.phase in (SourcePhase.OPENING, SourcePhase.HELD, SourcePhase.OPEN):
                 self.close(source)
 
-    def closed(self, source: Reading, now: float) -> None:
+    def closed(self, source: Source, now: float) -> None:
         """Nothing more can come from the source: what it had under way others may bring."""
         source.ends(now)
         self.loose.extend(source.give_up())

@@ -6,7 +6,7 @@ docs/protocol.md, "Faults during a transfer", says why each bound is safe.
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from tensorhub_agent.transfer.source import Reading
+    from tensorhub_agent.transfer.source import Source
 
 OPEN_S_MAX: Final = 2.0
 """A source that has not granted a lease and opened a transport within this is left out."""
@@ -38,13 +38,13 @@ STARVED_TIMES: Final = 2
 FOREVER: Final = float("inf")
 
 
-def opening_s(source: "Reading") -> float:
+def opening_s(source: "Source") -> float:
     """Return how long a source may take that is being opened, or asked for a lease."""
     is_worth_it = (source.share.crosses or source.share.far) and not source.is_lost
     return CROSSER_OPEN_S_MAX if is_worth_it else OPEN_S_MAX
 
 
-def waiting_until(source: "Reading", stall_s: float) -> float:
+def waiting_deadline(source: "Source", stall_s: float) -> float:
     """Return until when an open source may go on of which nothing but what it does not have yet is awaited."""
     if not source.share.crosses:
         return min(source.since + WAITING_SILENT_S, source.fed + STARVED_TIMES * stall_s)
@@ -52,7 +52,7 @@ def waiting_until(source: "Reading", stall_s: float) -> float:
     return min(source.since + silent_s, source.fed + CROSSER_STARVED_S)
 
 
-def silent_s(source: "Reading", stall_s: float) -> float:
+def silence_limit_s(source: "Source", stall_s: float) -> float:
     """Return how long an open source may be silent."""
     is_awaited = bool(source.flying) or source.confirming or bool(source.checking)
     if is_awaited and not source.is_lost:

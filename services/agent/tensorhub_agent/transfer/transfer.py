@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.primitives.ids import Base
-from tensorhub_agent.primitives.ranges import count_of
-from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, Asking
+from tensorhub_agent.primitives.ids import BaseVersion
+from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, PlanRequests
 from tensorhub_agent.transfer.site_handoff import CEDE_PAUSE_S
-from tensorhub_agent.transfer.source import Reading, SourcePhase
-from tensorhub_agent.transfer.source_pool import Readings, Todo, everything, nothing
+from tensorhub_agent.transfer.source import Source, SourcePhase
+from tensorhub_agent.transfer.source_pool import SourcePool, TransferActions, every_piece, no_piece
 from tensorhub_agent.transfer.timeouts import FOREVER
-from tensorhub_agent.transfer.verification import Proof
+from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
-from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.programs.amax_reductions import AmaxReductions
 from tensorhub_common.protocol.plans import PlanAnswer, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_common.protocol.worker import Encoded
+from tensorhub_common.protocol.worker import EncodedBytes
 
 LOOK_S: Final = 0.25
 """While anything is awaited the read wants to be called so often, to see slow sources and its own pauses."""
@@ -31,7 +31,7 @@ LATE_S: Final = 0.1
 """What a call comes later than wanted, by more than this, is a pause of the reader, and no source's fault."""
 
 
-class Phase(StrEnum):
+class TransferPhase(StrEnum):
     """How far a read is."""
 
     LEASING = "leasing"
@@ -57,9 +57,9 @@ class Transfer:
         first_number: int,
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
-        able: Callable[[Share], bytearray | None] = everything,
-        by_amax: Callable[[Share], bytearray | None] = nothing,
-        folds: Folds | None = None,
+        able: Callable[[Share], bytearray | None] = every_piece,
+        by_amax: Callable[[Share], bytearray | None] = no_piece,
+        folds: AmaxReductions | None = None,
     ) -> None:
         """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified.
 
@@ -68,10 +68,10 @@ class Transfer:
         `by_amax` of those that it computes of parts of blocks; `folds` says what these need.
         """
         self.version, self.root = version, root
-        self.proof = Proof(len(nbytes), root, kept, verify=verify)
-        self.phase = Phase.LEASING
+        self.proof = Verification(len(nbytes), root, kept, verify=verify)
+        self.phase = TransferPhase.LEASING
         self.error: tuple[str, str] | None = None
-        self.readings = Readings(
+        self.readings = SourcePool(
             nbytes,
             self.proof,
             window_bytes=window_bytes,
@@ -81,14 +81,14 @@ class Transfer:
             by_amax=by_amax,
             folds=folds,
         )
-        self.asking = Asking(now)
+        self.asking = PlanRequests(now)
         self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
         self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
         self._ending = self._damaged = self._begun = False
         self._wrong: SourceId | None = None
         """Whose bytes were wrong though its lease held."""
-        self.base: Base | None = None
+        self.base: BaseVersion | None = None
         """What stood in the destination, whole, when the read began."""
         self.is_relayed = False
         """Others read what is being filled here, and wait for it."""
@@ -98,7 +98,7 @@ class Transfer:
         self._seen = now
         if not self.readings.loose:
             self.asking.at = None
-            self.phase = Phase.LEASED
+            self.phase = TransferPhase.LEASED
 
     # What happens.
 
@@ -111,7 +111,7 @@ class Transfer:
             self._no_plan(answer, now)
         elif self.readings.spread(answer, now):
             self.asking.planned()
-            if self.phase is Phase.LEASING:
+            if self.phase is TransferPhase.LEASING:
                 self.planned_at = now
         else:
             # It names whoever failed while it was made; that says nothing of others.
@@ -146,7 +146,7 @@ class Transfer:
             source.fills(len(self._nbytes), pieces, now, promises=promises)
         self._advance(now)
 
-    def _granted(self, number: int, digests: bytes, now: float) -> Reading | None:
+    def _granted(self, number: int, digests: bytes, now: float) -> Source | None:
         """Return the source that has granted a lease, if that is awaited and it holds what the log says."""
         source = self.sources.get(number)
         if source is None or source.phase is not SourcePhase.OPENING:
@@ -193,7 +193,7 @@ class Transfer:
             self.readings.mates.await_heir(source, pieces, heir)
             self._advance(now)
 
-    def _telling(self, number: int, pieces: Sequence[Range]) -> Reading | None:
+    def _telling(self, number: int, pieces: Sequence[Range]) -> Source | None:
         """Return the source that tells of these pieces, if it is one, and they are any of this shard."""
         return self.readings.open_one(number) if self.readings.exist(pieces) else None
 
@@ -203,7 +203,9 @@ class Transfer:
         if source is not None:
             source.progressed(nbytes, now)
 
-    def batch_done(self, number: int, batch: int, digests: bytes, now: float, encoded: Sequence[Encoded] = ()) -> None:
+    def batch_done(
+        self, number: int, batch: int, digests: bytes, now: float, encoded: Sequence[EncodedBytes] = ()
+    ) -> None:
         """Take a batch that stands in the destination, with the digests taken there; `encoded` came in fewer bytes."""
         source = self.sources.get(number)
         if source is None or batch not in source.flying:
@@ -264,8 +266,8 @@ class Transfer:
 
     def start(self, now: float) -> None:
         """Write from now on: every shard of the replica has its leases."""
-        if self.phase is Phase.LEASED:
-            self.phase = Phase.RUNNING
+        if self.phase is TransferPhase.LEASED:
+            self.phase = TransferPhase.RUNNING
             self.started = self.first_at = self.last_at = now
             self.readings.began(now)
             self._advance(now)
@@ -273,12 +275,12 @@ class Transfer:
     @property
     def has_nothing(self) -> bool:
         """Whether a plan is awaited for all of it: nothing has come, and nothing can come of what was asked for."""
-        return self.asking.waiting and not self._ending and count_of(self.readings.loose) == len(self._nbytes)
+        return self.asking.waiting and not self._ending and total_count(self.readings.loose) == len(self._nbytes)
 
     @property
     def is_dry(self) -> bool:
         """Whether the log counts a holder, and no lease can be had just now."""
-        return self.phase is Phase.LEASING and self.asking.is_held
+        return self.phase is TransferPhase.LEASING and self.asking.is_held
 
     def goes_on(self, before: "Transfer") -> None:
         """Take the place of a read that has nothing: as far as that has come, this one has."""
@@ -305,15 +307,15 @@ class Transfer:
                 now,
             )
         self._advance(now)
-        if self.phase is Phase.RUNNING and self.is_counted_on and now >= self._cedes_from:
+        if self.phase is TransferPhase.RUNNING and self.is_counted_on and now >= self._cedes_from:
             self.readings.cede(self.started, now)
-        if self.phase is Phase.RUNNING:
+        if self.phase is TransferPhase.RUNNING:
             self.readings.leave_slow(now)
 
     # What follows.
 
     @property
-    def sources(self) -> dict[int, Reading]:
+    def sources(self) -> dict[int, Source]:
         """Every source that this read has had, by its number."""
         return self.readings.by_number
 
@@ -322,9 +324,9 @@ class Transfer:
         """Whether no byte can be written into the destination any more."""
         return self.readings.roster.quiet
 
-    def todo(self) -> Todo:
+    def todo(self) -> TransferActions:
         """Take what is to be done; the next call returns only what is new."""
-        todo, self.readings.todo = self.readings.todo, Todo()
+        todo, self.readings.todo = self.readings.todo, TransferActions()
         return todo
 
     def deadline(self) -> float | None:
@@ -344,9 +346,9 @@ class Transfer:
 
     def check(self) -> None:
         """Raise AssertionError unless each missing piece is in exactly one place, and no source is starved."""
-        if self.phase is not Phase.FAILED:
+        if self.phase is not TransferPhase.FAILED:
             self.readings.check(self.proof.done)
-        if self.phase is Phase.RUNNING and not self._ending:
+        if self.phase is TransferPhase.RUNNING and not self._ending:
             self.readings.check_fed()
 
     # Planning.
@@ -359,9 +361,9 @@ class Transfer:
         is_told = refusal.error != NO_ANSWER
         if is_told:
             self.readings.give_up_folds()
-        if self.phase is Phase.RUNNING and self.readings.share_out(is_told=is_told):
+        if self.phase is TransferPhase.RUNNING and self.readings.share_out(is_told=is_told):
             return
-        lost_s = 0.0 if self.phase is Phase.LEASING else self._sources_lost_s
+        lost_s = 0.0 if self.phase is TransferPhase.LEASING else self._sources_lost_s
         if not self.asking.refused(refusal, self.readings.trust, lost_s, now):
             self._fail_without(refusal.reason)
 
@@ -387,7 +389,7 @@ class Transfer:
         self._fail((IntegrityError if self._damaged else VersionUnavailable).__name__, reason)
 
     def _fail(self, error: str, message: str) -> None:
-        self.phase, self.error = Phase.FAILED, (error, message)
+        self.phase, self.error = TransferPhase.FAILED, (error, message)
         self.stop()
 
     def _ask_plan(self, now: float) -> None:
@@ -412,19 +414,19 @@ class Transfer:
     # Getting on.
 
     def _advance(self, now: float) -> None:
-        if self._ending or self.phase in (Phase.DONE, Phase.FAILED):
+        if self._ending or self.phase in (TransferPhase.DONE, TransferPhase.FAILED):
             return
         self.readings.wake()
         self.readings.open(now)
-        if self.phase is Phase.RUNNING:
+        if self.phase is TransferPhase.RUNNING:
             self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.is_relayed)
             if self.proof.whole:
-                self.phase, self.ended = Phase.DONE, now
+                self.phase, self.ended = TransferPhase.DONE, now
                 self.stop()
                 return
         if not self.readings.loose:
             self.asking.rest()
         elif self.asking.want(now):
             self._ask_plan(now)
-        if self.phase is Phase.LEASING and not self.asking.waiting and self.readings.is_settled:
-            self.phase, self.leased_at = Phase.LEASED, now
+        if self.phase is TransferPhase.LEASING and not self.asking.waiting and self.readings.is_settled:
+            self.phase, self.leased_at = TransferPhase.LEASED, now

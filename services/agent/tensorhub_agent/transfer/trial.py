@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Reading, SourcePhase
+from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Source, SourcePhase
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
 
@@ -56,9 +56,9 @@ class Trial:
 
     state: TrialState = TrialState.RESTING
     count: int = 0
-    _lone: Reading | None = None
+    _lone: Source | None = None
     """The half-filled source that all pieces are with."""
-    _tried: list[Reading] = field(default_factory=list)
+    _tried: list[Source] = field(default_factory=list)
     """Who is not judged yet."""
     _is_better: bool = False
     """One of them was kept."""
@@ -75,8 +75,8 @@ class Trial:
         return (lone.share.source,) if lone is not None and self.state is TrialState.ASKED else ()
 
     def look(
-        self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float, *, asks: bool
-    ) -> list[Reading]:
+        self, live: Collection[Source], loose: list[Range], sizes: Sequence[int], now: float, *, asks: bool
+    ) -> list[Source]:
         """Let time pass for a read under way and its live sources; `asks`: a question for a plan is out.
 
         May add to `loose` what another source is to bring. Returns the sources that were tried in vain, to be closed.
@@ -94,7 +94,7 @@ class Trial:
                 pass
         return []
 
-    def _watch(self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float) -> None:
+    def _watch(self, live: Collection[Source], loose: list[Range], sizes: Sequence[int], now: float) -> None:
         """Begin a trial when the one source has been slow for long enough."""
         lone = next(iter(live)) if len(live) == 1 else None
         if lone is not None and (not lone.is_ready or lone.has is None):
@@ -115,7 +115,7 @@ class Trial:
         self.count += 1
         self.state = TrialState.ASKED
 
-    def _await(self, live: Collection[Reading], now: float, *, over: bool) -> None:
+    def _await(self, live: Collection[Source], now: float, *, over: bool) -> None:
         """Another source is opened, or there is none."""
         others = [source for source in live if source is not self._lone]
         if len(others) == len(live) or (not others and over):
@@ -124,9 +124,9 @@ class Trial:
             self._tried, self._open_since, self._is_better = others, {}, False
             self.state = TrialState.TRYING
 
-    def _compare(self, now: float) -> list[Reading]:
+    def _compare(self, now: float) -> list[Source]:
         """Judge those that have brought what was asked of them; return who is not kept."""
-        in_vain: list[Reading] = []
+        in_vain: list[Source] = []
         if self._lone is None or not self._lone.is_live:
             self._rest(now)
             return in_vain

@@ -7,12 +7,12 @@ source that has moved on can vouch for nothing, and whoever sent right bytes has
 from collections.abc import Iterable
 
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, root_digest
-from tensorhub_agent.primitives.ranges import mark, unmarked
+from tensorhub_agent.primitives.ranges import ranges_of_gaps, set_marks
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.ranges import Range
 
 
-class Proof:
+class Verification:
     """The pieces that are done, and the digests that the log vouches for once a source has brought them."""
 
     def __init__(self, pieces: int, root: str | None, kept: tuple[bytearray, bytes] | None, *, verify: bool) -> None:
@@ -34,11 +34,11 @@ class Proof:
 
     def missing(self) -> list[Range]:
         """Return the pieces that are not done."""
-        return unmarked(self.done)
+        return ranges_of_gaps(self.done)
 
     def confirmed(self, ranges: Iterable[Range]) -> None:
         """Count pieces by the word of their source, where there are no digests."""
-        mark(self.done, ranges)
+        set_marks(self.done, ranges)
 
     def vouched(self, digests: bytes) -> bool:
         """Take a source's list of digests if it is the log's."""
@@ -61,7 +61,7 @@ class Proof:
             found = digests[at : at + size]
             at += size
             if found == expected:
-                mark(self.done, [(first, count)])
+                set_marks(self.done, [(first, count)])
             else:
                 wrong += self._count_each(first, count, found, expected)
         return wrong

@@ -15,11 +15,11 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from tensorhub_agent.compute.pool import Spans
-from tensorhub_agent.encodings.codec_tasks import Overwrites
-from tensorhub_agent.primitives.lease_messages import Stock
+from tensorhub_agent.encodings.codec_tasks import PatchTargets
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
 from tensorhub_agent.storage.segments import Segment
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.ranges import Range
 
@@ -49,16 +49,16 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     """Of a half-filled shard, what its reader may wait for, where that is not everything."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class TicketRejected(msgspec.Struct, frozen=True):
     """A ticket was not good. The reader is told the reason."""
 
     reason: str
 
 
-class LeaseBook(Protocol):
+class LeaseAuthority(Protocol):
     """Whom the serving side asks and tells about leases. Every method answers at once and never raises."""
 
-    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | TicketRejected:
         """Take the ticket of a reader's agent. It is good once, and for that agent; deciding that is the book's."""
 
     def renew(self, lease: str) -> bool:
@@ -94,7 +94,12 @@ class SourceSession(Protocol):
         """
 
     async def gather(
-        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+        self,
+        destination: memoryview,
+        regions: StridedCopies,
+        *,
+        digests: bool,
+        progress: Callable[[int], None] = silent,
     ) -> None:
         """Bring boxes that may lie strided at either end, or both, into the destination.
 
@@ -124,7 +129,7 @@ class EncodingSession(SourceSession, Protocol):
     """A session that can bring pieces in fewer bytes. Within a host no transport does: a copy is sooner made."""
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         """Bring patches and apply them; return the digests of the pieces, and the patches.
 
@@ -143,11 +148,11 @@ OnLost = Callable[[str], None]
 """Called once with the reason when a session that nobody has closed is of no more use, in the event loop."""
 
 
-OnHave = Callable[[Stock], None]
+OnAvailability = Callable[[AvailabilityUpdate], None]
 """Called when a half-filled source tells of its pieces; with `Have` of none it only says that it lives."""
 
 
-def unheard(_: Stock) -> None:
+def unheard(_: AvailabilityUpdate) -> None:
     """Want no news of pieces: the source has everything."""
 
 
@@ -174,10 +179,10 @@ class Transport(Protocol):
     def break_lease(self, lease: str, reason: str) -> None:
         """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
 
-    def show(self, lease: str, news: Stock) -> None:
+    def show(self, lease: str, news: AvailabilityUpdate) -> None:
         """Tell the reader of a half-filled shard of its pieces. Unknown: no effect."""
 
     async def open(
-        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
     ) -> SourceSession:
         """Show the grant's ticket to the source, as agent `reader`. Bounded. Raises `TransportLost`."""

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from tensorhub_agent.primitives.lease_messages import CONFIRM_S, Confirm, Holds
+from tensorhub_agent.primitives.lease_messages import CONFIRM_S, ConfirmReply, ConfirmRequest
 
 
-class Confirmations:
+class PendingConfirmations:
     """The questions of one session that have no answer yet, on any transport."""
 
     def __init__(self) -> None:
@@ -17,13 +17,13 @@ class Confirmations:
         """Whether an answer is still to come."""
         return bool(self._asked)
 
-    def ask(self) -> Confirm:
+    def ask(self) -> ConfirmRequest:
         """Return another question, to be sent to the source."""
         self._count += 1
         self._asked[self._count] = asyncio.get_running_loop().create_future()
-        return Confirm(self._count)
+        return ConfirmRequest(self._count)
 
-    async def answer(self, question: Confirm) -> bool:
+    async def answer(self, question: ConfirmRequest) -> bool:
         """Wait for what the source says to it. Raises `TimeoutError`, in words, when that is nothing."""
         try:
             async with asyncio.timeout(CONFIRM_S):
@@ -33,7 +33,7 @@ class Confirmations:
         finally:
             self._asked.pop(question.number, None)
 
-    def answered(self, holds: Holds) -> None:
+    def answered(self, holds: ConfirmReply) -> None:
         """The source has said something; to a question that nobody waits for it is dropped."""
         waiting = self._asked.get(holds.number)
         if waiting is not None and not waiting.done():

@@ -7,8 +7,8 @@ is whoever would have it read.
 import logging
 from typing import Final
 
-from tensorhub_agent.primitives.lease_messages import Stock
-from tensorhub_agent.transports.base import OnHave, OnLost, SourceSession, Transport, TransportLost
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
+from tensorhub_agent.transports.base import OnAvailability, OnLost, SourceSession, Transport, TransportLost
 from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Transport as Name
@@ -16,7 +16,7 @@ from tensorhub_common.protocol.plans import Transport as Name
 _log: Final = logging.getLogger(__name__)
 
 
-class Transports:
+class TransportRegistry:
     """All transports of one agent."""
 
     def __init__(self, local: Transport, ucxx: Transport | None) -> None:
@@ -65,13 +65,13 @@ class Transports:
         for transport in self._by_name.values():
             transport.break_lease(lease, reason)
 
-    def show(self, lease: str, news: Stock) -> None:
+    def show(self, lease: str, news: AvailabilityUpdate) -> None:
         """See `Transport.show`; whichever transport serves it."""
         for transport in self._by_name.values():
             transport.show(lease, news)
 
     async def open(
-        self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave
+        self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability
     ) -> SourceSession:
         """See `Transport.open`."""
         transport = self._by_name.get(name)

@@ -7,8 +7,8 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.service import process
 from tensorhub_planner.app import metrics
-from tensorhub_planner.app.service import Planner
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.app.service import PlannerService
+from tensorhub_planner.primitives.limits import PlanLimits
 
 GC_YOUNG: Final = 50_000
 """Layouts and programs are hundreds of thousands of small objects that live long and stand in no cycle: to look through
@@ -21,8 +21,10 @@ def main() -> None:
     process.run("planner", lambda settings: settings.planner_id, _planner)
 
 
-def _planner(bus: Bus, settings: Settings) -> Planner:
-    limits = Limits(pipelining=settings.pipelining, wan_streams=settings.wan_streams, said_s_max=settings.lost_after_s)
-    planner = Planner(bus, limits, settings.planner_id)
+def _planner(bus: Bus, settings: Settings) -> PlannerService:
+    limits = PlanLimits(
+        pipelining=settings.pipelining, wan_streams=settings.wan_streams, said_s_max=settings.lost_after_s
+    )
+    planner = PlannerService(bus, limits, settings.planner_id)
     metrics.watch(planner.counts)
     return planner

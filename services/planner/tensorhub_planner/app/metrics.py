@@ -6,9 +6,9 @@ from typing import Final
 from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
-from tensorhub_common.observability.metrics import METER, by, observe, one, recorder
+from tensorhub_common.observability.metrics import METER, labelled, observe, recorder, unlabelled
 from tensorhub_common.protocol.plans import Plan, Refusal
-from tensorhub_common.protocol.queries import Error
+from tensorhub_common.protocol.queries import QueryError
 
 _took: Final = recorder(api.get_meter(METER), "tensorhub.planner.plan.duration")
 
@@ -21,7 +21,7 @@ class AnswerCounts:
         self.refusals: Counter[str] = Counter()
         """By the name of the error."""
 
-    def add(self, answer: Plan | Refusal | Error, seconds: float) -> None:
+    def add(self, answer: Plan | Refusal | QueryError, seconds: float) -> None:
         """Count an answer that took so long."""
         if isinstance(answer, Plan):
             self.plans += 1
@@ -33,5 +33,5 @@ class AnswerCounts:
 def watch(counts: AnswerCounts, meter: Meter | None = None) -> None:
     """Have a planner's metrics read from here on; once in a process."""
     meter = meter or api.get_meter(METER)
-    observe(meter, "tensorhub.planner.plans", one(lambda: counts.plans))
-    observe(meter, "tensorhub.planner.refusals", by("error", lambda: counts.refusals))
+    observe(meter, "tensorhub.planner.plans", unlabelled(lambda: counts.plans))
+    observe(meter, "tensorhub.planner.refusals", labelled("error", lambda: counts.refusals))

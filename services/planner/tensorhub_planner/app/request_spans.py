@@ -11,45 +11,45 @@ from functools import partial
 
 from tensorhub_common.bus.message import Message
 from tensorhub_common.observability import logs
-from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
-from tensorhub_common.observability.trace_context import Value, context_in, finished
+from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id
+from tensorhub_common.observability.trace_context import AttributeValue, context_in, finished_span
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
-from tensorhub_common.protocol.queries import Error
-from tensorhub_common.protocol.subjects import AskSubject, parse
+from tensorhub_common.protocol.queries import QueryError
+from tensorhub_common.protocol.subjects import AskSubject, parse_subject
 from tensorhub_common.telemetry import process_spans
 from tensorhub_common.telemetry.span_maker import SpanMaker
 
 
 @dataclass(slots=True)
-class Asked:
+class TracedRequest:
     """A question that is being answered."""
 
     subject: str
     began_ns: int
-    answer: PlanAnswer | Error | None = None
+    answer: PlanAnswer | QueryError | None = None
 
 
-class Tracing:
+class RequestSpans:
     """The spans of one planner."""
 
     def __init__(self) -> None:
         """Make spans if this process makes any."""
         self._maker = process_spans.span_maker()
-        self._later = SpansLater()
+        self._later = DeferredSpans()
 
     @contextmanager
-    def asked(self, question: Message) -> Iterator[Asked]:
+    def asked(self, question: Message) -> Iterator[TracedRequest]:
         """Answer a question within this; its span is made later."""
         headers = question.headers
-        asked = Asked(question.subject, time.time_ns())
+        asked = TracedRequest(question.subject, time.time_ns())
         if self._maker is None or not headers:
             yield asked
             return
-        told = logs.ANSWERING.set(headers)
+        told = logs.REQUEST_HEADERS.set(headers)
         try:
             yield asked
         finally:
-            logs.ANSWERING.reset(told)
+            logs.REQUEST_HEADERS.reset(told)
             # The headers are read later too.
             self._later.add(partial(_tell, self._maker, asked, headers, time.time_ns()))
 
@@ -58,12 +58,12 @@ class Tracing:
         self._later.flush()
 
 
-def _tell(maker: SpanMaker, asked: Asked, headers: Mapping[str, str], ended_ns: int) -> None:
+def _tell(maker: SpanMaker, asked: TracedRequest, headers: Mapping[str, str], ended_ns: int) -> None:
     cause = context_in(headers)
     if cause is None or not cause.sampled:
         return
-    subject = parse(asked.subject)
-    attributes: dict[str, Value] = {}
+    subject = parse_subject(asked.subject)
+    attributes: dict[str, AttributeValue] = {}
     if isinstance(subject, AskSubject) and subject.job is not None:
         attributes["tensorhub.job"] = subject.job
     error = None
@@ -76,9 +76,9 @@ def _tell(maker: SpanMaker, asked: Asked, headers: Mapping[str, str], ended_ns: 
             }
         case Refusal() as refusal:
             error = f"{refusal.error}: {refusal.reason}"
-        case Error() as refused:
+        case QueryError() as refused:
             error = f"{refused.error}: {refused.message}"
         case None:
             error = "it was not answered"
     place, times_ns = cause.beside(new_span_id()), (asked.began_ns, ended_ns)
-    maker.make(finished("planner.plan", place, cause, times_ns, attributes, error=error))
+    maker.make(finished_span("planner.plan", place, cause, times_ns, attributes, error=error))

@@ -15,28 +15,28 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand, TensorHubError
-from tensorhub_common.introspection.ping import answer_folders, answer_pings
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.events import Event
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, PlanAnswer, Refusal, packed
-from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Error, Health
-from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, hub_ask, parse
-from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.protocol.plans import PLAN_ASK_S, PlanAnswer, PlanRequest, Refusal, packed
+from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, QueryError
+from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, hub_ask, parse_subject
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 from tensorhub_common.service.systemd import serving
 from tensorhub_planner.app.metrics import AnswerCounts
-from tensorhub_planner.app.request_spans import Tracing
-from tensorhub_planner.context.catalogs import Catalogs
-from tensorhub_planner.context.job_context import Known
-from tensorhub_planner.context.layout_store import Layouts
-from tensorhub_planner.context.load_subscriber import Hearing
-from tensorhub_planner.context.prefetch import Preparing
-from tensorhub_planner.context.program_store import Programs
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.plan_cache import Kept
-from tensorhub_planner.planning.request import Answering
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.app.request_spans import RequestSpans
+from tensorhub_planner.context.catalogs import CatalogReplicas
+from tensorhub_planner.context.job_context import BusJobContext
+from tensorhub_planner.context.layout_store import LayoutStore
+from tensorhub_planner.context.load_subscriber import LoadSubscriber
+from tensorhub_planner.context.prefetch import ProgramPrefetcher
+from tensorhub_planner.context.program_store import ProgramStore
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.plan_cache import PlanCache
+from tensorhub_planner.planning.request import DemandPlanner
+from tensorhub_planner.primitives.limits import PlanLimits
 
 ROLE: Final = "planner"
 QUEUE: Final = "planners"
@@ -45,32 +45,32 @@ ASKS_AT_ONCE_MAX: Final = 1024
 """Most of these wait for a log; deciding takes well under a millisecond."""
 ASKS_PENDING_MAX: Final = 8192
 
-_demands: Final = msgspec.json.Decoder(Demand)
+_demands: Final = msgspec.json.Decoder(PlanRequest)
 _log: Final = logs.logger(__name__)
 
 
-class Planner:
+class PlannerService:
     """Answers `ask.plan` of every job."""
 
-    def __init__(self, bus: Bus, limits: Limits, name: str) -> None:
+    def __init__(self, bus: Bus, limits: PlanLimits, name: str) -> None:
         self._bus = bus
         self._limits = limits
         self._name = name
         self.counts = AnswerCounts()
-        self.ledger = Ledger(limits)
-        self._kept = Kept()
-        self._tracing = Tracing()
-        self._work = Supervisor("the planner", on_fault=handled)
-        blobs = Blobs(bus)
-        self._layouts = Layouts(blobs, self._work)
-        self._programs = Programs(blobs, self._layouts, self._work)
-        self._hearing = Hearing(bus, self.ledger)
-        self._catalogs = Catalogs(bus, self._see, self._forget)
-        self._preparing = Preparing(self._programs, self._catalogs.folded, self._work)
+        self.ledger = LoadLedger(limits)
+        self._kept = PlanCache()
+        self._tracing = RequestSpans()
+        self._work = Supervisor("the planner", on_fault=log_only)
+        blobs = BlobStore(bus)
+        self._layouts = LayoutStore(blobs, self._work)
+        self._programs = ProgramStore(blobs, self._layouts, self._work)
+        self._hearing = LoadSubscriber(bus, self.ledger)
+        self._catalogs = CatalogReplicas(bus, self._see, self._forget)
+        self._preparing = ProgramPrefetcher(self._programs, self._catalogs.folded, self._work)
 
     async def run(self) -> None:
         """Follow the logs, answer questions, say that we live, and go on until cancelled."""
-        await answer_folders(self._bus, self._name, ROLE)
+        await answer_follower_survey(self._bus, self._name, ROLE)
         self._catalogs.start()
         # Before the first question: what is under way was planned by others, or by this planner before it was killed.
         await self._hearing.start()
@@ -99,7 +99,7 @@ class Planner:
 
     async def _on_health_ask(self, question: Message) -> bytes:
         """Say how this planner gets on with one job, or with all that are not well; those that are due are tried."""
-        subject = parse(question.subject)
+        subject = parse_subject(question.subject)
         ailing = self._catalogs.ailing
         asked = subject.job if isinstance(subject, AskSubject) else None
         jobs = ailing[:HEALTH_JOBS_MAX] if asked is None else [asked]
@@ -123,16 +123,16 @@ class Planner:
             try:
                 job, demand = self._demand(question)
                 packs = demand.packs
-                answer: PlanAnswer | Error = await self._answer(job, demand)
+                answer: PlanAnswer | QueryError = await self._answer(job, demand)
             except TensorHubError as error:
-                answer = Error(error=_code(error), message=str(error))
+                answer = QueryError(error=_code(error), message=str(error))
             asked.answer = answer
         self.counts.add(answer, time.monotonic() - began)
         message = msgspec.json.encode(answer)
         return packed(message) if packs else message
 
-    def _demand(self, question: Message) -> tuple[str, Demand]:
-        subject = parse(question.subject)
+    def _demand(self, question: Message) -> tuple[str, PlanRequest]:
+        subject = parse_subject(question.subject)
         if not isinstance(subject, AskSubject) or subject.job is None:
             raise BadCommand(f"a plan belongs to a job, so it can't be asked for on {question.subject}")
         try:
@@ -140,16 +140,16 @@ class Planner:
         except MALFORMED as why:
             raise BadCommand(f"the question is no demand: {why}"[:500]) from None
 
-    async def _answer(self, job: str, demand: Demand) -> PlanAnswer:
+    async def _answer(self, job: str, demand: PlanRequest) -> PlanAnswer:
         try:
             return await self._answering(job).answer(demand)
         except TensorHubError as why:
             # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
             return Refusal(error=_code(why), reason=str(why))
 
-    def _answering(self, job: str) -> Answering:
-        known = Known(job, self._catalogs, self._layouts, self._programs, self._hearing)
-        return Answering(job, known, self.ledger, self._limits, self._kept)
+    def _answering(self, job: str) -> DemandPlanner:
+        known = BusJobContext(job, self._catalogs, self._layouts, self._programs, self._hearing)
+        return DemandPlanner(job, known, self.ledger, self._limits, self._kept)
 
 
 def _code(error: TensorHubError) -> str:

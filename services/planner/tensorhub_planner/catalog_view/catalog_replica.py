@@ -13,7 +13,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Granted, Unreadable
 from tensorhub_common.protocol.log.events import Event, RoundStarted, ShardFilled
-from tensorhub_planner.catalog_view.holders import Rolls
+from tensorhub_planner.catalog_view.holders import HoldersCache
 
 _KIND: Final = 3
 """Which token of a subject says "cmd" or "event": tensorhub, v1 and the job stand before it."""
@@ -44,12 +44,12 @@ class LogEntry(Protocol):
 
 
 @dataclass(slots=True)
-class Fold:
+class CatalogReplica:
     """A job's catalog after every entry up to number `position`."""
 
     catalog: Catalog
     position: int = field(default=0)
-    rolls: Rolls = field(default_factory=dict, compare=False, repr=False)
+    rolls: HoldersCache = field(default_factory=dict, compare=False, repr=False)
     """What was looked up in the catalog since it changed last: all shards of a replica ask at once, for the same."""
 
     def take(self, entry: LogEntry) -> tuple[Event, ...]:
@@ -60,11 +60,11 @@ class Fold:
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
         if command is not None and self.rolls:
-            self.rolls = still_true(self.rolls, command, events)
+            self.rolls = unchanged_holders(self.rolls, command, events)
         return events
 
 
-def still_true(rolls: Rolls, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> Rolls:
+def unchanged_holders(rolls: HoldersCache, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> HoldersCache:
     """Return the rolls that a command leaves as they are: those of ready holders, for the replica that it tells of.
 
     While a replica is read its shards say one after another that they have leases, and that they are filled. That is

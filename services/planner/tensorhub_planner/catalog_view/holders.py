@@ -20,11 +20,11 @@ from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica,
 from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
 from tensorhub_common.errors import BadCommand, ReplicaConflict, VersionUnavailable
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Demand, Refusal, SourceId, Turn
+from tensorhub_common.protocol.plans import PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.queries import VersionState
 from tensorhub_common.protocol.ranges import Ranges
-from tensorhub_planner.primitives.source_set import SourceSet
-from tensorhub_planner.primitives.topology import Distance, Place, Topology, between
+from tensorhub_planner.primitives.source_set import LayoutSet
+from tensorhub_planner.primitives.topology import AgentPlace, Distance, Topology, between
 
 ROLLS_MAX: Final = 32
 """So many rolls are kept of a catalog as it stands: replicas that read by programs at once."""
@@ -42,7 +42,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     root: str | None
     pieces: Ranges | None = None
     """What it has or will have, in numbers of its own layout's pieces; None means all."""
-    turn: Turn | None = None
+    turn: ReadPriority | None = None
     """Of a half-filled one, when its round was decided; a ready one has none."""
     depth: int = 1
     """How many half-filled replicas the bytes of a half-filled one come through, itself included, as far as known."""
@@ -50,7 +50,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its round has begun: it has its plan and leases, from whichever planner, and its sources say so."""
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ReaderShard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reader's own shard, as the log knows it."""
 
     me: SourceId
@@ -61,7 +61,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What it must hold at the version by the log; None: nobody of its layout has held that yet."""
 
 
-class Holders(msgspec.Struct, frozen=True):
+class HolderSet(msgspec.Struct, frozen=True):
     """Who has the version, and in words who could have it and can't serve; of these, `absent_more` are not named."""
 
     able: tuple[Holder, ...]
@@ -89,17 +89,17 @@ def layouts_in_order(holders: Iterable[Holder]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(holder.layout for holder in in_order))
 
 
-def published_set(originals: tuple[str, ...], holders: Holders) -> SourceSet | None:
+def published_set(originals: tuple[str, ...], holders: HolderSet) -> LayoutSet | None:
     """Return the layouts in which a version was published, if each of them stands ready with somebody."""
     ready = {holder.layout for holder in holders.able if holder.turn is None}
-    return SourceSet(originals, originals) if originals and ready.issuperset(originals) else None
+    return LayoutSet(originals, originals) if originals and ready.issuperset(originals) else None
 
 
 @dataclass(frozen=True)
-class Roll:
+class ReplicaHolders:
     """What the catalog says to every shard of a replica alike, where holders of any layout count."""
 
-    holders: Holders
+    holders: HolderSet
     topology: Topology
     originals: tuple[str, ...]
 
@@ -124,14 +124,14 @@ class Roll:
         return frozenset(self.originals)
 
     @cached_property
-    def source_set(self) -> SourceSet:
+    def source_set(self) -> LayoutSet:
         """The layouts of all holders, in the order in which a program's units stand."""
         layouts = layouts_in_order(self.holders.able)
         held = frozenset(layouts)
-        return SourceSet(layouts, tuple(each for each in self.originals if each in held))
+        return LayoutSet(layouts, tuple(each for each in self.originals if each in held))
 
     @cached_property
-    def original_set(self) -> SourceSet | None:
+    def original_set(self) -> LayoutSet | None:
         """The layouts in which the version was published, if each of them stands ready with somebody."""
         return published_set(self.originals, self.holders)
 
@@ -148,15 +148,15 @@ class Roll:
         return hashlib.blake2b(msgspec.msgpack.encode(rows), digest_size=32).digest()
 
 
-class Found(msgspec.Struct, frozen=True):
+class Candidates(msgspec.Struct, frozen=True):
     """All that the catalog says about a demand."""
 
-    seat: Seat
-    holders: Holders
+    seat: ReaderShard
+    holders: HolderSet
     topology: Topology
     originals: tuple[str, ...] = ()
     """The layouts in which the version was published, where holders of any layout count."""
-    roll: Roll | None = None
+    roll: ReplicaHolders | None = None
     """The same, as it was made for all shards of the reader's replica."""
 
     def published_in(self, layouts: Iterable[str]) -> bool:
@@ -173,7 +173,7 @@ class RollKey(NamedTuple):
     version: int
 
 
-Rolls = dict[RollKey, Roll]
+HoldersCache = dict[RollKey, ReplicaHolders]
 """The rolls that were made of a catalog as it stands."""
 
 
@@ -182,9 +182,14 @@ def named(source: SourceId) -> str:
     return f"{source.replica}/{source.shard} on {source.agent}"
 
 
-def find(
-    catalog: Catalog, demand: Demand, *, pipelining: bool, any_layout: bool = False, rolls: Rolls | None = None
-) -> Found | Refusal:
+def find_candidates(
+    catalog: Catalog,
+    demand: PlanRequest,
+    *,
+    pipelining: bool,
+    any_layout: bool = False,
+    rolls: HoldersCache | None = None,
+) -> Candidates | Refusal:
     """Look up who can serve the demand; refuse one whose reader or version the log doesn't know.
 
     Without `pipelining` what is being filled serves nobody. With `any_layout` every shard of every replica counts that
@@ -198,7 +203,7 @@ def find(
         return seat
     if not any_layout:
         roll = _roll(catalog, model, demand, seat, pipelining=pipelining)
-        return Found(seat, roll.holders, roll.topology, roll.originals)
+        return Candidates(seat, roll.holders, roll.topology, roll.originals)
     rolls = {} if rolls is None else rolls
     key = RollKey(demand.model, demand.replica, demand.version)
     known = rolls.get(key)
@@ -206,10 +211,10 @@ def find(
         if len(rolls) >= ROLLS_MAX:
             rolls.clear()
         known = rolls[key] = _roll(catalog, model, demand, None, pipelining=pipelining)
-    return Found(seat, known.holders, known.topology, known.originals, known)
+    return Candidates(seat, known.holders, known.topology, known.originals, known)
 
 
-def is_held(catalog: Catalog, demand: Demand) -> bool:
+def is_held(catalog: Catalog, demand: PlanRequest) -> bool:
     """Tell whether the log counts a holder of the version; for a reader that maps, one that it could map."""
     model = catalog.models.get(demand.model)
     version = None if model is None else model.versions.get(demand.version)
@@ -225,14 +230,14 @@ def is_held(catalog: Catalog, demand: Demand) -> bool:
     return any(between(here, places[agent]) <= Distance.HOST for agent in suitable)
 
 
-def registered_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
+def registered_layouts(catalog: Catalog, demand: PlanRequest) -> tuple[str, ...]:
     """Return the layouts of all shards of other replicas of the model, whatever they hold."""
     replicas = catalog.models[demand.model].replicas.values()
     others = (replica for replica in replicas if replica.name != demand.replica and not replica.mapped)
     return tuple(sorted({shard.layout for replica in others for shard in replica.members.values()}))
 
 
-def replica_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
+def replica_layouts(catalog: Catalog, demand: PlanRequest) -> tuple[str, ...]:
     """Return the layouts of the reader's own replica, each once, to one of its shards; to the others none.
 
     It is the first shard that no root is known for, and which so goes by a program. A replica that is not whole has no
@@ -250,7 +255,7 @@ def replica_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
     return tuple(dict.fromkeys(members[index].layout for index in range(count)))
 
 
-def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
+def _seat(catalog: Catalog, model: Model, demand: PlanRequest) -> ReaderShard | Refusal:
     replica = model.replicas.get(demand.replica)
     shard = replica.members.get(demand.shard) if replica is not None else None
     if replica is None or shard is None or shard.agent != demand.agent:
@@ -261,7 +266,7 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     if demand.version not in model.versions:
         return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
     key = root_key(replica.shards, shard.index, shard.layout)
-    return Seat(
+    return ReaderShard(
         me=SourceId(shard.agent, catalog.agents[shard.agent].incarnation, replica.name, shard.index),
         key=key,
         layout=shard.layout,
@@ -270,13 +275,15 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     )
 
 
-def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, pipelining: bool) -> Roll:
+def _roll(
+    catalog: Catalog, model: Model, demand: PlanRequest, seat: ReaderShard | None, *, pipelining: bool
+) -> ReplicaHolders:
     """Go through the replicas: for the reader at one seat, or for all shards of its replica and any layout."""
     agents = catalog.agents
     mine = (
         [shard.agent for shard in model.replicas[demand.replica].members.values()] if seat is None else [demand.agent]
     )
-    places = {name: Place(agents[name].host, agents[name].site, agents[name].rack) for name in mine}
+    places = {name: AgentPlace(agents[name].host, agents[name].site, agents[name].rack) for name in mine}
     holders: list[Holder] = []
     absent: list[str] = []
     absent_count = 0
@@ -291,15 +298,15 @@ def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, 
             holder = _holder(model, replica, shard, agent, demand.version, pipelining, seat is None)
             if holder is not None:
                 holders.append(holder)
-                places[agent.name] = Place(agent.host, agent.site, agent.rack)
+                places[agent.name] = AgentPlace(agent.host, agent.site, agent.rack)
                 continue
             if shard.state is ShardState.DRAINING and shard.version == demand.version:
                 draining_on.append(agent.name)
-                places[agent.name] = Place(agent.host, agent.site, agent.rack)
+                places[agent.name] = AgentPlace(agent.host, agent.site, agent.rack)
             absent_count += 1
             if len(absent) < ABSENT_MAX:
                 absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
-    found = Holders(
+    found = HolderSet(
         tuple(holders),
         tuple(absent),
         absent_count - len(absent),
@@ -307,7 +314,7 @@ def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, 
         draining_on=tuple(draining_on),
     )
     # Who reads from its own layout alone does not ask what was published, and for thousands of shards that is long.
-    return Roll(found, Topology(places), _originals(model.versions[demand.version]) if seat is None else ())
+    return ReplicaHolders(found, Topology(places), _originals(model.versions[demand.version]) if seat is None else ())
 
 
 def _originals(version: Version) -> tuple[str, ...]:
@@ -322,7 +329,7 @@ def _holder(
     shard: Shard,
     agent: AgentRecord,
     version: int,
-    pipelining: bool,  # noqa: FBT001 (as `find` has them)
+    pipelining: bool,  # noqa: FBT001 (as `find_candidates` has them)
     any_layout: bool,  # noqa: FBT001
 ) -> Holder | None:
     """Return what a shard can give of a version; None when that is nothing."""
@@ -349,7 +356,7 @@ def _holder(
     )
 
 
-def _turn(replica: Replica, shard: Shard, version: int) -> Turn | None:
+def _turn(replica: Replica, shard: Shard, version: int) -> ReadPriority | None:
     """Return the turn of a replica that is to be filled with the version, as its agents heard it from the log.
 
     The catalog keeps it, so a planner that has begun with a snapshot knows it too. A staged shard goes on serving what
@@ -359,10 +366,10 @@ def _turn(replica: Replica, shard: Shard, version: int) -> Turn | None:
     if current is None or not current.decided or current.version != version or shard.index in current.staged:
         return None
     decided = current.state in (RoundState.DECIDED, RoundState.STARTED)
-    return Turn(current.decided, current.number) if decided else None
+    return ReadPriority(current.decided, current.number) if decided else None
 
 
-def _candidates(replica: Replica, seat: Seat | None) -> Iterable[Shard]:
+def _candidates(replica: Replica, seat: ReaderShard | None) -> Iterable[Shard]:
     """Return the shard at the reader's seat, of a replica cut otherwise any; without a seat all shards."""
     if seat is None:
         return replica.members.values()

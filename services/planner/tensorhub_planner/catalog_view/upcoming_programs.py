@@ -13,20 +13,20 @@ from typing import Final, NamedTuple
 
 from tensorhub_common.catalog.state import Catalog, Model, Replica, root_key
 from tensorhub_common.catalog.transitions import RoundState
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 PUBLISHERS_MAX: Final = 2
 """For each model so many replicas are taken for those that will publish."""
 
 
-class Expected(NamedTuple):
+class UpcomingProgram(NamedTuple):
     """A program that will be asked for: the reader's layout, and whose layouts fill it."""
 
     layout: str
-    sources: SourceSet
+    sources: LayoutSet
 
 
-def expected(catalog: Catalog) -> Iterator[Expected]:
+def upcoming_programs(catalog: Catalog) -> Iterator[UpcomingProgram]:
     """Yield the programs that will be asked for when the next version of a model is published, each once."""
     for model in catalog.models.values():
         waiting = [replica for replica in model.replicas.values() if _waits(replica)]
@@ -34,11 +34,11 @@ def expected(catalog: Catalog) -> Iterator[Expected]:
             continue
         for publisher in _publishers(model):
             layouts = [publisher.members[index].layout for index in range(publisher.shards)]
-            sources = SourceSet(tuple(dict.fromkeys(layouts)), tuple(sorted(set(layouts))))
+            sources = LayoutSet(tuple(dict.fromkeys(layouts)), tuple(sorted(set(layouts))))
             # Shards of equal layouts at equal places are read as they are, without a program.
             own = {root_key(publisher.shards, index, layout) for index, layout in enumerate(layouts)}
             yield from dict.fromkeys(
-                Expected(shard.layout, sources)
+                UpcomingProgram(shard.layout, sources)
                 for replica in waiting
                 for _, shard in sorted(replica.members.items())
                 if root_key(replica.shards, shard.index, shard.layout) not in own

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tensorhub_common.layout.layout import Layout, TensorEntry, room
 from tensorhub_common.layout.parts import Part, Shape
-from tensorhub_planner.compiler.memo import Remembered, Trials
+from tensorhub_planner.compiler.memo import BoundedMemo, LookupBudget
 
 EMPTY: Final = -1
 """The number of every cutout without an element."""
@@ -20,7 +20,7 @@ ROWS_MAX: Final = 131_072
 """So many entries are remembered, some 20 MB; then all are forgotten, and looked at again when they come."""
 
 
-class Cutout(NamedTuple):
+class BoxGeometry(NamedTuple):
     """Elements `start[d] <= index[d] < stop[d]` of a global tensor, and how far apart they lie in the segment."""
 
     dtype: str
@@ -36,7 +36,7 @@ class Cutout(NamedTuple):
     """What is computed of the global tensor here (`Part.cast`): `global_shape` is what it is computed of."""
 
 
-class Atoms(NamedTuple):
+class LayoutBoxes(NamedTuple):
     """A layout's atoms by column: box i of global tensor `names[i]` begins at byte `at[i]` of the segment."""
 
     names: tuple[str, ...]
@@ -58,13 +58,13 @@ class _Columns(NamedTuple):
         self.cutouts.append(cutout)
 
 
-class Cutouts:
+class GeometryTable:
     """Cutouts by number. Equal ones have equal numbers."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._numbers: dict[Cutout, int] = {}
-        self._known: list[Cutout] = []
+        self._numbers: dict[BoxGeometry, int] = {}
+        self._known: list[BoxGeometry] = []
         self._kinds: dict[tuple[int, int], int] = {}
         """Numbers, by how many bytes of a segment an entry takes, and its cutout; that is `EMPTY` without an element,
         `COMPOSED` where it has parts."""
@@ -73,15 +73,15 @@ class Cutouts:
         self._rows: dict[bool, dict[TensorEntry, int]] = {False: {}, True: {}}
         """Numbers of kinds by entry, and by whether it stands as it was published. What many ranks have alike is one
         object (`entries`)."""
-        self._trials = Trials()
+        self._trials = LookupBudget()
         self._boxes: dict[tuple[str, int, Shape, Shape, Shape, bool], int] = {}
         """The same of entries that differ in their names alone."""
-        self._placed = Remembered[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]()
+        self._placed = BoundedMemo[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]()
         """Where entries of these kinds begin, and their cutouts: ranks have few lists of kinds, and many names."""
-        self._at = Remembered[tuple[int, ...], tuple[int, ...]]()
+        self._at = BoundedMemo[tuple[int, ...], tuple[int, ...]]()
         """Where entries begin that take so many bytes: ranks that shard evenly have one such list."""
 
-    def __getitem__(self, number: int) -> Cutout:
+    def __getitem__(self, number: int) -> BoxGeometry:
         """Return a cutout by its number."""
         return self._known[number]
 
@@ -89,12 +89,12 @@ class Cutouts:
         """Return how many there are."""
         return len(self._known)
 
-    def atoms(self, layout: Layout, *, is_original: bool = False) -> Atoms:
+    def atoms(self, layout: Layout, *, is_original: bool = False) -> LayoutBoxes:
         """Return a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
         at, cutouts = self._placed_at(self._kinds_of(layout.tensors, is_original))
         if min(cutouts, default=0) < 0:
             return self._without_gaps(layout, at, cutouts, is_original)
-        return Atoms(tuple([entry.name for entry in layout.tensors]), at, cutouts)
+        return LayoutBoxes(tuple([entry.name for entry in layout.tensors]), at, cutouts)
 
     def _kinds_of(self, entries: Sequence[TensorEntry], is_original: bool) -> tuple[int, ...]:  # noqa: FBT001 (a column)
         known = self._rows[is_original]
@@ -121,7 +121,13 @@ class Cutouts:
             placed = self._placed.keep(kinds, len(kinds), (at, cutouts))
         return placed
 
-    def _without_gaps(self, layout: Layout, at: Sequence[int], cutouts: Sequence[int], is_original: bool) -> Atoms:  # noqa: FBT001 (a column)
+    def _without_gaps(
+        self,
+        layout: Layout,
+        at: Sequence[int],
+        cutouts: Sequence[int],
+        is_original: bool,  # noqa: FBT001 (a column)
+    ) -> LayoutBoxes:
         """Leave out what has no element, and take what consists of parts by its parts."""
         atoms = _Columns([], [], [])
         for entry, place, cutout in zip(layout.tensors, at, cutouts, strict=True):
@@ -133,7 +139,7 @@ class Cutouts:
                         atoms.add(part.name, begin, self._number(_of_part(entry, part, strides, is_original)))
             elif cutout != EMPTY:
                 atoms.add(entry.name, place, cutout)
-        return Atoms(tuple(atoms.names), tuple(atoms.at), tuple(atoms.cutouts))
+        return LayoutBoxes(tuple(atoms.names), tuple(atoms.at), tuple(atoms.cutouts))
 
     def _kind(self, entry: TensorEntry, is_original: bool) -> int:  # noqa: FBT001 (a column)
         if entry.parts:
@@ -151,26 +157,26 @@ class Cutouts:
             self._both.append((room_bytes, cutout))
         return number
 
-    def _number(self, cutout: Cutout) -> int:
+    def _number(self, cutout: BoxGeometry) -> int:
         number = self._numbers.setdefault(cutout, len(self._known))
         if number == len(self._known):
             self._known.append(cutout)
         return number
 
 
-def _of_whole(entry: TensorEntry, is_original: bool) -> Cutout:  # noqa: FBT001 (a column)
+def _of_whole(entry: TensorEntry, is_original: bool) -> BoxGeometry:  # noqa: FBT001 (a column)
     stop = tuple(o + s for o, s in zip(entry.offset, entry.shape, strict=True))
     strides = _row_major(entry.shape, entry.itemsize)
-    return Cutout(entry.dtype, entry.itemsize, entry.global_shape, entry.offset, stop, strides, is_original)
+    return BoxGeometry(entry.dtype, entry.itemsize, entry.global_shape, entry.offset, stop, strides, is_original)
 
 
-def _of_part(entry: TensorEntry, part: Part, strides: Shape, is_original: bool) -> Cutout:  # noqa: FBT001 (a column)
+def _of_part(entry: TensorEntry, part: Part, strides: Shape, is_original: bool) -> BoxGeometry:  # noqa: FBT001 (a column)
     """Dimensions are matched from the last one on; those in front that only one of the two has are of one element."""
     rank = len(part.global_shape)
     own = strides[-rank:] if rank else ()
     stop = tuple(o + s for o, s in zip(part.offset, part.extent, strict=True))
     far = (0,) * (rank - len(own)) + own
-    return Cutout(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, far, is_original, part.cast)
+    return BoxGeometry(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, far, is_original, part.cast)
 
 
 def _row_major(shape: Shape, itemsize: int) -> Shape:

@@ -22,11 +22,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from tensorhub_common.layout.layout import Layout
-from tensorhub_common.programs.numbered_program import Patterns
-from tensorhub_planner.compiler.boxes import Atoms, Cutout, Cutouts
-from tensorhub_planner.compiler.memo import Remembered
+from tensorhub_common.programs.numbered_program import PatternCache
+from tensorhub_planner.compiler.boxes import BoxGeometry, GeometryTable, LayoutBoxes
+from tensorhub_planner.compiler.memo import BoundedMemo
 from tensorhub_planner.compiler.overlaps import converts
-from tensorhub_planner.compiler.tiling import Gap, Grid, Pattern, cut_up, lots, pattern_of
+from tensorhub_planner.compiler.tiling import MissingRegion, TileGrid, TilePattern, pattern_of, spread_ways, tile_grid
 
 _Item = TypeVar("_Item")
 
@@ -36,7 +36,7 @@ _Boxes = tuple[_Ints, _Ints, _Ints]
 """The numbers of sources, where a box of a tensor begins in each, and the numbers of these boxes' cutouts."""
 
 
-class Tensor(msgspec.Struct, frozen=True, gc=False):
+class TensorSources(msgspec.Struct, frozen=True, gc=False):
     """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`.
 
     Where all begin at the same byte `at` has that alone (`Group.at`).
@@ -54,19 +54,19 @@ _Column = tuple[tuple[str, ...], _Ints, _Ints, _Ints]
 """Boxes of tensors of these names, one of each; or all of one that is named once."""
 
 
-class Joined:
+class TensorIndex:
     """The tensors of some layouts."""
 
-    def __init__(self, layouts: Sequence[Atoms]) -> None:
+    def __init__(self, layouts: Sequence[LayoutBoxes]) -> None:
         """Take the layouts' atoms, in their order."""
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, TensorSources] = {}
         """What there is of each global tensor."""
         self._alike: dict[tuple[int, ...], int] = {}
         self._kinds: dict[tuple[int, tuple[int, ...]], int] = {}
         # Tensors have few different lists of sources and of places: each is kept once.
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._alone: dict[tuple[_Ints, _Ints], tuple[list[int], list[int], list[_Ints]]] = {}
-        """Of columns of experts, by sources and cutouts: what each has of a `Tensor` beside its place."""
+        """Of columns of experts, by sources and cutouts: what each has of a `TensorSources` beside its place."""
         self._orders: dict[tuple[_Ints, ...], tuple[_Ints, Callable[[_Ints], _Ints]]] = {}
         """Of some lists of sources together: all in order, and what takes their boxes in that order."""
         columns = [*_columns(layouts)]
@@ -87,12 +87,12 @@ class Joined:
 
     @property
     def lists(self) -> list[tuple[int, ...]]:
-        """The lists of cutouts whose numbers tensors have (`Tensor.alike`)."""
+        """The lists of cutouts whose numbers tensors have (`TensorSources.alike`)."""
         return list(self._alike)
 
-    def _tensor(self, sources: _Ints, at: _Ints, cutouts: _Ints) -> Tensor:
+    def _tensor(self, sources: _Ints, at: _Ints, cutouts: _Ints) -> TensorSources:
         kind, alike = self._kind(sources, cutouts)
-        return Tensor(kind, alike, sources, self._once(at[:1] if at.count(at[0]) == len(at) else at))
+        return TensorSources(kind, alike, sources, self._once(at[:1] if at.count(at[0]) == len(at) else at))
 
     def _merged(self, sources: tuple[_Ints, ...], at: tuple[_Ints, ...], cutouts: tuple[_Ints, ...]) -> _Boxes:
         """Return a tensor's boxes of several columns in the order of the sources."""
@@ -114,7 +114,7 @@ class Joined:
             kinds = [self._kind(mine, (cutout,)) for mine, cutout in zip(alone, cutouts, strict=True)]
             known = self._alone[sources, cutouts] = [kind for kind, _ in kinds], [alike for _, alike in kinds], alone
         places = map(self._once, zip(at, strict=True))
-        self.tensors.update(zip(names, map(Tensor, *known, places), strict=True))
+        self.tensors.update(zip(names, map(TensorSources, *known, places), strict=True))
 
     def _kind(self, sources: tuple[int, ...], cutouts: tuple[int, ...]) -> tuple[int, int]:
         alike = _numbered(self._alike, cutouts)
@@ -124,7 +124,7 @@ class Joined:
         return self._shared.setdefault(column, column)
 
 
-def _columns(layouts: Sequence[Atoms]) -> Iterator[_Column]:
+def _columns(layouts: Sequence[LayoutBoxes]) -> Iterator[_Column]:
     """Look at layouts together that may have most names alike: as many, and the same one first and last."""
     alike: defaultdict[tuple[int, str, str], list[int]] = defaultdict(list)
     for number, atoms in enumerate(layouts):
@@ -149,7 +149,7 @@ def _numbered(table: dict[_Item, int], item: _Item) -> int:
     return table.setdefault(item, len(table))
 
 
-class Together(NamedTuple):
+class AlikeBoxes(NamedTuple):
     """Atoms of one group."""
 
     first: int
@@ -161,14 +161,14 @@ class Together(NamedTuple):
     """Takes theirs out of a column that has something for each atom of the layout."""
 
 
-class Groupings:
+class GroupingCache:
     """How atoms go together, by where they are, what they are cut out of, and which of them are of one kind."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._known = Remembered[tuple[tuple[int, ...], ...], list[Together]]()
+        self._known = BoundedMemo[tuple[tuple[int, ...], ...], list[AlikeBoxes]]()
 
-    def of(self, at: tuple[int, ...], cutouts: tuple[int, ...], kinds: Sequence[int]) -> list[Together]:
+    def of(self, at: tuple[int, ...], cutouts: tuple[int, ...], kinds: Sequence[int]) -> list[AlikeBoxes]:
         """Return a layout's groups in the order of their first atoms; each column has an item for each atom."""
         # Whatever numbers the kinds have: what counts is which atom is the first one of the same kind.
         first = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
@@ -176,12 +176,12 @@ class Groupings:
         return self._known.get(key) or self._known.keep(key, len(kinds), _groups(at, cutouts, kinds))
 
 
-def _groups(at: Sequence[int], cutouts: Sequence[int], kinds: Sequence[int]) -> list[Together]:
+def _groups(at: Sequence[int], cutouts: Sequence[int], kinds: Sequence[int]) -> list[AlikeBoxes]:
     members: dict[tuple[int, int], list[int]] = {}
     for number, both in enumerate(zip(cutouts, kinds, strict=True)):
         members.setdefault(both, []).append(number)
     picks = [(numbers[0], cutout, picking(numbers)) for (cutout, _), numbers in members.items()]
-    return [Together(first, cutout, pick(at), pick) for first, cutout, pick in picks]
+    return [AlikeBoxes(first, cutout, pick(at), pick) for first, cutout, pick in picks]
 
 
 def picking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -205,7 +205,7 @@ ANY_LOT: Final = -1
 """A pattern of which every cell has all of its owners is the same for every reader."""
 
 
-class SourceIndex:
+class LayoutIndex:
     """The atoms of several source layouts, by tensor. Made once for a set of layouts, and used for all readers."""
 
     def __init__(self, layouts: Mapping[str, Layout], originals: Collection[str] = ()) -> None:
@@ -214,18 +214,20 @@ class SourceIndex:
         `originals` are those in which the version was published: what stands in them may be cast.
         """
         self.layouts = tuple(layouts)
-        self.cutouts = Cutouts()
-        self.groupings = Groupings()
-        self.executed = Patterns()
+        self.cutouts = GeometryTable()
+        self.groupings = GroupingCache()
+        self.executed = PatternCache()
         """What its programs' executions know of patterns."""
-        self._patterns: dict[tuple[int, int, int], _Chosen | Gap] = {}
-        self._grids: dict[tuple[int, int], Grid | Gap] = {}
+        self._patterns: dict[tuple[int, int, int], _Chosen | MissingRegion] = {}
+        self._grids: dict[tuple[int, int], TileGrid | MissingRegion] = {}
         published = frozenset(originals)
-        joined = Joined([self.cutouts.atoms(each, is_original=name in published) for name, each in layouts.items()])
+        joined = TensorIndex(
+            [self.cutouts.atoms(each, is_original=name in published) for name, each in layouts.items()]
+        )
         self.tensors, self._lists = joined.tensors, joined.lists
-        self._lots = [lots(len(boxes)) for boxes in self._lists]
+        self._lots = [spread_ways(len(boxes)) for boxes in self._lists]
 
-    def chosen(self, cutout: int, alike: int, lot: int) -> "_Chosen | Gap":
+    def chosen(self, cutout: int, alike: int, lot: int) -> "_Chosen | MissingRegion":
         """Return how an atom of this cutout is made up of boxes that are cut like those."""
         known = self._patterns.get((cutout, alike, ANY_LOT))
         if known is not None:
@@ -237,21 +239,21 @@ class SourceIndex:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
             grid = self._grid(cutout, alike)
-            known = grid if isinstance(grid, Gap) else _chosen(pattern_of(self.cutouts[cutout], grid, key[2]))
-            is_for_all = isinstance(known, Gap) or known.pattern.is_for_all
+            known = grid if isinstance(grid, MissingRegion) else _chosen(pattern_of(self.cutouts[cutout], grid, key[2]))
+            is_for_all = isinstance(known, MissingRegion) or known.pattern.is_for_all
             self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
         return known
 
-    def _grid(self, cutout: int, alike: int) -> Grid | Gap:
+    def _grid(self, cutout: int, alike: int) -> TileGrid | MissingRegion:
         """Return a grid that other lots may have asked for before."""
         known = self._grids.get((cutout, alike))
         if known is None:
             if len(self._grids) >= GRIDS_MAX:
                 self._grids.clear()
-            known = self._grids[cutout, alike] = cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
+            known = self._grids[cutout, alike] = tile_grid(self.cutouts[cutout], self._lists[alike], self.cutouts)
         return known
 
-    def fits(self, cutout: Cutout, tensor: Tensor) -> bool:
+    def fits(self, cutout: BoxGeometry, tensor: TensorSources) -> bool:
         """Tell whether any box is of the same global tensor, and of a dtype that can be converted."""
         boxes = (self.cutouts[each] for each in self._lists[tensor.alike])
         return any(box.global_shape == cutout.global_shape and converts(box, cutout) is not None for box in boxes)
@@ -267,13 +269,13 @@ class SourceIndex:
 class _Chosen(NamedTuple):
     """A pattern, and what its boxes are of those that there are of a tensor."""
 
-    pattern: Pattern
+    pattern: TilePattern
     take: Callable[[tuple[int, ...]], tuple[int, ...]]
     """Takes what it has out of a column of all boxes."""
     are_first: bool
     """They are the first ones that there are, in their order."""
 
-    def places(self, tensor: Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    def places(self, tensor: TensorSources, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         """Return where its boxes begin, of tensors that are all of one kind, and begin there."""
         takes_all = self.are_first and len(self.pattern.boxes) == len(tensor.sources)
         if takes_all or max(map(len, at)) == 1:
@@ -281,11 +283,11 @@ class _Chosen(NamedTuple):
         return tuple([each if len(each) == 1 else self.take(each) for each in at])
 
 
-def _chosen(pattern: Pattern) -> _Chosen:
+def _chosen(pattern: TilePattern) -> _Chosen:
     boxes = pattern.boxes
     return _Chosen(pattern, picking(boxes), boxes == tuple(range(len(boxes))))
 
 
-def _kind_of(cutout: Cutout) -> str:
+def _kind_of(cutout: BoxGeometry) -> str:
     cast = f" ({cutout.cast})" if cutout.cast else ""
     return f"{cutout.dtype}{cast} of global shape {list(cutout.global_shape)}"

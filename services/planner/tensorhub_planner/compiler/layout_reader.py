@@ -30,7 +30,7 @@ import msgspec
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, check_entries, layout_of, layout_of_checked
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_planner.compiler.memo import Remembered, Trials
+from tensorhub_planner.compiler.memo import BoundedMemo, LookupBudget
 
 ALIKE_MAX: Final = 16
 """Ranks of trainers and engines of one stage begin alike, and have as many templates as tensor parallelism has ways."""
@@ -96,12 +96,12 @@ class _Alike(NamedTuple):
     """The entries of layouts that no template was made of."""
 
 
-class Templates:
+class LayoutTemplates:
     """Templates by how blobs begin. Several threads may ask at once."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._alike = Remembered[bytes, _Alike]()
+        self._alike = BoundedMemo[bytes, _Alike]()
 
     def found(self, data: bytes) -> tuple[Template, list[bytes]] | None:
         """Return a template that fits, and what the blob has in its gaps."""
@@ -171,18 +171,18 @@ _blobs: Final = msgspec.msgpack.Decoder(_Blob)
 _entries: Final = msgspec.msgpack.Decoder(tuple[TensorEntry, ...])
 
 
-class Entries:
+class LayoutReader:
     """The entries that were read, by their encoded form. Several threads may read at once."""
 
-    def __init__(self, entries_max: int = ENTRIES_MAX, trials: Trials | None = None) -> None:
+    def __init__(self, entries_max: int = ENTRIES_MAX, trials: LookupBudget | None = None) -> None:
         """Begin with none."""
         self._entries_max = entries_max
         self._known: dict[bytes, TensorEntry] = {}
         self._between: dict[bytes, tuple[TensorEntry, ...]] = {}
         """What stands in gaps of templates."""
         self._between_count = 0
-        self._templates = Templates()
-        self._trials = Trials() if trials is None else trials
+        self._templates = LayoutTemplates()
+        self._trials = LookupBudget() if trials is None else trials
 
     def __len__(self) -> int:
         """Return how many are kept."""

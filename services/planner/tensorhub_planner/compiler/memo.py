@@ -19,7 +19,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class Remembered(Generic[_Key, _Value]):
+class BoundedMemo(Generic[_Key, _Value]):
     """Values by lists."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ SAMPLE: Final = 16
 _Item = TypeVar("_Item")
 
 
-class Trials:
+class LookupBudget:
     """Each thing that was known earns a trial, each that was not costs one. Without trials a sample decides."""
 
     def __init__(self, trials_max: int = TRIALS_MAX) -> None:

@@ -4,7 +4,7 @@ How an atom is cut depends on where boxes begin and end, and not on the tensor's
 tensors, layers and readers that are cut alike.
 
 Always true: the cells of a pattern are the atom, each element once, and each cell lies wholly in a box of every owner
-that it names, or is folded; where no box has a region there is a `Gap` and no pattern.
+that it names, or is folded; where no box has a region there is a `MissingRegion` and no pattern.
 """
 
 from bisect import bisect_left
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.parts import Shape
-from tensorhub_common.programs.program import Cell, Cut, Owner
-from tensorhub_common.programs.regions import DIMS_MAX, joined
-from tensorhub_planner.compiler.boxes import Cutout, Cutouts
-from tensorhub_planner.compiler.fp8_blocks import Folder, Lacking, has_some, parts_of_blocks
-from tensorhub_planner.compiler.overlaps import Piece, Span, distance, owner_of, pieces_of, span_of
+from tensorhub_common.programs.program import Cell, SourceBox, UnitSplit
+from tensorhub_common.programs.regions import DIMS_MAX, joined_dims
+from tensorhub_planner.compiler.boxes import BoxGeometry, GeometryTable
+from tensorhub_planner.compiler.fp8_blocks import AmaxReductionBuilder, MissingSource, has_some, parts_of_blocks
+from tensorhub_planner.compiler.overlaps import CellBox, Overlap, distance, overlap_of, owner_of, pieces_of
 
 CELLS_MAX: Final = 1_000_000
 """An atom is cut into so many cells at most."""
@@ -38,7 +38,7 @@ _Chosen = tuple[tuple[tuple[int, int], ...], ...]
 """For each box of a grid the owners that a reader takes: as which of its boxes, and the identity of its cutout."""
 
 
-class Pattern(NamedTuple):
+class TilePattern(NamedTuple):
     """The cells of tensors that are cut alike, in bytes behind where they begin, and which boxes they lie in."""
 
     cells: tuple[Cell, ...]
@@ -49,58 +49,58 @@ class Pattern(NamedTuple):
     """The entries of each tensor, where blocks are folded."""
 
 
-class Grid(NamedTuple):
+class TileGrid(NamedTuple):
     """What an atom is cut into, and what readers of all lots have alike of that."""
 
-    boxes: list[tuple[Shape, Shape, list[Span]]]
+    boxes: list[tuple[Shape, Shape, list[Overlap]]]
     """Where each begins and ends, and all spans that have it, in the order of sources. None has it where blocks have to
     be folded."""
-    parts: list[Span]
+    parts: list[Overlap]
     """What there is of blocks (`parts_of_blocks`)."""
     cells: dict[_Chosen, tuple[Cell, ...]]
     """By what readers choose of it, at most one for each lot: sources that are cut alike make the same cells, whichever
     of them these are."""
 
 
-class Gap(NamedTuple):
+class MissingRegion(NamedTuple):
     """A region that no source has."""
 
     start: Shape
     stop: Shape
-    lacking: Lacking | None = None
+    lacking: MissingSource | None = None
     """Sources have parts of what it is computed of, and of this box none."""
 
 
-def cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> Grid | Gap:
+def tile_grid(atom: BoxGeometry, boxes: Sequence[int], cutouts: GeometryTable) -> TileGrid | MissingRegion:
     """Return an atom's grid, or a region of it that no box has. `boxes` are numbers of cutouts."""
     # Ranks that hold the same have boxes of one cutout, and so spans that differ in the number alone.
-    distinct = {number: span_of(0, cutouts[number], atom) for number in dict.fromkeys(boxes)}
+    distinct = {number: overlap_of(0, cutouts[number], atom) for number in dict.fromkeys(boxes)}
     spans = [span for span in distinct.values() if span is not None]
     edges = [_edges(atom, spans, dim) for dim in range(len(atom.start))]
     if prod(len(some) - 1 for some in edges) > CELLS_MAX:
         raise LayoutMismatch(f"would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
-    owned: dict[Shape, list[Span]] = {}
+    owned: dict[Shape, list[Overlap]] = {}
     inside = {number: _inside(edges, span) for number, span in distinct.items() if span is not None}
     for number, cutout in enumerate(boxes):
         span = distinct[cutout]
         if span is not None:
-            its = Span(number, span.start, span.stop, span.cutout, span.cast)
+            its = Overlap(number, span.start, span.stop, span.cutout, span.cast)
             for index in inside[cutout]:
                 owned.setdefault(index, []).append(its)
-    grid: list[tuple[Shape, Shape, list[Span]]] = []
+    grid: list[tuple[Shape, Shape, list[Overlap]]] = []
     parts = parts_of_blocks(atom, [cutouts[each] for each in boxes])
     for index in product(*(range(len(some) - 1) for some in edges)):
         start = tuple(some[at] for some, at in zip(edges, index, strict=True))
         stop = tuple(some[at + 1] for some, at in zip(edges, index, strict=True))
         owners = owned.get(index, [])
-        lacking = None if owners or not parts else Folder(atom, parts).lacking(start, stop)
+        lacking = None if owners or not parts else AmaxReductionBuilder(atom, parts).lacking(start, stop)
         if lacking is not None or not (owners or parts):
-            return Gap(start, stop, lacking if has_some(atom, parts, start, stop) else None)
+            return MissingRegion(start, stop, lacking if has_some(atom, parts, start, stop) else None)
         grid.append((start, stop, owners))
-    return Grid(grid, parts, {})
+    return TileGrid(grid, parts, {})
 
 
-def pattern_of(atom: Cutout, grid: Grid, lot: int) -> Pattern:
+def pattern_of(atom: BoxGeometry, grid: TileGrid, lot: int) -> TilePattern:
     """Return the cells of an atom for readers of a lot."""
     if grid.parts:
         return _folded(atom, grid, lot)
@@ -115,16 +115,16 @@ def pattern_of(atom: Cutout, grid: Grid, lot: int) -> Pattern:
             _check_count(made)
         cells = grid.cells[key] = tuple(made)
     is_for_all = all(len(owners) <= OWNERS_MAX for _, _, owners in grid.boxes)
-    return Pattern(cells, tuple(used), is_for_all)
+    return TilePattern(cells, tuple(used), is_for_all)
 
 
-def _folded(atom: Cutout, grid: Grid, lot: int) -> Pattern:
+def _folded(atom: BoxGeometry, grid: TileGrid, lot: int) -> TilePattern:
     """Return the same where sources have parts of the blocks that the atom is computed of."""
     used: dict[int, int] = {}
-    folder = Folder(atom, grid.parts, lambda box: _numbered(used, box))
+    folder = AmaxReductionBuilder(atom, grid.parts, lambda box: _numbered(used, box))
     is_for_all = True
 
-    def some(owners: list[Span]) -> list[Span]:
+    def some(owners: list[Overlap]) -> list[Overlap]:
         nonlocal is_for_all
         is_for_all = is_for_all and len(owners) <= OWNERS_MAX
         return _some(owners, lot)
@@ -138,7 +138,7 @@ def _folded(atom: Cutout, grid: Grid, lot: int) -> Pattern:
             cells += folder.cells(start, stop, some(owners), some)
         _check_count(cells)
     table_bytes = folder.table.nbytes if any(cell.fold is not None for cell in cells) else 0
-    return Pattern(tuple(cells), tuple(used), is_for_all, table_bytes)
+    return TilePattern(tuple(cells), tuple(used), is_for_all, table_bytes)
 
 
 def _check_count(cells: Sequence[Cell]) -> None:
@@ -146,14 +146,14 @@ def _check_count(cells: Sequence[Cell]) -> None:
         raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
 
 
-def _edges(atom: Cutout, spans: Sequence[Span], dim: int) -> list[int]:
+def _edges(atom: BoxGeometry, spans: Sequence[Overlap], dim: int) -> list[int]:
     """Return where a dimension of an atom is cut: at its own ends, and wherever a span begins or ends in between."""
     begin, end = atom.start[dim], atom.stop[dim]
     inside = {edge for span in spans for edge in (span.start[dim], span.stop[dim]) if begin < edge < end}
     return [begin, *sorted(inside), end]
 
 
-def _inside(edges: Sequence[Sequence[int]], span: Span) -> list[Shape]:
+def _inside(edges: Sequence[Sequence[int]], span: Overlap) -> list[Shape]:
     """Return which boxes of a grid lie in a span, by their numbers in each dimension."""
     return [*product(*map(_between, edges, span.start, span.stop))]
 
@@ -163,20 +163,22 @@ def _between(edges: Sequence[int], start: int, stop: int) -> range:
     return range(bisect_left(edges, max(start, edges[0])), bisect_left(edges, min(stop, edges[-1])))
 
 
-def lots(owners: int) -> int:
+def spread_ways(owners: int) -> int:
     """Return in how many ways readers choose among so many owners."""
     return max(1, -(-(owners - FIRST_OWNERS) // (OWNERS_MAX - FIRST_OWNERS)))
 
 
-def _some(owners: list[Span], lot: int) -> list[Span]:
+def _some(owners: list[Overlap], lot: int) -> list[Overlap]:
     """Return at most `OWNERS_MAX` of them, in their order: the first ones, and by lot which of the others."""
     if len(owners) <= OWNERS_MAX:
         return owners
-    step = lots(len(owners))
+    step = spread_ways(len(owners))
     return [*owners[:FIRST_OWNERS], *owners[FIRST_OWNERS + lot % step :: step]]
 
 
-def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used: dict[int, int]) -> Iterator[Cell]:
+def _cells(
+    atom: BoxGeometry, start: Shape, stop: Shape, owners: Sequence[Overlap], used: dict[int, int]
+) -> Iterator[Cell]:
     """Return a cell of the grid, or several of it where a unit can't reach across its first dimensions."""
     for piece in pieces_of(atom, start, stop):
         there = _owners(owners, atom, piece, used)
@@ -185,9 +187,9 @@ def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used
         yield Cell(distance(piece.start, atom.start, atom.strides), piece.cut, there)
 
 
-def _owners(spans: Sequence[Span], atom: Cutout, piece: Piece, used: dict[int, int]) -> tuple[Owner, ...]:
+def _owners(spans: Sequence[Overlap], atom: BoxGeometry, piece: CellBox, used: dict[int, int]) -> tuple[SourceBox, ...]:
     """Return how a cell lies in the boxes of these. In boxes that are cut alike it lies alike."""
-    alike: dict[int, Owner] = {}
+    alike: dict[int, SourceBox] = {}
     found = []
     for span in spans:
         place = _numbered(used, span.box)
@@ -195,17 +197,17 @@ def _owners(spans: Sequence[Span], atom: Cutout, piece: Piece, used: dict[int, i
         if like is None:
             owner = alike[id(span.cutout)] = owner_of(span, place, atom, piece)
         else:
-            owner = Owner(place, like.ahead, like.strides, like.itemsize, like.cast, like.blocks, like.step)
+            owner = SourceBox(place, like.ahead, like.strides, like.itemsize, like.cast, like.blocks, like.step)
         found.append(owner)
     return tuple(found)
 
 
-def _check_dims(cut: Cut, owners: Sequence[Owner]) -> None:
+def _check_dims(cut: UnitSplit, owners: Sequence[SourceBox]) -> None:
     """Raise `LayoutMismatch` for boxes that nobody could carry: whoever does would find out too late."""
     # Where nothing is converted the bytes of an element are a dimension too.
     counts = [
         len(
-            joined(
+            joined_dims(
                 [*zip(cut.shape, cut.to_strides, owner.strides, strict=True), (1 if owner.cast else cut.itemsize, 1, 1)]
             )
         )

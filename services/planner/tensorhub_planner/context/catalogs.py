@@ -26,14 +26,14 @@ from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream import job_log
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.log_follower import restore
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.log.levels import LevelUnknown
 from tensorhub_common.protocol.queries import JobHealth, JobState
 from tensorhub_common.runtime.supervision import Fault, Supervisor
-from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 
 FOLD_S_MAX: Final = 0.7
 """A question waits for so long until the log is folded up to the number that it names: less than an agent waits."""
@@ -55,8 +55,8 @@ ASIDE_MAX: Final = 1024
 WAITING_MAX: Final = 4096
 """So many questions wait for one job's log at most."""
 
-Follow = Callable[[str, int], AsyncGenerator[Entry, None]]
-Load = Callable[[str, int], Awaitable[Snapshot | None]]
+Follow = Callable[[str, int], AsyncGenerator[StoredEntry, None]]
+LoadSnapshot = Callable[[str, int], Awaitable[Snapshot | None]]
 """Returns the newest snapshot of a job after this entry, or None."""
 OnEvent = Callable[[str, int, Event], None]
 """Takes a job, the number of an entry in its log, and what happened by that."""
@@ -74,12 +74,12 @@ class PlannerBehind(RegistryUnavailable):
     """The log is not folded as far as the question needs."""
 
 
-class _Followed:
+class FollowedJob:
     """One job: its fold, the task that follows its log, and who waits for it."""
 
-    def __init__(self, job: str, follow: Follow, load: Load, on_event: OnEvent) -> None:
+    def __init__(self, job: str, follow: Follow, load: LoadSnapshot, on_event: OnEvent) -> None:
         self.job = job
-        self.fold = Fold(Catalog(job))
+        self.fold = CatalogReplica(Catalog(job))
         self._follow = follow
         self._load = load
         self._on_event = on_event
@@ -105,7 +105,7 @@ class _Followed:
         if snapshot is None:
             return False
         _log.debug("restored from a snapshot", job=self.job, seq=snapshot.seq, after=self.fold.position)
-        self.fold = Fold(snapshot.catalog, snapshot.seq)
+        self.fold = CatalogReplica(snapshot.catalog, snapshot.seq)
         self._tell()
         return True
 
@@ -172,21 +172,21 @@ class _Aside(NamedTuple):
     """It has got on once this entry is folded."""
 
 
-class Catalogs:
+class CatalogReplicas:
     """The catalogs of all jobs that this planner follows."""
 
     def __init__(self, bus: Bus, on_event: OnEvent, on_end: OnEnd, clock: Callable[[], float] = time.monotonic) -> None:
         self._bus, self._clock = bus, clock
         self._on_event, self._on_end = on_event, on_end
         self._work = Supervisor("the planner's catalogs")
-        self._jobs: dict[str, _Followed] = {}
+        self._jobs: dict[str, FollowedJob] = {}
         self._aside: dict[str, _Aside] = {}
 
     def start(self) -> None:
         """Follow all jobs that have a log, now and later."""
         self._work.start(self._discover(), "looking for jobs", on_fault=self._discover_again)
 
-    async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> Fold:
+    async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> CatalogReplica:
         """Return the job's fold, which has taken the log up to `seq` at least.
 
         Raises `PlannerBehind` when it can't be within the bound, `JobUnknown` for a job without a log.
@@ -242,7 +242,7 @@ class Catalogs:
     async def _discover(self) -> None:
         while True:
             try:
-                jobs = await job_log.jobs(self._bus)
+                jobs = await job_log.list_jobs(self._bus)
                 for gone in set(self.ailing).difference(jobs):
                     del self._aside[gone]
                 for job in jobs[:JOBS_MAX]:
@@ -256,13 +256,13 @@ class Catalogs:
     def _discover_again(self, _: Fault) -> None:
         self._work.call_later(DISCOVER_S, self.start, what="looking for jobs again")
 
-    def _followed(self, job: str) -> _Followed:
+    def _followed(self, job: str) -> FollowedJob:
         followed = self._jobs.get(job)
         if followed is None:
             self._check_not_aside(job)
             if len(self._jobs) >= JOBS_MAX:
                 raise PlannerBehind(f"this planner follows {JOBS_MAX} jobs already, which is its limit: start another")
-            followed = self._jobs[job] = _Followed(job, self._follow, self._load, self._on_event)
+            followed = self._jobs[job] = FollowedJob(job, self._follow, self._load, self._on_event)
             self._work.start(
                 self._run(followed),
                 f"following the log of job {job!r}",
@@ -276,18 +276,18 @@ class Catalogs:
         if aside is not None and self._clock() < aside.until:
             raise aside.error
 
-    def _follow(self, job: str, seq: int) -> AsyncGenerator[Entry, None]:
+    def _follow(self, job: str, seq: int) -> AsyncGenerator[StoredEntry, None]:
         return job_log.JobLog(self._bus, job).follow(seq)
 
     async def _load(self, job: str, beyond: int) -> Snapshot | None:
         while True:
             try:
-                return (await restore.newest(self._bus, job, beyond))[0]
+                return (await restore.newest_snapshot(self._bus, job, beyond))[0]
             except (NoBus, NoAnswer, NoResponder, StreamFailure) as why:
                 _log.debug("the snapshots can't be read yet", job=job, why=str(why))
             await asyncio.sleep(LOAD_AGAIN_S)
 
-    async def _run(self, followed: _Followed) -> None:
+    async def _run(self, followed: FollowedJob) -> None:
         job = followed.job
         try:
             await followed.run()
@@ -300,12 +300,12 @@ class Catalogs:
             # Another log that stands in this one's place may end before the entry that this one failed at.
             self._set_aside(followed, str(why), beyond=1 if isinstance(why, LogShorter) else followed.tried)
 
-    def _set_aside_after(self, followed: _Followed, fault: Fault) -> None:
+    def _set_aside_after(self, followed: FollowedJob, fault: Fault) -> None:
         why = f"entry {followed.tried} can't be folded: {fault.error!r}"
         report = "This is a fault of TensorHub: report it with the planner's log"
         self._set_aside(followed, f"{why}. {report}", beyond=followed.tried)
 
-    def _set_aside(self, followed: _Followed, why: str, *, beyond: int) -> None:
+    def _set_aside(self, followed: FollowedJob, why: str, *, beyond: int) -> None:
         """Refuse the job's questions for a while; the first one after that tries again."""
         job, before = followed.job, self._aside.pop(followed.job, None)
         wait_s = ASIDE_S
@@ -322,6 +322,6 @@ class Catalogs:
         followed.fail(error)
         self._end(followed)
 
-    def _end(self, followed: _Followed) -> None:
+    def _end(self, followed: FollowedJob) -> None:
         del self._jobs[followed.job]
         self._on_end(followed.job)

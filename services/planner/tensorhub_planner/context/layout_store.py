@@ -10,11 +10,11 @@ from collections import OrderedDict
 from typing import Final
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX, Layout, payload_bytes, pieces
 from tensorhub_common.runtime.supervision import Supervisor, result_of
-from tensorhub_planner.compiler.layout_reader import Entries
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.compiler.layout_reader import LayoutReader
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 LAYOUTS_MAX: Final = 4096
 PIECES_KEPT_MAX: Final = 4_000_000
@@ -25,25 +25,25 @@ AT_ONCE_BYTES_MAX: Final = 64 * 1024
 hand each to a thread would take longer."""
 
 
-class Layouts:
+class LayoutStore:
     """Layouts by digest, out of the blob store."""
 
-    def __init__(self, blobs: Blobs, work: Supervisor) -> None:
+    def __init__(self, blobs: BlobStore, work: Supervisor) -> None:
         self._blobs, self._work = blobs, work
-        self._entries = Entries()
-        self._sizes: OrderedDict[str, Sizes] = OrderedDict()
+        self._entries = LayoutReader()
+        self._sizes: OrderedDict[str, PieceSizes] = OrderedDict()
         self._pieces = 0
-        self._reading: dict[str, asyncio.Task[Sizes]] = {}
+        self._reading: dict[str, asyncio.Task[PieceSizes]] = {}
 
-    def known(self, digest: str) -> Sizes | None:
+    def known(self, digest: str) -> PieceSizes | None:
         """Return the sizes of a layout's pieces if they are at hand."""
         sizes = self._sizes.get(digest)
         if sizes is not None:
             self._sizes.move_to_end(digest)
         return sizes
 
-    async def sizes(self, job: str, digest: str) -> Sizes:
-        """Return the sizes of a layout's pieces. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
+    async def sizes(self, job: str, digest: str) -> PieceSizes:
+        """Return the sizes of a layout's pieces. Raises what `BlobStore.get` raises, or `LayoutMismatch`."""
         sizes = self.known(digest)
         if sizes is not None:
             return sizes
@@ -56,32 +56,32 @@ class Layouts:
         return await result_of(reading)
 
     async def layout(self, job: str, digest: str) -> Layout:
-        """Return a layout itself. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
+        """Return a layout itself. Raises what `BlobStore.get` raises, or `LayoutMismatch`."""
         data = await self._blobs.get(job, digest)
         if len(data) <= AT_ONCE_BYTES_MAX:
             return self._entries.decoded(data, digest)
         return await asyncio.to_thread(self._entries.decoded, data, digest)
 
-    async def _read(self, job: str, digest: str) -> Sizes:
+    async def _read(self, job: str, digest: str) -> PieceSizes:
         layout = await self.layout(job, digest)
         sizes = await asyncio.to_thread(_sizes_of, layout, digest)
         self._keep(digest, sizes)
         return sizes
 
-    def _keep(self, digest: str, sizes: Sizes) -> None:
+    def _keep(self, digest: str, sizes: PieceSizes) -> None:
         self._sizes[digest] = sizes
         self._pieces += len(sizes)
         while len(self._sizes) > LAYOUTS_MAX or (self._pieces > PIECES_KEPT_MAX and len(self._sizes) > 1):
             self._pieces -= len(self._sizes.popitem(last=False)[1])
 
 
-def _sizes_of(layout: Layout, digest: str) -> Sizes:
+def _sizes_of(layout: Layout, digest: str) -> PieceSizes:
     if most_pieces(layout) > PIECES_MAX:
         raise LayoutMismatch(
             f"layout {digest[:12]} has {payload_bytes(layout)} bytes in {len(layout.tensors)} tensors, more than one "
             "shard may have: use more shards"
         )
-    return Sizes(pieces(layout).nbytes)
+    return PieceSizes(pieces(layout).nbytes)
 
 
 def most_pieces(layout: Layout) -> int:

@@ -17,23 +17,23 @@ from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.heartbeat import Beat
-from tensorhub_common.protocol.subjects import BeatSubject, beats, parse
-from tensorhub_planner.load.ledger import Ledger
+from tensorhub_common.protocol.heartbeat import Heartbeat
+from tensorhub_common.protocol.subjects import BeatSubject, beats, parse_subject
+from tensorhub_planner.load.ledger import LoadLedger
 
 LISTEN_S: Final = 1.5
 """A planner takes itself for just started for so long: three beats by default."""
 WAIT_S_MAX: Final = 0.6
 """A question waits for beats for so long: one by default comes in time, and the agent that asked still waits."""
 
-_beats: Final = msgspec.json.Decoder(Beat)
+_beats: Final = msgspec.json.Decoder(Heartbeat)
 _log: Final = logs.logger(__name__)
 
 
-class Hearing:
+class LoadSubscriber:
     """Hands beats to a ledger."""
 
-    def __init__(self, bus: Bus, ledger: Ledger) -> None:
+    def __init__(self, bus: Bus, ledger: LoadLedger) -> None:
         self._bus, self._ledger = bus, ledger
         self._since = time.monotonic()
         self._next: asyncio.Future[None] | None = None
@@ -54,7 +54,7 @@ class Hearing:
         except MALFORMED:
             return
         # Whoever may publish on this subject is this agent, and speaks for no other.
-        if parse(message.subject) != BeatSubject(beat.agent):
+        if parse_subject(message.subject) != BeatSubject(beat.agent):
             return
         self._ledger.hear(beat, time.monotonic())
         if self._next is not None:

@@ -14,10 +14,10 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.events import Event, RoundJoined, ShardRegistered
-from tensorhub_common.runtime.gather_bounded import each
-from tensorhub_common.runtime.supervision import Supervisor, handled
-from tensorhub_planner.catalog_view.upcoming_programs import Expected, expected
-from tensorhub_planner.context.program_store import PROGRAMS_MAX, Programs
+from tensorhub_common.runtime.gather_bounded import gather_bounded
+from tensorhub_common.runtime.supervision import Supervisor, log_only
+from tensorhub_planner.catalog_view.upcoming_programs import UpcomingProgram, upcoming_programs
+from tensorhub_planner.context.program_store import PROGRAMS_MAX, ProgramStore
 
 SETTLE_S: Final = 0.2
 """A job is looked at so long after somebody joined: thousands of shards do, one after another."""
@@ -28,15 +28,15 @@ TRIED_MAX: Final = 2 * PROGRAMS_MAX
 _log: Final = logger(__name__)
 
 
-class Preparing:
+class ProgramPrefetcher:
     """Looks at the catalogs of jobs in which somebody has joined."""
 
-    def __init__(self, programs: Programs, catalog: Callable[[str], Catalog | None], work: Supervisor) -> None:
+    def __init__(self, programs: ProgramStore, catalog: Callable[[str], Catalog | None], work: Supervisor) -> None:
         """Prepare with these programs; `catalog` returns what is folded of a job, or None."""
         self._programs, self._catalog, self._work = programs, catalog, work
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
-        self._tried: OrderedDict[tuple[str, Expected], None] = OrderedDict()
+        self._tried: OrderedDict[tuple[str, UpcomingProgram], None] = OrderedDict()
 
     def see(self, job: str, event: Event) -> None:
         """Take an event of a job's log."""
@@ -46,7 +46,7 @@ class Preparing:
             self._again.add(job)
             return
         # A fault is left at that: the read has its program compiled when it asks.
-        self._looks[job] = self._work.start(self._look(job), f"preparing programs of job {job!r}", on_fault=handled)
+        self._looks[job] = self._work.start(self._look(job), f"preparing programs of job {job!r}", on_fault=log_only)
 
     @property
     def looks(self) -> list[asyncio.Task[None]]:
@@ -66,7 +66,7 @@ class Preparing:
 
     async def _prepare(self, job: str) -> None:
         catalog = self._catalog(job)
-        found = () if catalog is None else expected(catalog)
+        found = () if catalog is None else upcoming_programs(catalog)
         wanted = list(islice((one for one in found if (job, one) not in self._tried), PREPARED_MAX))
 
         async def prepare(number: int) -> None:
@@ -77,7 +77,7 @@ class Preparing:
             except TensorHubError as why:
                 _log.debug("a program could not be compiled ahead", job=job, layout=one.layout, why=str(why))
 
-        await each(range(len(wanted)), prepare)
+        await gather_bounded(range(len(wanted)), prepare)
         while len(self._tried) > TRIED_MAX:
             self._tried.popitem(last=False)
         if wanted:

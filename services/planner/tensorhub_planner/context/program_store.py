@@ -10,47 +10,47 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
-from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.jetstream.blob_store import BlobStore, blob_digest
 from tensorhub_common.layout.layout import Layout
-from tensorhub_common.programs.numbered_program import Execution, Patterns
-from tensorhub_common.programs.program import Program, decoded, encoded
-from tensorhub_common.runtime.gather_bounded import each
+from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache
+from tensorhub_common.programs.program import TransferProgram, decoded, encoded
+from tensorhub_common.runtime.gather_bounded import gather_bounded
 from tensorhub_common.runtime.supervision import Supervisor, result_of
-from tensorhub_planner.compiler.compiler import Compiled, compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
-from tensorhub_planner.context.layout_store import Layouts
+from tensorhub_planner.compiler.compiler import CompiledProgram, compile_program
+from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.context.layout_store import LayoutStore
 from tensorhub_planner.planning.unregistered import NOTHING, Unregistered, global_names, unregistered
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 PROGRAMS_MAX: Final = 4096
 """Each reader of a replica has one, and so a replica of so many shards finds all of them again at its next version."""
 PLACES_MAX: Final = 32_000_000
 """Of all kept programs: each place where a tensor begins, at either end, takes some 30 bytes, so 1 GB at worst."""
-NO_SOURCES: Final = SourceSet((), ())
+NO_SOURCES: Final = LayoutSet((), ())
 """Under these stands what another planner compiled, by its own digest."""
 INDEXES_MAX: Final = 8
 """An index of 256 ranks of 10^12 parameters takes some 30 MB."""
 
 
-_Key = tuple[str, str, SourceSet]
-_Make = Callable[[str, str, SourceSet], Coroutine[None, None, Compiled]]
+_Key = tuple[str, str, LayoutSet]
+_Make = Callable[[str, str, LayoutSet], Coroutine[None, None, CompiledProgram]]
 
 
-class Programs:
+class ProgramStore:
     """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
 
-    def __init__(self, blobs: Blobs, layouts: Layouts, work: Supervisor) -> None:
+    def __init__(self, blobs: BlobStore, layouts: LayoutStore, work: Supervisor) -> None:
         self._blobs, self._layouts, self._work = blobs, layouts, work
-        self._made: OrderedDict[_Key, Compiled] = OrderedDict()
-        self._by_digest: dict[str, Compiled] = {}
+        self._made: OrderedDict[_Key, CompiledProgram] = OrderedDict()
+        self._by_digest: dict[str, CompiledProgram] = {}
         self._places = 0
         self._compiling = asyncio.Lock()
-        self._making: dict[_Key, asyncio.Task[Compiled]] = {}
-        self._indexes: OrderedDict[tuple[str, SourceSet], asyncio.Task[SourceIndex]] = OrderedDict()
+        self._making: dict[_Key, asyncio.Task[CompiledProgram]] = {}
+        self._indexes: OrderedDict[tuple[str, LayoutSet], asyncio.Task[LayoutIndex]] = OrderedDict()
 
-    async def compiled(self, job: str, layout: str, sources: SourceSet) -> Compiled:
-        """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, or what `Blobs` raises."""
+    async def compiled(self, job: str, layout: str, sources: LayoutSet) -> CompiledProgram:
+        """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, and what `BlobStore` does."""
         key = (job, layout, sources)
         made = self._made.get(key)
         if made is not None:
@@ -58,14 +58,14 @@ class Programs:
             return made
         return await self._once(key, self._make)
 
-    async def known(self, job: str, digest: str) -> Compiled:
+    async def known(self, job: str, digest: str) -> CompiledProgram:
         """Return a program that a reader names: made here, or by another planner."""
         made = self._by_digest.get(digest)
         if made is not None:
             return made
         return await self._once((job, digest, NO_SOURCES), self._read)
 
-    async def unregistered(self, job: str, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+    async def unregistered(self, job: str, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
         """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
         # Most were compiled for the siblings' own questions. A task for each would cost more than all the rest.
         names = [(await self.compiled(job, layout, sources)).names for layout in layouts]
@@ -79,7 +79,7 @@ class Programs:
         for key in [key for key in self._made if key[0] == job]:
             self._drop(key)
 
-    async def _once(self, key: _Key, make: _Make) -> Compiled:
+    async def _once(self, key: _Key, make: _Make) -> CompiledProgram:
         """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
         making = self._making.get(key)
         if making is None:
@@ -87,13 +87,13 @@ class Programs:
             making.add_done_callback(lambda _: self._making.pop(key, None))
         return await result_of(making)
 
-    async def _read(self, job: str, digest: str, sources: SourceSet) -> Compiled:
+    async def _read(self, job: str, digest: str, sources: LayoutSet) -> CompiledProgram:
         program = await asyncio.to_thread(decoded, await self._blobs.get(job, digest))
         made = await asyncio.to_thread(_ready, program, digest)
         self._keep((job, digest, sources), made)
         return made
 
-    async def _make(self, job: str, layout: str, sources: SourceSet) -> Compiled:
+    async def _make(self, job: str, layout: str, sources: LayoutSet) -> CompiledProgram:
         destination = await self._layouts.layout(job, layout)
         index = await self._index(job, sources)
         async with self._compiling:
@@ -103,7 +103,7 @@ class Programs:
         self._keep((job, layout, sources), made)
         return made
 
-    async def _index(self, job: str, sources: SourceSet) -> SourceIndex:
+    async def _index(self, job: str, sources: LayoutSet) -> LayoutIndex:
         key = (job, sources)
         task = self._indexes.get(key)
         if task is None or (task.done() and task.exception() is not None):
@@ -114,18 +114,18 @@ class Programs:
             self._indexes.popitem(last=False)
         return await result_of(task)
 
-    async def _indexed(self, job: str, sources: SourceSet) -> SourceIndex:
+    async def _indexed(self, job: str, sources: LayoutSet) -> LayoutIndex:
         layouts: dict[str, Layout] = {}
 
         async def read(number: int) -> None:
             digest = sources.layouts[number]
             layouts[digest] = await self._layouts.layout(job, digest)
 
-        await each(range(len(sources.layouts)), read)
+        await gather_bounded(range(len(sources.layouts)), read)
         in_order = {digest: layouts[digest] for digest in sources.layouts}
-        return await asyncio.to_thread(SourceIndex, in_order, sources.originals)
+        return await asyncio.to_thread(LayoutIndex, in_order, sources.originals)
 
-    def _keep(self, key: _Key, made: Compiled) -> None:
+    def _keep(self, key: _Key, made: CompiledProgram) -> None:
         self._made[key] = self._by_digest[made.digest] = made
         self._places += _places(made)
         while len(self._made) > PROGRAMS_MAX or (self._places > PLACES_MAX and len(self._made) > 1):
@@ -139,20 +139,20 @@ class Programs:
             del self._by_digest[old.digest]
 
 
-def _places(made: Compiled) -> int:
+def _places(made: CompiledProgram) -> int:
     return sum(len(group.to) + sum(map(len, group.at)) for group in made.execution.program.groups)
 
 
-def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Compiled, bytes]:
+def _compile(layout: str, destination: Layout, index: LayoutIndex) -> tuple[CompiledProgram, bytes]:
     """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
     program = compile_program(layout, destination, index)
     data = encoded(program)
     names = global_names(destination) if program.unread_count else None
-    return _ready(program, digest_of(data), index.executed, names), data
+    return _ready(program, blob_digest(data), index.executed, names), data
 
 
 def _ready(
-    program: Program, digest: str, patterns: Patterns | None = None, names: tuple[str, ...] | None = None
-) -> Compiled:
-    execution = Execution(program, digest, patterns)
-    return Compiled(digest, execution, Sizes.repeated(execution.runs()), names)
+    program: TransferProgram, digest: str, patterns: PatternCache | None = None, names: tuple[str, ...] | None = None
+) -> CompiledProgram:
+    execution = NumberedProgram(program, digest, patterns)
+    return CompiledProgram(digest, execution, PieceSizes.repeated(execution.runs()), names)

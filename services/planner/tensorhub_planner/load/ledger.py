@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
 
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.events import (
     AgentLost,
     Event,
@@ -38,9 +38,9 @@ from tensorhub_common.protocol.log.events import (
     ShardReleased,
 )
 from tensorhub_common.protocol.plans import Plan, SourceId
-from tensorhub_planner.load.load import IDLE, Busy, Lane, Reader
-from tensorhub_planner.load.reports import Said, Word
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.load.load import IDLE, AgentTransport, Load, ReaderId
+from tensorhub_planner.load.reports import LoadReport, LoadReports
+from tensorhub_planner.primitives.limits import PlanLimits
 
 _Whole = tuple[str, str, str]
 """A job, a model and a replica of it."""
@@ -49,24 +49,24 @@ K = TypeVar("K")
 
 
 @dataclass(slots=True)
-class Ended:
+class FinishedReads:
     """The last end of each shard's reads, as numbers of entries in its job's log."""
 
-    limits: Limits
-    _shards: dict[Reader, int] = field(default_factory=dict)
+    limits: PlanLimits
+    _shards: dict[ReaderId, int] = field(default_factory=dict)
     _replicas: dict[_Whole, int] = field(default_factory=dict)
 
     def see(self, job: str, seq: int, event: Event) -> None:
         """Take what happened by the entry of this number."""
         match event:
             case ShardFilled() | ShardReleased():
-                self.shard(Reader(job, event.model, event.replica, event.shard), seq)
+                self.shard(ReaderId(job, event.model, event.replica, event.shard), seq)
             case ReplicaReady() | RoundFailed() | RoundReopened() | RoundDecided():
                 _note(self._replicas, (job, event.model, event.replica), seq, self.limits.readers_max)
             case _:
                 pass
 
-    def shard(self, reader: Reader, seq: int) -> None:
+    def shard(self, reader: ReaderId, seq: int) -> None:
         """Note that what was decided for a shard before this entry it does not read any more."""
         _note(self._shards, reader, seq, self.limits.readers_max)
 
@@ -75,7 +75,7 @@ class Ended:
         self._shards = {reader: seq for reader, seq in self._shards.items() if reader.job != job}
         self._replicas = {whole: seq for whole, seq in self._replicas.items() if whole[0] != job}
 
-    def is_over(self, reader: Reader, decided: int) -> bool:
+    def is_over(self, reader: ReaderId, decided: int) -> bool:
         """Tell whether a read that was decided there has ended, as far as is known."""
         whole = (reader.job, reader.model, reader.replica)
         return decided < self._shards.get(reader, 0) or decided < self._replicas.get(whole, 0)
@@ -88,7 +88,7 @@ def _note(known: dict[K, int], key: K, seq: int, keys_max: int) -> None:
         del known[next(iter(known))]
 
 
-Load = Mapping[Lane, Busy]
+LoadView = Mapping[AgentTransport, Load]
 
 D = TypeVar("D")
 
@@ -96,7 +96,7 @@ D = TypeVar("D")
 @dataclass(slots=True)
 class _Read:
     since: float
-    nbytes: dict[Lane, int] = field(default_factory=dict)
+    nbytes: dict[AgentTransport, int] = field(default_factory=dict)
     depth: int = 1
     """How many half-filled replicas bytes come through that are read from this reader, itself included."""
     is_reserved: bool = False
@@ -104,41 +104,41 @@ class _Read:
 
 
 @dataclass(slots=True)
-class Ledger:
+class LoadLedger:
     """What the planner has assigned and not seen end. `at` gives the load that `plan` takes."""
 
-    limits: Limits
-    _reads: dict[Reader, _Read] = field(default_factory=dict)
-    _busy: dict[Lane, Busy] = field(default_factory=dict)
-    _own: dict[tuple[str, str, str], dict[Lane, int]] = field(default_factory=dict)
+    limits: PlanLimits
+    _reads: dict[ReaderId, _Read] = field(default_factory=dict)
+    _busy: dict[AgentTransport, Load] = field(default_factory=dict)
+    _own: dict[tuple[str, str, str], dict[AgentTransport, int]] = field(default_factory=dict)
     """By job, model and replica: how many of its shards are assigned to each source."""
-    said: Said = field(init=False)
-    ended: Ended = field(init=False)
+    said: LoadReports = field(init=False)
+    ended: FinishedReads = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with no agent heard, and nothing seen of the log."""
-        self.said, self.ended = Said(self.limits), Ended(self.limits)
+        self.said, self.ended = LoadReports(self.limits), FinishedReads(self.limits)
 
-    def hear(self, beat: Beat, now: float) -> None:
+    def hear(self, beat: Heartbeat, now: float) -> None:
         """Take what an agent says of its readers."""
         self.said.hear(beat, now)
 
-    def at(self, now: float) -> Load:
+    def at(self, now: float) -> LoadView:
         """Return the load at `now`, without what is older than the bounds. The mapping lives on with the ledger."""
         while self._reads:
             reader, read = next(iter(self._reads.items()))
             if now - read.since < self.limits.assigned_s_max and len(self._reads) <= self.limits.readers_max:
                 break
             self.done(reader)
-        return _Merged(self, self._busy, now)
+        return _LoadView(self, self._busy, now)
 
-    def busy(self, lane: Lane, now: float) -> Busy:
+    def busy(self, lane: AgentTransport, now: float) -> Load:
         """Return the load of a source: what is assigned, and who else reads from it as far as it has said."""
         assigned = self._busy.get(lane, IDLE)
         word = self.said.at(lane, now)
         return assigned if word is None else self._with_others(lane, assigned, word)
 
-    def _with_others(self, lane: Lane, assigned: Busy, word: Word) -> Busy:
+    def _with_others(self, lane: AgentTransport, assigned: Load, word: LoadReport) -> Load:
         """Return the load of a source that has said who reads from it."""
         readers, nbytes = assigned.readers, assigned.nbytes
         said_readers, said_nbytes = word.all.readers, word.all.nbytes
@@ -151,9 +151,9 @@ class Ledger:
             if read is None or lane not in read.nbytes:
                 readers += 1
                 nbytes += its_nbytes
-        return Busy(max(readers, said_readers), max(nbytes, said_nbytes))
+        return Load(max(readers, said_readers), max(nbytes, said_nbytes))
 
-    def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
+    def serves_only(self, reader: ReaderId, lanes: Iterable[AgentTransport], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
         own = self._own.get((reader.job, reader.model, reader.replica), {})
         if len(self._own) == (1 if own else 0) and not self.said.lanes():
@@ -162,11 +162,11 @@ class Ledger:
         busy, said = self._busy, self.said.lanes()
         return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes if lane in busy or lane in said)
 
-    def lanes(self) -> set[Lane]:
+    def lanes(self) -> set[AgentTransport]:
         """Return the sources that have a reader, or had one when they last spoke."""
         return {*self._busy, *self.said.lanes()}
 
-    def assign(self, reader: Reader, plan: Plan, now: float, *, reserved: bool = False) -> None:
+    def assign(self, reader: ReaderId, plan: Plan, now: float, *, reserved: bool = False) -> None:
         """Count a plan, on top of what the reader reads already; `reserved`: it has not asked yet, and surely will."""
         before = self._reads.get(reader)
         if before is not None and before.is_reserved:
@@ -180,26 +180,26 @@ class Ledger:
                 # Who crosses for the reader's site has these bytes from a ready holder, wherever its others come from.
                 read.depth = max(read.depth, 2)
             elif (reader.job, reader.model, source.replica) in self._own:
-                above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
+                above = self._reads.get(ReaderId(reader.job, reader.model, source.replica, source.shard))
                 read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
             self._add(reader, read, (source.agent, share.transport), share.nbytes)
 
-    def knows(self, reader: Reader) -> bool:
+    def knows(self, reader: ReaderId) -> bool:
         """Tell whether something is assigned to a reader, or reserved for it."""
         return reader in self._reads
 
-    def depth(self, reader: Reader) -> int:
+    def depth(self, reader: ReaderId) -> int:
         """Return how many half-filled replicas bytes come through that are read from this reader; 1 if unknown."""
         read = self._reads.get(reader)
         return 1 if read is None else read.depth
 
-    def done(self, reader: Reader) -> None:
+    def done(self, reader: ReaderId) -> None:
         """Forget a read that is over."""
         read = self._reads.pop(reader, None)
         for lane, nbytes in read.nbytes.items() if read is not None else ():
             self._drop(reader, lane, nbytes)
 
-    def failed(self, reader: Reader, sources: Iterable[SourceId]) -> None:
+    def failed(self, reader: ReaderId, sources: Iterable[SourceId]) -> None:
         """Forget what a reader had from sources that failed it; the others still serve it."""
         read = self._reads.get(reader)
         if read is None:
@@ -213,7 +213,7 @@ class Ledger:
         self.ended.see(job, seq, event)
         match event:
             case ShardFilled() | ShardReleased():
-                self.done(Reader(job, event.model, event.replica, event.shard))
+                self.done(ReaderId(job, event.model, event.replica, event.shard))
             case ReplicaReady() | RoundFailed() | RoundReopened():
                 self._done_all(job, event.model, event.replica)
             case AgentLost():
@@ -224,11 +224,11 @@ class Ledger:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        busy: dict[Lane, Busy] = {}
+        busy: dict[AgentTransport, Load] = {}
         for read in self._reads.values():
             for lane, nbytes in read.nbytes.items():
                 before = busy.get(lane, IDLE)
-                busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
+                busy[lane] = Load(before.readers + 1, before.nbytes + nbytes)
         assert busy == self._busy, f"the reads come to {busy}, the load says {self._busy}"
         own = Counter((lane, r.job, r.model, r.replica) for r, read in self._reads.items() for lane in read.nbytes)
         said = {(lane, *whole): count for whole, lanes in self._own.items() for lane, count in lanes.items()}
@@ -248,17 +248,17 @@ class Ledger:
             for lane in [lane for lane in read.nbytes if lane[0] == agent]:
                 self._drop(reader, lane, read.nbytes.pop(lane))
 
-    def _add(self, reader: Reader, read: _Read, lane: Lane, nbytes: int) -> None:
+    def _add(self, reader: ReaderId, read: _Read, lane: AgentTransport, nbytes: int) -> None:
         before = self._busy.get(lane, IDLE)
         if lane in read.nbytes:
-            self._busy[lane] = Busy(before.readers, before.nbytes + nbytes)
+            self._busy[lane] = Load(before.readers, before.nbytes + nbytes)
         else:
             own = self._own.setdefault((reader.job, reader.model, reader.replica), {})
             own[lane] = own.get(lane, 0) + 1
-            self._busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
+            self._busy[lane] = Load(before.readers + 1, before.nbytes + nbytes)
         read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
 
-    def _drop(self, reader: Reader, lane: Lane, nbytes: int) -> None:
+    def _drop(self, reader: ReaderId, lane: AgentTransport, nbytes: int) -> None:
         whole = (reader.job, reader.model, reader.replica)
         own = self._own[whole]
         own[lane] -= 1
@@ -270,34 +270,34 @@ class Ledger:
         if before.readers == 1:
             del self._busy[lane]
         else:
-            self._busy[lane] = Busy(before.readers - 1, before.nbytes - nbytes)
+            self._busy[lane] = Load(before.readers - 1, before.nbytes - nbytes)
 
 
-class _Merged(Mapping[Lane, Busy]):
+class _LoadView(Mapping[AgentTransport, Load]):
     """A ledger's load at a time, looked up source by source: a plan asks for a few of many."""
 
-    def __init__(self, ledger: Ledger, assigned: Mapping[Lane, Busy], now: float) -> None:
+    def __init__(self, ledger: LoadLedger, assigned: Mapping[AgentTransport, Load], now: float) -> None:
         self._ledger, self._assigned, self._now = ledger, assigned, now
         self._said = ledger.said.lanes()
 
-    def __getitem__(self, lane: Lane) -> Busy:
+    def __getitem__(self, lane: AgentTransport) -> Load:
         found = self._ledger.busy(lane, self._now)
         if not found.readers:
             raise KeyError(lane)
         return found
 
     @overload
-    def get(self, lane: Lane, default: None = None, /) -> Busy | None: ...
+    def get(self, lane: AgentTransport, default: None = None, /) -> Load | None: ...
     @overload
-    def get(self, lane: Lane, default: Busy | D, /) -> Busy | D: ...
-    def get(self, lane: Lane, default: Busy | D | None = None, /) -> Busy | D | None:
+    def get(self, lane: AgentTransport, default: Load | D, /) -> Load | D: ...
+    def get(self, lane: AgentTransport, default: Load | D | None = None, /) -> Load | D | None:
         """Return a source's load without the cost of an exception: most sources are idle."""
         if lane not in self._said:
             return self._assigned.get(lane, default)
         found = self._ledger.busy(lane, self._now)
         return found if found.readers else default
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[AgentTransport]:
         return (lane for lane in self._ledger.lanes() if self._ledger.busy(lane, self._now).readers)
 
     def __len__(self) -> int:

@@ -8,11 +8,11 @@ from tensorhub_common.protocol.plans import Transport
 
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 
-Lane = tuple[str, Transport]
+AgentTransport = tuple[str, Transport]
 """An agent, and a way in which it is read."""
 
 
-class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ReaderId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A shard that reads."""
 
     job: str
@@ -21,11 +21,11 @@ class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shard: int
 
 
-class Busy(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many readers a source has, and the bytes that were assigned to them."""
 
     readers: int
     nbytes: int
 
 
-IDLE: Final = Busy(0, 0)
+IDLE: Final = Load(0, 0)

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tensorhub_common.protocol.heartbeat import SERVED_MAX, Beat, Served, Serving
-from tensorhub_planner.load.load import TRANSPORTS, Busy, Lane, Reader
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_common.protocol.heartbeat import SERVED_MAX, Heartbeat, ReaderLoad, ServingLoad
+from tensorhub_planner.load.load import TRANSPORTS, AgentTransport, Load, ReaderId
+from tensorhub_planner.primitives.limits import PlanLimits
 
 AGENTS_MAX: Final = 65_536
 """Words of so many agents are kept; the oldest goes first."""
@@ -23,33 +23,33 @@ NBYTES_MAX: Final = 2**62
 """And these have at most so many bytes left."""
 
 
-class Named(NamedTuple):
+class ReportedReader(NamedTuple):
     """A reader whom an agent named, where its round was decided, and its bytes."""
 
-    reader: Reader
+    reader: ReaderId
     decided: int
     nbytes: int
 
 
-class Word(NamedTuple):
+class LoadReport(NamedTuple):
     """What an agent said of one way to read from it, and when: all its readers, and some of them by name."""
 
     at: float
-    all: Busy
-    named: tuple[Named, ...]
+    all: Load
+    named: tuple[ReportedReader, ...]
 
 
 @dataclass(slots=True)
-class Said:
+class LoadReports:
     """The last word of each agent."""
 
-    limits: Limits
+    limits: PlanLimits
     _heard: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By agent its incarnation, and when it spoke."""
-    _words: dict[Lane, Word] = field(default_factory=dict)
+    _words: dict[AgentTransport, LoadReport] = field(default_factory=dict)
     """Of those that have readers: plans look up many that have none."""
 
-    def hear(self, beat: Beat, now: float) -> None:
+    def hear(self, beat: Heartbeat, now: float) -> None:
         """Take an agent's beat, unless it is one of an incarnation that is over."""
         before, _ = self._heard.get(beat.agent, (0, 0.0))
         if beat.incarnation < before:
@@ -62,12 +62,12 @@ class Said:
         if len(self._heard) > AGENTS_MAX:
             self._drop(next(iter(self._heard)))
 
-    def at(self, lane: Lane, now: float) -> Word | None:
+    def at(self, lane: AgentTransport, now: float) -> LoadReport | None:
         """Return who reads from a source, as it said; None, if it has named nobody that still counts."""
         word = self._words.get(lane)
         return None if word is None or now - word.at >= self.limits.said_s_max else word
 
-    def lanes(self) -> Collection[Lane]:
+    def lanes(self) -> Collection[AgentTransport]:
         """Return the sources that had readers by their last word; what is returned follows what is heard."""
         return self._words.keys()
 
@@ -97,13 +97,15 @@ class Said:
             assert word.all.readers > 0, f"{agent} is idle by {transport}"
 
 
-def _word(serving: Serving, now: float) -> Word:
-    everybody = Busy(min(serving.readers, READERS_MAX), _possible(serving.nbytes))
-    return Word(now, everybody, tuple(_named(each) for each in serving.served[:SERVED_MAX]))
+def _word(serving: ServingLoad, now: float) -> LoadReport:
+    everybody = Load(min(serving.readers, READERS_MAX), _possible(serving.nbytes))
+    return LoadReport(now, everybody, tuple(_named(each) for each in serving.served[:SERVED_MAX]))
 
 
-def _named(each: Served) -> Named:
-    return Named(Reader(each.job, each.model, each.replica, each.shard), each.decided, _possible(each.nbytes))
+def _named(each: ReaderLoad) -> ReportedReader:
+    return ReportedReader(
+        ReaderId(each.job, each.model, each.replica, each.shard), each.decided, _possible(each.nbytes)
+    )
 
 
 def _possible(nbytes: int) -> int:

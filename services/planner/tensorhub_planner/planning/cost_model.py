@@ -34,8 +34,8 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.protocol.plans import RATES_MAX, LinkRate, Transport
-from tensorhub_planner.primitives.limits import Limits, Rates
-from tensorhub_planner.primitives.topology import TRANSPORTS, Distance, Place
+from tensorhub_planner.primitives.limits import PlanLimits, Rates
+from tensorhub_planner.primitives.topology import TRANSPORT_BY_DISTANCE, AgentPlace, Distance
 
 STEP: Final = math.sqrt(2)
 """Of two neighbouring rates the higher is so many times the lower."""
@@ -51,11 +51,11 @@ _LEVELS: Final[Mapping[Distance, str]] = {
     Distance.WAN: "wan",
 }
 
-Believed = Mapping[tuple[str, Transport], LinkRate]
+TrustedRates = Mapping[tuple[str, Transport], LinkRate]
 """By link and transport the rates that count."""
 
 
-def link_of(distance: Distance, source: Place | None) -> str:
+def link_of(distance: Distance, source: AgentPlace | None) -> str:
     """Name the link between a reader and a source at this distance; empty for one of which no place is known."""
     level = _LEVELS[distance]
     if level == OWN_HOST:
@@ -65,7 +65,7 @@ def link_of(distance: Distance, source: Place | None) -> str:
     return f"{level}/{source.site if distance is Distance.WAN else source.host}"
 
 
-def believed(rates: Sequence[LinkRate], limits: Limits) -> Believed:
+def trusted_rates(rates: Sequence[LinkRate], limits: PlanLimits) -> TrustedRates:
     """Return what of a demand's rates rests on enough samples, and is not too old."""
     return {
         (rate.link, rate.transport): rate
@@ -79,11 +79,11 @@ def stepped(bps: float) -> float:
     return STEP ** round(math.log(bps, STEP))
 
 
-def measured_limits(rates: Believed, limits: Limits) -> Limits:
+def measured_limits(rates: TrustedRates, limits: PlanLimits) -> PlanLimits:
     """Return the limits with the rates by distance that the measured links speak for."""
     if not rates:
         return limits
-    own = rates.get((OWN_HOST, TRANSPORTS[Distance.HOST]))
+    own = rates.get((OWN_HOST, TRANSPORT_BY_DISTANCE[Distance.HOST]))
     rack, site = _of(Distance.RACK, rates), _of(Distance.SITE, rates)
     best = max([*rack, *site], default=0)
     return msgspec.structs.replace(
@@ -94,8 +94,8 @@ def measured_limits(rates: Believed, limits: Limits) -> Limits:
     )
 
 
-def _of(distance: Distance, rates: Believed) -> list[int]:
-    level, transport = f"{_LEVELS[distance]}/", TRANSPORTS[distance]
+def _of(distance: Distance, rates: TrustedRates) -> list[int]:
+    level, transport = f"{_LEVELS[distance]}/", TRANSPORT_BY_DISTANCE[distance]
     return [rate.bps for (link, via), rate in rates.items() if link.startswith(level) and via == transport]
 
 
@@ -105,7 +105,7 @@ def _like(model: Rates, measured: Sequence[int], best: int) -> Rates:
     return msgspec.structs.replace(model, ingest_bps=stepped(best), source_bps=stepped(median(measured)))
 
 
-class Candidate(msgspec.Struct, gc=False):
+class StripeCandidate(msgspec.Struct, gc=False):
     """A source that could be used: its readers so far, and the bytes that this same plan reads from it already."""
 
     readers: int
@@ -127,7 +127,12 @@ class Stripes(msgspec.Struct, frozen=True, gc=False):
 
 
 def stripe(
-    nbytes: int, candidates: Sequence[Candidate], rates: Rates, stripes_max: int, slack: float, floor_s: float = 0.0
+    nbytes: int,
+    candidates: Sequence[StripeCandidate],
+    rates: Rates,
+    stripes_max: int,
+    slack: float,
+    floor_s: float = 0.0,
 ) -> Stripes:
     """Divide `nbytes` among candidates that are sorted by preference; at least one is needed."""
     times: list[float] = []
@@ -148,7 +153,7 @@ def stripe(
     return Stripes(_divide(nbytes, candidates[:used], rates.source_bps), times[used - 1], times[0])
 
 
-def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
+def _level(nbytes: int, used: Sequence[StripeCandidate], source_bps: float) -> float:
     """Return the time at which all of `used` end together, each with what it has begun and its part of `nbytes`.
 
     One that ends what it has begun only after that time gets no part.
@@ -166,7 +171,7 @@ def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
     return level
 
 
-def _divide(nbytes: int, used: Sequence[Candidate], source_bps: float) -> tuple[float, ...]:
+def _divide(nbytes: int, used: Sequence[StripeCandidate], source_bps: float) -> tuple[float, ...]:
     if len(used) == 1:
         return (float(nbytes),)
     level = _level(nbytes, used, source_bps)

@@ -11,40 +11,42 @@ from typing import NamedTuple
 
 import msgspec
 
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_common.protocol.ranges import count_of, normal
-from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat, find
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Reader
-from tensorhub_planner.planning.fp8_strategies import prove_folds, ways
-from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
-from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
+from tensorhub_common.protocol.ranges import merge_ranges, total_count
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard, find_candidates
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import ReaderId
+from tensorhub_planner.planning.fp8_strategies import fp8_strategies, prove_folds
+from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome, make_plan
+from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import in_units
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 
-def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = False) -> Found | Refusal:
+def found_in(
+    fold: CatalogReplica, demand: PlanRequest, limits: PlanLimits, *, any_layout: bool = False
+) -> Candidates | Refusal:
     """Look up in the log who can serve the demand."""
-    return find(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout, rolls=fold.rolls)
+    return find_candidates(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout, rolls=fold.rolls)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanDecision:
     """A demand, and what is known of it. `sizes` are those of the reader's layout, or of the units of its program."""
 
     job: str
-    demand: Demand
-    found: Found
-    sizes: Sizes
-    program: Execution | None = None
+    demand: PlanRequest
+    found: Candidates
+    sizes: PieceSizes
+    program: NumberedProgram | None = None
 
-    def decide(self, ledger: Ledger, limits: Limits, now: float) -> Answer:
+    def decide(self, ledger: LoadLedger, limits: PlanLimits, now: float) -> PlanOutcome:
         """Answer, and count the plan in the ledger."""
         demand, reader = self.demand, self._reader(self.demand.replica)
-        if demand.pieces is None or count_of(normal(demand.pieces)) == len(self.sizes):
+        if demand.pieces is None or total_count(merge_ranges(demand.pieces)) == len(self.sizes):
             # It begins anew: what it was given before is void, and no load on anybody.
             ledger.done(reader)
         else:
@@ -56,10 +58,10 @@ class Question:
             ledger.assign(reader, answer, now)
         return answer
 
-    def _reader(self, replica: str) -> Reader:
-        return Reader(self.job, self.demand.model, replica, self.demand.shard)
+    def _reader(self, replica: str) -> ReaderId:
+        return ReaderId(self.job, self.demand.model, replica, self.demand.shard)
 
-    def _not_asked_yet(self, ledger: Ledger, limits: Limits) -> list[Holder]:
+    def _not_asked_yet(self, ledger: LoadLedger, limits: PlanLimits) -> list[Holder]:
         """Return whose turn is earlier and of whom this planner knows nothing, the earliest first.
 
         One whose round has begun did ask, another planner or this one before it was restarted.
@@ -77,7 +79,7 @@ class Question:
         ]
         return sorted(earlier, key=attrgetter("turn"))[: limits.reserved_max]
 
-    def _reserve(self, holder: Holder, ledger: Ledger, limits: Limits, now: float) -> None:
+    def _reserve(self, holder: Holder, ledger: LoadLedger, limits: PlanLimits, now: float) -> None:
         """Plan for one that has not asked, as if it asked for everything."""
         source = holder.source
         demand = msgspec.structs.replace(
@@ -92,23 +94,25 @@ class Question:
             # What this reader measured says nothing of what another one would.
             rates=(),
         )
-        seat = Seat(me=source, key=holder.key, layout=holder.layout, shards=holder.shards)
+        seat = ReaderShard(me=source, key=holder.key, layout=holder.layout, shards=holder.shards)
         answer = self._plan(demand, seat, ledger, limits, now)
         if isinstance(answer, Plan):
             ledger.assign(self._reader(source.replica), answer, now, reserved=True)
 
-    def _plan(self, demand: Demand, seat: Seat, ledger: Ledger, limits: Limits, now: float) -> Answer:
+    def _plan(
+        self, demand: PlanRequest, seat: ReaderShard, ledger: LoadLedger, limits: PlanLimits, now: float
+    ) -> PlanOutcome:
         holders, topology, program = self._deep(ledger), self.found.topology, self.program
         if program is None or not program.partials:
-            return plan(demand, seat, self.sizes, holders, topology, ledger.at(now), limits)
-        for asked, able in ways(program, demand, seat.me, holders):
-            answer = plan(asked, seat, self.sizes, able, topology, ledger.at(now), limits)
+            return make_plan(demand, seat, self.sizes, holders, topology, ledger.at(now), limits)
+        for asked, able in fp8_strategies(program, demand, seat.me, holders):
+            answer = make_plan(asked, seat, self.sizes, able, topology, ledger.at(now), limits)
             if isinstance(answer, Plan):
                 prove_folds(answer, demand, program)
                 break
         return answer
 
-    def _deep(self, ledger: Ledger) -> Holders:
+    def _deep(self, ledger: LoadLedger) -> HolderSet:
         """Return the holders with what the ledger knows of the chains that they stand in."""
         holders = self.found.holders
         if all(holder.turn is None for holder in holders.able):
@@ -122,19 +126,19 @@ class Question:
         return msgspec.structs.replace(holders, able=able)
 
 
-class ProgramQuestion(NamedTuple):
+class ProgramPlanDecision(NamedTuple):
     """A demand of a reader that goes by a program, and who has the version in any layout."""
 
     job: str
-    demand: Demand
-    found: Found
-    execution: Execution
-    sizes: Sizes
+    demand: PlanRequest
+    found: Candidates
+    execution: NumberedProgram
+    sizes: PieceSizes
 
-    def decide(self, kept: Kept, ledger: Ledger, limits: Limits, now: float) -> PlanAnswer:
+    def decide(self, kept: PlanCache, ledger: LoadLedger, limits: PlanLimits, now: float) -> PlanAnswer:
         """Answer with the reader's last plan where that still holds, else decide anew; count it in the ledger."""
         demand, found = self.demand, self.found
-        reader = Reader(self.job, demand.model, demand.replica, demand.shard)
+        reader = ReaderId(self.job, demand.model, demand.replica, demand.shard)
         plan = kept.again(reader, demand, found, ledger, limits, now)
         if plan is not None:
             return plan
@@ -142,9 +146,9 @@ class ProgramQuestion(NamedTuple):
             # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
             # so nobody is waited for.
             demand = msgspec.structs.replace(demand, promises=False)
-        question = Question(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
+        question = PlanDecision(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
         answer = question.decide(ledger, limits, now)
-        assert not isinstance(answer, LayoutsDiffer)
+        assert not isinstance(answer, OnlyOtherLayouts)
         if isinstance(answer, Plan):
             kept.keep(reader, demand, question.found, answer, ledger, limits, now)
         return answer

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from tensorhub_common.protocol.ranges import Ranges, count_of
-from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holder, Holders, named
-from tensorhub_planner.planning.selection import Choice, Offer, Part
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.topology import WORDS
+from tensorhub_common.protocol.ranges import Ranges, total_count
+from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holder, HolderSet, named
+from tensorhub_planner.planning.selection import Assignment, Selection, SourceOffer
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.topology import DISTANCE_WORDS
 
 CHOICES_TOLD_MAX: Final = 4
 """A plan tells so many of its choices; only holders of parts make more than one."""
@@ -17,35 +17,35 @@ WORDS_KEPT_MAX: Final = 4096
 """The words for so many numbers of bytes are kept: plans of one replica tell the same few."""
 
 
-def why_share(choice: Choice, part: Part) -> str:
+def why_share(choice: Selection, part: Assignment) -> str:
     """Say why this source gives its pieces."""
     offer = part.offer
     filling = f"; half-filled, {counted(offer.depth, 'hop')} from a ready holder" if offer.depth else ""
     return (
-        f"{WORDS[choice.distance]}; number {part.place} of {choice.sources} there by load "
+        f"{DISTANCE_WORDS[choice.distance]}; number {part.place} of {choice.sources} there by load "
         f"({counted(offer.readers, 'reader')}, {_bytes(offer.assigned)} assigned){_measured(offer)}{filling}"
     )
 
 
-def _measured(offer: Offer) -> str:
+def _measured(offer: SourceOffer) -> str:
     rate = offer.measured
     if rate is None:
         return ""
     return f"; measured {_bytes(rate.bps)}/s in {counted(rate.samples, 'sample')}, the last {rate.age_s:.3g} s ago"
 
 
-def why_mapped(offer: Offer) -> str:
+def why_mapped(offer: SourceOffer) -> str:
     """Say why this holder's memory is mapped."""
-    return f"mapped from {WORDS[offer.distance]} ({counted(offer.readers, 'reader')}): nothing is copied"
+    return f"mapped from {DISTANCE_WORDS[offer.distance]} ({counted(offer.readers, 'reader')}): nothing is copied"
 
 
 def why_plan(
-    choices: Sequence[Choice], wanted: Ranges, sizes: Sizes, left_out: Sequence[str], crossers: int = 0
+    choices: Sequence[Selection], wanted: Ranges, sizes: PieceSizes, left_out: Sequence[str], crossers: int = 0
 ) -> str:
     """Say how many sources were taken, from where, and what the model says of it; `crossers` share out what crosses."""
     if not wanted:
         return "there is nothing to read"
-    told = [f"{counted(count_of(wanted), 'piece')} ({_bytes(sizes.of(wanted))})"]
+    told = [f"{counted(total_count(wanted), 'piece')} ({_bytes(sizes.of(wanted))})"]
     told += [_choice(choice) for choice in choices[:CHOICES_TOLD_MAX]]
     if len(choices) > CHOICES_TOLD_MAX:
         told.append(f"and {len(choices) - CHOICES_TOLD_MAX} more groups of pieces")
@@ -56,20 +56,20 @@ def why_plan(
     return "; ".join(told)
 
 
-def why_refusal(what: str, left_out: Sequence[str], strangers: Sequence[Holder], holders: Holders) -> str:
+def why_refusal(what: str, left_out: Sequence[str], strangers: Sequence[Holder], holders: HolderSet) -> str:
     """Say who can't serve `what` and why, and what to do."""
     reasons = absentees(left_out, strangers, holders)
     return f"no source is left for {what} ({reasons}): wait for another holder, and ask again"
 
 
-def absentees(left_out: Sequence[str], strangers: Sequence[Holder], holders: Holders) -> str:
+def absentees(left_out: Sequence[str], strangers: Sequence[Holder], holders: HolderSet) -> str:
     """Name who can't serve, and say why."""
     others = [f"{named(holder.source)} has another layout" for holder in strangers]
     return _list([*left_out, *others, *holders.absent], holders.absent_more) or "nobody else has registered"
 
 
-def _choice(choice: Choice) -> str:
-    used = f"{len(choice.parts)} of {counted(choice.sources, 'source')} on {WORDS[choice.distance]}"
+def _choice(choice: Selection) -> str:
+    used = f"{len(choice.parts)} of {counted(choice.sources, 'source')} on {DISTANCE_WORDS[choice.distance]}"
     if choice.is_behind:
         used += ", after farther ones that were measured to be far faster"
     ms, alone_ms = choice.seconds * 1e3, choice.seconds_alone * 1e3

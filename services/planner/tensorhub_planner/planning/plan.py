@@ -28,28 +28,28 @@ import msgspec
 import xxhash
 
 from tensorhub_common.errors import BadCommand, VersionUnavailable
-from tensorhub_common.protocol.plans import Demand, Plan, Refusal, Share, SourceId, precedes
-from tensorhub_common.protocol.ranges import Ranges, common, normal, told
-from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat, named
-from tensorhub_planner.load.ledger import Load
-from tensorhub_planner.load.load import IDLE, Busy
-from tensorhub_planner.planning.cost_model import believed, link_of, measured_limits, stepped
+from tensorhub_common.protocol.plans import Plan, PlanRequest, Refusal, Share, SourceId, has_priority
+from tensorhub_common.protocol.ranges import Ranges, describe_ranges, intersect_ranges, merge_ranges
+from tensorhub_planner.catalog_view.holders import Holder, HolderSet, ReaderShard, named
+from tensorhub_planner.load.ledger import LoadView
+from tensorhub_planner.load.load import IDLE, Load
+from tensorhub_planner.planning.cost_model import link_of, measured_limits, stepped, trusted_rates
 from tensorhub_planner.planning.explain import absentees, why_mapped, why_plan, why_refusal, why_share
-from tensorhub_planner.planning.selection import Choice, Offer, Part, choose
-from tensorhub_planner.planning.verifier import chain_ends, grounded, prove
-from tensorhub_planner.planning.wan_fanout import groups_of, shares_of
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.topology import TRANSPORTS, WORDS, Distance, Topology, between
+from tensorhub_planner.planning.selection import Assignment, Selection, SourceOffer, select_sources
+from tensorhub_planner.planning.verifier import chain_ends, servable_pieces, verify_plan
+from tensorhub_planner.planning.wan_fanout import fanout_groups, shares_of
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.topology import DISTANCE_WORDS, TRANSPORT_BY_DISTANCE, Distance, Topology, between
 
 
-def the_one(offers: Sequence[Offer]) -> Offer | None:
+def the_one(offers: Sequence[SourceOffer]) -> SourceOffer | None:
     """Return the nearest, and of those the one with the fewest readers; mapping costs its holder nothing."""
     return min(offers, key=lambda offer: (offer.distance, offer.readers, offer.assigned, offer.lot), default=None)
 
 
 def not_here(
-    demand: Demand, seat: Seat, left_out: Sequence[str], strangers: Sequence[Holder], holders: Holders
+    demand: PlanRequest, seat: ReaderShard, left_out: Sequence[str], strangers: Sequence[Holder], holders: HolderSet
 ) -> Refusal:
     """Say that nothing can be mapped here, why, and what to do."""
     return Refusal(
@@ -71,42 +71,48 @@ LOTS_KEPT_MAX: Final = 16_384
 """The numbers of so many sources are kept."""
 
 
-class LayoutsDiffer(msgspec.Struct, frozen=True):
+class OnlyOtherLayouts(msgspec.Struct, frozen=True):
     """Every holder has another layout. `mismatch.explain` makes a refusal of it, given the layouts of these two."""
 
-    seat: Seat
+    seat: ReaderShard
     holder: Holder
     holders: int
 
 
-Answer = Plan | Refusal | LayoutsDiffer
+PlanOutcome = Plan | Refusal | OnlyOtherLayouts
 
 
-class _Sorted(msgspec.Struct, frozen=True):
+class _Candidates(msgspec.Struct, frozen=True):
     """The holders by their use: what they offer, in words who was left out and why, who has another layout."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[SourceOffer, ...]
     left_out: tuple[str, ...]
     strangers: tuple[Holder, ...]
     ends: Ranges
     """At these pieces a chain of half-filled ones ends."""
 
 
-def plan(
-    demand: Demand, seat: Seat, sizes: Sizes, holders: Holders, topology: Topology, load: Load, limits: Limits
-) -> Answer:
+def make_plan(
+    demand: PlanRequest,
+    seat: ReaderShard,
+    sizes: PieceSizes,
+    holders: HolderSet,
+    topology: Topology,
+    load: LoadView,
+    limits: PlanLimits,
+) -> PlanOutcome:
     """Decide what the reader at `seat`, whose pieces have these `sizes`, reads from which holder."""
     wanted = _wanted(demand, sizes)
     if isinstance(wanted, str):
         return Refusal(error=BadCommand.__name__, reason=wanted)
-    limits = measured_limits(believed(demand.rates, limits), limits)
-    for group in groups_of(demand, seat, wanted, holders, topology, sizes, limits):
+    limits = measured_limits(trusted_rates(demand.rates, limits), limits)
+    for group in fanout_groups(demand, seat, wanted, holders, topology, sizes, limits):
         found = _sort_out(demand, seat, wanted, group.besides(holders), topology, load, limits)
-        choices, missing = choose(group.left_by_others(seat.me, wanted), sizes, found.offers, limits)
+        choices, missing = select_sources(group.left_by_others(seat.me, wanted), sizes, found.offers, limits)
         if not missing:
             break
     if found.strangers and not found.offers and not found.left_out and not demand.mapped:
-        return LayoutsDiffer(seat, found.strangers[0], len(found.strangers))
+        return OnlyOtherLayouts(seat, found.strangers[0], len(found.strangers))
     if demand.mapped:
         source = the_one(found.offers)
         if source is None:
@@ -125,7 +131,7 @@ def plan(
         program=demand.program,
         why=why_plan(choices, wanted, sizes, found.left_out, len(group.crossers)),
     )
-    prove(
+    verify_plan(
         answer,
         wanted=wanted,
         sizes=sizes,
@@ -139,7 +145,7 @@ def plan(
     return answer
 
 
-def _wanted(demand: Demand, sizes: Sizes) -> Ranges | str:
+def _wanted(demand: PlanRequest, sizes: PieceSizes) -> Ranges | str:
     """Return the pieces that the demand names, or in words what is wrong with them."""
     if demand.pieces is None:
         return sizes.all()
@@ -148,22 +154,28 @@ def _wanted(demand: Demand, sizes: Sizes) -> Ranges | str:
     for first, count in demand.pieces:
         if first < 0 or count < 1 or first + count > len(sizes):
             return f"the demand names {count} pieces from {first} on, and its layout has {len(sizes)}, counted from 0"
-    return normal(demand.pieces)
+    return merge_ranges(demand.pieces)
 
 
 def _sort_out(
-    demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology, load: Load, limits: Limits
-) -> _Sorted:
-    offers: list[Offer] = []
+    demand: PlanRequest,
+    seat: ReaderShard,
+    wanted: Ranges,
+    holders: HolderSet,
+    topology: Topology,
+    load: LoadView,
+    limits: PlanLimits,
+) -> _Candidates:
+    offers: list[SourceOffer] = []
     left_out: list[str] = []
     strangers: list[Holder] = []
-    rates = believed(demand.rates, limits)
+    rates = trusted_rates(demand.rates, limits)
     ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining, made=holders.made)
     seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode()) | 1
     places, me = topology.places, seat.me
     here = places.get(me.agent)
     # An agent may have hundreds of holders: how busy it is is worked out of all that it said of its readers.
-    loads: dict[str, Busy] = {}
+    loads: dict[str, Load] = {}
     for holder in holders.able:
         source = holder.source
         if holder.key != seat.key:
@@ -177,16 +189,16 @@ def _sort_out(
         distance = Distance.AGENT if source.agent == me.agent else between(here, there)
         if demand.mapped and distance > Distance.HOST:
             left_out.append(
-                f"{named(source)} stands on {WORDS[distance] if distance is Distance.WAN else 'another host'}"
+                f"{named(source)} stands on {DISTANCE_WORDS[distance] if distance is Distance.WAN else 'another host'}"
             )
             continue
-        transport = TRANSPORTS[distance]
+        transport = TRANSPORT_BY_DISTANCE[distance]
         busy = loads.get(source.agent)
         if busy is None:
             busy = loads[source.agent] = load.get((source.agent, transport), IDLE)
         rate = rates.get((link_of(distance, there), transport)) if rates else None
         offers.append(
-            Offer(
+            SourceOffer(
                 source,
                 distance,
                 busy.readers,
@@ -198,7 +210,7 @@ def _sort_out(
                 None if rate is None else stepped(rate.bps),
             )
         )
-    return _Sorted(tuple(offers), tuple(left_out), tuple(strangers), ends)
+    return _Candidates(tuple(offers), tuple(left_out), tuple(strangers), ends)
 
 
 @lru_cache(maxsize=LOTS_KEPT_MAX)
@@ -208,12 +220,12 @@ def _lot(agent: str, replica: str) -> int:
 
 
 def _offered(
-    demand: Demand,
-    seat: Seat,
+    demand: PlanRequest,
+    seat: ReaderShard,
     holder: Holder,
     wanted: Ranges,
     ends: Ranges,
-    limits: Limits,
+    limits: PlanLimits,
 ) -> Ranges | str:
     """Return which wanted pieces a holder of the reader's own layout can give, or in words why none."""
     if holder.source in demand.avoid:
@@ -225,26 +237,26 @@ def _offered(
     if holder.turn is not None:
         if demand.mapped:
             return "is still being filled"
-        if not precedes(holder.turn, demand.turn):
+        if not has_priority(holder.turn, demand.turn):
             return "is being filled, and its turn is not earlier"
         if holder.depth > limits.chain_max:
             return f"is being filled through {holder.depth} others"
-        pieces = grounded(holder, wanted, demand.turn, ends)
+        pieces = servable_pieces(holder, wanted, demand.turn, ends)
     else:
-        pieces = wanted if holder.pieces is None else common(wanted, holder.pieces)
+        pieces = wanted if holder.pieces is None else intersect_ranges(wanted, holder.pieces)
     return "has none of the wanted pieces" if wanted and not pieces else pieces
 
 
-def _whole(demand: Demand, offer: Offer, wanted: Ranges, sizes: Sizes) -> Plan:
+def _whole(demand: PlanRequest, offer: SourceOffer, wanted: Ranges, sizes: PieceSizes) -> Plan:
     """Return the plan to map all of one holder's memory."""
     why = why_mapped(offer)
-    transport = TRANSPORTS[offer.distance]
+    transport = TRANSPORT_BY_DISTANCE[offer.distance]
     share = Share(source=offer.source, transport=transport, pieces=wanted, nbytes=sizes.of(wanted), why=why)
     return Plan(version=demand.version, shares=(share,), why=why)
 
 
 def _shares(
-    choices: Sequence[Choice],
+    choices: Sequence[Selection],
     holders: Mapping[SourceId, Holder],
     topology: Topology,
     streams: Callable[[int], int],
@@ -255,19 +267,19 @@ def _shares(
 
     Of `foreign` ones, which may have another layout than the reader, it is said which, and the root of that.
     """
-    given: dict[SourceId, list[tuple[Choice, Part]]] = {}
+    given: dict[SourceId, list[tuple[Selection, Assignment]]] = {}
     for choice in choices:
         for part in choice.parts:
             given.setdefault(part.offer.source, []).append((choice, part))
     shares = []
     for source, parts in given.items():
         choice, part = parts[0]
-        pieces = part.pieces if len(parts) == 1 else normal(run for _, each in parts for run in each.pieces)
+        pieces = part.pieces if len(parts) == 1 else merge_ranges(run for _, each in parts for run in each.pieces)
         is_far = choice.distance is Distance.WAN
         shares.append(
             Share(
                 source=source,
-                transport=TRANSPORTS[choice.distance],
+                transport=TRANSPORT_BY_DISTANCE[choice.distance],
                 pieces=pieces,
                 nbytes=sum([each.nbytes for _, each in parts]),
                 why=why_share(choice, part),
@@ -282,14 +294,14 @@ def _shares(
 
 
 def _refuse(
-    demand: Demand, missing: Ranges, wanted: Ranges, holders: Holders, found: _Sorted, limits: Limits
+    demand: PlanRequest, missing: Ranges, wanted: Ranges, holders: HolderSet, found: _Candidates, limits: PlanLimits
 ) -> Refusal:
     what = f"version {demand.version} of {demand.model!r}"
     left_out = list(found.left_out)
-    if any(common(offer.pieces, missing) for offer in found.offers):
+    if any(intersect_ranges(offer.pieces, missing) for offer in found.offers):
         left_out.append(f"a plan has at most {limits.shares_max} sources")
     if missing and missing != wanted:
-        what = f"pieces {told(missing)} of {what}"
+        what = f"pieces {describe_ranges(missing)} of {what}"
     return Refusal(
         error=VersionUnavailable.__name__,
         reason=why_refusal(what, left_out, found.strangers, holders),

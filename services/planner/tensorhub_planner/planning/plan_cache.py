@@ -15,20 +15,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tensorhub_common.protocol.plans import Demand, Plan, SourceId
-from tensorhub_planner.catalog_view.holders import Found, Holder
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import TRANSPORTS, Lane, Reader
-from tensorhub_planner.planning.cost_model import STEP, Believed, believed
-from tensorhub_planner.planning.verifier import prove_again
-from tensorhub_planner.primitives.limits import Limits
+from tensorhub_common.protocol.plans import Plan, PlanRequest, SourceId
+from tensorhub_planner.catalog_view.holders import Candidates, Holder
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import TRANSPORTS, AgentTransport, ReaderId
+from tensorhub_planner.planning.cost_model import STEP, TrustedRates, trusted_rates
+from tensorhub_planner.planning.verifier import verify_reused_plan
+from tensorhub_planner.primitives.limits import PlanLimits
 
 PLANS_MAX: Final = 16_384
 SHARES_MAX: Final = 524_288
 """Of all kept plans together: some 200 MB at worst."""
 
 
-class _Made(NamedTuple):
+class _CachedPlan(NamedTuple):
     """A plan, and what it was decided by."""
 
     plan: Plan
@@ -37,19 +37,19 @@ class _Made(NamedTuple):
     standing: bytes
     places: tuple[int, ...]
     """Of each share the place of its source among the holders."""
-    lanes: tuple[Lane, ...]
+    lanes: tuple[AgentTransport, ...]
     """What the shares are read from."""
-    rates: Believed
-    limits: Limits
+    rates: TrustedRates
+    limits: PlanLimits
 
 
-class Kept:
+class PlanCache:
     """The last plan of each reader."""
 
     def __init__(self, plans_max: int = PLANS_MAX, shares_max: int = SHARES_MAX) -> None:
         """Keep none yet."""
         self._plans_max, self._shares_max = plans_max, shares_max
-        self._made: OrderedDict[Reader, _Made] = OrderedDict()
+        self._made: OrderedDict[ReaderId, _CachedPlan] = OrderedDict()
         self._shares = 0
 
     def __len__(self) -> int:
@@ -57,7 +57,13 @@ class Kept:
         return len(self._made)
 
     def again(
-        self, reader: Reader, demand: Demand, found: Found, ledger: Ledger, limits: Limits, now: float
+        self,
+        reader: ReaderId,
+        demand: PlanRequest,
+        found: Candidates,
+        ledger: LoadLedger,
+        limits: PlanLimits,
+        now: float,
     ) -> Plan | None:
         """Return the reader's last plan for this version, counted in the ledger; None where it has to be decided."""
         made, roll = self._made.get(reader), found.roll
@@ -65,7 +71,7 @@ class Kept:
             return None
         if not roll.is_ready or roll.standing != made.standing or (found.seat.me, found.seat.key) != made[1:3]:
             return None
-        if made.limits != limits or not _alike(made.rates, believed(demand.rates, limits)):
+        if made.limits != limits or not _alike(made.rates, trusted_rates(demand.rates, limits)):
             return None
         # It asks for everything: what it was given before is void, and no load on anybody.
         ledger.done(reader)
@@ -74,13 +80,20 @@ class Kept:
             return None
         holders = [roll.holders.able[place] for place in made.places]
         plan = _with_roots(made.plan, demand.version, holders)
-        prove_again(plan, made.plan, holders, reader=found.seat.me, avoid=frozenset(demand.avoid))
+        verify_reused_plan(plan, made.plan, holders, reader=found.seat.me, avoid=frozenset(demand.avoid))
         self._made.move_to_end(reader)
         ledger.assign(reader, plan, now)
         return plan
 
     def keep(
-        self, reader: Reader, demand: Demand, found: Found, plan: Plan, ledger: Ledger, limits: Limits, now: float
+        self,
+        reader: ReaderId,
+        demand: PlanRequest,
+        found: Candidates,
+        plan: Plan,
+        ledger: LoadLedger,
+        limits: PlanLimits,
+        now: float,
     ) -> None:
         """Keep a plan that was just decided and counted, if it may be given again.
 
@@ -97,32 +110,32 @@ class Kept:
         if not ledger.serves_only(reader, lanes, now):
             return
         place = roll.places
-        self._made[reader] = _Made(
+        self._made[reader] = _CachedPlan(
             plan,
             found.seat.me,
             found.seat.key,
             roll.standing,
             tuple(place[share.source] for share in plan.shares),
             tuple((share.source.agent, share.transport) for share in plan.shares),
-            believed(demand.rates, limits),
+            trusted_rates(demand.rates, limits),
             limits,
         )
         self._shares += len(plan.shares)
         while len(self._made) > self._plans_max or self._shares > self._shares_max:
             self._forget(next(iter(self._made)))
 
-    def _forget(self, reader: Reader) -> None:
+    def _forget(self, reader: ReaderId) -> None:
         made = self._made.pop(reader, None)
         if made is not None:
             self._shares -= len(made.plan.shares)
 
 
-def _is_plain(demand: Demand) -> bool:
+def _is_plain(demand: PlanRequest) -> bool:
     """Tell whether a demand is the first one of a read: for everything, and nobody has failed it."""
     return demand.pieces is None and not demand.avoid and not demand.mapped and not demand.uncrossed
 
 
-def _alike(before: Believed, now: Believed) -> bool:
+def _alike(before: TrustedRates, now: TrustedRates) -> bool:
     """Tell whether the same links were measured, and differ by less than a rate is wrong by."""
     if before.keys() != now.keys():
         return False

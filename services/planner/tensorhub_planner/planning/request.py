@@ -1,7 +1,7 @@
 """From a demand to its answer, whatever that takes: holders of the reader's layout, or a transfer program. Pure.
 
 What it needs that others have to bring (a log folded far enough, layouts, programs, the word of sources) stands behind
-`Knowledge`: the service brings it from the bus and the blob store, the simulator out of its world, and both go through
+`JobContext`: the service brings it from the bus and the blob store, the simulator out of its world, and both go through
 the decisions here in the same order.
 """
 
@@ -11,15 +11,15 @@ from typing import Protocol
 import msgspec
 
 from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError, VersionUnavailable
-from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_common.protocol.ranges import count_of, normal
-from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.catalog_view.holders import Found, is_held, registered_layouts, replica_layouts
-from tensorhub_planner.compiler.compiler import Compiled
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.decision import ProgramQuestion, Question, found_in
-from tensorhub_planner.planning.plan import LayoutsDiffer
-from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
+from tensorhub_common.protocol.ranges import merge_ranges, total_count
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.catalog_view.holders import Candidates, is_held, registered_layouts, replica_layouts
+from tensorhub_planner.compiler.compiler import CompiledProgram
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.decision import PlanDecision, ProgramPlanDecision, found_in
+from tensorhub_planner.planning.plan import OnlyOtherLayouts
+from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import (
     cannot_be_filled,
     nobody_has_it,
@@ -28,31 +28,31 @@ from tensorhub_planner.planning.resharding import (
     turns_to_program,
 )
 from tensorhub_planner.planning.unregistered import NOTHING, Unregistered
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 
-class Knowledge(Protocol):
+class JobContext(Protocol):
     """What a planner finds out about one job; each may take a while, and raise a `TensorHubError`."""
 
-    async def fold(self, at_seq: int) -> Fold:
+    async def fold(self, at_seq: int) -> CatalogReplica:
         """Return the log, folded at least so far."""
         ...
 
-    async def sizes(self, layout: str) -> Sizes:
+    async def sizes(self, layout: str) -> PieceSizes:
         """Return the sizes of a layout's pieces."""
         ...
 
-    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+    async def compiled(self, layout: str, sources: LayoutSet) -> CompiledProgram:
         """Return the program that fills a layout from those. Raises `LayoutMismatch` that names what they lack."""
         ...
 
-    async def program(self, digest: str) -> Compiled:
+    async def program(self, digest: str) -> CompiledProgram:
         """Return a program that a reader names."""
         ...
 
-    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+    async def unregistered(self, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
         """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
         ...
 
@@ -65,25 +65,25 @@ class Knowledge(Protocol):
         ...
 
 
-class Answering:
+class DemandPlanner:
     """Answers demands of one job."""
 
     def __init__(
-        self, job: str, knowledge: Knowledge, ledger: Ledger, limits: Limits, kept: Kept | None = None
+        self, job: str, knowledge: JobContext, ledger: LoadLedger, limits: PlanLimits, kept: PlanCache | None = None
     ) -> None:
         """Decide by what is known, and count each plan in the ledger. `kept` are plans that may be given again."""
         self._job, self._knowledge, self._ledger, self._limits = job, knowledge, ledger, limits
-        self._kept = Kept() if kept is None else kept
+        self._kept = PlanCache() if kept is None else kept
 
-    async def answer(self, demand: Demand) -> PlanAnswer:
-        """Return the plan, or a refusal. Raises what `Knowledge` raises, and `BadCommand`."""
+    async def answer(self, demand: PlanRequest) -> PlanAnswer:
+        """Return the plan, or a refusal. Raises what `JobContext` raises, and `BadCommand`."""
         answer = await self._answer(demand)
         if isinstance(answer, Refusal) and answer.error == VersionUnavailable.__name__:
             fold = await self._knowledge.fold(demand.at_seq)
             return msgspec.structs.replace(answer, is_held=is_held(fold.catalog, demand))
         return answer
 
-    async def _answer(self, demand: Demand) -> PlanAnswer:
+    async def _answer(self, demand: PlanRequest) -> PlanAnswer:
         if demand.mapped and demand.program is not None:
             raise BadCommand("what is mapped is not filled, so a demand for it names no program")
         if not reads_by_program(demand):
@@ -91,14 +91,14 @@ class Answering:
             if isinstance(found, Refusal):
                 return found
             sizes = await self._knowledge.sizes(found.seat.layout)
-            answer = self._decide(Question(self._job, demand, found, sizes))
-            whole = demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes)
+            answer = self._decide(PlanDecision(self._job, demand, found, sizes))
+            whole = demand.pieces is None or total_count(merge_ranges(demand.pieces)) == len(sizes)
             if not turns_to_program(demand, answer, whole=whole):
-                assert not isinstance(answer, LayoutsDiffer)
+                assert not isinstance(answer, OnlyOtherLayouts)
                 return answer
         return await self._reshard(demand)
 
-    async def _found(self, demand: Demand, *, any_layout: bool) -> Found | Refusal:
+    async def _found(self, demand: PlanRequest, *, any_layout: bool) -> Candidates | Refusal:
         """Look up in the log who can serve the demand; where there is a choice, have heard who reads from whom."""
         found = found_in(await self._knowledge.fold(demand.at_seq), demand, self._limits, any_layout=any_layout)
         if not isinstance(found, Refusal):
@@ -108,10 +108,10 @@ class Answering:
                 await self._knowledge.heard(sources)
         return found
 
-    def _decide(self, question: Question) -> PlanAnswer | LayoutsDiffer:
+    def _decide(self, question: PlanDecision) -> PlanAnswer | OnlyOtherLayouts:
         return question.decide(self._ledger, self._limits, self._knowledge.now())
 
-    async def _reshard(self, demand: Demand) -> PlanAnswer:
+    async def _reshard(self, demand: PlanRequest) -> PlanAnswer:
         """Plan for a reader that is filled from other layouts than its own."""
         found = await self._found(demand, any_layout=True)
         if isinstance(found, Refusal):
@@ -124,7 +124,7 @@ class Answering:
             return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(demand, found))
         pieces = demand.pieces if demand.program is not None else None
         asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
-        question = ProgramQuestion(self._job, asked, found, compiled.execution, compiled.sizes)
+        question = ProgramPlanDecision(self._job, asked, found, compiled.execution, compiled.sizes)
         answer = question.decide(self._kept, self._ledger, self._limits, self._knowledge.now())
         if isinstance(answer, Plan) and demand.program is None:
             unregistered = await self._unregistered(demand, found, compiled)
@@ -132,7 +132,7 @@ class Answering:
             return msgspec.structs.replace(answer, unregistered=names, unregistered_count=count)
         return answer
 
-    async def _unregistered(self, demand: Demand, found: Found, compiled: Compiled) -> Unregistered:
+    async def _unregistered(self, demand: PlanRequest, found: Candidates, compiled: CompiledProgram) -> Unregistered:
         """Return what no shard of the reader's replica has registered, to one of them, which tells its user.
 
         Its siblings' programs are waited for. They ask for them as well, and none begins before all have a plan.
@@ -149,7 +149,7 @@ class Answering:
             # A sibling can't be filled, and says why itself: the replica will have nothing.
             return NOTHING
 
-    async def _program(self, demand: Demand, found: Found) -> Compiled:
+    async def _program(self, demand: PlanRequest, found: Candidates) -> CompiledProgram:
         if demand.program is None:
             return await self._knowledge.compiled(found.seat.layout, program_sources(demand, found))
         try:
@@ -160,10 +160,10 @@ class Answering:
             raise BadCommand(f"program {demand.program[:12]} of the demand fills another layout than the reader's")
         return named
 
-    async def _could_be(self, demand: Demand, found: Found) -> bool:
+    async def _could_be(self, demand: PlanRequest, found: Candidates) -> bool:
         """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
         fold = await self._knowledge.fold(demand.at_seq)
-        every = SourceSet(registered_layouts(fold.catalog, demand), found.originals)
+        every = LayoutSet(registered_layouts(fold.catalog, demand), found.originals)
         try:
             await self._knowledge.compiled(found.seat.layout, every)
         except LayoutMismatch:

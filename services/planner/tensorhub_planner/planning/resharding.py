@@ -7,33 +7,39 @@ shard that has the version counts, whichever replica it belongs to, with the uni
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.protocol.plans import Demand, PlanAnswer, Refusal
-from tensorhub_planner.catalog_view.holders import Found, Holders, holders_by_layout, layouts_in_order, published_set
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest, Refusal
+from tensorhub_planner.catalog_view.holders import (
+    Candidates,
+    HolderSet,
+    holders_by_layout,
+    layouts_in_order,
+    published_set,
+)
 from tensorhub_planner.planning.explain import absentees, why_refusal
-from tensorhub_planner.planning.fp8_strategies import made_of
-from tensorhub_planner.planning.plan import Answer, LayoutsDiffer
-from tensorhub_planner.planning.wan_fanout import shares_out
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.planning.fp8_strategies import derivable_scales
+from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome
+from tensorhub_planner.planning.wan_fanout import joins_fanout
+from tensorhub_planner.primitives.source_set import LayoutSet
 
 
-def reads_by_program(demand: Demand) -> bool:
+def reads_by_program(demand: PlanRequest) -> bool:
     """Tell of a demand by itself whether it goes by a program: it does already, or the log knows no root of its own."""
     return demand.program is not None or (demand.root is None and not demand.mapped)
 
 
-def turns_to_program(demand: Demand, answer: Answer, *, whole: bool) -> bool:
+def turns_to_program(demand: PlanRequest, answer: PlanOutcome, *, whole: bool) -> bool:
     """Tell of what was answered from holders of the reader's layout whether others have to be asked.
 
     A read that has some pieces already goes on with those; it begins anew where nobody is left for the rest.
     """
-    if isinstance(answer, LayoutsDiffer):
+    if isinstance(answer, OnlyOtherLayouts):
         return True
     unavailable = isinstance(answer, Refusal) and answer.error == VersionUnavailable.__name__
     return unavailable and whole and not demand.mapped
 
 
-def program_sources(demand: Demand, found: Found) -> SourceSet:
+def program_sources(demand: PlanRequest, found: Candidates) -> LayoutSet:
     """Return the layouts of which the reader's program is to be compiled.
 
     Readers that share out what crosses to their site exchange units, so they must have one program, at whatever time
@@ -42,12 +48,12 @@ def program_sources(demand: Demand, found: Found) -> SourceSet:
     """
     roll = found.roll
     published = published_set(found.originals, found.holders) if roll is None else roll.original_set
-    if published is not None and shares_out(demand, found.seat, found.holders, found.topology):
+    if published is not None and joins_fanout(demand, found.seat, found.holders, found.topology):
         return published
     return source_set(found)
 
 
-def source_set(found: Found) -> SourceSet:
+def source_set(found: Candidates) -> LayoutSet:
     """Return the layouts of all who have the version, each once, in the order of replicas and shards.
 
     All shards of a replica ask for the same one, so it is kept with their roll.
@@ -55,10 +61,10 @@ def source_set(found: Found) -> SourceSet:
     if found.roll is not None:
         return found.roll.source_set
     layouts = layouts_in_order(found.holders.able)
-    return SourceSet(layouts, tuple(each for each in found.originals if each in layouts))
+    return LayoutSet(layouts, tuple(each for each in found.originals if each in layouts))
 
 
-def in_units(found: Found, execution: Execution) -> Found:
+def in_units(found: Candidates, execution: NumberedProgram) -> Candidates:
     """Say of each holder which units of the program it has; one that has none is left out.
 
     The reader's own layout has all of them, whatever the program was compiled of.
@@ -72,17 +78,17 @@ def in_units(found: Found, execution: Execution) -> Found:
         if units
         for holder in by_layout.get(layout, ())
     ]
-    made = made_of(execution, able) if execution.partials else ()
+    made = derivable_scales(execution, able) if execution.partials else ()
     return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able), made=made))
 
 
-def nobody_has_it(demand: Demand, holders: Holders) -> Refusal:
+def nobody_has_it(demand: PlanRequest, holders: HolderSet) -> Refusal:
     """Refuse a version that no shard of any layout has."""
     what = f"version {demand.version} of {demand.model!r}"
     return Refusal(error=VersionUnavailable.__name__, reason=why_refusal(what, (), (), holders))
 
 
-def cannot_be_filled(demand: Demand, why: LayoutMismatch, absent: Holders, *, could_be: bool) -> PlanAnswer:
+def cannot_be_filled(demand: PlanRequest, why: LayoutMismatch, absent: HolderSet, *, could_be: bool) -> PlanAnswer:
     """Refuse what no holder has; `could_be`: with those who are absent now it would be whole."""
     what = f"version {demand.version} of {demand.model!r} can't fill shard {demand.shard} of {demand.replica!r}"
     if could_be:

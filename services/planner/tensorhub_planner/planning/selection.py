@@ -29,21 +29,21 @@ from operator import attrgetter
 import msgspec
 
 from tensorhub_common.protocol.plans import LinkRate, SourceId
-from tensorhub_common.protocol.ranges import Range, Ranges, normal, without
-from tensorhub_planner.planning.cost_model import Candidate, stripe
-from tensorhub_planner.primitives.limits import Limits, Rates
-from tensorhub_planner.primitives.piece_sizes import Sizes, cut
+from tensorhub_common.protocol.ranges import Range, Ranges, merge_ranges, subtract_ranges
+from tensorhub_planner.planning.cost_model import StripeCandidate, stripe
+from tensorhub_planner.primitives.limits import PlanLimits, Rates
+from tensorhub_planner.primitives.piece_sizes import PieceSizes, cut
 from tensorhub_planner.primitives.topology import Distance
 
 
-class Measure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class MeasuredDistance(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far away a source is, and what was measured of the link to it, if anything."""
 
     distance: Distance
     bps: int | None
 
 
-class Rank(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+class DistanceRank(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """Where a source stands: a lower place is read from first. Sources of one place are equally far."""
 
     place: int
@@ -60,7 +60,7 @@ class _Group(msgspec.Struct):
     sources: list[int]
 
 
-def ranks(sources: Sequence[Measure], limits: Limits) -> list[Rank]:
+def ranks(sources: Sequence[MeasuredDistance], limits: PlanLimits) -> list[DistanceRank]:
     """Return the rank of each source: farthest first each is put before all, or else after the last far faster one."""
     order: list[_Group] = []
     by_distance: dict[Distance, list[int]] = {}
@@ -73,18 +73,20 @@ def ranks(sources: Sequence[Measure], limits: Limits) -> list[Rank]:
         for place in sorted(at, reverse=True):
             best = 0 if distance is Distance.WAN else max(sources[number].bps or 0 for number in at[place])
             order.insert(place, _Group(is_behind=place > 0, bps=best, sources=at[place]))
-    found = {number: Rank(place, group.is_behind) for place, group in enumerate(order) for number in group.sources}
+    found = {
+        number: DistanceRank(place, group.is_behind) for place, group in enumerate(order) for number in group.sources
+    }
     return [found[number] for number in range(len(sources))]
 
 
-def _place(source: Measure, farther: Sequence[_Group], limits: Limits) -> int:
+def _place(source: MeasuredDistance, farther: Sequence[_Group], limits: PlanLimits) -> int:
     if source.bps is None:
         return 0
     faster = (place for place, group in enumerate(farther, start=1) if source.bps * limits.nearer_times < group.bps)
     return max(faster, default=0)
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
+class SourceOffer(msgspec.Struct, frozen=True, gc=False):
     """What one source has of what is wanted, and what speaks for and against it."""
 
     source: SourceId
@@ -102,22 +104,22 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     """The same as a rate to choose by."""
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class Assignment(msgspec.Struct, frozen=True, gc=False):
     """What is read from one source. `place` is its place by load among those of its distance, from 1 on."""
 
-    offer: Offer
+    offer: SourceOffer
     place: int
     pieces: Ranges
     nbytes: int
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class Selection(msgspec.Struct, frozen=True, gc=False):
     """How one group of pieces is read, and what the model says of it."""
 
     distance: Distance
     sources: int
     """Of so many at this distance that have (some of) the pieces."""
-    parts: tuple[Part, ...]
+    parts: tuple[Assignment, ...]
     seconds: float
     seconds_alone: float
     stripes_pay: bool
@@ -126,12 +128,12 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """It comes after farther ones, which were measured to be far faster."""
 
 
-class _Seen(Candidate, kw_only=True, gc=False):
+class _Seen(StripeCandidate, kw_only=True, gc=False):
     """A source among those that are equally far, while groups of pieces are chosen for one after another."""
 
     place: int
     """Its place by load, from 1 on."""
-    offer: Offer
+    offer: SourceOffer
     is_taken: bool = False
     """The plan reads something from it."""
 
@@ -139,14 +141,14 @@ class _Seen(Candidate, kw_only=True, gc=False):
 _Tier = list[_Seen]
 
 
-def choose(
-    wanted: Ranges, sizes: Sizes, offers: tuple[Offer, ...], limits: Limits
-) -> tuple[tuple[Choice, ...], Ranges]:
+def select_sources(
+    wanted: Ranges, sizes: PieceSizes, offers: tuple[SourceOffer, ...], limits: PlanLimits
+) -> tuple[tuple[Selection, ...], Ranges]:
     """Return how to read what is wanted, and the pieces that nobody can give."""
-    choices: list[Choice] = []
+    choices: list[Selection] = []
     taken, left = 0, wanted
     nbytes = sizes.of(wanted)
-    for rank, its in _worth_it(wanted, nbytes, _tiers(offers, limits), limits):
+    for rank, its in _drop_slower_half_filled(wanted, nbytes, _tiers(offers, limits), limits):
         if not left:
             break
         tier = _in_order(its, nbytes, limits)
@@ -165,25 +167,25 @@ def choose(
                 taken += not seen.is_taken
                 seen.is_taken = True
                 seen.begun += part.nbytes
-        left = without(left, normal(chosen))
+        left = subtract_ranges(left, merge_ranges(chosen))
     return tuple(choices), left
 
 
-def _tiers(offers: tuple[Offer, ...], limits: Limits) -> list[tuple[Rank, list[Offer]]]:
+def _tiers(offers: tuple[SourceOffer, ...], limits: PlanLimits) -> list[tuple[DistanceRank, list[SourceOffer]]]:
     """Put those that are equally far together, the nearest first."""
-    alike: dict[tuple[Distance, LinkRate | None], list[Offer]] = {}
+    alike: dict[tuple[Distance, LinkRate | None], list[SourceOffer]] = {}
     for offer in offers:
         alike.setdefault((offer.distance, offer.measured), []).append(offer)
-    found: dict[Rank, list[Offer]] = {}
-    measures = [Measure(distance, None if rate is None else rate.bps) for distance, rate in alike]
+    found: dict[DistanceRank, list[SourceOffer]] = {}
+    measures = [MeasuredDistance(distance, None if rate is None else rate.bps) for distance, rate in alike]
     for rank, some in zip(ranks(measures, limits), alike.values(), strict=True):
         found.setdefault(rank, []).extend(some)
     return sorted(found.items())
 
 
-def _worth_it(
-    wanted: Ranges, nbytes: int, tiers: list[tuple[Rank, list[Offer]]], limits: Limits
-) -> list[tuple[Rank, list[Offer]]]:
+def _drop_slower_half_filled(
+    wanted: Ranges, nbytes: int, tiers: list[tuple[DistanceRank, list[SourceOffer]]], limits: PlanLimits
+) -> list[tuple[DistanceRank, list[SourceOffer]]]:
     """Leave out half-filled sources where a ready one that has everything is as near and brings it as soon."""
     if not any(offer.depth for _, its in tiers for offer in its):
         return tiers
@@ -198,10 +200,10 @@ def _worth_it(
     ]
 
 
-def _in_order(offers: list[Offer], nbytes: int, limits: Limits) -> _Tier:
+def _in_order(offers: list[SourceOffer], nbytes: int, limits: PlanLimits) -> _Tier:
     """Sort those that are equally far: who brings all soonest by itself, then who has the least to do."""
     times: dict[tuple[Distance, int, int, float | None], float] = {}
-    order: list[tuple[float, int, int, int, SourceId, Offer]] = []
+    order: list[tuple[float, int, int, int, SourceId, SourceOffer]] = []
     for offer in offers:
         alike = (offer.distance, offer.readers, offer.depth, offer.measured_bps)
         seconds = times.get(alike)
@@ -216,7 +218,7 @@ def _in_order(offers: list[Offer], nbytes: int, limits: Limits) -> _Tier:
     ]
 
 
-def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:
+def _seconds(offer: SourceOffer, nbytes: int, limits: PlanLimits) -> float:
     """Return when a reader that takes everything from this source ends, as measured, or else by the model."""
     rates = _rates(offer, limits)
     source_bps = rates.source_bps and (offer.measured_bps or rates.source_bps)
@@ -225,7 +227,7 @@ def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:
     return nbytes * max(1 / rates.ingest_bps, share) + rates.setup_s + hops_s
 
 
-def _rates(first: Offer, limits: Limits) -> Rates:
+def _rates(first: SourceOffer, limits: PlanLimits) -> Rates:
     """Return the rates of a tier; where one source is read, and the way to it is the bound, of that way."""
     rates, measured = limits.rates(first.distance), first.measured_bps
     if rates.source_bps is None and measured:
@@ -244,7 +246,7 @@ def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges,
     if not partial:
         return [(wanted, whole)] if whole else []
     divided: list[tuple[Ranges, _Tier]] = []
-    for holders, ranges in _held_alike(wanted, partial).items():
+    for holders, ranges in _pieces_by_holders(wanted, partial).items():
         able = [*whole, *_members(holders, partial)]
         if whole:
             able.sort(key=attrgetter("place"))
@@ -253,7 +255,7 @@ def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges,
     return sorted(divided, key=lambda group: (len(group[1]), group[0]))
 
 
-def _held_alike(wanted: Ranges, partial: _Tier) -> dict[int, list[Range]]:
+def _pieces_by_holders(wanted: Ranges, partial: _Tier) -> dict[int, list[Range]]:
     """Return by who has them the pieces that are wanted; number i of these is bit i of a number."""
     turns: dict[int, int] = {}
     for number, ranges in enumerate((wanted, *(each.offer.pieces for each in partial))):
@@ -304,13 +306,13 @@ def _choice(
     pieces: Ranges,
     candidates: _Tier,
     sources: int,
-    sizes: Sizes,
+    sizes: PieceSizes,
     rates: Rates,
-    limits: Limits,
+    limits: PlanLimits,
     floor_s: float,
     *,
     is_behind: bool,
-) -> Choice:
+) -> Selection:
     """Share a group of pieces out over the best of the candidates."""
     nbytes = sizes.of(pieces)
     stripes = stripe(
@@ -323,11 +325,11 @@ def _choice(
     )
     if len(stripes.nbytes) == 1:
         first = candidates[0]
-        parts: tuple[Part, ...] = (Part(first.offer, first.place, pieces, nbytes),) if pieces else ()
+        parts: tuple[Assignment, ...] = (Assignment(first.offer, first.place, pieces, nbytes),) if pieces else ()
     else:
         runs = zip(candidates, cut(pieces, sizes, stripes.nbytes), strict=False)
-        parts = tuple([Part(each.offer, each.place, run, sizes.of(run)) for each, run in runs if run])
-    return Choice(
+        parts = tuple([Assignment(each.offer, each.place, run, sizes.of(run)) for each, run in runs if run])
+    return Selection(
         candidates[0].offer.distance,
         sources,
         parts,

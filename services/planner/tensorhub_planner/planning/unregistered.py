@@ -12,7 +12,7 @@ import msgspec
 
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.programs.program import UNREAD_MAX
-from tensorhub_planner.compiler.layout_index import SourceIndex
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 
 class Unregistered(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ def global_names(layout: Layout) -> tuple[str, ...]:
     return (*own, *(part.name for entry in layout.tensors for part in entry.parts))
 
 
-def unregistered(registered: Iterable[tuple[str, ...]], index: SourceIndex) -> Unregistered:
+def unregistered(registered: Iterable[tuple[str, ...]], index: LayoutIndex) -> Unregistered:
     """Return which of the sources' tensors are in none of these."""
     some: set[str] = set().union(*registered)
     missing = [name for name in index.tensors if name not in some]

@@ -5,9 +5,9 @@ avoids or the reader itself; and from each source the chain of "who gives it to 
 that is ready. A plan that fails the proof is a bug, so it raises and no answer is given.
 
 Why no cycle, though nobody looks at the other readers' plans: turns are in one order, and a half-filled source is named
-only where its turn is earlier than the reader's (`grounded`). That holds of its own plan too. So along a chain the
-turns only fall; there are finitely many, and whoever has the earliest reads from ready shards alone. The source's agent
-asks the same of each lease, by what it knows itself, so a planner that lags behind the log makes no cycle either.
+only where its turn is earlier than the reader's (`servable_pieces`). That holds of its own plan too. So along a chain
+the turns only fall; there are finitely many, and whoever has the earliest reads from ready shards alone. The source's
+agent asks the same of each lease, by what it knows itself, so a planner that lags behind the log makes no cycle either.
 
 What crosses to the reader's site for its group (`crossing`) comes from members of any turn, and each of them has its
 own part from somebody who stands ready or whose turn is earlier. No plan can see that the other plans agree; so a
@@ -17,25 +17,32 @@ reader waits for such a piece only while its source promises it, and nobody prom
 
 from collections.abc import Mapping, Sequence
 
-from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn, precedes
-from tensorhub_common.protocol.ranges import NOTHING, Ranges, common, normal, told, without
+from tensorhub_common.protocol.plans import Plan, ReadPriority, Share, SourceId, has_priority
+from tensorhub_common.protocol.ranges import (
+    NOTHING,
+    Ranges,
+    describe_ranges,
+    intersect_ranges,
+    merge_ranges,
+    subtract_ranges,
+)
 from tensorhub_planner.catalog_view.holders import Holder, named
-from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 
 class PlanError(AssertionError):
     """A plan does not do what it must: a bug, never a user's fault."""
 
 
-def prove(
+def verify_plan(
     plan: Plan,
     *,
     wanted: Ranges,
-    sizes: Sizes,
+    sizes: PieceSizes,
     holders: Mapping[SourceId, Holder],
     reader: SourceId,
     avoid: frozenset[SourceId],
-    turn: Turn | None,
+    turn: ReadPriority | None,
     ends: Ranges,
     crossing: Mapping[SourceId, Ranges] | None = None,
 ) -> None:
@@ -52,30 +59,31 @@ def prove(
         if source in seen:
             raise PlanError(f"{named(source)} stands in the plan twice")
         seen.add(source)
-        if not pieces or pieces != normal(pieces):
-            raise PlanError(f"the share of {named(source)} is empty or not in order: {told(pieces)}")
-        if common(left, pieces) != pieces:
-            raise PlanError(f"pieces {told(without(pieces, left))} of {named(source)} are read twice or not wanted")
+        if not pieces or pieces != merge_ranges(pieces):
+            raise PlanError(f"the share of {named(source)} is empty or not in order: {describe_ranges(pieces)}")
+        if intersect_ranges(left, pieces) != pieces:
+            twice = describe_ranges(subtract_ranges(pieces, left))
+            raise PlanError(f"pieces {twice} of {named(source)} are read twice or not wanted")
         if share.nbytes != sizes.of(pieces):
             raise PlanError(f"the share of {named(source)} says {share.nbytes} bytes and has {sizes.of(pieces)}")
         _prove_end(share, holders.get(source), turn, ends, crossing or {})
-        left = without(left, pieces)
+        left = subtract_ranges(left, pieces)
     if left:
-        raise PlanError(f"pieces {told(left)} are wanted and nobody gives them")
+        raise PlanError(f"pieces {describe_ranges(left)} are wanted and nobody gives them")
 
 
 def _prove_end(
-    share: Share, holder: Holder | None, turn: Turn | None, ends: Ranges, crossing: Mapping[SourceId, Ranges]
+    share: Share, holder: Holder | None, turn: ReadPriority | None, ends: Ranges, crossing: Mapping[SourceId, Ranges]
 ) -> None:
     """Raise `PlanError` unless the chains of a share end at shards that are ready."""
     source, pieces = share.source, share.pieces
-    if holder is None or not (share.crosses or grounded(holder, pieces, turn, ends) == pieces):
+    if holder is None or not (share.crosses or servable_pieces(holder, pieces, turn, ends) == pieces):
         raise PlanError(f"the chain of {named(source)} ends at no shard that is ready")
-    if share.crosses and common(common(crossing.get(source, NOTHING), ends), pieces) != pieces:
-        raise PlanError(f"pieces {told(pieces)} are not those that {named(source)} brings over to the site")
+    if share.crosses and intersect_ranges(intersect_ranges(crossing.get(source, NOTHING), ends), pieces) != pieces:
+        raise PlanError(f"pieces {describe_ranges(pieces)} are not those that {named(source)} brings over to the site")
 
 
-def prove_again(
+def verify_reused_plan(
     plan: Plan, proven: Plan, holders: Sequence[Holder], *, reader: SourceId, avoid: frozenset[SourceId]
 ) -> None:
     """Raise `PlanError` unless what was proven of a plan is true of the same one for another version.
@@ -102,15 +110,15 @@ def prove_again(
             raise PlanError(f"{named(source)} holds root {holder.root}, and the plan says {share.root}")
 
 
-def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) -> Ranges:
+def servable_pieces(holder: Holder, pieces: Ranges, turn: ReadPriority | None, ends: Ranges) -> Ranges:
     """Return those of the pieces that a holder has, or gets by a chain that ends at a shard which is ready.
 
     `turn` is the reader's; `ends` are the pieces at which a chain can end (`chain_ends`).
     """
-    has = pieces if holder.pieces is None else common(pieces, holder.pieces)
+    has = pieces if holder.pieces is None else intersect_ranges(pieces, holder.pieces)
     if holder.turn is None:
         return has
-    return common(has, ends) if precedes(holder.turn, turn) else NOTHING
+    return intersect_ranges(has, ends) if has_priority(holder.turn, turn) else NOTHING
 
 
 def chain_ends(
@@ -126,4 +134,4 @@ def chain_ends(
     ready = [holder.pieces for holder in holders if holder.turn is None and holder.key == key]
     if None in ready:
         return pieces
-    return common(pieces, normal(each for part in (made, *ready) if part is not None for each in part))
+    return intersect_ranges(pieces, merge_ranges(each for part in (made, *ready) if part is not None for each in part))

@@ -18,19 +18,19 @@ from typing import Final
 import msgspec
 import xxhash
 
-from tensorhub_common.protocol.plans import Demand, Share, SourceId
-from tensorhub_common.protocol.ranges import Ranges, common, normal, without
-from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
+from tensorhub_common.protocol.plans import PlanRequest, Share, SourceId
+from tensorhub_common.protocol.ranges import Ranges, intersect_ranges, merge_ranges, subtract_ranges
+from tensorhub_planner.catalog_view.holders import Holder, HolderSet, ReaderShard
 from tensorhub_planner.planning.verifier import chain_ends
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes, cut
-from tensorhub_planner.primitives.topology import TRANSPORTS, Distance, Topology
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes, cut
+from tensorhub_planner.primitives.topology import TRANSPORT_BY_DISTANCE, Distance, Topology
 
 BLOCKS: Final = 32
 """The run of one that does not cross is divided into so many blocks among the others."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class FanoutGroup(msgspec.Struct, frozen=True):
     """The crossers of the reader's site, in the order of their turns, and what each of them is to bring over."""
 
     crossers: tuple[SourceId, ...]
@@ -40,7 +40,7 @@ class Group(msgspec.Struct, frozen=True):
         """Return what the reader reads from whom."""
         return {source: pieces for source, pieces in self.parts.items() if source != me and pieces}
 
-    def besides(self, holders: Holders) -> Holders:
+    def besides(self, holders: HolderSet) -> HolderSet:
         """Return those that are no crossers: a reader asks a crosser for its part, and for nothing else."""
         if not self.crossers:
             return holders
@@ -49,9 +49,9 @@ class Group(msgspec.Struct, frozen=True):
 
     def left_by_others(self, me: SourceId, wanted: Ranges) -> Ranges:
         """Return what the reader has to get from elsewhere."""
-        return without(wanted, normal(each for pieces in self.others(me).values() for each in pieces))
+        return subtract_ranges(wanted, merge_ranges(each for pieces in self.others(me).values() for each in pieces))
 
-    def streams(self, limits: Limits, readers: int) -> int:
+    def streams(self, limits: PlanLimits, readers: int) -> int:
         """Return how many streams one crosser, or a reader that stands alone, has from a far source of so many readers.
 
         Those share its line: more streams would only make each of them slower.
@@ -59,10 +59,10 @@ class Group(msgspec.Struct, frozen=True):
         return max(1, limits.wan_streams // max(len(self.crossers), readers + 1))
 
 
-NOBODY: Final = Group((), {})
+NO_GROUP: Final = FanoutGroup((), {})
 
 
-def divide(crossers: Sequence[SourceId], out: Collection[SourceId], sizes: Sizes) -> dict[SourceId, Ranges]:
+def divide(crossers: Sequence[SourceId], out: Collection[SourceId], sizes: PieceSizes) -> dict[SourceId, Ranges]:
     """Return which pieces each crosser brings over, without those that are out."""
     able = [each for each in crossers if each not in out]
     if not able:
@@ -75,45 +75,51 @@ def divide(crossers: Sequence[SourceId], out: Collection[SourceId], sizes: Sizes
             continue
         for block, pieces in enumerate(cut(run, sizes, [sizes.of(run) / BLOCKS] * BLOCKS)):
             parts[max(able, key=lambda each: _lot(each, number, block))].extend(pieces)
-    return {crosser: normal(ranges) for crosser, ranges in parts.items()}
+    return {crosser: merge_ranges(ranges) for crosser, ranges in parts.items()}
 
 
 def _lot(crosser: SourceId, run: int, block: int) -> tuple[int, SourceId]:
     return xxhash.xxh3_64_intdigest(f"{crosser.agent}/{crosser.replica}/{run}/{block}".encode()), crosser
 
 
-def groups_of(
-    demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology, sizes: Sizes, limits: Limits
-) -> Iterator[Group]:
+def fanout_groups(
+    demand: PlanRequest,
+    seat: ReaderShard,
+    wanted: Ranges,
+    holders: HolderSet,
+    topology: Topology,
+    sizes: PieceSizes,
+    limits: PlanLimits,
+) -> Iterator[FanoutGroup]:
     """Yield who crosses which of the wanted pieces for the reader's site: as it should be, then without the reader.
 
     Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces,
     will have them, or had them and is draining: then nothing comes from another site.
     """
-    mates = _mates(demand, seat, holders, topology) if demand.promises else []
+    mates = _site_peers(demand, seat, holders, topology) if demand.promises else []
     if any(topology.distance(seat.me.agent, agent) <= Distance.SITE for agent in holders.draining_on):
         mates = []
     turns = {each.source: each.turn for each in mates} | {seat.me: demand.turn}
     crossers = list(demand.crossers) or sorted(turns, key=lambda each: (turns[each], each))[: limits.wan_streams]
     if mates and seat.me in crossers:
         ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
-        left = without(ends, _nearby(demand, seat, wanted, holders, topology))
+        left = subtract_ranges(ends, _nearby(demand, seat, wanted, holders, topology))
         out = {*demand.avoid, *demand.uncrossed, *(each for each in crossers if each not in turns)}
         for without_me in (False, True):
             divided = divide(crossers, out | {seat.me} if without_me else out - {seat.me}, sizes)
-            parts = {each: common(pieces, left) for each, pieces in divided.items()}
+            parts = {each: intersect_ranges(pieces, left) for each, pieces in divided.items()}
             if any(parts.values()):
-                yield Group(tuple(crossers), parts)
-    yield NOBODY
+                yield FanoutGroup(tuple(crossers), parts)
+    yield NO_GROUP
 
 
-def shares_out(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> bool:
+def joins_fanout(demand: PlanRequest, seat: ReaderShard, holders: HolderSet, topology: Topology) -> bool:
     """Tell whether a reader that may have to go by a program belongs to those who share out what crosses to their site.
 
     `holders` are of any layout. Not where somebody in the site has the version, or will have it by an earlier decision:
     such a one is read, whatever its layout.
     """
-    if not demand.promises or demand.turn is None or not _mates(demand, seat, holders, topology):
+    if not demand.promises or demand.turn is None or not _site_peers(demand, seat, holders, topology):
         return False
     near = [each for each in holders.able if topology.distance(seat.me.agent, each.source.agent) <= Distance.SITE]
     if any(each.turn is None or each.turn.decided < demand.turn.decided for each in near):
@@ -123,7 +129,7 @@ def shares_out(demand: Demand, seat: Seat, holders: Holders, topology: Topology)
     return demand.turn < first or any(each.turn == first and _is_at_seat(each, seat) for each in together)
 
 
-def _mates(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> list[Holder]:
+def _site_peers(demand: PlanRequest, seat: ReaderShard, holders: HolderSet, topology: Topology) -> list[Holder]:
     """Return those whose round the same command has decided as the reader's, in its site, for equal pieces."""
     turn, me = demand.turn, seat.me
     if turn is None or demand.mapped:
@@ -139,12 +145,12 @@ def _mates(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> 
     ]
 
 
-def _is_at_seat(holder: Holder, seat: Seat) -> bool:
+def _is_at_seat(holder: Holder, seat: ReaderShard) -> bool:
     """Tell whether a shard has the same bytes as the reader's at equal versions. Its key may be that of a program."""
     return (holder.layout, holder.shards, holder.source.shard) == (seat.layout, seat.shards, seat.me.shard)
 
 
-def _nearby(demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology) -> Ranges:
+def _nearby(demand: PlanRequest, seat: ReaderShard, wanted: Ranges, holders: HolderSet, topology: Topology) -> Ranges:
     """Return what somebody in the site has, or will have because of an earlier decision."""
     found: list[tuple[int, int]] = []
     for holder in holders.able:
@@ -153,18 +159,20 @@ def _nearby(demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topolo
         if not is_before or not is_of_use or (demand.program is None and demand.root not in (None, holder.root)):
             continue
         if topology.distance(seat.me.agent, holder.source.agent) <= Distance.SITE:
-            found.extend(wanted if holder.pieces is None else common(wanted, holder.pieces))
-    return normal(found)
+            found.extend(wanted if holder.pieces is None else intersect_ranges(wanted, holder.pieces))
+    return merge_ranges(found)
 
 
-def shares_of(group: Group, seat: Seat, topology: Topology, sizes: Sizes, *, by_program: bool) -> list[Share]:
+def shares_of(
+    group: FanoutGroup, seat: ReaderShard, topology: Topology, sizes: PieceSizes, *, by_program: bool
+) -> list[Share]:
     """Return what the reader reads from the others of its group, which have its own layout."""
     me, layout = seat.me, seat.layout if by_program else None
     whole = len(group.crossers)
     return [
         Share(
             source=source,
-            transport=TRANSPORTS[topology.distance(me.agent, source.agent)],
+            transport=TRANSPORT_BY_DISTANCE[topology.distance(me.agent, source.agent)],
             pieces=pieces,
             nbytes=sizes.of(pieces),
             why=f"it crosses this part for the site: number {group.crossers.index(source) + 1} of {whole}",

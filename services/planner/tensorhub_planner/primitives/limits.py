@@ -36,7 +36,7 @@ WIDE: Final = Rates(ingest_bps=1e9, source_bps=None, setup_s=0.1)
 """Between sites the link is the bound, whichever source's bytes it carries."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan keeps to."""
 
     local: Rates = LOCAL

@@ -1,7 +1,7 @@
 """Sets of pieces as ranges, so that a plan costs what its sources cost and not what its pieces do.
 
 Always true of `Ranges`: sorted, each of at least one piece, no two of them overlapping or touching. So two equal sets
-are equal tuples. `Sizes` turns ranges into bytes by two look-ups each.
+are equal tuples. `PieceSizes` turns ranges into bytes by two look-ups each.
 """
 
 from bisect import bisect_left, bisect_right
@@ -53,7 +53,7 @@ class _RepeatedEnds(Sequence[int]):
         return self._base[run] + times * inner[-1] + inner[place]
 
 
-class Sizes:
+class PieceSizes:
     """How many bytes the pieces of one layout have, summed up from the first one."""
 
     __slots__ = ("_ends",)
@@ -63,7 +63,7 @@ class Sizes:
         self._ends: Sequence[int] = list(accumulate(nbytes, initial=0))
 
     @classmethod
-    def repeated(cls, runs: Iterable[tuple[Sequence[int], int]]) -> "Sizes":
+    def repeated(cls, runs: Iterable[tuple[Sequence[int], int]]) -> "PieceSizes":
         """Take pieces as they repeat: (the bytes before each of some and of all, how often these follow one another).
 
         It costs what the runs cost, and not what the pieces do: a program has hundreds of thousands of units.
@@ -96,7 +96,7 @@ class Sizes:
         return above - first
 
 
-def cut(ranges: Ranges, sizes: Sizes, targets: Iterable[float]) -> list[Ranges]:
+def cut(ranges: Ranges, sizes: PieceSizes, targets: Iterable[float]) -> list[Ranges]:
     """Cut into consecutive runs, one for each target, of about so many bytes each; the last one takes what is left.
 
     Each cut stands at the edge of a piece nearest to where the targets so far end, so errors don't add up. A run may be

@@ -11,7 +11,7 @@ _NAME_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False)
-class SourceSet:
+class LayoutSet:
     """The digests of source layouts, and of those of them in which the version was published. Order counts."""
 
     layouts: tuple[str, ...]
@@ -26,7 +26,7 @@ class SourceSet:
 
     def __eq__(self, other: object) -> bool:
         """Compare by name."""
-        return isinstance(other, SourceSet) and self.name == other.name
+        return isinstance(other, LayoutSet) and self.name == other.name
 
     def __hash__(self) -> int:
         """Hash the name."""

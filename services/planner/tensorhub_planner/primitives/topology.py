@@ -23,7 +23,7 @@ class Distance(IntEnum):
     WAN = 4
 
 
-WORDS: Final[Mapping[Distance, str]] = {
+DISTANCE_WORDS: Final[Mapping[Distance, str]] = {
     Distance.AGENT: "the same agent",
     Distance.HOST: "the same host",
     Distance.RACK: "the same rack",
@@ -31,7 +31,7 @@ WORDS: Final[Mapping[Distance, str]] = {
     Distance.WAN: "another site",
 }
 
-TRANSPORTS: Final[Mapping[Distance, Transport]] = {
+TRANSPORT_BY_DISTANCE: Final[Mapping[Distance, Transport]] = {
     Distance.AGENT: "local",
     Distance.HOST: "local",
     Distance.RACK: "ucxx",
@@ -40,7 +40,7 @@ TRANSPORTS: Final[Mapping[Distance, Transport]] = {
 }
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class AgentPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A host of a site, and its rack there; without one it shares none with anybody."""
 
     host: str
@@ -51,14 +51,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Topology(msgspec.Struct, frozen=True):
     """The places of the agents that a plan is about."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, AgentPlace]
 
     def distance(self, one: str, other: str) -> Distance:
         """Tell how far two agents are apart; an agent without a place is as far as can be."""
         return Distance.AGENT if one == other else between(self.places.get(one), self.places.get(other))
 
 
-def between(here: Place | None, there: Place | None) -> Distance:
+def between(here: AgentPlace | None, there: AgentPlace | None) -> Distance:
     """Tell how far apart two agents are that stand there."""
     if here is None or there is None or here.site != there.site:
         return Distance.WAN

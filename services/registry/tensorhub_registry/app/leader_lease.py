@@ -28,7 +28,7 @@ from tensorhub_common.errors import InvalidName, TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.subjects import is_name
-from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 BUCKET: Final = "tensorhub"
 BUCKET_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -199,7 +199,7 @@ class LeaderLease:
                 self._say_why(error)
             except Exception as error:  # noqa: BLE001 (a fault must not end the asking; the lease runs out by itself)
                 self._revision = 0
-                self._work.fault("asking for it", error, handled)
+                self._work.fault("asking for it", error, log_only)
             await self._tell()
             await self._pause(pause_s)
 

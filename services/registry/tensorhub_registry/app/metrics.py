@@ -11,7 +11,7 @@ from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
 from tensorhub_common.catalog.transitions import AgentState
-from tensorhub_common.observability.metrics import METER, Value, observe, one
+from tensorhub_common.observability.metrics import METER, Sample, observe, unlabelled
 from tensorhub_common.protocol.queries import VersionState
 from tensorhub_registry.app.service import Registry
 from tensorhub_registry.jobs.job import Job
@@ -24,29 +24,29 @@ def watch(registry: Registry, meter: Meter | None = None) -> None:
     def jobs() -> list[Job]:
         return list(registry.jobs.values())
 
-    def unpublished() -> Iterator[Value]:
+    def unpublished() -> Iterator[Sample]:
         for job in jobs():
             yield job.fold.unpublished, {"job": job.name}
 
     observe(meter, "tensorhub.registry.commands", lambda: _commands(jobs()))
-    observe(meter, "tensorhub.registry.events", one(lambda: sum(job.counts.events for job in jobs())))
+    observe(meter, "tensorhub.registry.events", unlabelled(lambda: sum(job.counts.events for job in jobs())))
     observe(
         meter,
         "tensorhub.registry.passed_over",
-        one(lambda: sum(job.counts.passed_over for job in jobs())),
+        unlabelled(lambda: sum(job.counts.passed_over for job in jobs())),
     )
-    observe(meter, "tensorhub.registry.leads", one(lambda: registry.leads))
+    observe(meter, "tensorhub.registry.leads", unlabelled(lambda: registry.leads))
     observe(meter, "tensorhub.registry.unpublished", unpublished)
     observe(
         meter,
         "tensorhub.registry.jobs.stopped",
-        one(lambda: sum(job.failure is not None for job in jobs())),
+        unlabelled(lambda: sum(job.failure is not None for job in jobs())),
     )
     observe(meter, "tensorhub.registry.agents", lambda: _agents(jobs()))
     observe(meter, "tensorhub.registry.versions", lambda: _versions(jobs()))
 
 
-def _commands(jobs: list[Job]) -> Iterator[Value]:
+def _commands(jobs: list[Job]) -> Iterator[Sample]:
     total: Counter[tuple[str, str]] = Counter()
     for job in jobs:
         total.update(dict(job.counts.commands))
@@ -54,7 +54,7 @@ def _commands(jobs: list[Job]) -> Iterator[Value]:
         yield count, {"outcome": outcome, "error": error}
 
 
-def _agents(jobs: list[Job]) -> Iterator[Value]:
+def _agents(jobs: list[Job]) -> Iterator[Sample]:
     for job in jobs:
         states = Counter({AgentState.LIVE: 0, AgentState.LOST: 0})
         states.update(agent.state for agent in list(job.fold.catalog.agents.values()))
@@ -62,7 +62,7 @@ def _agents(jobs: list[Job]) -> Iterator[Value]:
             yield count, {"job": job.name, "state": str(state)}
 
 
-def _versions(jobs: list[Job]) -> Iterator[Value]:
+def _versions(jobs: list[Job]) -> Iterator[Sample]:
     for job in jobs:
         for model in list(job.fold.catalog.models.values()):
             versions = list(model.versions.values())

@@ -10,12 +10,12 @@ from typing import Final
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.introspection.ping import folders, is_known
+from tensorhub_common.introspection.ping import is_known, survey_log_followers
 from tensorhub_common.observability import logs
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import Pong
 from tensorhub_common.protocol.subjects import is_name
-from tensorhub_common.runtime.gather_bounded import each
+from tensorhub_common.runtime.gather_bounded import gather_bounded
 
 LOOK_S: Final = 5.0
 """How often a registry asks who there is."""
@@ -27,13 +27,13 @@ ROLE: Final = "registry"
 _log: Final = logs.logger(__name__)
 
 
-class Folders:
+class ReleaseSurvey:
     """What the registries and planners say of themselves, asked again and again."""
 
     def __init__(self, bus: Bus, new_job_level: int | None) -> None:
         """Ask there. `new_job_level`: what the operator allows, None: all that is known."""
         self._bus = bus
-        self._allowed = NEWEST if new_job_level is None else min(new_job_level, NEWEST)
+        self._allowed = NEWEST_LEVEL if new_job_level is None else min(new_job_level, NEWEST_LEVEL)
         self._there: dict[str, Pong] = {}
         """By name, what the processes have said that are there."""
         self.newer_registry: Pong | None = None
@@ -69,7 +69,7 @@ class Folders:
 
     async def _look(self) -> bool:
         """Ask who is there; False: there was no answer at all."""
-        found = {pong.id: pong for pong in await folders(self._bus) if is_name(pong.id)}
+        found = {pong.id: pong for pong in await survey_log_followers(self._bus) if is_name(pong.id)}
         if not found:
             return False
         silent = [name for name in self._there if name not in found]
@@ -79,8 +79,10 @@ class Folders:
             if not await is_known(self._bus, silent[number]):
                 gone.add(silent[number])
 
-        await each(range(len(silent)), ask)
+        await gather_bounded(range(len(silent)), ask)
         self._there = {name: pong for name, pong in (self._there | found).items() if name not in gone}
-        self.newer_registry = next((pong for pong in found.values() if pong.role == ROLE and pong.level > NEWEST), None)
+        self.newer_registry = next(
+            (pong for pong in found.values() if pong.role == ROLE and pong.level > NEWEST_LEVEL), None
+        )
         self._known.set()
         return True

@@ -23,26 +23,26 @@ from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFail
 from tensorhub_common.bus.message import Message
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
-from tensorhub_common.introspection.ping import answer_folders, answer_pings
+from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
 from tensorhub_common.jetstream import job_log
-from tensorhub_common.jetstream.blob_store import Blobs
-from tensorhub_common.log_follower.set_aside import Aside, set_aside
+from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.log_follower.set_aside import SetAside, set_aside
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, JobHealth, JobState
 from tensorhub_common.runtime.supervision import Supervisor, result_of
 from tensorhub_common.service.systemd import serving
 from tensorhub_registry.app.leader_lease import LeaderLease
-from tensorhub_registry.app.release_survey import ROLE, Folders
+from tensorhub_registry.app.release_survey import ROLE, ReleaseSurvey
 from tensorhub_registry.core import election, liveness
-from tensorhub_registry.core.job_health import Failure, health_of
-from tensorhub_registry.core.liveness import LostAgents
-from tensorhub_registry.jobs.deletion import too_many
+from tensorhub_registry.core.job_health import JobFailure, health_of
+from tensorhub_registry.core.liveness import LostAgentLog
+from tensorhub_registry.jobs.deletion import expired_tombstones
 from tensorhub_registry.jobs.job import Job
-from tensorhub_registry.queries.server import READY_WAIT_S_MAX, Questions
+from tensorhub_registry.queries.server import READY_WAIT_S_MAX, QueryServer
 
 LEASE_KEY: Final = "registry"
 DISCOVER_S: Final = 5.0
@@ -78,9 +78,9 @@ class Registry:
         self.jobs: dict[str, Job] = {}
         self._bus = bus
         self._work = Supervisor(f"registry {self.id!r}")
-        self._leader = election.Leader()
+        self._leader = election.Election()
         self._liveness = liveness.Liveness(settings.lost_after_s)
-        self._lost_agents = LostAgents()
+        self._lost_agents = LostAgentLog()
         self._numbers = count(1)
         self._replicas = settings.log_replicas
         self._lease = LeaderLease(
@@ -91,11 +91,11 @@ class Registry:
             replicas=self._replicas,
             on_change=self._work.guarded(self._on_lease, "a change of the lease"),
         )
-        self._folders = Folders(bus, settings.new_job_level)
-        self._questions = Questions(bus, self.id, self, lambda: self._lease.held, self._folders.behind)
+        self._folders = ReleaseSurvey(bus, settings.new_job_level)
+        self._questions = QueryServer(bus, self.id, self, lambda: self._lease.held, self._folders.behind)
         self._timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Event()
-        self._aside: dict[str, Aside] = {}
+        self._aside: dict[str, SetAside] = {}
         """The jobs that were set aside, until they are gone: one that fails at the same place again waits longer."""
         self._due: asyncio.Queue[Job] = asyncio.Queue()
         """Those that are to be tried again; each stands here once, so there are no more of them than jobs."""
@@ -117,7 +117,7 @@ class Registry:
         self._bus.watch(on_connection)
         await self._bus.subscribe(subjects.beats(), self._work.guarded(self._on_beat, "a beat"))
         on_connection(self._bus.is_connected)
-        await answer_folders(self._bus, self.id, ROLE)
+        await answer_follower_survey(self._bus, self.id, ROLE)
         async with AsyncExitStack() as stack:
             self._work.start(self._folders.watch(), "asking which registries and planners there are")
             self._work.start(self._discover_always(), "looking for jobs")
@@ -151,7 +151,7 @@ class Registry:
     # ------------------------------------------------------------------------------------------- leading
 
     def _on_lease(self, held: bool) -> None:  # noqa: FBT001 (the lease calls it so)
-        self._obey(election.Won(self._lease.term) if held else election.Lost())
+        self._obey(election.LeaseWon(self._lease.term) if held else election.LeaseLost())
 
     def _on_connection(self, connected: bool) -> None:  # noqa: FBT001 (the bus calls it so)
         self._obey(election.Connected() if connected else election.Disconnected())
@@ -160,17 +160,17 @@ class Registry:
         """Carry out what follows from a change of the lease or of the connection."""
         for effect in self._leader.handle(event, time.monotonic()):
             match effect:
-                case election.Lead(term):
+                case election.StartLeading(term):
                     _log.info("leads", term=term)
                     for job in self.jobs.values():
                         job.lead(term)
-                case election.StandDown(term):
+                case election.StopLeading(term):
                     _log.info("stands down", term=term)
                     for job in self.jobs.values():
                         job.stand_down()
-                case election.Listening(term):
+                case election.MonitoringStarted(term):
                     self._hear(liveness.Listening(term))
-                case election.Deaf():
+                case election.MonitoringStopped():
                     self._hear(liveness.Deaf())
         self._asking.set()
 
@@ -203,7 +203,7 @@ class Registry:
 
     def _on_beat(self, message: Message) -> None:
         try:
-            beat = msgspec.json.decode(message.data, type=Beat)
+            beat = msgspec.json.decode(message.data, type=Heartbeat)
         except MALFORMED:
             return
         # Whoever may publish on this subject is this agent, and speaks for no other.
@@ -257,7 +257,7 @@ class Registry:
             job.refuse()
             if job.is_deleted:
                 raise gone(name)
-        await Blobs(self._bus).open(name, self._replicas)
+        await BlobStore(self._bus).open(name, self._replicas)
         await job_log.open_job(self._bus, name, self._replicas)
         return self._add(name)
 
@@ -311,7 +311,7 @@ class Registry:
         async with self._looking:
             self._next_look = None
             began = asyncio.get_running_loop().time()
-            found = await job_log.jobs(self._bus)
+            found = await job_log.list_jobs(self._bus)
             self._forgotten = {name: at for name, at in self._forgotten.items() if at >= began}
             self._reconcile(set(found) - self._forgetting - set(self._forgotten))
 
@@ -326,7 +326,7 @@ class Registry:
             self._add(name)
         if self._leader.leads:
             tombstones = [(job.fold.catalog.deleted_at, job.name) for job in self.jobs.values() if job.is_deleted]
-            for name in too_many(tombstones, time.time()):
+            for name in expired_tombstones(tombstones, time.time()):
                 self._work.start(self._forget_deleted(self.jobs[name]), "forgetting a deleted job")
 
     async def _forget_deleted(self, job: Job) -> None:
@@ -335,7 +335,7 @@ class Registry:
         except TensorHubError as why:
             _log.warning("a deleted job can't be forgotten yet", job=job.name, why=str(why))
 
-    def _add(self, name: str, beyond: int = -1, trial: Failure | None = None) -> Job:
+    def _add(self, name: str, beyond: int = -1, trial: JobFailure | None = None) -> Job:
         known = self.jobs.get(name)
         if known is not None:
             return known
@@ -362,14 +362,14 @@ class Registry:
             del self.jobs[job.name]
             self._aside.pop(job.name, None)
             self._raised.discard(job.name)
-            self._hear(liveness.Forget(job.name))
+            self._hear(liveness.UnwatchJob(job.name))
             self._questions.drop(job.name)
 
     def _set_aside(self, job: Job) -> None:
         aside = self._aside[job.name] = set_aside(self._aside.get(job.name), job.fold.seq, time.time())
         if job.failure is not None and job.failure.is_raised:
             self._raised.add(job.name)
-        self._hear(liveness.Forget(job.name))
+        self._hear(liveness.UnwatchJob(job.name))
         self._work.call_later(aside.wait_s, self._due.put_nowait, job, what="trying a job again")
 
     async def _try_again_always(self) -> None:

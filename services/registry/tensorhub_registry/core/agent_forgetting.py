@@ -24,7 +24,7 @@ FORGOTTEN_MAX: Final = 64
 """So many agents are forgotten at a time, so that a job which lost thousands at once goes on meanwhile."""
 
 
-class Forgettable(msgspec.Struct, frozen=True):
+class LostIncarnation(msgspec.Struct, frozen=True):
     """A lost incarnation of an agent."""
 
     agent: str
@@ -32,12 +32,12 @@ class Forgettable(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Forgetting:
+class AgentForgetting:
     """One job's lost agents, as its leader looks at them now and then."""
 
-    _said: dict[Forgettable, float] = field(default_factory=dict)
+    _said: dict[LostIncarnation, float] = field(default_factory=dict)
 
-    def due(self, catalog: Catalog, now: float) -> list[Forgettable]:
+    def due(self, catalog: Catalog, now: float) -> list[LostIncarnation]:
         """Return whom to forget, at `now` in seconds since the epoch."""
         self._said = {each: at for each, at in self._said.items() if now - at < AGAIN_S}
         if catalog.level < Level.FORGETTING:
@@ -47,7 +47,7 @@ class Forgetting:
             for agent in catalog.agents.values()
             if agent.state is AgentState.LOST
             and now - agent.lost_at >= kept_s(catalog, agent) + MARGIN_S
-            and (lost := Forgettable(agent.name, agent.incarnation)) not in self._said
+            and (lost := LostIncarnation(agent.name, agent.incarnation)) not in self._said
         ][:FORGOTTEN_MAX]
         self._said |= dict.fromkeys(due, now)
         return due

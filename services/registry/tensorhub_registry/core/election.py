@@ -1,11 +1,11 @@
 """Which registry speaks: whoever holds the lease, and from when on its word may cost an agent its place.
 
-Every change of state stands in `LEADER_MOVES`. Being the leader is not enough to expire agents: the leader must also be
-connected, since without a connection it hears no beats. `Listening` and `Deaf` tell the liveness core when that begins
-and ends; `Lead` and `StandDown` tell the jobs when to publish.
+Every change of state stands in `LEADER_TRANSITIONS`. Being the leader is not enough to expire agents: the leader must
+also be connected, since without a connection it hears no beats. `MonitoringStarted` and `MonitoringStopped` tell the
+liveness core when that begins and ends; `StartLeading` and `StopLeading` tell the jobs when to publish.
 
 Terms rise from leader to leader as long as the store of the lease is not lost. Always true: a term that is led again
-was nobody else's in between; `Listening` is said only while leading and connected.
+was nobody else's in between; `MonitoringStarted` is said only while leading and connected.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.catalog.transitions import move
+from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.machine import Tick
 
 
@@ -26,7 +26,7 @@ class LeaderState(StrEnum):
     RESIGNED = "resigned"
 
 
-class LeaderMove(StrEnum):
+class LeaderTransition(StrEnum):
     """What happens to a registry."""
 
     WON = "won"
@@ -34,26 +34,26 @@ class LeaderMove(StrEnum):
     RESIGNED = "resigned"
 
 
-LEADER_MOVES: Final = {
-    (LeaderState.STANDBY, LeaderMove.WON): LeaderState.LEADING,
-    (LeaderState.STANDBY, LeaderMove.LOST): LeaderState.STANDBY,
-    (LeaderState.STANDBY, LeaderMove.RESIGNED): LeaderState.RESIGNED,
-    (LeaderState.LEADING, LeaderMove.WON): LeaderState.LEADING,
-    (LeaderState.LEADING, LeaderMove.LOST): LeaderState.STANDBY,
-    (LeaderState.LEADING, LeaderMove.RESIGNED): LeaderState.RESIGNED,
-    (LeaderState.RESIGNED, LeaderMove.WON): LeaderState.RESIGNED,
-    (LeaderState.RESIGNED, LeaderMove.LOST): LeaderState.RESIGNED,
-    (LeaderState.RESIGNED, LeaderMove.RESIGNED): LeaderState.RESIGNED,
+LEADER_TRANSITIONS: Final = {
+    (LeaderState.STANDBY, LeaderTransition.WON): LeaderState.LEADING,
+    (LeaderState.STANDBY, LeaderTransition.LOST): LeaderState.STANDBY,
+    (LeaderState.STANDBY, LeaderTransition.RESIGNED): LeaderState.RESIGNED,
+    (LeaderState.LEADING, LeaderTransition.WON): LeaderState.LEADING,
+    (LeaderState.LEADING, LeaderTransition.LOST): LeaderState.STANDBY,
+    (LeaderState.LEADING, LeaderTransition.RESIGNED): LeaderState.RESIGNED,
+    (LeaderState.RESIGNED, LeaderTransition.WON): LeaderState.RESIGNED,
+    (LeaderState.RESIGNED, LeaderTransition.LOST): LeaderState.RESIGNED,
+    (LeaderState.RESIGNED, LeaderTransition.RESIGNED): LeaderState.RESIGNED,
 }
 
 
-class Won(msgspec.Struct, frozen=True):
+class LeaseWon(msgspec.Struct, frozen=True):
     """The lease is ours, for this term; or it was taken anew before its loss was noticed."""
 
     term: int
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LeaseLost(msgspec.Struct, frozen=True):
     """The lease is not ours, or not for certain."""
 
 
@@ -69,34 +69,34 @@ class Disconnected(msgspec.Struct, frozen=True):
     """The connection to NATS is gone."""
 
 
-class Lead(msgspec.Struct, frozen=True):
+class StartLeading(msgspec.Struct, frozen=True):
     """Publish outcomes and answer questions."""
 
     term: int
 
 
-class StandDown(msgspec.Struct, frozen=True):
+class StopLeading(msgspec.Struct, frozen=True):
     """Publish nothing more and keep silent."""
 
     term: int
 
 
-class Listening(msgspec.Struct, frozen=True):
+class MonitoringStarted(msgspec.Struct, frozen=True):
     """From now on, agents that stay silent for a whole window are lost."""
 
     term: int
 
 
-class Deaf(msgspec.Struct, frozen=True):
+class MonitoringStopped(msgspec.Struct, frozen=True):
     """Agents may beat unheard: expire none."""
 
 
-Input = Won | Lost | Resigned | Connected | Disconnected | Tick
-Output = Lead | StandDown | Listening | Deaf
+Input = LeaseWon | LeaseLost | Resigned | Connected | Disconnected | Tick
+Output = StartLeading | StopLeading | MonitoringStarted | MonitoringStopped
 
 
 @dataclass(slots=True)
-class Leader:
+class Election:
     """What this registry is in the election; the lease itself is kept elsewhere."""
 
     state: LeaderState = LeaderState.STANDBY
@@ -109,12 +109,12 @@ class Leader:
         """Take one event and say what changes."""
         effects: list[Output] = []
         match event:
-            case Won(term):
+            case LeaseWon(term):
                 self._won(term, effects)
-            case Lost():
-                self._leave(LeaderMove.LOST, effects)
+            case LeaseLost():
+                self._leave(LeaderTransition.LOST, effects)
             case Resigned():
-                self._leave(LeaderMove.RESIGNED, effects)
+                self._leave(LeaderTransition.RESIGNED, effects)
             case Connected():
                 self.connected = True
             case Disconnected():
@@ -143,23 +143,23 @@ class Leader:
             return
         if self.leads:
             # The lease ran out and was won again between two looks: what was said under the old term is over.
-            self._leave(LeaderMove.LOST, effects)
+            self._leave(LeaderTransition.LOST, effects)
             self._listen(effects)
-        self.state = move(LEADER_MOVES, self.state, LeaderMove.WON)
+        self.state = transition(LEADER_TRANSITIONS, self.state, LeaderTransition.WON)
         if self.leads:
             self.term = term
-            effects.append(Lead(term))
+            effects.append(StartLeading(term))
 
-    def _leave(self, how: LeaderMove, effects: list[Output]) -> None:
+    def _leave(self, how: LeaderTransition, effects: list[Output]) -> None:
         led = self.leads
-        self.state = move(LEADER_MOVES, self.state, how)
+        self.state = transition(LEADER_TRANSITIONS, self.state, how)
         if led:
-            effects.append(StandDown(self.term))
+            effects.append(StopLeading(self.term))
 
     def _listen(self, effects: list[Output]) -> None:
         hears = self.connected and self.leads
         if hears and not self.listening:
-            effects.append(Listening(self.term))
+            effects.append(MonitoringStarted(self.term))
         elif self.listening and not hears:
-            effects.append(Deaf())
+            effects.append(MonitoringStopped())
         self.listening = hears

@@ -28,24 +28,24 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
 from tensorhub_common.protocol.log.events import AnyEvent, Event, kind_of
-from tensorhub_registry.core.log_entries import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of
-from tensorhub_registry.core.outcome_history import History
+from tensorhub_registry.core.log_entries import CommandOrigin, FoldMismatch, LogEntry, origin_of, read_entry, subject_of
+from tensorhub_registry.core.outcome_history import OutcomeHistory
 from tensorhub_registry.core.release_agreement import agrees
-from tensorhub_registry.core.trace_causes import Cause, Causes
+from tensorhub_registry.core.trace_causes import TraceCause, TraceCauses
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class PublicationStored(msgspec.Struct, frozen=True):
     """The first `count` events of the publication under way stand in the log; the last of them has this sequence."""
 
     count: int
     seq: int
 
 
-class Refused(msgspec.Struct, frozen=True):
+class PublicationRefused(msgspec.Struct, frozen=True):
     """The publication under way was refused: the log's last event is another one."""
 
 
-class Unanswered(msgspec.Struct, frozen=True):
+class PublicationUnknown(msgspec.Struct, frozen=True):
     """Nobody knows what became of the publication under way."""
 
 
@@ -60,21 +60,21 @@ class LastEvent(msgspec.Struct, frozen=True):
     end: int = 0
 
 
-class Decided(msgspec.Struct, frozen=True):
+class CommandDecided(msgspec.Struct, frozen=True):
     """A command was folded. Its events may not stand in the log yet."""
 
     events: tuple[AnyEvent, ...]
 
 
-class Stands(msgspec.Struct, frozen=True):
+class OutcomeStored(msgspec.Struct, frozen=True):
     """A command's whole group stands in the log."""
 
     events: tuple[AnyEvent, ...]
-    origin: Origin | None
-    causes: tuple[Cause, ...] = ()
+    origin: CommandOrigin | None
+    causes: tuple[TraceCause, ...] = ()
 
 
-class PassedOver(msgspec.Struct, frozen=True):
+class EntryIgnored(msgspec.Struct, frozen=True):
     """What stands on an event's subject is none; nothing was folded, and the log goes on behind it."""
 
     seq: int
@@ -97,7 +97,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     trace: Mapping[str, str]
 
 
-class Publication(msgspec.Struct, frozen=True):
+class EventBatch(msgspec.Struct, frozen=True):
     """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
 
     The others may be sent before the first is acknowledged, each to be stored right behind the one before it and
@@ -111,8 +111,8 @@ class Publication(msgspec.Struct, frozen=True):
     events: tuple[Outgoing, ...]
 
 
-Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
-Output = Decided | Stands | PassedOver | OutOfOrder
+Input = LogEntry | PublicationStored | PublicationRefused | PublicationUnknown | LastEvent | Tick
+Output = CommandDecided | OutcomeStored | EntryIgnored | OutOfOrder
 
 
 UNPUBLISHED_MAX: Final = 65_536
@@ -148,7 +148,7 @@ class JobFold:
     unpublished_max: int = UNPUBLISHED_MAX
     unseen_max: int = UNSEEN_MAX
     catalog: Catalog = field(init=False)
-    history: History = field(init=False, default_factory=History)
+    history: OutcomeHistory = field(init=False, default_factory=OutcomeHistory)
     seq: int = field(init=False, default=0)
     """The last entry that was folded."""
     time: float = field(init=False, default=0.0)
@@ -169,9 +169,9 @@ class JobFold:
     """The last event that is no longer among them and may still be unread."""
     _standing: list[AnyEvent] = field(init=False, default_factory=list)
     """The part of the first unfinished group that stands in the log."""
-    _origins: dict[int, Origin] = field(init=False, default_factory=dict)
-    _causes: Causes = field(init=False, default_factory=Causes)
-    _caused: dict[int, dict[int, Cause]] = field(init=False, default_factory=dict)
+    _origins: dict[int, CommandOrigin] = field(init=False, default_factory=dict)
+    _causes: TraceCauses = field(init=False, default_factory=TraceCauses)
+    _caused: dict[int, dict[int, TraceCause]] = field(init=False, default_factory=dict)
     """By command and number, of the events that are not known to stand in the log."""
     _under_way: _UnderWay | None = field(init=False, default=None)
     _refused_at: int = field(init=False, default=-1)
@@ -186,11 +186,11 @@ class JobFold:
 
     def handle(self, event: Input, now: float) -> list[Output]:  # noqa: ARG002 (the fold's time is JetStream's)
         """Take the log's next entry, or what became of a publication. Raises `FoldMismatch`."""
-        if isinstance(event, Acknowledged):
+        if isinstance(event, PublicationStored):
             return self._acknowledged(event)
-        if isinstance(event, Refused):
+        if isinstance(event, PublicationRefused):
             return self._refused()
-        if isinstance(event, Unanswered):
+        if isinstance(event, PublicationUnknown):
             self._under_way = None
             return []
         if isinstance(event, LastEvent):
@@ -226,7 +226,7 @@ class JobFold:
             return True
         return bool(self._unpublished) and self._unpublished[0].cmd <= seq <= self._unpublished[-1].cmd
 
-    def to_publish(self, count_max: int) -> Publication | None:
+    def to_publish(self, count_max: int) -> EventBatch | None:
         """Return the next events to publish and count them as under way; None where there are none or one must wait."""
         if not self.can_publish:
             return None
@@ -240,7 +240,7 @@ class JobFold:
             outgoing.append(Outgoing(event, subject_of(self.job, event), body, self._trace_of(event)))
         self._under_way = _UnderWay(self.last_event_seq, tuple(_at(each.event) for each in outgoing))
         ahead = max(self.seq, self.last_event_seq) + 1
-        return Publication(self.last_event_seq, ahead, tuple(outgoing))
+        return EventBatch(self.last_event_seq, ahead, tuple(outgoing))
 
     def _trace_of(self, event: AnyEvent) -> Mapping[str, str]:
         cause = self._caused.get(event.cmd, {}).get(event.i)
@@ -251,7 +251,7 @@ class JobFold:
 
     # ------------------------------------------------------------------------------------------- publication
 
-    def _acknowledged(self, answer: Acknowledged) -> list[Output]:
+    def _acknowledged(self, answer: PublicationStored) -> list[Output]:
         under_way, self._under_way = self._under_way, None
         if under_way is None or not 1 <= answer.count <= len(under_way.positions):
             raise ValueError(f"{answer} answers nothing that was under way")
@@ -267,7 +267,7 @@ class JobFold:
     def _told(self, last: LastEvent) -> list[Output]:
         effects: list[Output] = []
         if last.entry is not None:
-            event = read(self.job, last.entry, self.catalog.level)
+            event = read_entry(self.job, last.entry, self.catalog.level)
             if not isinstance(event, Event):
                 raise FoldMismatch(f"entry {last.entry.seq} of job {self.job!r} was to be an event and is none")
             effects = self._learn(_at(event), last.entry.seq)
@@ -299,14 +299,14 @@ class JobFold:
             self._standing.clear()
             self.history.add(group)
             causes = tuple(self._caused.pop(event.cmd, {}).values())
-            effects.append(Stands(group, self._origins.pop(event.cmd, None), causes))
+            effects.append(OutcomeStored(group, self._origins.pop(event.cmd, None), causes))
 
     # ------------------------------------------------------------------------------------------- reading
 
     def _entry(self, entry: LogEntry) -> list[Output]:
         if entry.seq != self.seq + 1:
             return [OutOfOrder(self.seq + 1, entry.seq)]
-        said = read(self.job, entry, self.catalog.level)
+        said = read_entry(self.job, entry, self.catalog.level)
         if said is None:
             effects = self._pass_over(entry)
         else:
@@ -321,7 +321,7 @@ class JobFold:
         """
         self._read_seq = entry.seq
         self.last_event_seq = max(self.last_event_seq, entry.seq)
-        return [PassedOver(entry.seq, entry.subject)]
+        return [EntryIgnored(entry.seq, entry.subject)]
 
     def _command(self, entry: LogEntry, command: AnyCommand | Unreadable) -> list[Output]:
         if self.is_full:
@@ -334,7 +334,7 @@ class JobFold:
         if caused:
             self._caused[entry.seq] = caused
         self._unpublished.extend(group)
-        effects: list[Output] = [Decided(group)]
+        effects: list[Output] = [CommandDecided(group)]
         if (entry.seq, 0) < self._known:
             effects += self._pass_known()
         return effects
@@ -411,13 +411,13 @@ class JobFold:
         for due in told.due:
             fold._unpublished.append(due.event)
             if due.trace or due.reply_to is not None:
-                fold._origins[due.event.cmd] = Origin(due.trace, due.reply_to)
+                fold._origins[due.event.cmd] = CommandOrigin(due.trace, due.reply_to)
         fold.history.forgotten = snapshot.catalog.seq
         return fold
 
     def recall(self, entry: LogEntry) -> None:
         """Take an entry from before the snapshot, so that what it tells can be asked for."""
-        said = read(self.job, entry, self.catalog.level)
+        said = read_entry(self.job, entry, self.catalog.level)
         if isinstance(said, Event):
             self.history.recall(said)
 

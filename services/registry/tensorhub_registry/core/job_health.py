@@ -17,7 +17,7 @@ from tensorhub_common.bus.errors import (
     SnapshotBroken,
     StreamMismatch,
 )
-from tensorhub_common.log_follower.set_aside import Aside
+from tensorhub_common.log_follower.set_aside import SetAside
 from tensorhub_common.protocol.log.levels import LevelUnknown
 from tensorhub_common.protocol.queries import JobHealth, JobState
 from tensorhub_registry.core.log_entries import FoldMismatch
@@ -53,7 +53,7 @@ def advice_on(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class JobFailure:
     """Why a job was set aside."""
 
     why: str
@@ -62,13 +62,13 @@ class Failure:
     """The job was raised to a level that this release can't fold."""
 
     @classmethod
-    def of(cls, error: BaseException, why: str = "") -> "Failure":
+    def of(cls, error: BaseException, why: str = "") -> "JobFailure":
         """Take the error, and a sentence that says more than the error's own."""
         return cls(why or str(error), advice_on(error), isinstance(error, LevelUnknown))
 
 
 @dataclass(slots=True)
-class Troubles:
+class WaitReasons:
     """What one job waits for, by what it can't do meanwhile ("reading", "writing")."""
 
     _found: dict[str, tuple[float, str, str]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Troubles:
 
 
 def health_of(
-    job: str, seq: int, failure: Failure | None, aside: Aside | None, troubles: Troubles, now: float
+    job: str, seq: int, failure: JobFailure | None, aside: SetAside | None, troubles: WaitReasons, now: float
 ) -> JobHealth:
     """Return how a job gets on, at `now` in seconds since the epoch."""
     if failure is not None:

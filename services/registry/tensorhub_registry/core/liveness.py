@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.machine import Tick
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 
 PAUSE_S_MAX: Final = 1.0
 """A longer gap between two calls counts as a pause of this process; shorter ones are usual on a busy host."""
@@ -45,7 +45,7 @@ class Deaf(msgspec.Struct, frozen=True):
     """From now on this registry does not lead, or may miss beats."""
 
 
-class Watch(msgspec.Struct, frozen=True):
+class WatchAgent(msgspec.Struct, frozen=True):
     """In this job, this incarnation of the agent is live; an older one no longer is."""
 
     job: str
@@ -53,14 +53,14 @@ class Watch(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class Unwatch(msgspec.Struct, frozen=True):
+class UnwatchAgent(msgspec.Struct, frozen=True):
     """In this job the agent is lost."""
 
     job: str
     agent: str
 
 
-class Forget(msgspec.Struct, frozen=True):
+class UnwatchJob(msgspec.Struct, frozen=True):
     """The job is not folded any more."""
 
     job: str
@@ -75,7 +75,7 @@ class ExpireAgent(msgspec.Struct, frozen=True):
     term: int
 
 
-Input = Beat | Listening | Deaf | Watch | Unwatch | Forget | Tick
+Input = Heartbeat | Listening | Deaf | WatchAgent | UnwatchAgent | UnwatchJob | Tick
 Incarnation = tuple[str, int]
 
 
@@ -107,7 +107,7 @@ class Liveness:
             self._since = now
         self._last_call = now
         match event:
-            case Beat(agent=agent, incarnation=incarnation):
+            case Heartbeat(agent=agent, incarnation=incarnation):
                 self._hear((agent, incarnation), now)
             case Tick():
                 return self._expire(now)
@@ -115,11 +115,11 @@ class Liveness:
                 self.term, self._since = term, now
             case Deaf():
                 self.term = None
-            case Watch(job, agent, incarnation):
+            case WatchAgent(job, agent, incarnation):
                 self._watch(job, agent, incarnation, now)
-            case Unwatch(job, agent):
+            case UnwatchAgent(job, agent):
                 self._unwatch(job, agent)
-            case Forget(job):
+            case UnwatchJob(job):
                 for agent in list(self._live.get(job, {})):
                     self._unwatch(job, agent)
         return []
@@ -187,7 +187,7 @@ class Liveness:
 LOST_MAX: Final = 4096
 
 
-class LostAgents:
+class LostAgentLog:
     """The agents that this registry, while it leads, has found lost."""
 
     def __init__(self) -> None:

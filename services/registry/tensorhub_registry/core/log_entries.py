@@ -61,7 +61,7 @@ class LogEntry(Protocol):
         ...
 
 
-class Origin(msgspec.Struct, frozen=True):
+class CommandOrigin(msgspec.Struct, frozen=True):
     """What a command's headers ask of its outcome: the trace that it belongs to, and an inbox that wants it.
 
     `foreign_reply_to` is no inbox, so nothing is sent there.
@@ -72,7 +72,7 @@ class Origin(msgspec.Struct, frozen=True):
     foreign_reply_to: str | None = None
 
 
-def origin_of(headers: Mapping[str, str]) -> Origin | None:
+def origin_of(headers: Mapping[str, str]) -> CommandOrigin | None:
     """Return what the headers ask, or None where they ask nothing."""
     trace: dict[str, str] = {}
     reply_to = foreign_reply_to = None
@@ -87,10 +87,10 @@ def origin_of(headers: Mapping[str, str]) -> Origin | None:
             foreign_reply_to = value[:HEADER_CHARS_MAX]
     if not trace and reply_to is None and foreign_reply_to is None:
         return None
-    return Origin(trace, reply_to, foreign_reply_to)
+    return CommandOrigin(trace, reply_to, foreign_reply_to)
 
 
-def read(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable | AnyEvent | None:
+def read_entry(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable | AnyEvent | None:
     """Say what an entry of this job's log is, folded up to it at this level.
 
     None: it stands on an event's subject, and is nobody's event.

@@ -17,7 +17,7 @@ STORY_EVENTS_MAX: Final = 20_000
 
 
 @dataclass(slots=True)
-class History:
+class OutcomeHistory:
     """The last outcomes by the sequence of their command, and the last events in their order."""
 
     outcomes_max: int = OUTCOMES_KEPT_MAX

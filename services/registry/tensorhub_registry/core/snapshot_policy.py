@@ -35,7 +35,7 @@ MARKS_MAX: Final = 4_096
 
 
 @dataclass(slots=True)
-class Pace:
+class SnapshotPolicy:
     """How much of the log has come since the last snapshot."""
 
     at: int = 0

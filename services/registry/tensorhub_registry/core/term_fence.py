@@ -20,7 +20,7 @@ PROCESS: Final = "_registry"
 
 
 @dataclass(slots=True)
-class Claim:
+class TermFence:
     """One registry's term in one job."""
 
     registry: str

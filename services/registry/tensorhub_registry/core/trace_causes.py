@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext, context_in
+from tensorhub_common.observability.trace_context import PUBLISH_HEADER, TRACEPARENT, TraceContext, context_in
 from tensorhub_common.protocol.log.events import AnyEvent, RoundDecided, RoundJoined, VersionPublished
 
 ONE_TRACE_S_MAX: Final = 600.0
@@ -26,7 +26,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Cause(msgspec.Struct, frozen=True):
+class TraceCause(msgspec.Struct, frozen=True):
     """What an event's message carries, and where the registry's own span about it stands."""
 
     event: VersionPublished | RoundDecided
@@ -35,7 +35,7 @@ class Cause(msgspec.Struct, frozen=True):
     links: tuple[TraceContext, ...] = ()
 
 
-class Causes:
+class TraceCauses:
     """What one job's fold remembers of traces."""
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class Causes:
         self._versions: dict[tuple[str, int], tuple[TraceContext, float]] = {}
         self._joined: dict[tuple[str, str], TraceContext] = {}
 
-    def of(self, group: tuple[AnyEvent, ...], trace: Mapping[str, str]) -> dict[int, Cause]:
+    def of(self, group: tuple[AnyEvent, ...], trace: Mapping[str, str]) -> dict[int, TraceCause]:
         """Return the causes of a command's events, by their numbers in the group. `trace`: the command's headers."""
         place = context_in(trace) if trace else None
-        found: dict[int, Cause] = {}
+        found: dict[int, TraceCause] = {}
         for event in group:
             match event:
                 case RoundJoined() if place is not None:
@@ -54,23 +54,23 @@ class Causes:
                 case VersionPublished():
                     if place is not None:
                         _remember(self._versions, (event.model, event.version), (place, event.time), VERSIONS_MAX)
-                    found[event.i] = Cause(event, trace, place)
+                    found[event.i] = TraceCause(event, trace, place)
                 case RoundDecided():
                     found[event.i] = self._decided(event)
                 case _:
                     pass
         return found
 
-    def _decided(self, event: RoundDecided) -> Cause:
+    def _decided(self, event: RoundDecided) -> TraceCause:
         joined = self._joined.get((event.model, event.replica))
         place, at = self._versions.get((event.model, event.version), (None, 0.0))
         if place is not None and event.time - at <= ONE_TRACE_S_MAX:
             parent = place if joined is None else place.beside(joined.span_id)
-            return Cause(event, {TRACEPARENT: place.traceparent}, parent)
+            return TraceCause(event, {TRACEPARENT: place.traceparent}, parent)
         headers = {} if joined is None else {TRACEPARENT: joined.traceparent}
         if place is None:
-            return Cause(event, headers, joined)
-        return Cause(event, {**headers, PUBLISH: place.traceparent}, joined, (place,))
+            return TraceCause(event, headers, joined)
+        return TraceCause(event, {**headers, PUBLISH_HEADER: place.traceparent}, joined, (place,))
 
 
 def _remember(known: dict[K, V], key: K, value: V, count_max: int) -> None:

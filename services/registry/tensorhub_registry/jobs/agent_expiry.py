@@ -21,26 +21,28 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, ForgetAgent, Sender
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.agent_forgetting import Forgettable
+from tensorhub_registry.core.agent_forgetting import LostIncarnation
 from tensorhub_registry.core.liveness import ExpireAgent
 from tensorhub_registry.core.term_fence import PROCESS
-from tensorhub_registry.jobs.term_claim import Claiming
+from tensorhub_registry.jobs.term_claim import TermClaim
 
 APPEND_TIMEOUT_S: Final = 2.0
 """An expiry that the log has not taken by then is dropped, and said again after another window of silence."""
 
-Told = Callable[[Exception | None], None]
+OnAppended = Callable[[Exception | None], None]
 
 _log: Final = logs.logger(__name__)
 
 
-class Expiring:
+class AgentExpiry:
     """Appends one job's expiries one after the other, in the order in which they were decided."""
 
-    def __init__(self, log: JobLog, claim: Claiming, work: Supervisor, numbers: Iterator[int], told: Told) -> None:
+    def __init__(
+        self, log: JobLog, claim: TermClaim, work: Supervisor, numbers: Iterator[int], told: OnAppended
+    ) -> None:
         """Take the registry's `numbers`, which rise while it runs. `told` learns whether the log takes it."""
         self._log, self._claim, self._work, self._numbers, self._told = log, claim, work, numbers, told
-        self._waiting: dict[str, ExpireAgent | Forgettable] = {}
+        self._waiting: dict[str, ExpireAgent | LostIncarnation] = {}
         """By agent: what is said again while it still waits takes the earlier word's place."""
         self._task: asyncio.Task[None] | None = None
 
@@ -50,7 +52,7 @@ class Expiring:
         if self._task is None or self._task.done():
             self._task = self._work.start(self._append_all(), "saying who is lost")
 
-    def forget(self, agents: Iterable[Forgettable]) -> None:
+    def forget(self, agents: Iterable[LostIncarnation]) -> None:
         """Say that these agents, which were lost long ago, are forgotten. It may be said again until they are gone."""
         for agent in agents:
             self._waiting.setdefault(agent.agent, agent)
@@ -81,15 +83,15 @@ class Expiring:
                 _log.debug("an agent counts as lost in a job", job=self._log.job, **_fields(expiry))
                 self._told(None)
 
-    async def _append(self, lost: ExpireAgent | Forgettable, term: int) -> None:
+    async def _append(self, lost: ExpireAgent | LostIncarnation, term: int) -> None:
         number = next(self._numbers)
         kind = Expire if isinstance(lost, ExpireAgent) else ForgetAgent
         command = kind(by=Sender(PROCESS, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
         # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        subject = f"{subjects.cmd(self._log.job, str(kind.__struct_config__.tag))}.{PROCESS}"
+        subject = f"{subjects.command_subject(self._log.job, str(kind.__struct_config__.tag))}.{PROCESS}"
         msg_id = f"{PROCESS}.{term}.{number}"
         await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
 
 
-def _fields(lost: ExpireAgent | Forgettable) -> dict[str, object]:
+def _fields(lost: ExpireAgent | LostIncarnation) -> dict[str, object]:
     return {"agent": lost.agent, "incarnation": lost.incarnation}

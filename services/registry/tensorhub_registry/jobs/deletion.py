@@ -14,11 +14,11 @@ from typing import Final
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.jobs.snapshot_maker import Snapshotting
+from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
 
 TOMBSTONE_S: Final = 7 * 24 * 3600.0
 """For so long a deleted job's name is refused, so that a process of it which was forgotten can't bring it back."""
@@ -32,16 +32,16 @@ AGAIN_S: Final = 2.0
 _log: Final = logs.logger(__name__)
 
 
-def too_many(tombstones: Iterable[tuple[float, str]], now: float) -> list[str]:
+def expired_tombstones(tombstones: Iterable[tuple[float, str]], now: float) -> list[str]:
     """Name the deleted jobs that may be forgotten, of all those by the time of their deletion."""
     ordered = sorted(tombstones, reverse=True)
     return [name for number, (at, name) in enumerate(ordered) if number >= TOMBSTONES_MAX or at < now - TOMBSTONE_S]
 
 
-class Clearing:
+class JobDeletion:
     """Clears up after one job, while this registry leads."""
 
-    def __init__(self, bus: Bus, snapshotting: Snapshotting, work: Supervisor) -> None:
+    def __init__(self, bus: Bus, snapshotting: SnapshotMaker, work: Supervisor) -> None:
         self._bus, self._snapshotting, self._work = bus, snapshotting, work
         self._task: asyncio.Task[None] | None = None
 
@@ -59,14 +59,14 @@ class Clearing:
     async def remove(self, job: str) -> None:
         """Delete all that NATS has of the job, the tombstone first, for it alone speaks of the rest."""
         await self._snapshotting.remove()
-        await Blobs(self._bus).remove(job)
+        await BlobStore(self._bus).remove(job)
         _log.info("a deleted job is forgotten", job=job)
 
     async def _clear(self, fold: JobFold) -> None:
         while True:
             try:
                 await self._snapshotting.close(fold)
-                await Blobs(self._bus).remove(fold.job)
+                await BlobStore(self._bus).remove(fold.job)
             except TensorHubError as why:
                 _log.warning("a deleted job can't be cleared up yet", job=fold.job, why=str(why))
                 await asyncio.sleep(AGAIN_S)

@@ -36,7 +36,7 @@ from tensorhub_common.bus.errors import (
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.log_follower import restore
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.events import (
@@ -48,32 +48,32 @@ from tensorhub_common.protocol.log.events import (
     RegistryLeads,
     kind_of,
 )
-from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_registry.core import snapshot_policy
-from tensorhub_registry.core.agent_forgetting import Forgetting
+from tensorhub_registry.core.agent_forgetting import AgentForgetting
 from tensorhub_registry.core.job_fold import (
-    Acknowledged,
-    Decided,
+    CommandDecided,
+    EntryIgnored,
+    EventBatch,
     JobFold,
+    OutcomeStored,
     OutOfOrder,
     Output,
-    PassedOver,
-    Publication,
-    Refused,
-    Stands,
-    Unanswered,
+    PublicationRefused,
+    PublicationStored,
+    PublicationUnknown,
 )
-from tensorhub_registry.core.job_health import Failure, Troubles
-from tensorhub_registry.core.liveness import ExpireAgent, Forget, Unwatch, Watch
-from tensorhub_registry.jobs.agent_expiry import Expiring
-from tensorhub_registry.jobs.deletion import Clearing
+from tensorhub_registry.core.job_health import JobFailure, WaitReasons
+from tensorhub_registry.core.liveness import ExpireAgent, UnwatchAgent, UnwatchJob, WatchAgent
+from tensorhub_registry.jobs.agent_expiry import AgentExpiry
+from tensorhub_registry.jobs.deletion import JobDeletion
 from tensorhub_registry.jobs.last_event import last_event
-from tensorhub_registry.jobs.log_writer import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, CHAIN_EVENTS_MAX, Storing
-from tensorhub_registry.jobs.outcome_replies import Replies
-from tensorhub_registry.jobs.outcome_spans import Tracing
-from tensorhub_registry.jobs.snapshot_maker import Snapshotting
-from tensorhub_registry.jobs.term_claim import Claiming
+from tensorhub_registry.jobs.log_writer import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, CHAIN_EVENTS_MAX, LogWriter
+from tensorhub_registry.jobs.outcome_replies import OutcomeReplies
+from tensorhub_registry.jobs.outcome_spans import OutcomeSpans
+from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
+from tensorhub_registry.jobs.term_claim import TermClaim
 
 
 class CommandCounts:
@@ -111,14 +111,14 @@ LOOK_S: Final = 5.0
 
 READING: Final = "reading"
 WRITING: Final = "writing"
-"""What a job may be kept from, as `Troubles` names it."""
+"""What a job may be kept from, as `WaitReasons` names it."""
 
 _UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 """Nobody knows whether what was asked was done. All of it may be repeated."""
 
 _log: Final = logs.logger(__name__)
 
-OnAgent = Callable[[Watch | Unwatch | Forget], None]
+OnAgent = Callable[[WatchAgent | UnwatchAgent | UnwatchJob], None]
 OnAside = Callable[["Job"], None]
 NewJobLevel = Callable[[], Awaitable[int]]
 """Returns the level at which a job begins whose log is empty."""
@@ -139,7 +139,7 @@ class Job:
         *,
         replicas: int = 1,
         beyond: int = -1,
-        trial: Failure | None = None,
+        trial: JobFailure | None = None,
     ) -> None:
         """Prepare. `numbers` are those of the registry's expiries; `beyond`: where the job was set aside before.
 
@@ -147,31 +147,31 @@ class Job:
         """
         self.name = name
         self.fold = JobFold(name)
-        self.failure: Failure | None = None
+        self.failure: JobFailure | None = None
         """Why the job was set aside, if it was."""
         self.trial = trial
         """Why it was set aside before, until it has got on since: has folded further, and what it said stands."""
-        self.troubles = Troubles()
+        self.troubles = WaitReasons()
         self.counts = CommandCounts()
         self.term: int | None = None
         """The term in which this registry leads, or None while it does not."""
         self.log = JobLog(bus, name)
-        self._log_taking = Counterpart(
+        self._log_taking = PeerStatus(
             f"the log of job {name}",
             lost="takes nothing from this registry, so it waits and is tried again",
             back="takes what this registry says again",
         )
         self._work = Supervisor(f"job {name!r}", on_fault=self._on_fault)
-        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog, self._work, self._note_writing)
-        self._expiring = Expiring(self.log, self.claim, self._work, numbers, self._note_writing)
-        self._forgetting = Forgetting()
+        self.claim = TermClaim(self.log, registry, lambda: self.fold.catalog, self._work, self._note_writing)
+        self._expiring = AgentExpiry(self.log, self.claim, self._work, numbers, self._note_writing)
+        self._forgetting = AgentForgetting()
         self._bus = bus
         self._on_agent, self._on_aside = on_agent, on_aside
-        self._storing = Storing(bus, self.log, self._work)
-        self._snapshotting = Snapshotting(bus, self.log, replicas, self._work)
-        self._clearing = Clearing(bus, self._snapshotting, self._work)
+        self._storing = LogWriter(bus, self.log, self._work)
+        self._snapshotting = SnapshotMaker(bus, self.log, replicas, self._work)
+        self._clearing = JobDeletion(bus, self._snapshotting, self._work)
         self._new_job_level = new_job_level
-        self._tracing = Tracing(name)
+        self._tracing = OutcomeSpans(name)
         self._goal: int | None = None
         self._recall_from = 1
         """Where reading begins: before the snapshot, for the outcomes that may still be asked for."""
@@ -181,7 +181,7 @@ class Job:
         self._raised = asyncio.Event()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
-        self._replies = Replies(bus, name)
+        self._replies = OutcomeReplies(bus, name)
         self._batch_max = BATCH_EVENTS_MAX
         """Lower after a log without room, since a batch may be larger than all the room that there is."""
         self._beyond = beyond
@@ -302,13 +302,13 @@ class Job:
                     if not await self._restore() and not recalled:
                         raise
         except TensorHubError as why:
-            self._fail(Failure.of(why))
+            self._fail(JobFailure.of(why))
 
     async def _restore(self) -> bool:
         """Go on from a snapshot that lies ahead of the fold; False: there is none."""
         while True:
             try:
-                snapshot, extent = await restore.newest(self._bus, self.name, self.fold.seq)
+                snapshot, extent = await restore.newest_snapshot(self._bus, self.name, self.fold.seq)
                 break
             except _UNKNOWN as why:
                 self._note_reading(why)
@@ -326,9 +326,9 @@ class Job:
         _log.debug("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
         for agent in snapshot.catalog.agents.values():
             if agent.state is AgentState.LIVE:
-                self._on_agent(Watch(self.name, agent.name, agent.incarnation))
+                self._on_agent(WatchAgent(self.name, agent.name, agent.incarnation))
             else:
-                self._on_agent(Unwatch(self.name, agent.name))
+                self._on_agent(UnwatchAgent(self.name, agent.name))
         if term is not None:
             self.lead(term)
         return True
@@ -365,7 +365,7 @@ class Job:
         if self.log.is_reachable:
             self._log_taking.is_silent(str(error))
 
-    async def _fold_in(self, entry: Entry) -> None:
+    async def _fold_in(self, entry: StoredEntry) -> None:
         if self.fold.is_full:
             await self._make_room()
         await self._carry_out(self.fold.handle(entry, time.monotonic()))
@@ -396,34 +396,34 @@ class Job:
     async def _carry_out(self, effects: Iterable[Output]) -> None:
         for effect in effects:
             match effect:
-                case Decided():
+                case CommandDecided():
                     if self._ready.is_set():
                         self.counts.add(effect.events)
                     self._note(effect)
-                case Stands():
+                case OutcomeStored():
                     self._has_spoken = self._has_spoken or self._ready.is_set()
                     if effect.causes and self._ready.is_set():
                         self._tracing.stands(effect.causes)
                     if effect.origin is not None:
                         await self._replies.answer(effect, ready=self._ready.is_set())
-                case PassedOver():
+                case EntryIgnored():
                     self.counts.passed_over += 1
                     if self.counts.passed_over == 1:
                         _log.warning("what is no event stands on an event's subject", job=self.name, at=effect.subject)
                 case OutOfOrder(expected, found):
                     raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
 
-    def _note(self, decided: Decided) -> None:
+    def _note(self, decided: CommandDecided) -> None:
         match decided.events[0]:
             case RegistryLeads():
                 self.claim.see(decided.events[0])
                 self._raised.set()
             case AgentJoined(agent=agent, incarnation=incarnation):
-                self._on_agent(Watch(self.name, agent, incarnation))
+                self._on_agent(WatchAgent(self.name, agent, incarnation))
             case AgentLost(agent=agent):
-                self._on_agent(Unwatch(self.name, agent))
+                self._on_agent(UnwatchAgent(self.name, agent))
             case JobDeleted():
-                self._on_agent(Forget(self.name))
+                self._on_agent(UnwatchJob(self.name))
             case _:
                 pass
 
@@ -450,15 +450,15 @@ class Job:
 
     def _on_fold_fault(self, fault: Fault) -> None:
         """Set the job aside: a fault in the fold is the same on every machine."""
-        self._fail(Failure.of(fault.error, f"entry {self.fold.seq + 1} can't be folded: {fault.error!r}"))
+        self._fail(JobFailure.of(fault.error, f"entry {self.fold.seq + 1} can't be folded: {fault.error!r}"))
 
     def _on_speech_fault(self, fault: Fault) -> None:
-        self._fail(Failure.of(fault.error, f"outcomes can't be published: {fault.error!r}"))
+        self._fail(JobFailure.of(fault.error, f"outcomes can't be published: {fault.error!r}"))
 
     def _on_fault(self, fault: Fault) -> None:
-        self._fail(Failure.of(fault.error, f"{fault.work} failed: {fault.error!r}"))
+        self._fail(JobFailure.of(fault.error, f"{fault.work} failed: {fault.error!r}"))
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: JobFailure) -> None:
         """Set the job aside. That the log of a deleted job goes is no failure; if it is there, it is begun anew."""
         if self.is_deleted:
             _log.info("the deleted job is not folded any more", job=self.name, why=failure.why)
@@ -494,7 +494,7 @@ class Job:
                 else:
                     await self._say(publication)
         except TensorHubError as why:
-            self._fail(Failure.of(why))
+            self._fail(JobFailure.of(why))
 
     async def _begin_to_lead(self) -> None:
         """Learn how far the log is and how far publication is, so that nothing is tried that stands there already."""
@@ -544,15 +544,15 @@ class Job:
         await self._replies.send_late(self.fold.time)
         self._look_whether_deleted()
 
-    async def _say(self, publication: Publication) -> None:
+    async def _say(self, publication: EventBatch) -> None:
         """Publish, and tell the fold what became of it."""
-        became: Acknowledged | Refused | Unanswered = Unanswered()
+        became: PublicationStored | PublicationRefused | PublicationUnknown = PublicationUnknown()
         pause_s = RETRY_S
         try:
             became = await self._storing.store(publication)
             pause_s = 0.0
         except WrongLastSequence:
-            became, pause_s = Refused(), 0.0
+            became, pause_s = PublicationRefused(), 0.0
         except LogFull as why:
             pause_s = FULL_RETRY_S
             self._batch_max = max(CHAIN_EVENTS_MAX, self._batch_max // 2)
@@ -566,13 +566,13 @@ class Job:
         finally:
             effects = self.fold.handle(became, time.monotonic())
         await self._carry_out(effects)
-        if isinstance(became, Acknowledged):
+        if isinstance(became, PublicationStored):
             self._room.set()
             self._note_writing(None)
             self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
             self._look_whether_got_on()
             self._look_whether_deleted()
-        elif isinstance(became, Refused) and self.fold.is_full:
+        elif isinstance(became, PublicationRefused) and self.fold.is_full:
             with contextlib.suppress(*_UNKNOWN):
                 await self._look_at_end()
         if pause_s:

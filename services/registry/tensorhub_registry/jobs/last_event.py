@@ -11,7 +11,7 @@ from typing import Final
 
 from tensorhub_common.bus.errors import LogGap, NoAnswer
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.subjects import events_of
 from tensorhub_registry.core.job_fold import JobFold, LastEvent
@@ -39,7 +39,7 @@ async def last_event(log: JobLog, fold: JobFold) -> LastEvent | None:
         raise NoAnswer(f"the last event of job {log.job!r} could not be found: try again") from None
 
 
-async def _last_before(log: JobLog, first: int, end: int) -> Entry | None:
+async def _last_before(log: JobLog, first: int, end: int) -> StoredEntry | None:
     found = None
     async with aclosing(log.follow(first, events_of(log.job))) as entries:
         async for entry in entries:

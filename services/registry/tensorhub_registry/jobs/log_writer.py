@@ -26,7 +26,7 @@ from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.subjects import events_of, log_stream
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.job_fold import Acknowledged, Outgoing, Publication
+from tensorhub_registry.core.job_fold import EventBatch, Outgoing, PublicationStored
 
 BATCH_EVENTS_MIN: Final = 12
 """Fewer events are faster one by one."""
@@ -40,7 +40,7 @@ _COMMIT: Final = "Nats-Batch-Commit"
 _ALLOWED: Final = "allow_atomic"
 
 
-class Batches:
+class AtomicBatches:
     """One registry's batches for one job's log."""
 
     def __init__(self, bus: Bus, job: str) -> None:
@@ -59,7 +59,7 @@ class Batches:
             config = changed["config"]
         self.allowed = bool(config.get(_ALLOWED))
 
-    async def store(self, publication: Publication) -> int:
+    async def store(self, publication: EventBatch) -> int:
         """Write the events of a publication, two or more, or none of them; return the sequence of the last.
 
         Raises as `jetstream.store` does.
@@ -90,29 +90,29 @@ CHAIN_EVENTS_MIN: Final = 2
 """A chain is never tried with fewer. It is short where others write in between."""
 
 
-class Storing:
+class LogWriter:
     """What one registry writes into one job's log."""
 
     def __init__(self, bus: Bus, log: JobLog, work: Supervisor) -> None:
         self._bus, self._log, self._work = bus, log, work
         self._events = events_of(log.job)
-        self.batches = Batches(bus, log.job)
+        self.batches = AtomicBatches(bus, log.job)
         self._life = token_hex(6)
         self.chain_max = CHAIN_EVENTS_MAX
         """As many events were stored of a chain of late, and as many again. In a cluster 1."""
 
-    async def store(self, publication: Publication) -> Acknowledged:
-        """Write it, or a beginning of it. Raises as `JobLog.append` and `Batches.store` do."""
+    async def store(self, publication: EventBatch) -> PublicationStored:
+        """Write it, or a beginning of it. Raises as `JobLog.append` and `AtomicBatches.store` do."""
         events = publication.events
         if len(events) > CHAIN_EVENTS_MAX:
-            return Acknowledged(len(events), await self.batches.store(publication))
+            return PublicationStored(len(events), await self.batches.store(publication))
         if api.is_clustered(self._bus):
             self.chain_max = 1
         if len(events) == 1 or self.chain_max == 1:
-            return Acknowledged(1, await self._store_one(events[0], publication.expected))
+            return PublicationStored(1, await self._store_one(events[0], publication.expected))
         return await self._store_chain(publication)
 
-    async def _store_chain(self, publication: Publication) -> Acknowledged:
+    async def _store_chain(self, publication: EventBatch) -> PublicationStored:
         events = publication.events
         # All requests are on their way before the first answer is awaited, in this order.
         first = self._work.start(self._store_one(events[0], publication.expected), "storing an event", awaited=True)
@@ -134,7 +134,7 @@ class Storing:
             for each in behind:
                 each.cancel()
         self.chain_max = max(CHAIN_EVENTS_MIN, min(CHAIN_EVENTS_MAX, 2 * len(seqs)))
-        return Acknowledged(len(seqs), seqs[-1])
+        return PublicationStored(len(seqs), seqs[-1])
 
     async def _store_one(self, outgoing: Outgoing, expected: int) -> int:
         return await self._log.append(outgoing.subject, outgoing.body, self._id_of(outgoing), outgoing.trace, expected)

@@ -11,7 +11,7 @@ import msgspec
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.observability import logs
-from tensorhub_registry.core.job_fold import Stands
+from tensorhub_registry.core.job_fold import OutcomeStored
 
 REPLIES_KEPT_MAX: Final = 256
 REPLY_AGAIN_S: Final = 5.0
@@ -20,15 +20,15 @@ REPLY_AGAIN_S: Final = 5.0
 _log: Final = logs.logger(__name__)
 
 
-class Replies:
+class OutcomeReplies:
     """The inboxes that one job's commands name."""
 
     def __init__(self, bus: Bus, job: str) -> None:
         self._bus, self._job = bus, job
-        self._late: deque[Stands] = deque(maxlen=REPLIES_KEPT_MAX)
+        self._late: deque[OutcomeStored] = deque(maxlen=REPLIES_KEPT_MAX)
         self._told_foreign = False
 
-    async def answer(self, stands: Stands, *, ready: bool) -> None:
+    async def answer(self, stands: OutcomeStored, *, ready: bool) -> None:
         """Send an outcome that stands in the log to whom it is owed; while not ready, keep it."""
         if stands.origin is None:
             return
@@ -54,7 +54,7 @@ class Replies:
                 "an outcome was wanted on a subject that is no inbox, and was not sent", job=self._job, wanted=wanted
             )
 
-    async def _send(self, stands: Stands, inbox: str) -> None:
+    async def _send(self, stands: OutcomeStored, inbox: str) -> None:
         trace = stands.origin.trace if stands.origin is not None else {}
         try:
             await self._bus.publish(inbox, msgspec.json.encode(stands.events), trace)

@@ -8,26 +8,26 @@ import time
 from functools import partial
 from typing import Final
 
-from tensorhub_common.observability.deferred_spans import SpansLater, new_span_id
-from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished
+from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id
+from tensorhub_common.observability.trace_context import AttributeValue, SpanRecord, TraceContext, finished_span
 from tensorhub_common.protocol.log.events import VersionPublished, kind_of
 from tensorhub_common.telemetry import process_spans
 from tensorhub_common.telemetry.span_maker import SpanMaker
-from tensorhub_registry.core.trace_causes import Cause
+from tensorhub_registry.core.trace_causes import TraceCause
 
 NS_PER_S: Final = 1_000_000_000
 
 
-class Tracing:
+class OutcomeSpans:
     """The spans of one job."""
 
     def __init__(self, job: str) -> None:
         """Make spans if this process makes any."""
         self._job = job
         self._maker = process_spans.span_maker()
-        self._later = SpansLater()
+        self._later = DeferredSpans()
 
-    def stands(self, causes: tuple[Cause, ...]) -> None:
+    def stands(self, causes: tuple[TraceCause, ...]) -> None:
         """Tell of events that stand in the log now, spoken by this registry; of those that somebody traces."""
         if self._maker is not None and any(each.parent is not None and each.parent.sampled for each in causes):
             self._later.add(partial(self._tell, self._maker, causes, time.time_ns()))
@@ -36,14 +36,14 @@ class Tracing:
         """Make what is left."""
         self._later.flush()
 
-    def _tell(self, maker: SpanMaker, causes: tuple[Cause, ...], ended_ns: int) -> None:
+    def _tell(self, maker: SpanMaker, causes: tuple[TraceCause, ...], ended_ns: int) -> None:
         for each in causes:
             if each.parent is not None and each.parent.sampled:
                 maker.make(self._record(each, each.parent, ended_ns))
 
-    def _record(self, cause: Cause, parent: TraceContext, ended_ns: int) -> SpanRecord:
+    def _record(self, cause: TraceCause, parent: TraceContext, ended_ns: int) -> SpanRecord:
         event = cause.event
-        attributes: dict[str, Value] = {
+        attributes: dict[str, AttributeValue] = {
             "tensorhub.job": self._job,
             "tensorhub.model": event.model,
             "tensorhub.version": event.version,
@@ -54,4 +54,4 @@ class Tracing:
             attributes |= {"tensorhub.round": event.round, "tensorhub.attempt": event.attempt}
         times_ns = (int(event.time * NS_PER_S), ended_ns)
         place = parent.beside(new_span_id())
-        return finished(kind_of(event), place, parent, times_ns, attributes, links=cause.links)
+        return finished_span(kind_of(event), place, parent, times_ns, attributes, links=cause.links)

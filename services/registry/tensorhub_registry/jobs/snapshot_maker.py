@@ -13,12 +13,12 @@ from tensorhub_common.bus.errors import SnapshotBroken, WrongLastSequence
 from tensorhub_common.catalog.snapshot import decode, encode
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.jetstream.snapshot_store import SNAPSHOT_BYTES_MAX, Index, Packed, Snapshots
+from tensorhub_common.jetstream.snapshot_store import SNAPSHOT_BYTES_MAX, PackedSnapshot, SnapshotIndex, SnapshotStore
 from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_registry.core.log_entries import LogEntry
-from tensorhub_registry.core.snapshot_policy import FULL_SHARE_MAX, Pace
+from tensorhub_registry.core.snapshot_policy import FULL_SHARE_MAX, SnapshotPolicy
 
 ENTRY_OVERHEAD_BYTES: Final = 150
 """What an entry takes in the stream besides its body: subject, headers and the store's own."""
@@ -29,13 +29,13 @@ AGAIN_S: Final = 10.0
 _log: Final = logs.logger(__name__)
 
 
-class Snapshotting:
+class SnapshotMaker:
     """The snapshots of one job, as its leader makes them."""
 
     def __init__(self, bus: Bus, log: JobLog, replicas: int, work: Supervisor) -> None:
         self._log, self._work = log, work
-        self._snapshots = Snapshots(bus, log.job, replicas)
-        self._pace = Pace()
+        self._snapshots = SnapshotStore(bus, log.job, replicas)
+        self._pace = SnapshotPolicy()
         self._looked_at = 0
         self._not_before = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -50,7 +50,7 @@ class Snapshotting:
         if index is not None:
             self._pace.stands(index.newer.seq, index.newer.time)
 
-    async def _index(self, log: str) -> Index | None:
+    async def _index(self, log: str) -> SnapshotIndex | None:
         """Return what snapshots there are. An index that can't be read names none, and the next one is written over it.
 
         What it named lies before the new snapshot, and the log is trimmed no further than what is read back.
@@ -109,7 +109,7 @@ class Snapshotting:
         extent = await self._log.extent()
         index = await self._index(extent.created)
         if index is None or index.newer.seq < deleted:
-            packed = await asyncio.to_thread(Packed.of, body)
+            packed = await asyncio.to_thread(PackedSnapshot.of, body)
             index = await self._snapshots.write(packed, snapshot.seq, snapshot.time, index, extent.created)
         self._pace.stands(index.newer.seq, index.newer.time)
         if await self._is_whole(index, 0) and extent.first < deleted:
@@ -145,7 +145,7 @@ class Snapshotting:
     async def _keep_one(self, seq: int, time: float, body: bytes, fold: JobFold) -> None:
         if len(body) > SNAPSHOT_BYTES_MAX:
             raise TensorHubError(f"the state has {len(body)} bytes, and a snapshot at most {SNAPSHOT_BYTES_MAX}")
-        packed = await asyncio.to_thread(Packed.of, body)
+        packed = await asyncio.to_thread(PackedSnapshot.of, body)
         extent = await self._log.extent()
         before = await self._index(extent.created)
         if before is not None and before.newer.seq > seq:
@@ -161,7 +161,7 @@ class Snapshotting:
         _log.debug("snapshot", job=self._log.job, seq=seq, bytes=len(body), packed=len(packed.data))
         await self._trim(index, fold)
 
-    async def _trim(self, index: Index, fold: JobFold) -> None:
+    async def _trim(self, index: SnapshotIndex, fold: JobFold) -> None:
         """Read back what the index names, and remove from the log what lies safely behind."""
         whole = [await self._is_whole(index, number) for number in range(len(index.records))]
         extent = await self._log.extent()
@@ -181,7 +181,7 @@ class Snapshotting:
         if fullness >= FULL_SHARE_MAX:
             self._pace.made_room(index.newer.seq)
 
-    async def _is_whole(self, index: Index, number: int) -> bool:
+    async def _is_whole(self, index: SnapshotIndex, number: int) -> bool:
         record = index.records[number]
         body = await self._snapshots.read(record)
         snapshot = await asyncio.to_thread(decode, self._log.job, body)

@@ -1,4 +1,4 @@
-"""Saying in a job's log that this registry leads, until the log has taken it: the I/O around `Claim`."""
+"""Saying in a job's log that this registry leads, until the log has taken it: the I/O around `TermFence`."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Lead
 from tensorhub_common.protocol.log.events import AnyEvent
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.term_fence import PROCESS, Claim
+from tensorhub_registry.core.term_fence import PROCESS, TermFence
 
 CLAIM_AGAIN_S: Final = 1.0
 """A leader says that it leads so often until that is folded."""
@@ -20,7 +20,7 @@ CLAIM_AGAIN_S: Final = 1.0
 Told = Callable[[Exception | None], None]
 
 
-class Claiming:
+class TermClaim:
     """One job's claim, as its leader makes it."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Claiming:
     ) -> None:
         """Claim nothing yet. `told` learns whether the log takes it."""
         self._log, self._work, self._told = log, work, told
-        self._claim = Claim(registry)
+        self._claim = TermFence(registry)
         self._catalog = catalog
         self._lease_term: int | None = None
         self._task: asyncio.Task[None] | None = None
@@ -89,4 +89,4 @@ class Claiming:
     async def _append(self, command: Lead) -> int:
         msg_id = f"{PROCESS}.{command.registry}.{command.term}"
         # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        return await self._log.append(f"{cmd(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)
+        return await self._log.append(f"{command_subject(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)

@@ -1,10 +1,11 @@
 """The questions that the leading registry answers: opening a job, and what its catalog and its history say.
 
 The subjects are subscribed to only while leading, so where no registry leads NATS itself tells the asker at once that
-nobody listens. A reply is one JSON object: the answer, or an `Error`. Always true: an answer comes from a fold that has
-read all that stood in the log when this registry began to lead, and that leads at the moment of the answer: one that
-was asleep for longer than its lease keeps silent, whatever it was asked meanwhile. In doubt there is no answer. The
-questions about one job wait for none about another: each job has bounds of its own, and takes up only its own.
+nobody listens. A reply is one JSON object: the answer, or an `QueryError`. Always true: an answer comes from a fold
+that has read all that stood in the log when this registry began to lead, and that leads at the moment of the answer:
+one that was asleep for longer than its lease keeps silent, whatever it was asked meanwhile. In doubt there is no
+answer. The questions about one job wait for none about another: each job has bounds of its own, and takes up only its
+own.
 """
 
 import asyncio
@@ -17,16 +18,15 @@ import msgspec
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.request_server import CONCURRENT_MAX, PENDING_MAX, Answering
+from tensorhub_common.bus.request_server import CONCURRENT_MAX, PENDING_MAX, RequestServer
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import BadCommand, TensorHubError, VersionUnavailable, gone
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import (
     STORY_LINES_MAX,
-    Error,
     Health,
     JobForgotten,
     JobOpened,
@@ -35,6 +35,7 @@ from tensorhub_common.protocol.queries import (
     Outcome,
     OutcomeAsk,
     Pong,
+    QueryError,
     Replicas,
     Status,
     Story,
@@ -72,7 +73,7 @@ Behind = Callable[[int], Awaitable[list[Pong]]]
 _log: Final = logs.logger(__name__)
 
 
-class Jobs(Protocol):
+class JobDirectory(Protocol):
     """The jobs of a registry."""
 
     jobs: dict[str, Job]
@@ -98,15 +99,17 @@ class Jobs(Protocol):
         ...
 
 
-class Questions:
+class QueryServer:
     """Answers while subscribed. A handler is called only for a job that is ready."""
 
-    def __init__(self, bus: Bus, registry: str, jobs: Jobs, holds_lease: Callable[[], bool], behind: Behind) -> None:
+    def __init__(
+        self, bus: Bus, registry: str, jobs: JobDirectory, holds_lease: Callable[[], bool], behind: Behind
+    ) -> None:
         self._bus, self._registry, self._jobs = bus, registry, jobs
         self._holds_lease, self._behind = holds_lease, behind
-        self._answering: dict[str, Answering] = {}
+        self._answering: dict[str, RequestServer] = {}
         """By job."""
-        self._left: WeakSet[Answering] = WeakSet()
+        self._left: WeakSet[RequestServer] = WeakSet()
         """Of jobs that are gone, with questions under way: to forget a job is one."""
         self._subscriptions: list[Subscription] = []
         self._answers: Mapping[str, Answer] = {
@@ -151,7 +154,7 @@ class Questions:
         name = name if name in self._jobs.jobs else _NEW
         answering = self._answering.get(name)
         if answering is None:
-            answering = self._answering[name] = Answering(
+            answering = self._answering[name] = RequestServer(
                 self._reply_to, self._respond, self._bus.work, concurrent_max=CONCURRENT_MAX, pending_max=PENDING_MAX
             )
         answering.take(question)
@@ -164,11 +167,11 @@ class Questions:
         try:
             answer = await self._answer(question)
         except TensorHubError as no:
-            answer = Error(error=no.code, message=str(no))
+            answer = QueryError(error=no.code, message=str(no))
         return _SILENCE if answer is None else msgspec.json.encode(answer)
 
     async def _answer(self, question: Message) -> msgspec.Struct | None:
-        ask = subjects.parse(question.subject)
+        ask = subjects.parse_subject(question.subject)
         if not isinstance(ask, subjects.AskSubject):
             raise BadCommand(f"there is nothing to be asked on {question.subject}")
         if ask.what == HEALTH:
@@ -192,10 +195,10 @@ class Questions:
         if level <= 0:
             await job.has_begun(BEGIN_WAIT_S_MAX)
             return JobOpened(job=job.name)
-        if level > NEWEST:
+        if level > NEWEST_LEVEL:
             raise BadCommand(
                 f"level {level} is not known to the leading registry {self._registry!r}, which folds levels up to "
-                f"{int(NEWEST)}: upgrade the registries first"
+                f"{int(NEWEST_LEVEL)}: upgrade the registries first"
             )
         if not await job.is_ready(READY_WAIT_S_MAX):
             return None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 CUT_S: Final = (0.3, 2.0, 6.0)
 
 
-class Cuts:
+class Partitions:
     """Cuts what stands between processes."""
 
     def __init__(self, world: "World") -> None:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_simulator.engine.clock import Node
-from tensorhub_simulator.faultsim.faults.partitions import Cuts
+from tensorhub_simulator.faultsim.faults.partitions import Partitions
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import NEW
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
     from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
     from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
-    from tensorhub_simulator.faultsim.nodes.worker import Rank
-    from tensorhub_simulator.faultsim.transfers.source_session import Link
+    from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
+    from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
     from tensorhub_simulator.faultsim.world import World
 
 STOP_S: Final = (0.1, 0.6, 2.0, 4.0)
@@ -44,7 +44,7 @@ class Faults:
         """Plan the seed's troubles."""
         self.world, self.clock = world, world.clock
         self.kills = self.stops = self.outages = self.jumps = self.losses = 0
-        self.cuts = Cuts(world)
+        self.cuts = Partitions(world)
         self._kinds: dict[Callable[[], None], int] = {
             self._agent: 2,
             self._agent_mid: 2,
@@ -138,7 +138,7 @@ class Faults:
 
     # Sources of reads.
 
-    def _await_source(self, strike: "Callable[[Link], None]", until: float | None = None) -> None:
+    def _await_source(self, strike: "Callable[[ReadSession], None]", until: float | None = None) -> None:
         """Strike a source in mid-read: as soon as there is one."""
         until = self.clock.now + AWAIT_S if until is None else until
         links = [link for link in self.world.links.values() if link.reads]
@@ -147,13 +147,13 @@ class Faults:
         elif self.clock.now < until:
             self.clock.after(self.clock.rng.random() * LOOK_S, None, lambda: self._await_source(strike, until))
 
-    def _kill_source(self, link: "Link") -> None:
+    def _kill_source(self, link: "ReadSession") -> None:
         self._kill_agent(link.source)
 
-    def _stop_source(self, link: "Link") -> None:
+    def _stop_source(self, link: "ReadSession") -> None:
         self._stop(link.source, self.clock.rng.choice(STOP_SOURCE_S))
 
-    def _slow_source(self, link: "Link") -> None:
+    def _slow_source(self, link: "ReadSession") -> None:
         agent, drag = link.source, self.clock.rng.choice(DRAG)
         drag_s = self.clock.rng.choice(DRAG_S)
         self.world.note(f"{agent.name} sends {drag:g} times slower for {drag_s} s")
@@ -165,7 +165,7 @@ class Faults:
 
         self.clock.after(drag_s, None, over)
 
-    def _cut_source(self, link: "Link") -> None:
+    def _cut_source(self, link: "ReadSession") -> None:
         self.cuts.between(link.reader, link.source)
 
     # Registries, the planner, workers.
@@ -220,7 +220,7 @@ class Faults:
                 each.kill()
             self.clock.after(self.clock.rng.choice((0.05, 0.5, 2.5)), None, lambda: self._start(node))
 
-    def _start(self, node: "AgentNode | RegistryNode | PlannerNode | Rank") -> None:
+    def _start(self, node: "AgentNode | RegistryNode | PlannerNode | WorkerNode") -> None:
         if not node.up:
             self.world.note(f"{node.name} starts")
             node.start()

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log import levels
-from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.world import World
 
 OLD: Final = 1
 NEW: Final = 2
-SWITCH: Final = NEWEST + 1
+SWITCH: Final = NEWEST_LEVEL + 1
 """The level of the modelled change, which the new build alone knows."""
 KEPT: Final = "VERSIONS_KEPT_MAX"
 KEPT_SINCE: Final = 3
@@ -37,16 +37,16 @@ def is_on(build: int, catalog: Catalog) -> bool:
 @contextmanager
 def built(build: int, catalog: Catalog) -> Iterator[None]:
     """Fold and read snapshots as a build does while this lasts."""
-    kept, newest = getattr(availability, KEPT), levels.NEWEST
+    kept, newest = getattr(availability, KEPT), levels.NEWEST_LEVEL
     if is_on(build, catalog):
         setattr(availability, KEPT, KEPT_SINCE)
     if build >= NEW:
-        setattr(levels, "NEWEST", SWITCH)  # noqa: B010 (it is constant for everybody else)
+        setattr(levels, "NEWEST_LEVEL", SWITCH)  # noqa: B010 (it is constant for everybody else)
     try:
         yield
     finally:
         setattr(availability, KEPT, kept)
-        setattr(levels, "NEWEST", newest)  # noqa: B010
+        setattr(levels, "NEWEST_LEVEL", newest)  # noqa: B010
 
 
 class Upgrade:
@@ -71,4 +71,4 @@ class Upgrade:
 
 def first_level(*, is_upgraded: bool) -> int:
     """Return the level at which a job begins."""
-    return Level.FIRST if is_upgraded else NEWEST
+    return Level.FIRST if is_upgraded else NEWEST_LEVEL

@@ -16,7 +16,7 @@ OVERHEARD_ODDS: Final = 0.1
 LATE_S: Final = 4.0
 
 
-class Strangers:
+class StolenTickets:
     """Knows which tickets have opened a session."""
 
     def __init__(self, world: "World") -> None:

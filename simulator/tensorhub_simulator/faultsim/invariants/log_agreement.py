@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.transitions import AgentState, ShardState
 from tensorhub_simulator.faultsim.models.segments import Violation
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.nodes.worker import Rank
+    from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
 
 
-def check_going(agent: "AgentNode", ranks: Iterable["Rank"]) -> None:
+def check_going(agent: "AgentNode", ranks: Iterable["WorkerNode"]) -> None:
     """Raise `Violation` if a shard of which a worker was told that it goes stays, and nothing is done about it."""
     if not agent.core.joined or not agent.lanes.are_silent:
         return
@@ -29,7 +29,7 @@ def check_going(agent: "AgentNode", ranks: Iterable["Rank"]) -> None:
         core = agent.core.shards.get(rank.key) if rank.goes and rank.agent is agent else None
         if core is None or core.operation is not None or core.lingering is not None:
             continue
-        if core.held.memory is not Memory.READY:
+        if core.held.memory is not MemoryState.READY:
             # The last copy of a retained version stays, and was said to.
             raise Violation("what was released goes", f"{rank.key} on {agent.name} is {core.held.memory} and stays")
 
@@ -53,7 +53,7 @@ def _check_idle(agent: "AgentNode", core: ShardCore, catalog: Catalog) -> None:
     shard = replica.members.get(key.shard) if replica is not None else None
     if replica is None or shard is None or shard.agent != agent.name:
         why = "knows nothing of"
-    elif shard.state is ShardState.READY and (held.memory, held.version) != (Memory.READY, shard.version):
+    elif shard.state is ShardState.READY and (held.memory, held.version) != (MemoryState.READY, shard.version):
         raise Violation(
             "what counts stands",
             f"the log counts {key} on {agent.name} for version {shard.version}, and there it is {held.memory} "
@@ -67,9 +67,9 @@ def _check_idle(agent: "AgentNode", core: ShardCore, catalog: Catalog) -> None:
         return
     elif shard.leaving:
         why = "is to let go of"
-    elif shard.state is ShardState.DRAINING and held.memory is not Memory.DRAINING:
+    elif shard.state is ShardState.DRAINING and held.memory is not MemoryState.DRAINING:
         why = "waits for the readers of"
-    elif shard.state is ShardState.EMPTY and held.memory in (Memory.READY, Memory.FILLING):
+    elif shard.state is ShardState.EMPTY and held.memory in (MemoryState.READY, MemoryState.FILLING):
         why = "takes for empty"
     else:
         return

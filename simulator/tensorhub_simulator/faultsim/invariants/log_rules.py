@@ -38,8 +38,8 @@ from tensorhub_common.protocol.log.events import (
     VersionPublished,
 )
 from tensorhub_common.protocol.log.levels import Level
-from tensorhub_common.protocol.plans import Turn
-from tensorhub_simulator.faultsim.models.job_log import Entry, ModelLog
+from tensorhub_common.protocol.plans import ReadPriority
+from tensorhub_simulator.faultsim.models.job_log import Entry, JobLogModel
 from tensorhub_simulator.faultsim.models.segments import Violation
 
 HUB: Final = "_"
@@ -54,7 +54,7 @@ class LogRules:
         """Begin with an empty log."""
         self.answers: dict[int, int | None] = {}
         """What the rounds that ended well are answered with."""
-        self.turns: dict[tuple[str, str], Turn] = {}
+        self.turns: dict[tuple[str, str], ReadPriority] = {}
         """Of each replica's last round that was decided."""
         self._live: dict[str, int] = {}
         """By agent its live incarnation; negative once it is lost."""
@@ -127,7 +127,7 @@ class LogRules:
         match event:
             case RoundDecided():
                 self._filled[event.round] = (event.version, set(event.held))
-                self.turns[event.model, event.replica] = Turn(event.cmd, event.round)
+                self.turns[event.model, event.replica] = ReadPriority(event.cmd, event.round)
             case ShardFilled():
                 self._filled.setdefault(event.round, (event.version, set()))[1].add(event.shard)
                 self._root((event.model, event.replica, event.shard), event.version, event.root)
@@ -171,7 +171,7 @@ _NAME: Final = 0
 class Leaders:
     """Sees every entry as it is stored."""
 
-    def __init__(self, log: ModelLog) -> None:
+    def __init__(self, log: JobLogModel) -> None:
         """Begin with an empty log, in which nobody leads."""
         self.log = log
         self._led: list[tuple[int, str]] = []

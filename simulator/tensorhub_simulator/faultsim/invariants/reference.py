@@ -8,7 +8,7 @@ from typing import cast
 
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.invariants import check
+from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.state import Catalog, root_key
 from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import NO_ROOT, Filled, Ready, Sender
@@ -23,15 +23,15 @@ from tensorhub_common.protocol.subjects import cached_version
 from tensorhub_registry.queries.version_history import line
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import NEW, built
 from tensorhub_simulator.faultsim.invariants.log_rules import LogRules, UpdateFloors
-from tensorhub_simulator.faultsim.invariants.retention import Retained
+from tensorhub_simulator.faultsim.invariants.retention import RetentionRule
 from tensorhub_simulator.faultsim.models.job_log import Entry
 from tensorhub_simulator.faultsim.models.layouts import Layouts, Values, bytes_of, values_of
-from tensorhub_simulator.faultsim.models.segments import Segment, Shelved, Violation
+from tensorhub_simulator.faultsim.models.segments import ModelledShard, Segment, Violation
 
 Place = tuple[str, str, int]
 
 
-class Oracle:
+class Reference:
     """Sees every entry as it is stored."""
 
     def __init__(self, job: str, level: int, story: deque[str], layouts: Layouts) -> None:
@@ -48,7 +48,7 @@ class Oracle:
         self.told: dict[int, int] = {}
         """Where the last event of a command's outcome stands."""
         self._story = story
-        self._retained = Retained()
+        self._retained = RetentionRule()
         self._due: deque[AnyEvent] = deque()
         self._offered: dict[Sender, tuple[str, bytes]] = {}
         self._offers: dict[Place, Sender] = {}
@@ -58,14 +58,14 @@ class Oracle:
 
     # The truth about bytes.
 
-    def offered(self, command: Ready, shelved: Shelved) -> None:
+    def offered(self, command: Ready, shelved: ModelledShard) -> None:
         """Note which bytes a shard has digested and offers."""
         assert command.by is not None
         place = shelved.place
         key = root_key(place.shards, place.key.shard, place.layout)
         self._offered[command.by] = (key, bytes(shelved.segment.data))
 
-    def filled(self, command: Filled, shelved: Shelved) -> None:
+    def filled(self, command: Filled, shelved: ModelledShard) -> None:
         """A shard commits: its bytes must be the version's, and its root the one that the log keeps for them."""
         place, segment = shelved.place, shelved.target
         key = root_key(place.shards, place.key.shard, place.layout)
@@ -109,7 +109,7 @@ class Oracle:
         assert entry.seq > before
         with built(NEW, self.catalog):
             events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
-        check(self.catalog)
+        check_invariants(self.catalog)
         self._retained.see(self.catalog, command, events)
         self.rules.see(entry.seq, command, events)
         self._floors.see(command, events)
@@ -157,7 +157,7 @@ class Oracle:
         return len(self._due)
 
 
-def _is_kept(shelved: Shelved, version: int) -> bool:
+def _is_kept(shelved: ModelledShard, version: int) -> bool:
     """Tell whether the next process finds what is filled; what a worker reads may go without."""
     if shelved.refused == version and cached_version(shelved.place.key.replica) is None:
         return True

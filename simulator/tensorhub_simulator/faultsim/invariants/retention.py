@@ -16,7 +16,7 @@ from tensorhub_simulator.faultsim.models.segments import Violation
 Copy = tuple[str, int]
 
 
-class Retained:
+class RetentionRule:
     """Which retained versions stand safe."""
 
     def __init__(self) -> None:

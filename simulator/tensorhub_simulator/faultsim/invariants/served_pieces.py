@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_simulator.faultsim.models.byte_ranges import Pieces, bytes_folded, bytes_here
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_simulator.faultsim.models.byte_ranges import PieceBytes, bytes_folded, bytes_here
 from tensorhub_simulator.faultsim.models.segments import Violation
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.transfers.source_session import Link
+    from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 
-def check_served(link: "Link", piece: int, where: Sequence[int]) -> None:
+def check_served(link: "ReadSession", piece: int, where: Sequence[int]) -> None:
     """Raise `Violation` if a half-filled source gives what it has not verified, under a lease that holds."""
     source, key = link.source, link.source_key
     coming = source.core.table.coming.get(key) if link.source_lives else None
@@ -25,14 +25,14 @@ def check_served(link: "Link", piece: int, where: Sequence[int]) -> None:
         raise Violation("served as verified", f"piece {piece} of {key} is read before it stands there")
 
 
-def _bytes_proven(agent: "AgentNode", key: Key, read: ReadOperation) -> set[int]:
+def _bytes_proven(agent: "AgentNode", key: ShardKey, read: ReadOperation) -> set[int]:
     """Return which bytes of a shard that is being filled stand there, as far as its own read has found out."""
     transfer, program = read.transfer, read._carrier.program  # noqa: SLF001 (an oracle sees everything)
     if transfer is None:
         return set()
     numbers = [number for number, done in enumerate(transfer.proof.done) if done]
     if program is None:
-        pieces = Pieces(agent.shelf[key].target.table)
+        pieces = PieceBytes(agent.shelf[key].target.table)
         return {at for number in numbers for at in pieces.here(number)}
     folded = {at for number in numbers if number < program.values for at in bytes_folded(program, number)}
     givers = [(layout, program.given_by(layout)) for layout in program.program.sources]

@@ -17,16 +17,16 @@ from collections.abc import Iterable
 
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.primitives.ranges import split
-from tensorhub_common.protocol.plans import Turn
+from tensorhub_agent.primitives.ranges import split_by_marks
+from tensorhub_common.protocol.plans import ReadPriority
 from tensorhub_simulator.faultsim.models.segments import Violation
-from tensorhub_simulator.faultsim.transfers.source_session import Link
+from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
-Fill = tuple[str, Turn | None]
+Fill = tuple[str, ReadPriority | None]
 """A replica with its model, and the turn under which it reads."""
 
 
-def check_waiting(links: Iterable[Link]) -> None:
+def check_waiting(links: Iterable[ReadSession]) -> None:
     """Raise `Violation` if fills wait for each other's pieces."""
     reading = [link for link in links if not link.closing]
     turns = {(link.reader.name, link.key): link.turn for link in reading}
@@ -50,7 +50,7 @@ def check_promises(cores: Iterable[AgentCore]) -> None:
             operation = core.shards[key].operation
             transfer = operation.transfer if isinstance(operation, ReadOperation) else None
             for source in transfer.sources.values() if transfer is not None else ():
-                both = split(coming.promised, source.parked)[0]
+                both = split_by_marks(coming.promised, source.parked)[0]
                 if both:
                     raise Violation("no empty promise", f"{key} promises {both}, and waits for that itself")
 

@@ -10,11 +10,11 @@ from tensorhub_common.catalog.state import root_key
 from tensorhub_simulator.faultsim.models.segments import Violation
 
 if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.worker import Rank
+    from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
     from tensorhub_simulator.faultsim.world import World
 
 
-class Views:
+class WorkerViews:
     """Looks at tensors through the workers' eyes."""
 
     def __init__(self, world: "World") -> None:
@@ -22,7 +22,7 @@ class Views:
         self.world = world
         self._seen: dict[str, tuple[int, int, int]] = {}
 
-    def check(self, rank: "Rank") -> None:
+    def check(self, rank: "WorkerNode") -> None:
         """Raise `Violation` when a worker's tensors are not what it was told."""
         shelved = rank.agent.shelf.get(rank.key)
         if rank.trusts is None or not rank.up or shelved is None:

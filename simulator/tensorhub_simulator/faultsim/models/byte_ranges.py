@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tensorhub_common.layout.layout import PieceTable
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.regions import Sizes
 
 
@@ -20,7 +20,7 @@ class Spans(Protocol):
         ...
 
 
-class Pieces:
+class PieceBytes:
     """Numbers are pieces of a layout that both ends have."""
 
     def __init__(self, table: PieceTable) -> None:
@@ -35,10 +35,10 @@ class Pieces:
     here = there
 
 
-class Units:
+class UnitBytes:
     """Numbers are units of a program."""
 
-    def __init__(self, program: Execution, layout: str) -> None:
+    def __init__(self, program: NumberedProgram, layout: str) -> None:
         """Take them as a source of this layout gives them."""
         self._program, self._layout = program, layout
 
@@ -53,14 +53,14 @@ class Units:
         return bytes_here(self._program, self._layout, number)
 
 
-def bytes_here(program: Execution, layout: str, unit: int) -> Sequence[int]:
+def bytes_here(program: NumberedProgram, layout: str, unit: int) -> Sequence[int]:
     """Return which bytes of the destination a unit is, that a source of this layout gives."""
     regions = program.regions(layout, [(unit, 1)])
     form = regions.form[0]
     return _bytes(regions.to[0], form.shape, form.to_strides, form.to_itemsize)
 
 
-def bytes_folded(program: Execution, unit: int) -> Sequence[int]:
+def bytes_folded(program: NumberedProgram, unit: int) -> Sequence[int]:
     """Return which bytes of the destination a unit is that has to do with a fold; of a partial none."""
     if unit < program.partials:
         return ()

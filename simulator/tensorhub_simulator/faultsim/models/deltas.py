@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_agent.core.effects import Save
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.effects import SaveManifest
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_simulator.faultsim.models.segments import Segment
 
 VERSIONS_MAX: Final = 3
@@ -51,18 +51,18 @@ class Deltas:
 
     def __init__(self) -> None:
         """Remember nothing."""
-        self._stood: dict[Key, dict[str, bytes]] = {}
+        self._stood: dict[ShardKey, dict[str, bytes]] = {}
 
-    def stands(self, saved: Save, segment: Segment) -> None:
+    def stands(self, saved: SaveManifest, segment: Segment) -> None:
         """A shard's memory is something else now."""
-        if saved.state == Memory.READY and saved.root and saved.digests:
+        if saved.state == MemoryState.READY and saved.root and saved.digests:
             stood = self._stood.setdefault(saved.key, {})
             stood.pop(saved.root, None)
             stood[saved.root] = bytes(segment.data)
             for old in list(stood)[:-VERSIONS_MAX]:
                 del stood[old]
 
-    def between(self, key: Key, base: str, root: str | None) -> Delta | None:
+    def between(self, key: ShardKey, base: str, root: str | None) -> Delta | None:
         """Return the delta that leads from one version to the other, if both are remembered."""
         stood = self._stood.get(key, {})
         return Delta(stood[base], stood[root]) if base in stood and root in stood else None

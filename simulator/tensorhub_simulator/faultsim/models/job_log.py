@@ -11,7 +11,7 @@ from typing import Final
 from tensorhub_common.protocol.log.codec import decode_event
 from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_simulator.engine.clock import Clock, Node
-from tensorhub_simulator.faultsim.models.snapshots import Shelf
+from tensorhub_simulator.faultsim.models.snapshots import DurableSnapshots
 
 EPOCH_S: Final = 1_700_000_000.0
 NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -36,7 +36,7 @@ class WrongLast(Exception):
     """The log's last event is another one than was expected."""
 
 
-class ModelLog:
+class JobLogModel:
     """A job's stream."""
 
     def __init__(self, clock: Clock, window_s: float, nats: Node) -> None:
@@ -49,7 +49,7 @@ class ModelLog:
         self.entries: list[Entry] = []
         """All that ever stood in it, for the invariants; followers get nothing from before `first`."""
         self.first = 1
-        self.shelf = Shelf()
+        self.shelf = DurableSnapshots()
         self.last_event_seq = 0
         self.watchers: list[Callable[[Entry], None]] = []
         self.followers: list[Follower] = []
@@ -107,7 +107,7 @@ class Follower:
 
     def __init__(
         self,
-        log: ModelLog,
+        log: JobLogModel,
         node: Node,
         position: int,
         take: Callable[[Entry], None],

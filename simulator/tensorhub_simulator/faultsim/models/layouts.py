@@ -30,8 +30,8 @@ from tensorhub_common.layout.layout import (
     segment_bytes,
 )
 from tensorhub_common.layout.parts import Part, Shape
-from tensorhub_common.layout.quantized import DERIVED, Derived, derived
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.layout.quantized import DERIVED, QuantizedKind, quantized_kind
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import decoded
 
 Cutting = tuple[Layout, ...]
@@ -125,7 +125,7 @@ def bytes_of(layout: Layout, values: Values) -> bytes | None:
 
 def _quantised(whole: np.ndarray, cast: str) -> np.ndarray:
     """Return fp8 values or scales of a whole tensor, as bytes of one dimension more."""
-    kind, itemsize = derived(cast), whole.shape[-1]
+    kind, itemsize = quantized_kind(cast), whole.shape[-1]
     bits = np.ascontiguousarray(whole).view(np.dtype(f"u{itemsize}"))[..., 0]
     made, scales = np.zeros(bits.shape, np.uint8), np.zeros(kind.scheme.scales_shape(bits.shape), np.float32)
     quantise(bits, FP8_SOURCE_OF[itemsize], kind.scheme, made, scales)
@@ -153,7 +153,7 @@ class Layouts:
     def __init__(self) -> None:
         """Know none."""
         self._tables: dict[str, PieceTable] = {}
-        self.executions: dict[str, Execution] = {}
+        self.executions: dict[str, NumberedProgram] = {}
 
     def add(self, layout: Layout) -> str:
         """Keep a layout; return its digest."""
@@ -170,11 +170,11 @@ class Layouts:
         """Return a layout."""
         return self._tables[digest].layout
 
-    def put(self, program: bytes) -> Execution:
+    def put(self, program: bytes) -> NumberedProgram:
         """Keep a program as it is sent; return it ready to be carried out."""
         digest = sha256(program).hexdigest()
         if digest not in self.executions:
-            self.executions[digest] = Execution(decoded(program), digest)
+            self.executions[digest] = NumberedProgram(decoded(program), digest)
         return self.executions[digest]
 
 
@@ -216,7 +216,7 @@ def _rollout(rng: Random, shapes: Mapping[str, Shape], scheme: str) -> Cutting:
     return tuple(layout_of(each) for each in entries)
 
 
-def _boxes(rng: Random, name: str, kind: Derived, shape: Shape, shards: int) -> list[TensorEntry | None]:
+def _boxes(rng: Random, name: str, kind: QuantizedKind, shape: Shape, shards: int) -> list[TensorEntry | None]:
     whole, dim = kind.shape(shape), rng.choice((0, 1))
     found: list[TensorEntry | None] = []
     for begin, end in _edges(rng, whole[dim], shards):

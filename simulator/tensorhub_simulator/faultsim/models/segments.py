@@ -7,8 +7,8 @@ once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorhub_agent.core.effects import Keep, Save
-from tensorhub_agent.core.shard_state import Place
+from tensorhub_agent.core.effects import Keep, SaveManifest
+from tensorhub_agent.core.shard_state import ShardSpec
 from tensorhub_agent.primitives.digests import piece_digest
 from tensorhub_common.layout.layout import PieceTable, segment_bytes
 
@@ -63,12 +63,12 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Shelved:
+class ModelledShard:
     """A shard's segment, its spare one if it is staged, and the manifest beside them."""
 
-    place: Place
+    place: ShardSpec
     segment: Segment
-    manifest: Save | None = None
+    manifest: SaveManifest | None = None
     spare: Segment | None = None
     unwritten: Keep | None = None
     """What the disk has not taken yet."""
@@ -80,7 +80,7 @@ class Shelved:
         """Where reads write to."""
         return self.spare or self.segment
 
-    def save(self, manifest: Save) -> None:
+    def save(self, manifest: SaveManifest) -> None:
         """Write the manifest, and swap if it says so: one rename does both."""
         self.manifest, self.unwritten = manifest, None
         if manifest.swap and self.spare is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
-from tensorhub_registry.core.snapshot_policy import TIGHT_SHARE_MAX, Pace
+from tensorhub_registry.core.snapshot_policy import TIGHT_SHARE_MAX, SnapshotPolicy
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import built
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Record = tuple[int, bytes]
 
 
 @dataclass(slots=True)
-class Shelf:
+class DurableSnapshots:
     """What stands in the snapshot stream."""
 
     newer: Record | None = None
@@ -118,7 +118,7 @@ class Snapshotting:
                 return
         older = None if shelf.older is None else shelf.older[0]
         fold = node.fold
-        first = Pace().first_kept(record[0], older, fold.last_event_seq, fold.time, TIGHT_SHARE_MAX)
+        first = SnapshotPolicy().first_kept(record[0], older, fold.last_event_seq, fold.time, TIGHT_SHARE_MAX)
 
         def purge() -> None:
             shelf.parts = {body: None for _, body in kept if body in shelf.parts} | {

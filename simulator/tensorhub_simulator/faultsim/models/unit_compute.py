@@ -9,19 +9,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tensorhub_agent.compute.conversion import by_amax, converter_of
-from tensorhub_agent.primitives.amax import Table
+from tensorhub_agent.primitives.amax import AmaxTable
 from tensorhub_agent.primitives.forms import packed_strides
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.regions import Form
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.regions import StridedForm
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.faultsim.models.byte_ranges import bytes_folded
 from tensorhub_simulator.faultsim.models.segments import Segment, Violation
 
 
-class Computing:
+class UnitCompute:
     """What one source of a read by a program computes."""
 
-    def __init__(self, program: Execution, layout: str, table: Table | None) -> None:
+    def __init__(self, program: NumberedProgram, layout: str, table: AmaxTable | None) -> None:
         """Compute as a source of this layout does."""
         self._program, self._layout, self._table = program, layout, table
         self._amax: dict[int, bytes] = {}
@@ -47,7 +47,7 @@ class Computing:
         """Tell whether a unit goes into the table."""
         return unit < self._program.partials
 
-    def form(self, unit: int) -> Form:
+    def form(self, unit: int) -> StridedForm:
         """Return the form of a unit."""
         return self._program.regions(self._layout, [(unit, 1)]).form[0]
 
@@ -80,7 +80,7 @@ class Computing:
             self._table.forget(source)
 
 
-def write_scales(table: Table, program: Execution, scales: Sequence[Range], segment: Segment) -> None:
+def write_scales(table: AmaxTable, program: NumberedProgram, scales: Sequence[Range], segment: Segment) -> None:
     """Write scales that follow of a fold, which nobody else may be writing."""
     if not scales:
         return

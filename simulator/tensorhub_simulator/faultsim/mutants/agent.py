@@ -11,31 +11,31 @@ import msgspec
 
 from tensorhub_agent.core.operations.drain import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.core.operations.read_target import Destination
+from tensorhub_agent.core.operations.read_target import ReadTarget
 from tensorhub_agent.core.operations.register import RegisterOperation
 from tensorhub_agent.core.plan_queue import PlanQueue
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.leases.table import LeaseTable
-from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_of
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.transfer.plan_requests import Asking
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_at
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.transfer.plan_requests import PlanRequests
 from tensorhub_agent.transfer.transfer import Transfer
-from tensorhub_agent.transfer.verification import Proof
+from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.catalog import apply, availability, validation
 from tensorhub_common.catalog.handlers import membership, rounds
 from tensorhub_common.catalog.handlers import rounds as handlers_rounds
 from tensorhub_common.catalog.state import Catalog, known_root
-from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardMove, ShardState
-from tensorhub_common.catalog.validation import Refused
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState, ShardTransition
+from tensorhub_common.catalog.validation import CommandRefused
 from tensorhub_common.errors import ReplicaConflict, StaleSender
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Sender
 from tensorhub_simulator.faultsim.faults import rolling_upgrade
 from tensorhub_simulator.faultsim.models.deltas import Delta, Deltas
-from tensorhub_simulator.faultsim.nodes.command_queue import Lanes
+from tensorhub_simulator.faultsim.nodes.command_queue import CommandQueue
 from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
-from tensorhub_simulator.faultsim.nodes.worker import Rank
-from tensorhub_simulator.faultsim.transfers.source_session import Link
+from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
+from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.mutants.planting import Replacement
@@ -59,15 +59,15 @@ def refused_kept() -> list["Replacement"]:
 
 def lane_leaves_out() -> list["Replacement"]:
     """A lane that has no room drops one command, and says the next."""
-    say = Lanes.say
+    say = CommandQueue.say
 
-    def with_gaps(self: Lanes, command: AnyCommand) -> None:
+    def with_gaps(self: CommandQueue, command: AnyCommand) -> None:
         assert command.by is not None
         lane = self._lanes.get(command.by.lane)
         if lane is None or len(lane.waiting) < ROOM:
             say(self, command)
 
-    return [(Lanes, "say", with_gaps)]
+    return [(CommandQueue, "say", with_gaps)]
 
 
 def counts_unkept() -> list["Replacement"]:
@@ -94,12 +94,12 @@ def given_up_kept() -> list["Replacement"]:
 
 def gives_up_early() -> list["Replacement"]:
     """A read whose sources stand still gives up though the log counts a holder."""
-    refused = Asking.refused
+    refused = PlanRequests.refused
 
     def refuse(self: Any, refusal: Any, *rest: Any) -> bool:
         return refused(self, refusal, *rest) and not refusal.is_held
 
-    return [(Asking, "refused", refuse)]
+    return [(PlanRequests, "refused", refuse)]
 
 
 def drains_for_ever() -> list["Replacement"]:
@@ -107,7 +107,7 @@ def drains_for_ever() -> list["Replacement"]:
     start = ReadOperation.start
 
     def begin(self: Any, now: float) -> None:
-        if self.core.held.memory is Memory.DRAINING:
+        if self.core.held.memory is MemoryState.DRAINING:
             self.core.fail(ReplicaConflict, "the memory drains: wait until that has ended")
         else:
             start(self, now)
@@ -155,7 +155,7 @@ def values_without_a_drain() -> list["Replacement"]:
         self._overwrite()
         self._loop()
 
-    return [(Rank, "_resume_with_values", resume)]
+    return [(WorkerNode, "_resume_with_values", resume)]
 
 
 def values_over_a_drain() -> list["Replacement"]:
@@ -173,18 +173,18 @@ def digests_of_the_next() -> list["Replacement"]:
     grant = LeaseTable.grant
 
     def whatever(self: LeaseTable, ask: Any, *rest: Any) -> Any:
-        offered = self.offers.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        offered = self.offers.get(ShardKey(ask.model, ask.source.replica, ask.source.shard))
         if offered is not None:
             version = ask.version if offered.version is None else offered.version
             ask = msgspec.structs.replace(ask, version=version, root=offered.root)
         return grant(self, ask, *rest)
 
-    def vouched(self: Proof, digests: bytes) -> bool:
+    def vouched(self: Verification, digests: bytes) -> bool:
         if self.digests is None and len(digests) == len(self.done) * PIECE_DIGEST_BYTES:
             self.digests = digests
         return digests == self.digests
 
-    return [(LeaseTable, "grant", whatever), (Proof, "vouched", vouched)]
+    return [(LeaseTable, "grant", whatever), (Verification, "vouched", vouched)]
 
 
 def ticket_twice() -> list["Replacement"]:
@@ -207,7 +207,7 @@ def incarnation_ignored() -> list["Replacement"]:
     def live_agent(catalog: Catalog, by: Sender | None) -> Any:
         agent = catalog.agents.get(by.process) if by is not None else None
         if agent is None or agent.state is not AgentState.LIVE:
-            raise Refused(StaleSender, "this agent has not joined")
+            raise CommandRefused(StaleSender, "this agent has not joined")
         return agent
 
     return [(validation, "live_agent", live_agent), (membership, "live_agent", live_agent)]
@@ -227,7 +227,7 @@ def ready_before_all() -> list["Replacement"]:
             if index not in current.filled:
                 root = known_root(model, replica, shard, command.version)
                 if shard.state is ShardState.FILLING:
-                    availability.shift(shard, ShardMove.FILLED, command.version, root)
+                    availability.move_shard(shard, ShardTransition.FILLED, command.version, root)
                 else:
                     current.staged[index] = root
         rounds.complete(catalog, model, replica, current, command.version, out)
@@ -238,7 +238,7 @@ def ready_before_all() -> list["Replacement"]:
 
 def filled_forgotten() -> list["Replacement"]:
     """A shard that was filled forgets that when its round fails, though the log goes on counting it as ready."""
-    take = Destination._take  # noqa: SLF001
+    take = ReadTarget._take  # noqa: SLF001
 
     def forget(self: Any) -> bool:
         before = self._vacated
@@ -246,7 +246,7 @@ def filled_forgotten() -> list["Replacement"]:
         self._vacated = before
         return taken
 
-    return [(Destination, "_take", forget)]
+    return [(ReadTarget, "_take", forget)]
 
 
 def turns_forgotten() -> list["Replacement"]:
@@ -266,7 +266,7 @@ def turns_forgotten() -> list["Replacement"]:
 def patch_from_another_version() -> list["Replacement"]:
     """A source gives the last delta that it has, from whatever version that leads; digests find out."""
 
-    def between(self: Any, key: Key, _base: str, root: str | None) -> Any:
+    def between(self: Any, key: ShardKey, _base: str, root: str | None) -> Any:
         stood = self._stood.get(key, {})
         others = [data for other, data in stood.items() if other != root]
         return Delta(others[-1], stood[root]) if others and root in stood else None
@@ -276,15 +276,15 @@ def patch_from_another_version() -> list["Replacement"]:
 
 def patch_not_judged() -> list["Replacement"]:
     """A source gives a delta from whatever version, and a patched piece is taken for what the source says of it."""
-    found = Link.found
+    found = ReadSession.found
 
     def believed(self: Any, pieces: list[int]) -> bytes:
         return b"".join(
-            digest_of(self._digests, piece) if self._wire.is_patched(piece) else found(self, [piece])
+            digest_at(self._digests, piece) if self._wire.is_patched(piece) else found(self, [piece])
             for piece in pieces
         )
 
-    return [*patch_from_another_version(), (Link, "found", believed)]
+    return [*patch_from_another_version(), (ReadSession, "found", believed)]
 
 
 def change_not_switched() -> list["Replacement"]:

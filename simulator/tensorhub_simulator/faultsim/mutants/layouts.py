@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_agent.core.operations.read import ReadOperation
-from tensorhub_agent.core.operations.read_driver import Carrier
+from tensorhub_agent.core.operations.read_driver import ReadDriver
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.program_units import Completion
-from tensorhub_agent.primitives.ranges import merged
+from tensorhub_agent.primitives.program_units import PieceCompletion
+from tensorhub_agent.primitives.ranges import merge_ranges
 from tensorhub_agent.transfer import balancing
-from tensorhub_agent.transfer.fold_progress import Folding
-from tensorhub_agent.transfer.source import Reading
-from tensorhub_agent.transfer.transfer import Phase, Transfer
-from tensorhub_common.programs.amax_reductions import Folds
-from tensorhub_common.programs.numbered_program import Execution
-from tensorhub_common.programs.regions import Regions
+from tensorhub_agent.transfer.fold_progress import FoldProgress
+from tensorhub_agent.transfer.source import Source
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
+from tensorhub_common.programs.amax_reductions import AmaxReductions
+from tensorhub_common.programs.numbered_program import NumberedProgram
+from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.ranges import Range
 
 if TYPE_CHECKING:
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 def values_before_amax() -> list["Replacement"]:
     """Values are asked for before the largest magnitudes of their blocks are known."""
 
-    def apart(_: Reading, ranges: Any) -> Any:
+    def apart(_: Source, ranges: Any) -> Any:
         return [], list(ranges)
 
-    return [(Reading, "apart", apart)]
+    return [(Source, "apart", apart)]
 
 
 def fold_lacks_a_part() -> list["Replacement"]:
     """A fold counts as known when all but one of those who have a part of it have told of theirs."""
-    begin, folded = Folding.__init__, Folding.folded
+    begin, folded = FoldProgress.__init__, FoldProgress.folded
 
-    def init(self: Any, folds: Folds | None, units: int) -> None:
+    def init(self: Any, folds: AmaxReductions | None, units: int) -> None:
         begin(self, folds, units)
         self._left = [left - 1 or 1 for left in self._left]
 
@@ -50,19 +50,19 @@ def fold_lacks_a_part() -> list["Replacement"]:
         units = [unit for first, count in partials for unit in range(first, first + count)]
         return folded(self, [(unit, 1) for unit in units if self._left[self._folds.of[unit]]])
 
-    return [(Folding, "__init__", init), (Folding, "folded", count)]
+    return [(FoldProgress, "__init__", init), (FoldProgress, "folded", count)]
 
 
 def table_of_another_read() -> list["Replacement"]:
     """What was folded for one version stands in the table of the next read."""
-    begin = AmaxTable.__init__
+    begin = NumpyAmaxTable.__init__
     tables: dict[int, Any] = {}
 
     def init(self: Any, program: Any) -> None:
         begin(self, program)
         self._table = tables.setdefault(program.table_bytes, np.zeros_like(self._table))
 
-    return [(AmaxTable, "__init__", init)]
+    return [(NumpyAmaxTable, "__init__", init)]
 
 
 # ruff: noqa: ANN401 (what stands in for a method takes what that takes)
@@ -70,15 +70,15 @@ def table_of_another_read() -> list["Replacement"]:
 
 def units_as_pieces() -> list["Replacement"]:
     """A read that is writing pieces takes a plan in units for one in pieces."""
-    planned: Callable[[Any, Any, float], None] = Carrier._planned  # noqa: SLF001
+    planned: Callable[[Any, Any, float], None] = ReadDriver._planned  # noqa: SLF001
 
     def take(self: Any, news: Any, now: float) -> None:
-        if self.program is None and self.transfer.phase is not Phase.LEASING:
+        if self.program is None and self.transfer.phase is not TransferPhase.LEASING:
             self.transfer.planned(news.answer, now)
             return
         planned(self, news, now)
 
-    return [(Carrier, "_planned", take)]
+    return [(ReadDriver, "_planned", take)]
 
 
 def units_shown_early() -> list["Replacement"]:
@@ -92,19 +92,19 @@ def units_shown_early() -> list["Replacement"]:
             self.readings.todo.proven.extend(flying[0])
         done(self, number, batch, *rest)
 
-    def stand(self: Completion, units: Iterable[Range]) -> list[Range]:
+    def stand(self: PieceCompletion, units: Iterable[Range]) -> list[Range]:
         told: set[int] = self.__dict__.setdefault("told", set())
         fresh = {unit for first, count in units for unit in range(first, first + count)} - told
         told |= fresh
-        return once(self, merged((unit, 1) for unit in fresh))
+        return once(self, merge_ranges((unit, 1) for unit in fresh))
 
-    once = Completion.stand
-    return [(Transfer, "batch_done", batch_done), (Completion, "stand", stand)]
+    once = PieceCompletion.stand
+    return [(Transfer, "batch_done", batch_done), (PieceCompletion, "stand", stand)]
 
 
 def tensor_stands_early() -> list["Replacement"]:
     """A tensor that is filled by strided boxes is said to stand with the first of them."""
-    stand = Completion.stand
+    stand = PieceCompletion.stand
 
     def claim(self: Any, units: Iterable[Range]) -> list[Range]:
         ranges = list(units)
@@ -112,16 +112,16 @@ def tensor_stands_early() -> list["Replacement"]:
         for place in self._program.places(ranges):
             first, count = self._pieces_of(self._table.tensor[self._table.piece_at(place.to)])
             found += self._fresh(first, count)
-        return merged(found)
+        return merge_ranges(found)
 
-    return [(Completion, "stand", claim)]
+    return [(PieceCompletion, "stand", claim)]
 
 
 def foreign_view() -> list["Replacement"]:
     """Boxes are gathered where another source's layout has them."""
-    regions = Execution.regions
+    regions = NumberedProgram.regions
 
-    def elsewhere(self: Execution, layout: str, ranges: Iterable[Range]) -> Regions:
+    def elsewhere(self: NumberedProgram, layout: str, ranges: Iterable[Range]) -> StridedCopies:
         units = list(ranges)
         for other in self.program.sources:
             try:
@@ -130,19 +130,19 @@ def foreign_view() -> list["Replacement"]:
                 continue
         return regions(self, layout, units)
 
-    return [(Execution, "regions", elsewhere)]
+    return [(NumberedProgram, "regions", elsewhere)]
 
 
 def foreign_units_taken() -> list["Replacement"]:
     """An idle source takes over what its layout does not have."""
-    take_over = balancing.take_over
+    take_over = balancing.steal_from_busiest
 
-    def take(taker: Reading, others: Iterable[Reading]) -> None:
+    def take(taker: Source, others: Iterable[Source]) -> None:
         able, taker.able = taker.able, None
         take_over(taker, others)
         taker.able = able
 
-    return [(balancing, "take_over", take), (Reading, "kind", property(lambda _: None))]
+    return [(balancing, "steal_from_busiest", take), (Source, "kind", property(lambda _: None))]
 
 
 def root_of_another() -> list["Replacement"]:

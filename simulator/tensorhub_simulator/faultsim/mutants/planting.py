@@ -14,17 +14,17 @@ import msgspec
 
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import Probed
-from tensorhub_agent.core.operations.drain import Draining
-from tensorhub_agent.core.operations.read import ReadOperation, Stage
-from tensorhub_agent.core.operations.reclaim import Vacancy
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.operations.drain import DrainOperation
+from tensorhub_agent.core.operations.read import ReadOperation, ReadStage
+from tensorhub_agent.core.operations.reclaim import MemoryReclaim
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.leases import table as leases_table
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.transfer import source_pool
-from tensorhub_agent.transfer.source_pool import Readings
+from tensorhub_agent.transfer.source_pool import SourcePool
 from tensorhub_agent.transfer.transfer import Transfer
-from tensorhub_agent.transfer.verification import Proof
+from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.catalog import retention
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import Drained
@@ -35,7 +35,7 @@ from tensorhub_simulator.faultsim.mutants import agent, layouts, registry
 from tensorhub_simulator.faultsim.mutants import agent as mutants_agent
 from tensorhub_simulator.faultsim.mutants import layouts as mutants_layouts
 from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
-from tensorhub_simulator.faultsim.transfers.source_session import Link
+from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 NEWEST: Final = "newest"
 Replacement = tuple[type | ModuleType, str, Any]
@@ -51,10 +51,10 @@ def _no_drain() -> list[Replacement]:
         if event.by == self._unpublish_by and self._drained_by is None:
             self._drained_by = self.core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
         elif event.by == self._drained_by:
-            self.core.become(Memory.EMPTY)
+            self.core.become(MemoryState.EMPTY)
             self.drained(now)
 
-    return [(Draining, "on_event", on_event)]
+    return [(DrainOperation, "on_event", on_event)]
 
 
 def _latest_per_shard() -> list[Replacement]:
@@ -94,15 +94,15 @@ def _latest_per_shard() -> list[Replacement]:
 def _digest_not_checked() -> list[Replacement]:
     """A reader believes the source's list of digests, and does not look at what came."""
 
-    def vouched(self: Proof, digests: bytes) -> bool:
+    def vouched(self: Verification, digests: bytes) -> bool:
         self.digests = digests
         return len(digests) == len(self.done) * PIECE_DIGEST_BYTES
 
-    def count(self: Proof, ranges: Iterable[Range], _digests: bytes) -> list[Range]:
+    def count(self: Verification, ranges: Iterable[Range], _digests: bytes) -> list[Range]:
         self.confirmed(ranges)
         return []
 
-    return [(Proof, "vouched", vouched), (Proof, "count", count)]
+    return [(Verification, "vouched", vouched), (Verification, "count", count)]
 
 
 def _second_writer() -> list[Replacement]:
@@ -125,7 +125,7 @@ def _late_receive() -> list[Replacement]:
             self.receives.forget()
             self.clock.after(0.0, self.reader, self._gone, self.reader_life)
 
-    return [(Link, "close", close)]
+    return [(ReadSession, "close", close)]
 
 
 def _close_waits() -> list[Replacement]:
@@ -139,7 +139,7 @@ def _close_waits() -> list[Replacement]:
             self.closing = True
             self.clock.after(self.clock.lag(), self.reader, self._closed, self.reader_life)
 
-    return [(Link, "close", close)]
+    return [(ReadSession, "close", close)]
 
 
 def _window_hogged() -> list[Replacement]:
@@ -151,7 +151,7 @@ def _window_hogged() -> list[Replacement]:
             room_bytes -= nbytes
             yield ranges, nbytes
 
-    return [(source_pool, "fill", fill)]
+    return [(source_pool, "fill_window", fill)]
 
 
 def _outcome_twice() -> list[Replacement]:
@@ -183,12 +183,12 @@ def _swap_per_shard() -> list[Replacement]:
 
 def _mapped_not_waited_for() -> list[Replacement]:
     """Whoever maps the memory is found, and taken for gone."""
-    take = Vacancy.on_news
+    take = MemoryReclaim.on_news
 
-    def on_news(self: Vacancy, news: Any, now: float) -> None:
+    def on_news(self: MemoryReclaim, news: Any, now: float) -> None:
         take(self, msgspec.structs.replace(news, lent=False) if isinstance(news, Probed) else news, now)
 
-    return [(Vacancy, "on_news", on_news)]
+    return [(MemoryReclaim, "on_news", on_news)]
 
 
 def _partial_serves_all() -> list[Replacement]:
@@ -213,17 +213,17 @@ def _wait_cycle() -> list[Replacement]:
 
 def _promise_kept() -> list[Replacement]:
     """A shard goes on promising what it waits for itself since its own source of it went."""
-    return [(Readings, "awaited", lambda _self: [])]
+    return [(SourcePool, "awaited", lambda _self: [])]
 
 
 def _promises_all() -> list[Replacement]:
     """A shard promises whatever it reads, from whomever."""
 
-    def firm(self: Readings) -> list[Range]:
+    def firm(self: SourcePool) -> list[Range]:
         given = [run for source in self.by_number.values() for place in source.places() for run in place]
         return [*self.loose, *given]
 
-    return [(Readings, "firm", firm), (Readings, "awaited", lambda _self: [])]
+    return [(SourcePool, "firm", firm), (SourcePool, "awaited", lambda _self: [])]
 
 
 def _other_units_promised() -> list[Replacement]:
@@ -261,7 +261,7 @@ def _retention_counts_spot() -> list[Replacement]:
     def counts(_catalog: Any, replica: Any, version: int) -> bool:
         return bool(replica.version == version)
 
-    return [(retention, "counts", counts)]
+    return [(retention, "counts_as_copy", counts)]
 
 
 def _retention_counts_draining() -> list[Replacement]:
@@ -272,7 +272,7 @@ def _retention_counts_draining() -> list[Replacement]:
         whole = len(members) == replica.shards and all(shard.version == version for shard in members)
         return whole and not replica.spot
 
-    return [(retention, "counts", counts)]
+    return [(retention, "counts_as_copy", counts)]
 
 
 def _superseded_as_newer() -> list[Replacement]:
@@ -281,7 +281,7 @@ def _superseded_as_newer() -> list[Replacement]:
 
     def go_on(self: Any, event: Any, now: float) -> None:
         transfer = self.transfer
-        if self.stage is Stage.FILLING and transfer is not None and transfer.version < event.version:
+        if self.stage is ReadStage.FILLING and transfer is not None and transfer.version < event.version:
             transfer.version, transfer.root = event.version, event.roots[self.core.key.shard]
             self._voice.attempt = event.attempt
             self._voice.granted()

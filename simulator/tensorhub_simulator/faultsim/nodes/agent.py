@@ -15,66 +15,66 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import (
-    Accuse,
-    Answer,
+    AllocateCopy,
     AnyCall,
     AnyEffect,
-    AskPlan,
+    AppendCommand,
     BreakLease,
     CallRegister,
-    CheckSiblings,
     CloseSource,
-    Confirm,
+    CompareLayouts,
+    CompleteCall,
+    ConfirmLease,
     CopyMade,
-    Digest,
+    CopyToSpare,
     Digested,
-    Duplicate,
+    DigestMemory,
+    DropMapping,
     Duplicated,
-    EnterSource,
-    Fenced,
+    EffectOutcome,
+    EndFenced,
+    FailCall,
     FoldAmax,
-    Free,
-    Hold,
+    FreeShard,
     Keep,
     Kept,
-    LetGo,
-    MakeCopy,
-    OpenSource,
-    PlanCame,
-    Post,
-    Probe,
+    OpenTransport,
+    PlanReceived,
     Probed,
-    Raise,
+    ProbeMapping,
+    ReadBatch,
     Rejoin,
-    Save,
-    Say,
-    ShardNews,
-    Show,
+    ReportReplicaVersion,
+    ReportWrongBytes,
+    RequestLease,
+    RequestPlan,
+    SaveManifest,
+    SendAvailability,
     SiblingsChecked,
 )
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Held, Memory, Place
-from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
+from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.primitives.program_units import Completion
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.program_units import PieceCompletion
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_common.layout.layout import shared_mismatch
-from tensorhub_common.programs.amax_reductions import folds_of
+from tensorhub_common.programs.amax_reductions import amax_reductions_of
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
 from tensorhub_common.protocol.subjects import cached_version
 from tensorhub_simulator.engine.clock import Clock, Node
 from tensorhub_simulator.faultsim.models.deltas import Deltas
 from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
-from tensorhub_simulator.faultsim.models.segments import Segment, Shelved, Violation
+from tensorhub_simulator.faultsim.models.segments import ModelledShard, Segment, Violation
 from tensorhub_simulator.faultsim.models.unit_compute import write_scales
-from tensorhub_simulator.faultsim.nodes.command_queue import Lanes
-from tensorhub_simulator.faultsim.transfers.source_session import AGAIN_ODDS, Link
+from tensorhub_simulator.faultsim.nodes.command_queue import CommandQueue
+from tensorhub_simulator.faultsim.transfers.source_session import AGAIN_ODDS, ReadSession
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.world import World
@@ -87,7 +87,7 @@ FULL_DISK_ODDS: Final = 0.02
 ASIDE_ODDS: Final = 0.1
 
 
-class Errands:
+class AgentTasks:
     """One agent's."""
 
     def __init__(self, agent: "AgentNode") -> None:
@@ -96,7 +96,7 @@ class Errands:
         self._disk = random.Random(f"{agent.world.seed}/{agent.world.job}/{agent.name}")
         """Drawn apart, so that a disk changes nothing else of a seed but what waits for it."""
 
-    def digest(self, effect: Digest) -> None:
+    def digest(self, effect: DigestMemory) -> None:
         """Hash one half now and the other half later, so that a write in between shows."""
         shelved = self._agent.shelf[effect.key]
         segment = shelved.target if effect.filled else shelved.segment
@@ -109,7 +109,7 @@ class Errands:
 
         self._clock.after(self._clock.lag(), self._agent, rest)
 
-    def takes_back(self, key: Key) -> bool:
+    def takes_back(self, key: ShardKey) -> bool:
         """Tell whether a new process can take back what stands here: for a copy it may lack memory or descriptors."""
         return cached_version(key.replica) is None or self._disk.random() >= ASIDE_ODDS
 
@@ -128,25 +128,25 @@ class Errands:
         if shelved is not None and shelved.unwritten is effect:
             version, root, digests = effect.version, effect.root, effect.digests
             shelved.save(
-                Save(key=effect.key, state="ready", partial=False, version=version, root=root, digests=digests)
+                SaveManifest(key=effect.key, state="ready", partial=False, version=version, root=root, digests=digests)
             )
         self._agent.news(Kept(effect.key, effect.number))
 
-    def probe(self, effect: Probe) -> None:
+    def probe(self, effect: ProbeMapping) -> None:
         """Look who maps the memory, almost at once."""
         self._clock.after(self._clock.lag() * 0.1, self._agent, lambda: self._probe(effect))
 
-    def _probe(self, effect: Probe) -> None:
+    def _probe(self, effect: ProbeMapping) -> None:
         shelved = self._agent.shelf.get(effect.key)
         if shelved is not None:
             segment = shelved.spare if effect.spare and shelved.spare is not None else shelved.segment
             self._agent.news(Probed(effect.key, effect.spare, bool(segment.maps)))
 
-    def duplicate(self, key: Key) -> None:
+    def duplicate(self, key: ShardKey) -> None:
         """Copy one piece after the other into the spare memory, so that whoever writes meanwhile is seen."""
         self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, 0))
 
-    def _duplicate(self, key: Key, piece: int) -> None:
+    def _duplicate(self, key: ShardKey, piece: int) -> None:
         shelved = self._agent.shelf.get(key)
         if shelved is None or shelved.spare is None:
             return
@@ -156,23 +156,23 @@ class Errands:
         shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
         self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
 
-    def make_copy(self, effect: MakeCopy) -> None:
+    def make_copy(self, effect: AllocateCopy) -> None:
         """Make memory for a copy."""
         self._clock.after(self._clock.lag(), self._agent, lambda: self._make_copy(effect))
 
-    def _make_copy(self, effect: MakeCopy) -> None:
+    def _make_copy(self, effect: AllocateCopy) -> None:
         key, table = effect.key, self._world.layouts.table(effect.layout)
         if key not in self._agent.shelf:
-            place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=table.nbytes)
-            self._agent.shelf[key] = Shelved(place, Segment(table))
+            place = ShardSpec(key, effect.shards, spot=False, layout=effect.layout, nbytes=table.nbytes)
+            self._agent.shelf[key] = ModelledShard(place, Segment(table))
         made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(table.nbytes))
         self._agent.carry_out(self._agent.core.copy_made(made, self._agent.now))
 
-    def check_siblings(self, effect: CheckSiblings) -> None:
+    def check_siblings(self, effect: CompareLayouts) -> None:
         """Compare a layout with those of the siblings."""
         self._clock.after(self._clock.lag(), self._agent, lambda: self._check_siblings(effect))
 
-    def _check_siblings(self, effect: CheckSiblings) -> None:
+    def _check_siblings(self, effect: CompareLayouts) -> None:
         mine = self._agent.shelf.get(effect.key)
         if mine is not None:
             layout = self._world.layouts.layout
@@ -180,7 +180,7 @@ class Errands:
             mismatch = next((why for why in clashes if why is not None), None)
             self._agent.news(SiblingsChecked(effect.key, effect.number, mismatch))
 
-    def plan(self, effect: AskPlan) -> None:
+    def plan(self, effect: RequestPlan) -> None:
         """Ask the planner. The answer may come twice, late or never; then the bound is the answer."""
         answered: list[bool] = []
 
@@ -203,21 +203,21 @@ class Errands:
 
             self._clock.after(self._clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
 
-    def _came(self, effect: AskPlan, answer: PlanAnswer) -> PlanCame:
+    def _came(self, effect: RequestPlan, answer: PlanAnswer) -> PlanReceived:
         """Get the program that a plan names, which now and then can't be had."""
         if not isinstance(answer, Plan) or answer.program is None:
-            return PlanCame(effect.key, effect.number, answer)
+            return PlanReceived(effect.key, effect.number, answer)
         if self._world.net_loses(self._agent):
             lost = Refusal(error=NO_ANSWER, reason="the transfer program can't be had")
-            return PlanCame(effect.key, effect.number, lost)
+            return PlanReceived(effect.key, effect.number, lost)
         layouts, shelved = self._world.layouts, self._agent.shelf.get(effect.key)
         program = layouts.executions[answer.program]
-        completion = Completion(program, shelved.target.table) if shelved is not None else None
-        folds, table = (folds_of(program), AmaxTable(program)) if program.partials else (None, None)
-        return PlanCame(effect.key, effect.number, answer, program, completion, folds, table)
+        completion = PieceCompletion(program, shelved.target.table) if shelved is not None else None
+        folds, table = (amax_reductions_of(program), NumpyAmaxTable(program)) if program.partials else (None, None)
+        return PlanReceived(effect.key, effect.number, answer, program, completion, folds, table)
 
 
-class Numbers:
+class Incarnations:
     """The present number of a process."""
 
     def __init__(self, clock: Clock) -> None:
@@ -263,9 +263,9 @@ class AgentNode(Node):
         super().__init__(name)
         self.world, self.host, self.site, self.rack = world, host, site, rack
         self.clock = world.clock
-        self.shelf: dict[Key, Shelved] = {}
-        self.links: dict[tuple[Key, int], Link] = {}
-        self.lanes = Lanes(self)
+        self.shelf: dict[ShardKey, ModelledShard] = {}
+        self.links: dict[tuple[ShardKey, int], ReadSession] = {}
+        self.lanes = CommandQueue(self)
         self.deltas = Deltas()
         self.gone: set[int] = set()
         """Sessions that have ended: what they sent last is not read any more."""
@@ -274,8 +274,8 @@ class AgentNode(Node):
         """How many times slower it sends than others."""
         self._timer: float | None = None
         self._rejoining = False
-        self._numbers = Numbers(self.clock)
-        self._errands = Errands(self)
+        self._numbers = Incarnations(self.clock)
+        self._errands = AgentTasks(self)
 
     # Life and death.
 
@@ -308,24 +308,26 @@ class AgentNode(Node):
         self.follower = Follower(self.world.log, self, len(self.world.log.entries), self._on_entry, events=True)
         self.join()
 
-    def _held(self, shelved: Shelved) -> Held:
+    def _held(self, shelved: ModelledShard) -> ShardContents:
         """Believe a manifest only for bytes that still hash to its root."""
         manifest = shelved.manifest
         if manifest is None:
-            return self._lent(shelved, Held())
+            return self._lent(shelved, ShardContents())
         whole = manifest.state == "ready" and bool(manifest.digests)
         if whole and root_digest(shelved.segment.digests()) == manifest.root:
-            held = Held(Memory.READY, version=manifest.version, root=manifest.root, digests=manifest.digests)
+            held = ShardContents(
+                MemoryState.READY, version=manifest.version, root=manifest.root, digests=manifest.digests
+            )
         else:
-            held = Held(partial=manifest.partial or manifest.state in ("ready", "filling"))
+            held = ShardContents(partial=manifest.partial or manifest.state in ("ready", "filling"))
         return self._lent(shelved, held)
 
-    def _lent(self, shelved: Shelved, held: Held) -> Held:
+    def _lent(self, shelved: ModelledShard, held: ShardContents) -> ShardContents:
         """Find out who maps what stands here: they don't depend on the process before this one."""
         lent = bool(shelved.segment.maps)
         spare_lent = shelved.spare is not None and bool(shelved.spare.maps)
         # What is begun as draining was never empty for this process, so that is no transition.
-        memory = Memory.DRAINING if lent and held.memory is Memory.EMPTY else held.memory
+        memory = MemoryState.DRAINING if lent and held.memory is MemoryState.EMPTY else held.memory
         return replace(held, memory=memory, lent=lent, spare_lent=spare_lent)
 
     def kill(self) -> None:
@@ -409,59 +411,59 @@ class AgentNode(Node):
 
     def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912, PLR0915 (one line for each effect)
         match effect:
-            case Say():
+            case AppendCommand():
                 self._say(effect.command)
-            case Answer() | Raise():
+            case CompleteCall() | FailCall():
                 self.world.calls.ended(self, effect)
-            case Hold():
+            case ReportReplicaVersion():
                 pass
-            case Digest():
+            case DigestMemory():
                 self._errands.digest(effect)
-            case Save():
+            case SaveManifest():
                 self.shelf[effect.key].save(effect)
                 self.deltas.stands(effect, self.shelf[effect.key].segment)
             case Keep():
                 self._errands.keep(effect)
-            case Probe():
+            case ProbeMapping():
                 self._errands.probe(effect)
-            case Duplicate():
+            case CopyToSpare():
                 self._errands.duplicate(effect.key)
-            case LetGo():
+            case DropMapping():
                 pass
-            case CheckSiblings():
+            case CompareLayouts():
                 self._errands.check_siblings(effect)
-            case MakeCopy():
+            case AllocateCopy():
                 self._errands.make_copy(effect)
-            case AskPlan():
+            case RequestPlan():
                 self._errands.plan(effect)
-            case OpenSource():
-                link = self.links[effect.key, effect.source] = Link(self, effect)
+            case RequestLease():
+                link = self.links[effect.key, effect.source] = ReadSession(self, effect)
                 link.open()
-            case EnterSource():
+            case OpenTransport():
                 self.links[effect.key, effect.source].enter()
-            case Post():
+            case ReadBatch():
                 self.links[effect.key, effect.source].post(effect)
             case FoldAmax():
                 self._fold(effect)
-            case Confirm():
+            case ConfirmLease():
                 self.links[effect.key, effect.source].confirm(effect)
-            case Accuse():
+            case ReportWrongBytes():
                 # Its agent would look at its memory, and tell the worker; here nobody writes to what is published.
                 pass
             case CloseSource():
                 self._close(effect)
             case BreakLease():
                 self._break(effect)
-            case Show():
+            case SendAvailability():
                 shown = self.world.links.get(effect.lease)
                 if shown is not None and shown.reader.up:
                     shown.telling.show(effect.news)
-            case Free():
+            case FreeShard():
                 self._free(effect.key)
-            case Fenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
+            case EndFenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
                 # What it said before it lost its disk came late; its process ends, and a new one takes a higher number.
                 self._first.kill()
-            case Fenced():
+            case EndFenced():
                 raise Violation("one process", f"{self.name} met a higher incarnation of itself")
             case Rejoin():
                 self._first.rejoin_soon()
@@ -492,7 +494,7 @@ class AgentNode(Node):
             late = self.clock.rng.random() * BREAK_S if self.clock.chance(0.3) else self.clock.lag()
             self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
 
-    def _free(self, key: Key) -> None:
+    def _free(self, key: ShardKey) -> None:
         shelved = self.shelf.pop(key)
         if shelved.target.writers:
             raise Violation("one writer", f"{key} is freed while something can be written into it")
@@ -515,7 +517,7 @@ class AgentNode(Node):
             self._timer = None
             self.carry_out(self.core.tick(self.now))
 
-    def news(self, news: ShardNews) -> None:
+    def news(self, news: EffectOutcome) -> None:
         """Tell the core what came of an effect."""
         self.carry_out(self.core.on_news(news, self.now))
 
@@ -525,11 +527,11 @@ class AgentNode(Node):
             self._first._numbers.accepted()  # noqa: SLF001 (of the same process)
         self.carry_out(self.core.on_event(entry.event, self.now))
 
-    def lease_ended(self, lease: str, how: LeaseMove) -> None:
+    def lease_ended(self, lease: str, how: LeaseTransition) -> None:
         """A reader is done, or gone."""
         self.carry_out(self.core.lease_ended(lease, how, self.now))
 
-    def written_by(self, link: Link, where: Sequence[int], data: bytes) -> None:
+    def written_by(self, link: ReadSession, where: Sequence[int], data: bytes) -> None:
         """A link writes into memory of this agent."""
         shelved = self.shelf[link.key]
         core = self.core.shards.get(link.key)
@@ -540,24 +542,24 @@ class AgentNode(Node):
             raise Violation("what is shown", f"{link.key} is written where the tensors of its worker stand")
         shelved.target.put(where, data)
 
-    def _may_fill(self, shelved: Shelved, core: ShardCore) -> bool:
+    def _may_fill(self, shelved: ModelledShard, core: ShardCore) -> bool:
         """Tell whether a read may write: in place only what is filling, and beside whatever stands."""
-        return shelved.spare is not None or core.held.memory is Memory.FILLING
+        return shelved.spare is not None or core.held.memory is MemoryState.FILLING
 
     # The log.
 
     def _say(self, command: AnyCommand) -> None:
         if isinstance(command, Ready):
-            self.world.truth.offered(command, self.shelf[Key(command.model, command.replica, command.shard)])
+            self.world.truth.offered(command, self.shelf[ShardKey(command.model, command.replica, command.shard)])
         elif isinstance(command, Filled):
-            self.world.truth.filled(command, self.shelf[Key(command.model, command.replica, command.shard)])
+            self.world.truth.filled(command, self.shelf[ShardKey(command.model, command.replica, command.shard)])
         elif isinstance(command, Want) and command.by is not None:
-            self.world.calls.wanted(self, Key(command.model, command.replica, command.shard), command.by)
+            self.world.calls.wanted(self, ShardKey(command.model, command.replica, command.shard), command.by)
         self.lanes.say(command)
 
     # Workers.
 
-    def begin(self, key: Key, call: AnyCall) -> None:
+    def begin(self, key: ShardKey, call: AnyCall) -> None:
         """Begin a worker's call; a registration waits for the join, and may be of a new shard."""
         if call.session in self.gone:
             self.world.calls.forget(call.call)
@@ -568,12 +570,12 @@ class AgentNode(Node):
         if isinstance(call, CallRegister) and key not in self.core.shards:
             place = self.world.places[key]
             table = self.world.layouts.table(place.layout)
-            self.shelf[key] = Shelved(place, Segment(table), spare=Segment(table) if place.staged else None)
+            self.shelf[key] = ModelledShard(place, Segment(table), spare=Segment(table) if place.staged else None)
             self.carry_out(self.core.register(place, call, self.now))
         else:
             self.carry_out(self.core.called(key, call, self.now))
 
-    def loaded(self, key: Key) -> None:
+    def loaded(self, key: ShardKey) -> None:
         """The worker has written values of its own."""
         self.carry_out(self.core.loaded(key))
 

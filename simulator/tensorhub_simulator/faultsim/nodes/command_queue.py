@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
@@ -22,7 +22,7 @@ class Lane:
     waiting: deque[AnyCommand] = field(default_factory=deque)
 
 
-class Lanes:
+class CommandQueue:
     """All lanes of one agent."""
 
     def __init__(self, node: "AgentNode") -> None:
@@ -59,7 +59,7 @@ class Lanes:
         clock, world, life = node.clock, node.world, node.life
         assert by is not None
         msg_id = f"{by.lane}:{by.incarnation}:{by.n}"
-        subject, data = cmd(world.job, str(command.__struct_config__.tag), by.process), encode(command)
+        subject, data = command_subject(world.job, str(command.__struct_config__.tag), by.process), encode(command)
 
         def arrive() -> None:
             if not world.log.up:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.core.effects import Answer, AnyCall, CallPublish, CallRead, CallUnpublish, Raise
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.core.effects import AnyCall, CallPublish, CallRead, CallUnpublish, CompleteCall, FailCall
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Sender
@@ -20,7 +20,7 @@ SLACK_S: Final = 2 * OUTCOME_S_MAX + 2.0
 """After its bound a call gives up, once more where the log took the round up anew, and waits for sources to close."""
 
 Make = Callable[[int, float], AnyCall]
-Reply = Callable[[Answer | Raise | None], None]
+Reply = Callable[[CompleteCall | FailCall | None], None]
 """Takes the call's end; None when the agent died."""
 
 
@@ -29,7 +29,7 @@ class OpenCall:
     """A call that has not ended."""
 
     node: "AgentNode"
-    key: Key
+    key: ShardKey
     call: AnyCall
     reply: Reply
     slept_s: float
@@ -50,9 +50,9 @@ class Calls:
     _sent: dict[int, tuple["AgentNode", Reply]] = field(default_factory=dict)
     """Calls that have not reached their agent yet."""
     _open: dict[int, OpenCall] = field(default_factory=dict)
-    _answers: dict[tuple[Key, int], set[int | None]] = field(default_factory=dict)
+    _answers: dict[tuple[ShardKey, int], set[int | None]] = field(default_factory=dict)
 
-    def send(self, node: "AgentNode", key: Key, make: Make, reply: Reply) -> int:
+    def send(self, node: "AgentNode", key: ShardKey, make: Make, reply: Reply) -> int:
         """Send a call to an agent; `make` makes it when it arrives."""
         number, clock = self.world.number(), self.world.clock
         self._sent[number] = (node, reply)
@@ -69,7 +69,7 @@ class Calls:
         clock.after(clock.lag(), node, arrive)
         return number
 
-    def wanted(self, node: "AgentNode", key: Key, by: Sender) -> None:
+    def wanted(self, node: "AgentNode", key: ShardKey, by: Sender) -> None:
         """Note by which command a read joined its round.
 
         What an agent wants to say while it joins is said once it has; by then the log may have dropped the shard.
@@ -83,7 +83,7 @@ class Calls:
         """Tell whether the call is under way."""
         return number in self._open
 
-    def ended(self, node: "AgentNode", end: Answer | Raise) -> None:
+    def ended(self, node: "AgentNode", end: CompleteCall | FailCall) -> None:
         """Check a call's end, and let its worker go on at once."""
         open_call = self._open.pop(end.call, None)
         if open_call is None:
@@ -93,7 +93,7 @@ class Calls:
         waited = core is not None and core.operation is not None
         if shelved is not None and shelved.target.writers and not waited:
             raise Violation("one writer", f"{open_call.key}: a call ends while something can be written: {end}")
-        if isinstance(end, Raise):
+        if isinstance(end, FailCall):
             if isinstance(open_call.call, CallRead) and shelved is not None and shelved.segment is not open_call.stood:
                 raise Violation("swap with all", f"{open_call.key} has swapped in a read that failed: {end}")
             self.raised[end.error] = self.raised.get(end.error, 0) + 1
@@ -107,7 +107,7 @@ class Calls:
             self._check_answer(open_call, end)
         open_call.reply(end)
 
-    def _check_answer(self, open_call: OpenCall, end: Answer) -> None:
+    def _check_answer(self, open_call: OpenCall, end: CompleteCall) -> None:
         node, key = open_call.node, open_call.key
         if isinstance(open_call.call, CallRead):
             self._check_read(open_call, end)
@@ -117,7 +117,7 @@ class Calls:
             core = node.core.shards.get(key)
             if core is None and node.core.deleted is None:
                 raise Violation("mutability", f"unpublish of {key} returned, and the shard is gone")
-            if core is not None and core.held.memory is not Memory.EMPTY:
+            if core is not None and core.held.memory is not MemoryState.EMPTY:
                 raise Violation("mutability", f"unpublish of {key} returned while its memory is {core.held.memory}")
             counted = [
                 name
@@ -127,13 +127,13 @@ class Calls:
             if counted or node.core.table.reading(key):
                 raise Violation("no counted lease", f"unpublish of {key} returned while {counted} can still be counted")
 
-    def _check_publish(self, open_call: OpenCall, end: Answer) -> None:
+    def _check_publish(self, open_call: OpenCall, end: CompleteCall) -> None:
         key, shelved = open_call.key, open_call.node.shelf[open_call.key]
         place = root_key(shelved.place.shards, key.shard, shelved.place.layout)
         if end.version is None or not self.world.truth.is_true(key.model, end.version, place, shelved.segment):
             raise Violation("exact version", f"a publish of {key} returned {end.version}, and the log has other bytes")
 
-    def _check_read(self, open_call: OpenCall, end: Answer) -> None:
+    def _check_read(self, open_call: OpenCall, end: CompleteCall) -> None:
         world, node, key = self.world, open_call.node, open_call.key
         if end.version is not None:
             self.reads += 1
@@ -155,7 +155,7 @@ class Calls:
             return
         if said != end.version:
             raise Violation("the log's answer", f"a read of {key} returned {end.version}; the log ended it with {said}")
-        answers = self._answers.setdefault((Key(key.model, key.replica, 0), number), set())
+        answers = self._answers.setdefault((ShardKey(key.model, key.replica, 0), number), set())
         answers.add(end.version)
         if len(answers) > 1:
             raise Violation("one answer per round", f"round {number} of {key.replica} answered {answers}")
@@ -181,5 +181,5 @@ class Calls:
                 raise Violation("bounded calls", f"call {number} of {each.key} is {late:.1f} s over: {each.call}")
 
 
-def _told(key: Key) -> str:
+def _told(key: ShardKey) -> str:
     return f"{key.replica}/{key.shard}"

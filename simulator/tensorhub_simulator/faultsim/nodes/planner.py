@@ -3,22 +3,22 @@
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.leases.reader_load import summed
+from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs.program import encoded
-from tensorhub_common.protocol.heartbeat import Beat
-from tensorhub_common.protocol.plans import Demand, PlanAnswer, Turn
-from tensorhub_planner.catalog_view.catalog_replica import Fold
-from tensorhub_planner.compiler.compiler import Compiled, compile_program
-from tensorhub_planner.compiler.layout_index import SourceIndex
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.planning.request import Answering
+from tensorhub_common.protocol.heartbeat import Heartbeat
+from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest, ReadPriority
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.compiler.compiler import CompiledProgram, compile_program
+from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.request import DemandPlanner
 from tensorhub_planner.planning.unregistered import Unregistered, global_names, unregistered
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.source_set import LayoutSet
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import OLD, built
 from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
@@ -36,11 +36,11 @@ TRIES_MAX: Final = 14
 class PlannerNode(Node):
     """One planner."""
 
-    fold: Fold
-    ledger: Ledger
+    fold: CatalogReplica
+    ledger: LoadLedger
     known: "Known"
 
-    def __init__(self, world: "World", limits: Limits) -> None:
+    def __init__(self, world: "World", limits: PlanLimits) -> None:
         """Stand ready to start."""
         super().__init__("planner")
         self.world, self.clock, self.limits = world, world.clock, limits
@@ -51,7 +51,10 @@ class PlannerNode(Node):
         self.life += 1
         self.up, self.state.paused = True, False
         self.backlog.clear()
-        self.fold, self.ledger = Fold(Catalog(self.world.job, level=self.world.first_level)), Ledger(self.limits)
+        self.fold, self.ledger = (
+            CatalogReplica(Catalog(self.world.job, level=self.world.first_level)),
+            LoadLedger(self.limits),
+        )
         self.known = Known(self.world.layouts, lambda: self.fold, lambda: self.now)
         self._restore()
 
@@ -60,7 +63,7 @@ class PlannerNode(Node):
         with built(self.build, self.fold.catalog):
             snapshot = self.world.log.shelf.newest(self.world.job, self.fold.position)
         if snapshot is not None:
-            self.fold = Fold(snapshot.catalog, snapshot.seq)
+            self.fold = CatalogReplica(snapshot.catalog, snapshot.seq)
         elif self.fold.position + 1 < self.world.log.first:
             raise Violation("no way back", f"the planner has folded {self.fold.position}; the log begins later")
         Follower(self.world.log, self, self.fold.position, self._on_entry, events=False, gap=self._restore)
@@ -80,11 +83,11 @@ class PlannerNode(Node):
     def hear(self, agent: "AgentNode") -> None:
         """Hear an agent's beat, in which it says who reads from it in all jobs."""
         jobs = [job.agents[agent.name] for job in self.world.jobs]
-        serving = summed(reader for each in jobs if each.up for reader in each.core.table.readers())
-        self.ledger.hear(Beat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
+        serving = reader_loads(reader for each in jobs if each.up for reader in each.core.table.readers())
+        self.ledger.hear(Heartbeat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
         self.ledger.check()
 
-    def asked(self, demand: Demand, reply: Callable[[PlanAnswer], None], tries: int = 0) -> None:
+    def asked(self, demand: PlanRequest, reply: Callable[[PlanAnswer], None], tries: int = 0) -> None:
         """Answer once the log is folded as far as the demand rests on; say nothing if that takes too long."""
         if self.fold.position < demand.at_seq:
             if tries < TRIES_MAX:
@@ -102,13 +105,13 @@ class PlannerNode(Node):
                 current, told = replica.round, truth.rules.turns.get((model.name, replica.name))
                 if current is None or current.state is RoundState.JOINING:
                     continue
-                if told != Turn(current.decided, current.number):
+                if told != ReadPriority(current.decided, current.number):
                     what = f"{current.decided} for that of {replica.name}, and its agents were told {told}"
                     raise Violation("turns are the log's", f"the planner takes {what}")
 
-    def _plan(self, demand: Demand) -> PlanAnswer:
+    def _plan(self, demand: PlanRequest) -> PlanAnswer:
         self.check_turns()
-        answer = at_once(Answering(self.world.job, self.known, self.ledger, self.limits).answer(demand))
+        answer = at_once(DemandPlanner(self.world.job, self.known, self.ledger, self.limits).answer(demand))
         self.ledger.check()
         return answer
 
@@ -116,21 +119,21 @@ class PlannerNode(Node):
 class Known:
     """What a planner of the simulation knows: see `answering.Knowledge`. Nothing of it takes any time."""
 
-    def __init__(self, layouts: Layouts, fold: Callable[[], Fold], now: Callable[[], float]) -> None:
+    def __init__(self, layouts: Layouts, fold: Callable[[], CatalogReplica], now: Callable[[], float]) -> None:
         """Look it up there."""
         self._layouts, self._fold, self._now = layouts, fold, now
-        self._made: dict[tuple[str, SourceSet], Compiled | LayoutMismatch] = {}
-        self._by_digest: dict[str, Compiled] = {}
+        self._made: dict[tuple[str, LayoutSet], CompiledProgram | LayoutMismatch] = {}
+        self._by_digest: dict[str, CompiledProgram] = {}
 
-    async def fold(self, _at_seq: int) -> Fold:
+    async def fold(self, _at_seq: int) -> CatalogReplica:
         """Return the log, folded so far already."""
         return self._fold()
 
-    async def sizes(self, layout: str) -> Sizes:
+    async def sizes(self, layout: str) -> PieceSizes:
         """Return the sizes of a layout's pieces."""
-        return Sizes(self._layouts.table(layout).nbytes)
+        return PieceSizes(self._layouts.table(layout).nbytes)
 
-    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+    async def compiled(self, layout: str, sources: LayoutSet) -> CompiledProgram:
         """Return the program that fills a layout from those."""
         key = layout, sources
         if key not in self._made:
@@ -140,30 +143,30 @@ class Known:
             raise made
         return made
 
-    def _make(self, layout: str, sources: SourceSet) -> Compiled | LayoutMismatch:
+    def _make(self, layout: str, sources: LayoutSet) -> CompiledProgram | LayoutMismatch:
         index, destination = self._index(sources), self._layouts.layout(layout)
         try:
             program = compile_program(layout, destination, index)
         except LayoutMismatch as why:
             return why
         execution = self._layouts.put(encoded(program))
-        made = Compiled(execution.digest, execution, Sizes(execution.nbytes()), global_names(destination))
+        made = CompiledProgram(execution.digest, execution, PieceSizes(execution.nbytes()), global_names(destination))
         self._by_digest[execution.digest] = made
         return made
 
-    async def program(self, digest: str) -> Compiled:
+    async def program(self, digest: str) -> CompiledProgram:
         """Return a program that a reader names, perhaps one that the planner before this one has made."""
         execution = self._layouts.executions[digest]
-        return self._by_digest.get(digest) or Compiled(digest, execution, Sizes(execution.nbytes()))
+        return self._by_digest.get(digest) or CompiledProgram(digest, execution, PieceSizes(execution.nbytes()))
 
-    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+    async def unregistered(self, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
         """Return of which of the sources' tensors none of these layouts has anything."""
         registered = [(await self.compiled(layout, sources)).names or () for layout in layouts]
         return unregistered(registered, self._index(sources))
 
-    def _index(self, sources: SourceSet) -> SourceIndex:
+    def _index(self, sources: LayoutSet) -> LayoutIndex:
         layouts = {digest: self._layouts.layout(digest) for digest in sources.layouts}
-        return SourceIndex(layouts, sources.originals)
+        return LayoutIndex(layouts, sources.originals)
 
     async def heard(self, agents: Collection[str]) -> None:
         """Wait for nobody: who has not told yet is told of later."""

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.machine import Tick
-from tensorhub_common.protocol.heartbeat import Beat
+from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, Lead, Sender
 from tensorhub_common.protocol.log.events import AgentJoined, AgentLost, JobDeleted
 from tensorhub_registry.core import election as leading
 from tensorhub_registry.core import liveness as living
 from tensorhub_registry.core.job_fold import (
-    Acknowledged,
-    Decided,
+    CommandDecided,
+    EventBatch,
     JobFold,
     LastEvent,
     Outgoing,
     OutOfOrder,
     Output,
-    Publication,
-    Refused,
-    Unanswered,
+    PublicationRefused,
+    PublicationStored,
+    PublicationUnknown,
 )
 from tensorhub_registry.core.liveness import ExpireAgent, Liveness
-from tensorhub_registry.core.term_fence import PROCESS, Claim
+from tensorhub_registry.core.term_fence import PROCESS, TermFence
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import OLD, built
 from tensorhub_simulator.faultsim.invariants.log_rules import Leaders
@@ -47,8 +47,8 @@ BATCH_MIN: Final = 3
 BATCH_MAX: Final = 20
 CHAIN_MAX: Final = 5
 
-Become = Callable[[Acknowledged | Refused | Unanswered], None]
-Store = Callable[[], Acknowledged | Refused | None]
+Become = Callable[[PublicationStored | PublicationRefused | PublicationUnknown], None]
+Store = Callable[[], PublicationStored | PublicationRefused | None]
 
 
 class Lease:
@@ -76,9 +76,9 @@ class RegistryNode(Node):
     """One registry."""
 
     fold: JobFold
-    leader: leading.Leader
+    leader: leading.Election
     liveness: Liveness
-    claim: Claim
+    claim: TermFence
     snapshotting: Snapshotting
 
     def __init__(self, name: str, world: "World") -> None:
@@ -99,8 +99,8 @@ class RegistryNode(Node):
         self.up, self.state.paused = True, False
         self.backlog.clear()
         self.fold = self.world.make_fold(self.world.job)
-        self.leader, self.liveness = leading.Leader(), Liveness(self.world.plan.lost_after_s)
-        self.claim = Claim(self.name)
+        self.leader, self.liveness = leading.Election(), Liveness(self.world.plan.lost_after_s)
+        self.claim = TermFence(self.name)
         self.term, self._numbers, self.me = None, 0, object() if self.family[0] is self else self.family[0].me
         self._restore()
         self._look()
@@ -142,9 +142,9 @@ class RegistryNode(Node):
             return
         if self._reaches():
             term = world.lease.take(self.me, self.clock.now)
-            self._lead(leading.Lost() if term is None else leading.Won(term))
+            self._lead(leading.LeaseLost() if term is None else leading.LeaseWon(term))
         elif world.lease.holder is not self.me or self.clock.now >= world.lease.until:
-            self._lead(leading.Lost())
+            self._lead(leading.LeaseLost())
         self._tick()
         self.clock.after(LOOK_S, self, self._look)
 
@@ -157,7 +157,7 @@ class RegistryNode(Node):
         self._lead(leading.Resigned())
         if lease.holder is self.me:
             lease.until = self.clock.now
-        late = self.clock.rng.choice((None, leading.Won(lease.term), leading.Lost(), leading.Resigned()))
+        late = self.clock.rng.choice((None, leading.LeaseWon(lease.term), leading.LeaseLost(), leading.Resigned()))
         if late is not None:
             self.clock.after(self.clock.lag(), self, lambda: self._lead(late))
 
@@ -168,15 +168,15 @@ class RegistryNode(Node):
     def _lead(self, event: leading.Input) -> None:
         for effect in self.leader.handle(event, self.now):
             match effect:
-                case leading.Lead(term):
+                case leading.StartLeading(term):
                     self.world.note(f"{self.name} leads, term {term}")
                     self._begin_to_lead(term)
-                case leading.StandDown():
+                case leading.StopLeading():
                     self.term = None
                     self.claim.drop()
-                case leading.Listening(term):
+                case leading.MonitoringStarted(term):
                     self._expire(self.liveness.handle(living.Listening(term), self.now))
-                case leading.Deaf():
+                case leading.MonitoringStopped():
                     self._expire(self.liveness.handle(living.Deaf(), self.now))
         self.leader.check()
 
@@ -217,7 +217,7 @@ class RegistryNode(Node):
 
     def beat(self, agent: str, incarnation: int) -> None:
         """Hear an agent."""
-        self._expire(self.liveness.handle(Beat(agent=agent, incarnation=incarnation), self.now))
+        self._expire(self.liveness.handle(Heartbeat(agent=agent, incarnation=incarnation), self.now))
 
     def _expire(self, lost: list[ExpireAgent]) -> None:
         for each in lost if self.claim.term is not None else ():
@@ -258,14 +258,14 @@ class RegistryNode(Node):
     def _watch(self, agent: str, incarnation: int | None) -> None:
         """Note which incarnation of an agent is live, if one is."""
         job = self.world.job
-        said = living.Unwatch(job, agent) if incarnation is None else living.Watch(job, agent, incarnation)
+        said = living.UnwatchAgent(job, agent) if incarnation is None else living.WatchAgent(job, agent, incarnation)
         self._expire(self.liveness.handle(said, self.now))
 
     def _carry_out(self, effects: list[Output]) -> None:
         for effect in effects:
             if isinstance(effect, OutOfOrder):
                 raise Violation("one order", f"{self.name} was given entry {effect.found}, not {effect.expected}")
-            if isinstance(effect, Decided):
+            if isinstance(effect, CommandDecided):
                 first = effect.events[0]
                 self.claim.see(first)
                 if isinstance(first, AgentJoined):
@@ -273,7 +273,7 @@ class RegistryNode(Node):
                 elif isinstance(first, AgentLost):
                     self._watch(first.agent, None)
                 elif isinstance(first, JobDeleted):
-                    self._expire(self.liveness.handle(living.Forget(self.world.job), self.now))
+                    self._expire(self.liveness.handle(living.UnwatchJob(self.world.job), self.now))
         self.world.folded.add(self)
 
     # Speaking.
@@ -289,18 +289,18 @@ class RegistryNode(Node):
         answered: list[bool] = []
         fold = self.fold
 
-        def become(what: Acknowledged | Refused | Unanswered) -> None:
+        def become(what: PublicationStored | PublicationRefused | PublicationUnknown) -> None:
             if answered or self.fold is not fold:
                 return
             answered.append(True)
             self._carry_out(self.fold.handle(what, self.now))
-            self.clock.after(0.0 if isinstance(what, Acknowledged) else self.clock.lag(), self, self._speak)
+            self.clock.after(0.0 if isinstance(what, PublicationStored) else self.clock.lag(), self, self._speak)
 
         life = self.life
         for arrive in self._requests(publication, life, as_batch=many):
             if not self.world.net_loses(self):
                 self.clock.after(self.clock.lag(), self.world.nats, partial(self._arrives, arrive, become, life))
-        self.clock.after(ANSWER_S, self, lambda: become(Unanswered()))
+        self.clock.after(ANSWER_S, self, lambda: become(PublicationUnknown()))
 
     def _arrives(self, store: Store, become: Become, life: int) -> None:
         """A request reaches the log; its answer may get lost."""
@@ -308,26 +308,26 @@ class RegistryNode(Node):
         if answer is not None and not self.world.net_loses(self):
             self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
 
-    def _requests(self, publication: Publication, life: int, *, as_batch: bool) -> list[Store]:
+    def _requests(self, publication: EventBatch, life: int, *, as_batch: bool) -> list[Store]:
         """Return the requests of a publication, which arrive in any order: one for a batch, else one for each event."""
         events = publication.events
         if as_batch or len(events) == 1:
             return [lambda: self._store(publication.events, publication.expected, life)]
         got: dict[int, int] = {}
 
-        def store(number: int) -> Acknowledged | Refused | None:
+        def store(number: int) -> PublicationStored | PublicationRefused | None:
             event = events[number : number + 1]
             if number == 0:
                 answer = self._store(event, publication.expected, life)
             else:
                 behind = self._id_of(events[number - 1], life)
                 answer = self._store(event, publication.ahead + number - 1, life, behind)
-            if isinstance(answer, Refused):
+            if isinstance(answer, PublicationRefused):
                 return answer if number == 0 else None
             got[number] = answer.seq
             # The sender waits for the answers in their order, and counts up to the first that is missing.
             count = next(each for each in range(len(events) + 1) if each not in got)
-            return Acknowledged(count, got[count - 1]) if count else None
+            return PublicationStored(count, got[count - 1]) if count else None
 
         return [partial(store, number) for number in range(len(events))]
 
@@ -336,14 +336,14 @@ class RegistryNode(Node):
 
     def _store(
         self, events: tuple[Outgoing, ...], expected: int | None, life: int, behind: str | None = None
-    ) -> Acknowledged | Refused:
+    ) -> PublicationStored | PublicationRefused:
         """Store events, all or none, as an atomic batch does."""
         log, seq = self.world.log, 0
         for outgoing in events:
             try:
                 seq = log.append(outgoing.subject, outgoing.body, self._id_of(outgoing, life), expected, behind)
             except WrongLast:
-                return Refused()
+                return PublicationRefused()
             if expected is not None:
                 expected = log.last_event_seq
-        return Acknowledged(len(events), seq)
+        return PublicationStored(len(events), seq)

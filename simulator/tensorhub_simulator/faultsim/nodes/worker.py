@@ -10,18 +10,18 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.core.effects import (
-    Answer,
     AnyCall,
     CallPublish,
     CallRead,
     CallRegister,
     CallRelease,
     CallUnpublish,
-    Raise,
+    CompleteCall,
+    FailCall,
 )
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.models.segments import Segment, Violation
 
@@ -37,31 +37,31 @@ OUTCOME_S: Final = 0.5
 PAUSE_S: Final = 3.0
 """A worker that was told that the registry is silent leaves it at that for so long, every other time."""
 
-End = Answer | Raise | None
+End = CompleteCall | FailCall | None
 
 
 @dataclass(slots=True)
-class Group:
+class ReplicaPlan:
     """What the ranks of one replica are to do: step `serial`."""
 
     model: str
     replica: str
     trains: bool
     serial: int = 0
-    want: Wish = "latest"
+    want: VersionRequest = "latest"
     version: int | None = None
     timeout_s: float = 3.0
     wait_s: float = 3.0
     act: str = "read"
     wishes: dict[int, int | None] = field(default_factory=dict)
     """By step, where a wish to publish stands in the log: 0 when it got lost, None while it is on its way."""
-    ranks: list["Rank"] = field(default_factory=list)
+    ranks: list["WorkerNode"] = field(default_factory=list)
 
 
-class Rank(Node):
+class WorkerNode(Node):
     """One worker: one shard of a replica."""
 
-    def __init__(self, world: "World", group: Group, key: Key, agent: "AgentNode") -> None:
+    def __init__(self, world: "World", group: ReplicaPlan, key: ShardKey, agent: "AgentNode") -> None:
         """Stand ready to start."""
         super().__init__(f"{key.model}/{key.replica}/{key.shard}")
         self.world, self.group, self.key, self.agent = world, group, key, agent
@@ -131,7 +131,7 @@ class Rank(Node):
         self._call(lambda n, t: CallRegister(call=n, session=session, deadline=t + REGISTER_S), self._on_registered)
 
     def _on_registered(self, end: End) -> None:
-        if not isinstance(end, Answer):
+        if not isinstance(end, CompleteCall):
             if end is not None:
                 self._go_where_it_stands(end)
                 self.clock.after(AGAIN_S, self, self._register)
@@ -148,7 +148,7 @@ class Rank(Node):
         if core.operation is not None:
             # A wish to publish came before this worker could write: it must know, since no agent can see it write.
             pass
-        elif held.memory is Memory.READY:
+        elif held.memory is MemoryState.READY:
             self.published, self.version, self.trusts = True, held.version, held.version
             if self._has_values():
                 self._resume_with_values()
@@ -172,7 +172,7 @@ class Rank(Node):
         """Do what `register(…, resume="values")` does: unpublish, and only then copy the values in."""
         self._unpublish(self._loop)
 
-    def _go_where_it_stands(self, end: Raise) -> None:
+    def _go_where_it_stands(self, end: FailCall) -> None:
         """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
         owners = [agent for agent in self.world.agents.values() if f"stands on agent {agent.name!r}" in end.message]
         if owners and owners[0].up:
@@ -210,7 +210,7 @@ class Rank(Node):
         segment = shelved.segment
         if self.agent.up:
             core = self.agent.core.shards.get(self.key)
-            if core is not None and (core.held.memory is not Memory.EMPTY or core.operation is not None):
+            if core is not None and (core.held.memory is not MemoryState.EMPTY or core.operation is not None):
                 raise Violation(
                     "mutability", f"{self.name} may write, and its memory is {core.held.memory} ({core.operation})"
                 )
@@ -240,7 +240,7 @@ class Rank(Node):
     def _again(self) -> None:
         self.clock.after(AGAIN_S, self, self._loop)
 
-    def _failed(self, end: Raise | None) -> None:
+    def _failed(self, end: FailCall | None) -> None:
         """After an error: register again if the shard is gone from the agent."""
         if end is None:
             return
@@ -270,7 +270,7 @@ class Rank(Node):
         session, version, timeout_s = self.session, group.version, group.timeout_s
 
         def then(end: End) -> None:
-            if isinstance(end, Answer):
+            if isinstance(end, CompleteCall):
                 self.published, self.done, self.version, self.trusts = True, serial, end.version, end.version
                 self._loop()
                 return
@@ -299,14 +299,14 @@ class Rank(Node):
             self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
             return
         self.busy, self.awaits = False, None
-        self.published = core is not None and core.held.memory in (Memory.READY, Memory.DRAINING)
-        self._failed(Raise(0, "", ""))
+        self.published = core is not None and core.held.memory in (MemoryState.READY, MemoryState.DRAINING)
+        self._failed(FailCall(0, "", ""))
 
     def _unpublish(self, then: Callable[[], None]) -> None:
         session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))
 
         def ended(end: End) -> None:
-            if isinstance(end, Answer) or (end is not None and end.error == "NotPublished"):
+            if isinstance(end, CompleteCall) or (end is not None and end.error == "NotPublished"):
                 self.published, self.version = False, None
                 self._overwrite()
                 then()
@@ -334,9 +334,9 @@ class Rank(Node):
         trusted = self.trusts
 
         def then(end: End) -> None:
-            if isinstance(end, Answer) or (isinstance(end, Raise) and end.error != "ReplicaConflict"):
+            if isinstance(end, CompleteCall) or (isinstance(end, FailCall) and end.error != "ReplicaConflict"):
                 self.done = serial
-            if isinstance(end, Answer):
+            if isinstance(end, CompleteCall):
                 self.version = end.version if end.version is not None else self.version
                 self.trusts = end.version if end.version is not None else trusted
                 self._loop()
@@ -352,7 +352,7 @@ class Rank(Node):
 
         def then(end: End) -> None:
             self.done = serial
-            if isinstance(end, Answer):
+            if isinstance(end, CompleteCall):
                 if self.clock.chance(0.4):
                     self._disconnect()
                     self.agent = self.clock.rng.choice(list(self.world.agents.values()))
@@ -370,7 +370,7 @@ class Rank(Node):
         session, serial, version = self.session, self.group.serial, self.version
 
         def unpublished(end: End) -> None:
-            if isinstance(end, Answer):
+            if isinstance(end, CompleteCall):
                 self.version = None
                 self._call(
                     lambda n, t: CallPublish(call=n, session=session, deadline=t + 1.0, version=version), published
@@ -381,7 +381,7 @@ class Rank(Node):
 
         def published(end: End) -> None:
             self.done = serial
-            if isinstance(end, Answer):
+            if isinstance(end, CompleteCall):
                 self.version = self.trusts = end.version
                 self._loop()
             else:

@@ -16,7 +16,7 @@ from tensorhub_agent.transfer import admission, balancing, flow_control, site_ha
 from tensorhub_common.catalog import availability, cache_replicas
 from tensorhub_common.layout import layout
 from tensorhub_planner.compiler import overlaps
-from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.config import draw_config
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.workload.crowd import Crowd, crowd, is_crowd
 from tensorhub_simulator.faultsim.world import World
@@ -31,8 +31,8 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (timeouts, "CROSSER_STARVED_S", 6.0),
     (timeouts, "FAR_BPS_MIN", 20),
     (timeouts, "FAR_SILENT_S", 4.0),
-    (site_handoff, "CEDE_GAIN_S", 0.03),
-    (source, "HOPE_S", 0.5),
+    (site_handoff, "HANDOFF_GAIN_S", 0.03),
+    (source, "UNPROMISED_WAIT_S", 0.5),
     (timeouts, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (balancing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
     (balancing, "SWITCH_S", 0.03),
@@ -44,7 +44,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (cache_replicas, "SHUN_S", 3.0),
     (read, "FINISH_S", 0.05),
     (table, "TICKET_S", 1.5),
-    (admission, "INSIDE_MAX", 2),  # Of a handful of sources some wait for others to leave.
+    (admission, "TRANSPORTS_MAX", 2),  # Of a handful of sources some wait for others to leave.
     (table, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
     (layout, "ALIGNMENT_BYTES", 4),
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
@@ -157,7 +157,7 @@ def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool
 
 
 def _run_one(seed: int, totals: Totals, *, calm: bool, steps: bool) -> Failure | None:
-    setting = draw(seed, calm=calm)
+    setting = draw_config(seed, calm=calm)
     world = Crowd(seed, crowd(seed, setting), steps=steps) if is_crowd(seed) else World(seed, setting, steps=steps)
     try:
         world.run()

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from types import MemberDescriptorType, ModuleType
 from typing import Any, Final, cast
 
-from tensorhub_agent.core.shard_state import Held, Memory
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents
 from tensorhub_agent.leases import table as leases_table
-from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.trial import Trial, TrialState
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.handlers import admin, membership, rounds
@@ -26,29 +26,29 @@ Move = tuple[str, str]
 """A state, and what happens to it; in the tables of this file the state after it."""
 
 LOOKED_UP: Final[tuple[tuple[str, tuple[ModuleType, ...], str], ...]] = (
-    ("shard", (availability,), "SHARD_MOVES"),
-    ("version", (availability, admin), "VERSION_MOVES"),
-    ("round", (rounds,), "ROUND_MOVES"),
-    ("agent", (membership,), "AGENT_MOVES"),
-    ("lease", (leases_table,), "LEASE_MOVES"),
-    ("leader", (election,), "LEADER_MOVES"),
+    ("shard", (availability,), "SHARD_TRANSITIONS"),
+    ("version", (availability, admin), "VERSION_TRANSITIONS"),
+    ("round", (rounds,), "ROUND_TRANSITIONS"),
+    ("agent", (membership,), "AGENT_TRANSITIONS"),
+    ("lease", (leases_table,), "LEASE_TRANSITIONS"),
+    ("leader", (election,), "LEADER_TRANSITIONS"),
 )
 """A table's name, and where the code that moves looks it up."""
 
-MEMORY_MOVES: Final = (
-    (Memory.EMPTY, Memory.READY),  # published
-    (Memory.EMPTY, Memory.FILLING),
-    (Memory.READY, Memory.FILLING),  # read anew over what stood there
-    (Memory.READY, Memory.DRAINING),
-    (Memory.READY, Memory.EMPTY),  # the log does not vouch for it after a rejoin
-    (Memory.DRAINING, Memory.EMPTY),
-    (Memory.DRAINING, Memory.READY),  # held back as the last copy, or stated anew
-    (Memory.DRAINING, Memory.FILLING),  # found to be mapped by nobody any more
-    (Memory.FILLING, Memory.READY),
-    (Memory.FILLING, Memory.EMPTY),
+MEMORY_TRANSITIONS: Final = (
+    (MemoryState.EMPTY, MemoryState.READY),  # published
+    (MemoryState.EMPTY, MemoryState.FILLING),
+    (MemoryState.READY, MemoryState.FILLING),  # read anew over what stood there
+    (MemoryState.READY, MemoryState.DRAINING),
+    (MemoryState.READY, MemoryState.EMPTY),  # the log does not vouch for it after a rejoin
+    (MemoryState.DRAINING, MemoryState.EMPTY),
+    (MemoryState.DRAINING, MemoryState.READY),  # held back as the last copy, or stated anew
+    (MemoryState.DRAINING, MemoryState.FILLING),  # found to be mapped by nobody any more
+    (MemoryState.FILLING, MemoryState.READY),
+    (MemoryState.FILLING, MemoryState.EMPTY),
 )
 
-SOURCE_MOVES: Final = (
+SOURCE_TRANSITIONS: Final = (
     (SourcePhase.OPENING, SourcePhase.OPEN),
     (SourcePhase.OPENING, SourcePhase.CLOSING),
     (SourcePhase.OPENING, SourcePhase.HELD),
@@ -58,7 +58,7 @@ SOURCE_MOVES: Final = (
     (SourcePhase.CLOSING, SourcePhase.CLOSED),
 )
 
-TRIAL_MOVES: Final = (
+TRIAL_TRANSITIONS: Final = (
     (TrialState.RESTING, TrialState.ASKED),
     (TrialState.ASKED, TrialState.RESTING),  # nobody else has the pieces, or the one that has them is gone
     (TrialState.ASKED, TrialState.TRYING),
@@ -68,9 +68,9 @@ TRIAL_MOVES: Final = (
 )
 
 WATCHED: Final[tuple[tuple[str, type, str, tuple[tuple[Any, Any], ...]], ...]] = (
-    ("memory", Held, "memory", MEMORY_MOVES),
-    ("source", Reading, "phase", SOURCE_MOVES),
-    ("trial", Trial, "state", TRIAL_MOVES),
+    ("memory", ShardContents, "memory", MEMORY_TRANSITIONS),
+    ("source", Source, "phase", SOURCE_TRANSITIONS),
+    ("trial", Trial, "state", TRIAL_TRANSITIONS),
 )
 """A name, the attribute that is watched, and what may become of it."""
 

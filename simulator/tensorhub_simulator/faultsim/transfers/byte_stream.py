@@ -16,7 +16,7 @@ from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
 from tensorhub_simulator.faultsim.models.segments import Segment, Violation
 
 if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.transfers.source_session import Link
+    from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 STUCK_S: Final = 0.05
 ON_THE_WAY_MAX: Final = 4
@@ -35,10 +35,10 @@ class Landing:
     halves: int
 
 
-class Receives:
+class OpenReceives:
     """The reader's open receives of one source: where its bytes may land, and how much has."""
 
-    def __init__(self, link: "Link") -> None:
+    def __init__(self, link: "ReadSession") -> None:
         """Begin with none."""
         self.link = link
         self.open = True
@@ -107,12 +107,12 @@ class Receives:
                 del place.target.writers[at]
 
 
-class Wire:
+class ByteStream:
     """The bytes of one source on their way."""
 
     def __init__(
         self,
-        link: "Link",
+        link: "ReadSession",
         memory: Segment,
         arrived: Callable[[Half, Sequence[int], bytes | Overwrites], None],
         delta: Delta | None = None,

@@ -21,32 +21,32 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.core.effects import (
-    Available,
+    AvailabilityReceived,
     BatchDone,
-    Confirm,
-    Confirmed,
-    OpenSource,
-    Post,
-    Progressed,
+    BytesReceived,
+    ConfirmLease,
+    LeaseConfirmed,
+    LeaseReceived,
+    ReadBatch,
+    RequestLease,
     SourceClosed,
-    SourceHeld,
     SourceLost,
     SourceOpened,
 )
-from tensorhub_agent.leases.lease import LeaseMove
-from tensorhub_agent.primitives.digests import digest_of
-from tensorhub_agent.primitives.ids import Key
-from tensorhub_agent.primitives.lease_messages import Have, Promise, Stock
-from tensorhub_agent.primitives.program_units import Availability
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_agent.leases.lease import LeaseTransition
+from tensorhub_agent.primitives.digests import digest_at
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, PiecesAvailable, PiecesPromised
+from tensorhub_agent.primitives.program_units import UnitAvailability
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.engine.clock import Action
-from tensorhub_simulator.faultsim.models.byte_ranges import Pieces, Spans, Units
+from tensorhub_simulator.faultsim.models.byte_ranges import PieceBytes, Spans, UnitBytes
 from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
 from tensorhub_simulator.faultsim.models.segments import Segment
-from tensorhub_simulator.faultsim.models.unit_compute import Computing
-from tensorhub_simulator.faultsim.transfers.byte_stream import STUCK_S, Half, Receives, Wire
+from tensorhub_simulator.faultsim.models.unit_compute import UnitCompute
+from tensorhub_simulator.faultsim.transfers.byte_stream import STUCK_S, ByteStream, Half, OpenReceives
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
@@ -57,7 +57,7 @@ CONFIRM_S: Final = 2.0
 class Confirming:
     """The questions over one connection."""
 
-    def __init__(self, link: "Link") -> None:
+    def __init__(self, link: "ReadSession") -> None:
         """Begin with none."""
         self._link = link
         self._questions = 0
@@ -83,17 +83,17 @@ class Confirming:
         link = self._link
         if not link.closed and question == self._questions:
             self._questions += 1
-            link.reader.news(Confirmed(link.key, link.number, holds))
+            link.reader.news(LeaseConfirmed(link.key, link.number, holds))
 
 
 HOLD_S: Final = 3.0
 HOLD_TIMES: Final = 3
 
 
-class Holding:
+class LeaseInUse:
     """What one link has instead of a transport."""
 
-    def __init__(self, link: "Link") -> None:
+    def __init__(self, link: "ReadSession") -> None:
         """Hold nothing yet."""
         self._link, self._clock = link, link.clock
         self._grant: LeaseGrant | None = None
@@ -110,7 +110,7 @@ class Holding:
         link = self._link
         self._grant, self._over = grant, self._clock.now + grant.ticket_s
         digests = b"" if link.program is not None else grant.digests
-        link.tell(SourceHeld(link.key, link.number, digests))
+        link.tell(LeaseReceived(link.key, link.number, digests))
         self._again_later()
 
     def enter(self) -> LeaseGrant | None:
@@ -137,7 +137,7 @@ class Holding:
             self._clock.after(self._clock.lag(), link.source, lambda: self._asked(ask))
         self._again_later()
 
-    def _asked(self, ask: LeaseAsk) -> None:
+    def _asked(self, ask: LeaseRequest) -> None:
         link = self._link
         answer = link.source.core.lease_asked(ask, "", "", "here", link.source.now)
         link.source.set_timer()
@@ -154,20 +154,20 @@ class Holding:
             self._link.lost(answer.reason)
 
 
-class Telling:
+class Announcements:
     """The words of one source to one reader."""
 
-    def __init__(self, link: "Link") -> None:
+    def __init__(self, link: "ReadSession") -> None:
         """Begin with nothing told."""
         self._link = link
-        self.availability: Availability | None = None
+        self.availability: UnitAvailability | None = None
         """Which units stand at a source whose pieces are of another layout."""
-        self._early: list[Stock] = []
+        self._early: list[AvailabilityUpdate] = []
         """What has come before the reader saw that it was open."""
-        self._untold: deque[Stock] = deque()
+        self._untold: deque[AvailabilityUpdate] = deque()
         """What the source has said and the reader has not heard: a connection keeps the order."""
 
-    def show(self, news: Stock) -> None:
+    def show(self, news: AvailabilityUpdate) -> None:
         """The source tells of its pieces."""
         self._untold.append(news)
         if len(self._untold) == 1:
@@ -185,20 +185,20 @@ class Telling:
         for later in self._early:
             self.heard(later)
 
-    def heard(self, news: Stock) -> None:
+    def heard(self, news: AvailabilityUpdate) -> None:
         """The reader hears of pieces."""
         link = self._link
         if not link.is_open:
             self._early.append(news)
         elif link.closing:
             return
-        elif isinstance(news, Have):
+        elif isinstance(news, PiecesAvailable):
             if self.availability is not None:
-                news = Have(self.availability.units(news.pieces))
-            link.tell(Available(link.key, link.number, news))
+                news = PiecesAvailable(self.availability.units(news.pieces))
+            link.tell(AvailabilityReceived(link.key, link.number, news))
         else:
             # These come in order, over a connection: an older one does not come again.
-            link.reader.news(Available(link.key, link.number, news))
+            link.reader.news(AvailabilityReceived(link.key, link.number, news))
 
 
 LEASE_ASK_S: Final = 1.5
@@ -210,7 +210,7 @@ AGAIN_ODDS: Final = 0.03
 """So often a word comes twice."""
 
 LEASE_HOLD_S: Final = 1.0
-GONE: Final = LeaseMove.READER_GONE
+GONE: Final = LeaseTransition.READER_GONE
 
 HOLD_LOOK_S: Final = 0.02
 """How often a question that a source holds is looked at: production wakes it."""
@@ -218,40 +218,40 @@ HOLD_LOOK_S: Final = 0.02
 PATCH_ODDS: Final = 0.8
 """So often a source that could has deltas."""
 
-News = SourceHeld | SourceOpened | Available | BatchDone | SourceLost | SourceClosed
+News = LeaseReceived | SourceOpened | AvailabilityReceived | BatchDone | SourceLost | SourceClosed
 
 
-class Link:
+class ReadSession:
     """A reader's side of one source, with the source's side at the other end."""
 
-    def __init__(self, reader: "AgentNode", effect: OpenSource) -> None:
+    def __init__(self, reader: "AgentNode", effect: RequestLease) -> None:
         """Begin with the effect that asks for it."""
         self.reader, self.clock = reader, reader.world.clock
         self.key, self.number, self.share = effect.key, effect.source, effect.share
         self.version, self.root, self.turn = effect.version, effect.root, effect.turn
         self.base, self.program = effect.base, effect.program
         self.source = reader.world.agents[effect.share.source.agent]
-        self.source_key = Key(self.key.model, effect.share.source.replica, effect.share.source.shard)
+        self.source_key = ShardKey(self.key.model, effect.share.source.replica, effect.share.source.shard)
         self.source_life, self.reader_life, self.lease = 0, reader.life, ""
         self.closing = self.closed = self.is_open = self.answered = False
         self.spans = self._spans()
-        self.computing: Computing | None = None
+        self.computing: UnitCompute | None = None
         if self.program is not None:
-            self.computing = Computing(self.program, self.share.layout or "", effect.table)
-        self.telling = Telling(self)
+            self.computing = UnitCompute(self.program, self.share.layout or "", effect.table)
+        self.telling = Announcements(self)
         self.is_local = self.share.transport == "local"
-        self.receives = Receives(self)
-        self._wire: Wire | None = None
+        self.receives = OpenReceives(self)
+        self._wire: ByteStream | None = None
         self._digests = b""
         """What the source says that its pieces hash to."""
         self._tells_progress = self.clock.chance(0.5)
         self._asks, self._confirming = 0, Confirming(self)
-        self._holding = Holding(self) if effect.hold else None
+        self._holding = LeaseInUse(self) if effect.hold else None
 
     def _spans(self) -> Spans:
         if self.program is None:
-            return Pieces(self.reader.shelf[self.key].target.table)
-        return Units(self.program, self.share.layout or "")
+            return PieceBytes(self.reader.shelf[self.key].target.table)
+        return UnitBytes(self.program, self.share.layout or "")
 
     def here(self, number: int) -> Sequence[int]:
         """Return which bytes of the reader's memory a piece or unit is; a partial is none of them."""
@@ -295,11 +295,11 @@ class Link:
             return
         self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
 
-    def question(self, *, hold_s: float, again: str = "") -> LeaseAsk:
+    def question(self, *, hold_s: float, again: str = "") -> LeaseRequest:
         """Return the question for a lease."""
         reader = self.reader
         me = SourceId(reader.name, reader.core.incarnation, self.key.replica, self.key.shard)
-        return LeaseAsk(
+        return LeaseRequest(
             job=reader.world.job,
             model=self.key.model,
             source=self.share.source,
@@ -329,14 +329,14 @@ class Link:
         self.answered = True
         self.lost(reason)
 
-    def _ask_arrives(self, ask: LeaseAsk) -> None:
+    def _ask_arrives(self, ask: LeaseRequest) -> None:
         if not self.source.up:
             self.at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
             return
         until = self.clock.now + LEASE_HOLD_S
         self.clock.after(0.0, self.source, lambda: self._asked(ask, until))
 
-    def _asked(self, ask: LeaseAsk, until: float) -> None:
+    def _asked(self, ask: LeaseRequest, until: float) -> None:
         world = self.reader.world
         name = f"lease-{world.number()}"
         answer = self.source.core.lease_asked(ask, name, f"ticket-{world.number()}", "here", self.source.now)
@@ -398,7 +398,7 @@ class Link:
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
         if lease.promised():
-            self.telling.show(Promise(lease.promised()))
+            self.telling.show(PiecesPromised(lease.promised()))
         delta = None
         if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)
@@ -408,14 +408,14 @@ class Link:
         self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None, delta: Delta | None
     ) -> None:
         if self.closing:
-            self._tell_source(LeaseMove.READER_GONE)
+            self._tell_source(LeaseTransition.READER_GONE)
             return
         if grant.lease != self.lease:
             # It was given up, and asked for again; the source hears that its connection has ended.
             self.clock.after(self.clock.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
             return
         self.is_open = True
-        self._wire = Wire(self, memory, self._arrived, delta)
+        self._wire = ByteStream(self, memory, self._arrived, delta)
         self._digests = digests = grant.digests
         self.reader.world.tally.counted_on += grant.promises
         if self.program is not None:
@@ -425,7 +425,7 @@ class Link:
                 self.reader.world.tally.counted_on_units += grant.promises
             elif grant.filling:
                 table = self.reader.world.layouts.table(self.share.layout or "")
-                self.telling.availability = Availability(self.program, self.share.layout or "", table)
+                self.telling.availability = UnitAvailability(self.program, self.share.layout or "", table)
                 pieces = self.telling.availability.units(pieces or ())
             else:
                 pieces = None
@@ -439,7 +439,7 @@ class Link:
         if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.source.now)
             if self.source.core.table.waits(self.lease):
-                self.at_reader(self.clock.lag(), lambda: self.telling.heard(Have()))
+                self.at_reader(self.clock.lag(), lambda: self.telling.heard(PiecesAvailable()))
         self.at_reader(RENEW_S, self._renew)
 
     @property
@@ -449,7 +449,7 @@ class Link:
 
     # Copying.
 
-    def post(self, effect: Post) -> None:
+    def post(self, effect: ReadBatch) -> None:
         """Take a batch of pieces to bring."""
         pieces = [piece for first, count in effect.pieces for piece in range(first, first + count)]
         if self.computing is not None:
@@ -465,7 +465,7 @@ class Link:
         ended = self.receives.land(half, where, data)
         if ended is None:
             if self._tells_progress:
-                self.at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
+                self.at_reader(0.0, lambda: self.reader.news(BytesReceived(self.key, self.number, len(data))))
             return
         hashes = self.reader.world.plan.digests and self.program is None
         found = self.found(ended.pieces) if hashes else b""
@@ -496,13 +496,13 @@ class Link:
 
     def is_right(self, piece: int) -> bool:
         """Tell whether a piece hashes to what the source says of it."""
-        return self.found([piece]) == digest_of(self._digests, piece)
+        return self.found([piece]) == digest_at(self._digests, piece)
 
     def _done(self, done: BatchDone) -> None:
         if not self.closed:
             self.tell(done)
 
-    def confirm(self, _effect: Confirm) -> None:
+    def confirm(self, _effect: ConfirmLease) -> None:
         """Ask whether the lease holds after the last byte."""
         self._confirming.ask()
 
@@ -530,17 +530,17 @@ class Link:
         self.closed = True
         if self.computing is not None:
             self.computing.closed(self.number)
-        self._tell_source(LeaseMove.DONE)
+        self._tell_source(LeaseTransition.DONE)
         self.reader.links.pop((self.key, self.number), None)
         self.reader.world.links.pop(self.lease, None)
         self.tell(SourceClosed(self.key, self.number))
 
-    def _tell_source(self, how: LeaseMove) -> None:
+    def _tell_source(self, how: LeaseTransition) -> None:
         """Let the source hear of the end; over a path that is cut it hears nothing, and the lease ends by silence."""
         if self.lease and not self.is_cut:
             self.clock.after(self.clock.lag(), self.source, lambda: self._source_hears(how))
 
-    def _source_hears(self, how: LeaseMove) -> None:
+    def _source_hears(self, how: LeaseTransition) -> None:
         if self._wire is not None:
             self._wire.stop()
         self.source.lease_ended(self.lease, how)
@@ -549,7 +549,7 @@ class Link:
         """The reader's process is gone, and its connection with it."""
         self.closing = self.closed = True
         self.receives.open = False
-        self._tell_source(LeaseMove.READER_GONE)
+        self._tell_source(LeaseTransition.READER_GONE)
 
     def source_died(self) -> None:
         """The source's process is gone; between hosts the end of a connection may be heard late or never."""

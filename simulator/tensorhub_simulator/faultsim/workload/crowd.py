@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.core.config import Limits
-from tensorhub_planner.primitives.limits import Limits as PlannerLimits
-from tensorhub_simulator.faultsim.config import STRIPED, Setting
+from tensorhub_agent.core.config import CoreConfig
+from tensorhub_planner.primitives.limits import PlanLimits as PlannerLimits
+from tensorhub_simulator.faultsim.config import STRIPED, WorldConfig
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.workload.director import Director
 from tensorhub_simulator.faultsim.world import World
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.nodes.worker import Group
+    from tensorhub_simulator.faultsim.nodes.worker import ReplicaPlan
 
 EVERY: Final = 50
 """One seed of so many is a crowd."""
@@ -46,7 +46,7 @@ def is_crowd(seed: int) -> bool:
     return seed % EVERY == EVERY // 2
 
 
-def crowd(seed: int, setting: Setting, readers: int | None = None) -> Setting:
+def crowd(seed: int, setting: WorldConfig, readers: int | None = None) -> WorldConfig:
     """Make a crowd of what was drawn for a seed."""
     chance = random.Random(seed * 6700417 + 1)
     return replace(
@@ -71,7 +71,7 @@ def crowd(seed: int, setting: Setting, readers: int | None = None) -> Setting:
         late_agents=False,
         skewed=False,
         upgrade=False,
-        limits=Limits(digests=True, window_bytes=64, stall_s=0.5, cache_bytes=0),
+        limits=CoreConfig(digests=True, window_bytes=64, stall_s=0.5, cache_bytes=0),
         planner=chance.choice((PlannerLimits(), STRIPED)),
         retain=0,
         rewinds=0.0,
@@ -91,7 +91,7 @@ class Once(Director):
             delay_s = 0.5 if group.trains else 1.0 + self.clock.rng.random() * TOGETHER_S
             self.clock.after(delay_s, None, partial(self._tell, group))
 
-    def _tell(self, group: "Group") -> None:
+    def _tell(self, group: "ReplicaPlan") -> None:
         group.act, group.want = ("publish", 1) if group.trains else ("read", "latest")
         group.version = 1 if group.trains else None
         group.timeout_s = group.wait_s = READ_S
@@ -106,7 +106,7 @@ class Once(Director):
 class Crowd(World):
     """A world with a crowd in it."""
 
-    def __init__(self, seed: int, setting: Setting, *, steps: bool = False) -> None:
+    def __init__(self, seed: int, setting: WorldConfig, *, steps: bool = False) -> None:
         """Build it, with a holder that will be stopped."""
         super().__init__(seed, setting, steps=steps)
         chance = random.Random(seed * 7368787 + 1)

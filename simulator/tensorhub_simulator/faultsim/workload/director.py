@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 from tensorhub_common.catalog.state import Model
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Command, DeleteJob, Publish, Retain, Rewind
-from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.protocol.subjects import command_subject
 
 if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.worker import Group
+    from tensorhub_simulator.faultsim.nodes.worker import ReplicaPlan
     from tensorhub_simulator.faultsim.world import World
 
 RETAIN_S: Final = 0.7
@@ -39,7 +39,7 @@ class Director:
 
     # What groups do.
 
-    def _direct(self, group: "Group") -> None:
+    def _direct(self, group: "ReplicaPlan") -> None:
         """Tell a group what to do next."""
         rng, quiet = self.clock.rng, self.world.quiet_since is not None
         group.serial += 1
@@ -50,7 +50,7 @@ class Director:
         pause_s = QUIET_PAUSE_S if quiet and group.trains else rng.choice((0.2, 0.7, 1.5))
         self.clock.after(pause_s, None, lambda: self._direct(group))
 
-    def _direct_trainer(self, group: "Group") -> None:
+    def _direct_trainer(self, group: "ReplicaPlan") -> None:
         rng, quiet = self.clock.rng, self.world.quiet_since is not None
         last = self._last(group)
         if last is not None and not quiet and self._rulings.random() < self.world.plan.rewinds:
@@ -67,7 +67,7 @@ class Director:
                 group.serial -= 1
             group.version, group.timeout_s = None, 4.0
 
-    def _direct_rollout(self, group: "Group") -> None:
+    def _direct_rollout(self, group: "ReplicaPlan") -> None:
         rng, last = self.clock.rng, self._last(group)
         dice = rng.random()
         group.act = "release" if dice < 0.04 else "republish" if dice < 0.08 else "read"  # noqa: PLR2004 (odds)
@@ -80,7 +80,7 @@ class Director:
     def _model(self, name: str) -> Model | None:
         return self.world.truth.catalog.models.get(name)
 
-    def _last(self, group: "Group") -> int | None:
+    def _last(self, group: "ReplicaPlan") -> int | None:
         record = self._model(group.model)
         return record.last if record is not None else None
 
@@ -104,9 +104,9 @@ class Director:
         world = self.world
         verb, number = str(command.__struct_config__.tag), world.number()
         if world.log.up and not world.nats.state.paused:
-            world.log.append(cmd(world.job, verb), encode(command), f"rule-{number}")
+            world.log.append(command_subject(world.job, verb), encode(command), f"rule-{number}")
 
-    def wish(self, group: "Group") -> None:
+    def wish(self, group: "ReplicaPlan") -> None:
         """Say the wish that a group's memory be published, once all its ranks have written."""
         world = self.world
         ready = all(rank.registered and rank.done == group.serial for rank in group.ranks)
@@ -118,7 +118,7 @@ class Director:
 
         def arrive() -> None:
             log = world.log
-            seq = log.append(cmd(world.job, "publish"), encode(command), f"wish-{number}") if log.up else 0
+            seq = log.append(command_subject(world.job, "publish"), encode(command), f"wish-{number}") if log.up else 0
             group.wishes[serial] = seq
 
         self.clock.after(self.clock.lag(), world.nats, arrive)

@@ -8,9 +8,9 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.leases.lease import LeaseMove
-from tensorhub_common.protocol.leases import LeaseAsk, LeaseGrant
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.leases.lease import LeaseTransition
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ KEPT_S: Final = (0.01, 0.2, 1.0, 3.0)
 TICKET_S: Final = 0.2
 
 
-class Borrowers:
+class MappingReaders:
     """Maps what is published, now and then. The chance of its own lets the other seeds be what they were."""
 
     def __init__(self, world: "World", seed: int) -> None:
@@ -50,7 +50,7 @@ class Borrowers:
         agents = [agent for agent in world.agents.values() if agent.runs]
         if agents:
             agent = rng.choice(agents)
-            cores = [core for core in agent.core.shards.values() if core.held.memory is Memory.READY]
+            cores = [core for core in agent.core.shards.values() if core.held.memory is MemoryState.READY]
             if cores:
                 self._ask(agent, rng.choice(cores))
         world.clock.after(rng.random() * 2 * EACH_S, None, self._turn)
@@ -58,7 +58,7 @@ class Borrowers:
     def _ask(self, agent: "AgentNode", core: ShardCore) -> None:
         key, held, number = core.key, core.held, self._world.number()
         assert held.version is not None
-        ask = LeaseAsk(
+        ask = LeaseRequest(
             job=self._world.job,
             model=key.model,
             source=SourceId(agent.name, agent.core.incarnation, key.replica, key.shard),
@@ -83,7 +83,7 @@ class Borrowers:
         segment.maps.add(grant.lease)
         self.count += 1
         self._world.note(f"{lease.key} is mapped on {agent.name}")
-        clock.after(self._rng.random() * TICKET_S, agent, lambda: agent.lease_ended(grant.lease, LeaseMove.DONE))
+        clock.after(self._rng.random() * TICKET_S, agent, lambda: agent.lease_ended(grant.lease, LeaseTransition.DONE))
         kept_s = self._rng.choice(KEPT_S) * (0.5 + self._rng.random())
         clock.after(kept_s, None, lambda: self._let_go(segment, grant.lease))
 

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, root_digest
-from tensorhub_common.protocol.plans import Share, SourceId, Turn
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_simulator.engine.agenda import Agenda, Desk
+from tensorhub_common.protocol.plans import ReadPriority, Share, SourceId
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_simulator.engine.agenda import Agenda, ServerQueue
 from tensorhub_simulator.performance.config import PIECES_MAX, SECONDS_MAX, Cluster, ClusterError
 from tensorhub_simulator.performance.model import generation, spot
 from tensorhub_simulator.performance.model.network import Network
-from tensorhub_simulator.performance.model.planner import Planning, limits_of
+from tensorhub_simulator.performance.model.planner import PlannerModel, limits_of
 from tensorhub_simulator.performance.model.replica import Replica
-from tensorhub_simulator.performance.model.shard import Rank
-from tensorhub_simulator.performance.model.topology import GBYTE, Fabric, build
+from tensorhub_simulator.performance.model.shard import ShardNode
+from tensorhub_simulator.performance.model.topology import GBYTE, ClusterTopology, build
 from tensorhub_simulator.performance.results import Result, Update
 
 LOST_AFTER_S: Final = 3.0
@@ -39,7 +39,7 @@ AGAIN_S: Final = 0.1
 """So long after it has failed a round is asked for again."""
 
 
-class World:
+class ClusterRun:
     """Everything in one run."""
 
     def __init__(self, cluster: Cluster, *, pipelining: bool = True) -> None:
@@ -47,23 +47,23 @@ class World:
         self.cluster, self.control = cluster, cluster.control
         self.agenda = Agenda()
         self.network = Network(self.agenda)
-        self.fabric: Fabric = build(cluster)
+        self.fabric: ClusterTopology = build(cluster)
         self.rng = random.Random(cluster.seed)
         self.nbytes = pieces_of(cluster)
         self.digests = bytes(PIECE_DIGEST_BYTES * len(self.nbytes))
         self.root = root_digest(self.digests)
         self.digest_bytes_s = cluster.control.digest_gbyte_s * GBYTE
-        self.planning = Planning(
-            self.agenda, self.fabric, Sizes(self.nbytes), self.root, limits_of(pipelining=pipelining)
+        self.planning = PlannerModel(
+            self.agenda, self.fabric, PieceSizes(self.nbytes), self.root, limits_of(pipelining=pipelining)
         )
         self.result = Result(updates=[], published_s=[], link_bytes={})
-        self._registry = Desk(self.agenda)
+        self._registry = ServerQueue(self.agenda)
         self._share = 1 / self.fabric.part
         self._decisions = 0
-        self.ranks: dict[SourceId, Rank] = {}
+        self.ranks: dict[SourceId, ShardNode] = {}
         self.replicas: list[Replica] = []
         for (kind, number), seats in self.fabric.seats.items():
-            ranks = tuple(Rank(self, seat) for seat in seats)
+            ranks = tuple(ShardNode(self, seat) for seat in seats)
             self.ranks.update({rank.me: rank for rank in ranks})
             self.replicas.append(Replica(self, kind, number, ranks))
         self.trainers = [each for each in self.replicas if each.kind == cluster.trainer]
@@ -95,7 +95,7 @@ class World:
         jitter = self.control.jitter
         return seconds * (1 + jitter * self.rng.random()) if jitter else seconds
 
-    def say(self, rank: Rank, heard: Callable[[], None]) -> None:
+    def say(self, rank: ShardNode, heard: Callable[[], None]) -> None:
         """A shard says a command; `heard` happens where its outcome is heard."""
         away_s = self.fabric.control_delay_s(rank.seat)
         takes_s = self.control.command_s * self._share
@@ -104,7 +104,7 @@ class World:
             away_s, lambda: self._registry.serve(lambda: takes_s, lambda: self.agenda.after(hears_s, heard))
         )
 
-    def open(self, reader: Rank, number: int, share: Share, version: int) -> None:
+    def open(self, reader: ShardNode, number: int, share: Share, version: int) -> None:
         """Ask a source for a lease, and open the transport."""
         asked = self.ranks[share.source]
         takes_s = 4 * self.fabric.delay_s(reader.seat, asked.seat) + self.longer(self.control.open_s)
@@ -119,7 +119,7 @@ class World:
         if not self.agenda.is_empty:
             self.agenda.after(BEAT_S, self.beat)
 
-    def is_coming(self, rank: Rank, version: int) -> bool:
+    def is_coming(self, rank: ShardNode, version: int) -> bool:
         """Tell whether a shard was decided to read this version, and has not begun."""
         replica = rank.replica
         assert replica is not None
@@ -202,7 +202,7 @@ class World:
 
     def _decide(self, replica: Replica, decided: int, asked_s: float) -> None:
         assert self.latest is not None
-        replica.fetch(self.latest, Turn(decided, self.replicas.index(replica)), asked_s)
+        replica.fetch(self.latest, ReadPriority(decided, self.replicas.index(replica)), asked_s)
 
     def ready(self, replica: Replica, update: Update) -> None:
         """A replica holds a version."""
@@ -261,7 +261,7 @@ STEPS_MAX: Final = 100_000_000
 TELL_STEPS: Final = 4_096
 
 
-def run(world: World, tell: Callable[[int, int], None] | None = None) -> Result:
+def run(world: ClusterRun, tell: Callable[[int, int], None] | None = None) -> Result:
     """Publish all versions, and go on until every replica that is there has the last one."""
     cluster, result = world.cluster, world.result
     expected = cluster.versions * len(world.others)
@@ -287,7 +287,7 @@ def run(world: World, tell: Callable[[int, int], None] | None = None) -> Result:
     return result
 
 
-def _plan_moves(world: World) -> None:
+def _plan_moves(world: ClusterRun) -> None:
     """Let instances come and go when they do."""
     cluster = world.cluster
     if cluster.spot is None:

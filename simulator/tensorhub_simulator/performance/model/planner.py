@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
-from tensorhub_common.protocol.heartbeat import Beat
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, PlanAnswer, Refusal, SourceId, Turn
-from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat
-from tensorhub_planner.load.ledger import Ledger
-from tensorhub_planner.load.load import Reader
-from tensorhub_planner.planning.decision import Question
-from tensorhub_planner.planning.plan import Answer, LayoutsDiffer
-from tensorhub_planner.primitives.limits import Limits
-from tensorhub_planner.primitives.piece_sizes import Sizes
-from tensorhub_planner.primitives.topology import Place, Topology
-from tensorhub_simulator.engine.agenda import Agenda, Desk
+from tensorhub_common.protocol.heartbeat import Heartbeat
+from tensorhub_common.protocol.plans import PLAN_ASK_S, PlanAnswer, PlanRequest, ReadPriority, Refusal, SourceId
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.load.load import ReaderId
+from tensorhub_planner.planning.decision import PlanDecision
+from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_planner.primitives.topology import AgentPlace, Topology
+from tensorhub_simulator.engine.agenda import Agenda, ServerQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tensorhub_simulator.performance.model.topology import Fabric
-    from tensorhub_simulator.performance.model.topology import Seat as Where
+    from tensorhub_simulator.performance.model.topology import ClusterTopology
+    from tensorhub_simulator.performance.model.topology import GpuPlace as Where
 
 JOB: Final = "simulated"
 MODEL: Final = "policy"
@@ -51,19 +51,21 @@ class Copies:
         )
 
 
-class Planning:
+class PlannerModel:
     """All planners: they know the same log, and each its own plans alone."""
 
-    def __init__(self, agenda: Agenda, fabric: "Fabric", sizes: Sizes, root: str, limits: Limits) -> None:
+    def __init__(
+        self, agenda: Agenda, fabric: "ClusterTopology", sizes: PieceSizes, root: str, limits: PlanLimits
+    ) -> None:
         """Begin with an empty catalog."""
         self._agenda, self._fabric, self._sizes, self._root, self._limits = agenda, fabric, sizes, root, limits
         control = fabric.cluster.control
         self._control = control
-        self._ledgers = [Ledger(limits) for _ in range(control.planners)]
-        self._desks = [Desk(agenda) for _ in self._ledgers]
+        self._ledgers = [LoadLedger(limits) for _ in range(control.planners)]
+        self._desks = [ServerQueue(agenda) for _ in self._ledgers]
         self._asked = 0
         self._copies: dict[int, Copies] = {}
-        places = {seat.agent: Place(seat.host, seat.site) for seats in fabric.seats.values() for seat in seats}
+        places = {seat.agent: AgentPlace(seat.host, seat.site) for seats in fabric.seats.values() for seat in seats}
         self._topology = Topology(places)
         # A planner decides for all shards, and those that are not modelled ask as well.
         self._share = fabric.cluster.model.shards / fabric.rails
@@ -72,7 +74,7 @@ class Planning:
         self.questions = 0
         self.plans = 0
 
-    def holds(self, where: "Where", version: int, turn: Turn | None, *, asked: bool = False) -> None:
+    def holds(self, where: "Where", version: int, turn: ReadPriority | None, *, asked: bool = False) -> None:
         """Take note that a shard stands ready at a version, or with a turn that it is being filled.
 
         `asked`: its round has begun, so it has its plan.
@@ -93,7 +95,7 @@ class Planning:
         else:
             self._decided = max(self._decided, turn.decided)
 
-    def hear(self, beat: Beat) -> None:
+    def hear(self, beat: Heartbeat) -> None:
         """Let every planner hear what an agent says of its readers."""
         for ledger in self._ledgers:
             ledger.hear(beat, self._agenda.now)
@@ -106,12 +108,12 @@ class Planning:
         self._over(where)
 
     def _over(self, where: "Where") -> None:
-        reader = Reader(JOB, MODEL, f"{where.kind}-{where.replica}", where.shard)
+        reader = ReaderId(JOB, MODEL, f"{where.kind}-{where.replica}", where.shard)
         for ledger in self._ledgers:
             ledger.done(reader)
             ledger.ended.shard(reader, self._decided + 1)
 
-    def ask(self, where: "Where", demand: Demand, answered: "Callable[[PlanAnswer], None]") -> None:
+    def ask(self, where: "Where", demand: PlanRequest, answered: "Callable[[PlanAnswer], None]") -> None:
         """Answer once a planner has got to it."""
         number = self._asked % len(self._desks)
         self._asked += 1
@@ -141,18 +143,18 @@ class Planning:
 
         self._agenda.after(away_s, arrive)
 
-    def _decide(self, where: "Where", demand: Demand, ledger: Ledger) -> tuple[PlanAnswer, float]:
+    def _decide(self, where: "Where", demand: PlanRequest, ledger: LoadLedger) -> tuple[PlanAnswer, float]:
         """Return the answer, and how long it takes to find: each plan looks at each holder."""
         self.questions += 1
         me = source_of(where)
-        seat = Seat(me=me, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails, root=self._root)
+        seat = ReaderShard(me=me, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails, root=self._root)
         able = self._copies.setdefault(where.shard, Copies()).able(
             demand.version, me, pipelining=self._limits.pipelining
         )
-        found = Found(seat, Holders(able, draining=True), self._topology)
+        found = Candidates(seat, HolderSet(able, draining=True), self._topology)
         question = _Counting(JOB, demand, found, self._sizes)
         answer = question.decide(ledger, self._limits, self._agenda.now)
-        assert not isinstance(answer, LayoutsDiffer), "all replicas of a modelled cluster have one layout"
+        assert not isinstance(answer, OnlyOtherLayouts), "all replicas of a modelled cluster have one layout"
         plans = len(question.plans)
         self.plans += plans
         takes_s = plans * (self._control.plan_s + len(able) * self._control.plan_holder_s)
@@ -160,17 +162,19 @@ class Planning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counting(Question):
+class _Counting(PlanDecision):
     """A question that counts its plans: places are kept for readers who have not asked yet, by a plan for each."""
 
     plans: list[None] = field(default_factory=list)
 
-    def _plan(self, demand: Demand, seat: Seat, ledger: Ledger, limits: Limits, now: float) -> Answer:
+    def _plan(
+        self, demand: PlanRequest, seat: ReaderShard, ledger: LoadLedger, limits: PlanLimits, now: float
+    ) -> PlanOutcome:
         self.plans.append(None)
         # Without arguments `super` does not know a class with slots, which is made twice.
-        return Question._plan(self, demand, seat, ledger, limits, now)  # noqa: SLF001 (our own parent's)
+        return PlanDecision._plan(self, demand, seat, ledger, limits, now)  # noqa: SLF001 (our own parent's)
 
 
-def limits_of(*, pipelining: bool) -> Limits:
+def limits_of(*, pipelining: bool) -> PlanLimits:
     """Return the planner's limits as it has them in production."""
-    return msgspec.structs.replace(Limits(), pipelining=pipelining)
+    return msgspec.structs.replace(PlanLimits(), pipelining=pipelining)

@@ -5,18 +5,18 @@ The log's word takes its time, and the registry takes commands one after the oth
 
 from typing import TYPE_CHECKING
 
-from tensorhub_common.protocol.plans import Turn
+from tensorhub_common.protocol.plans import ReadPriority
 from tensorhub_simulator.performance.results import Update
 
 if TYPE_CHECKING:
-    from tensorhub_simulator.performance.model.cluster import World
-    from tensorhub_simulator.performance.model.shard import Rank
+    from tensorhub_simulator.performance.model.cluster import ClusterRun
+    from tensorhub_simulator.performance.model.shard import ShardNode
 
 
 class Replica:
     """All modelled shards of one copy."""
 
-    def __init__(self, world: "World", kind: str, number: int, ranks: "tuple[Rank, ...]") -> None:
+    def __init__(self, world: "ClusterRun", kind: str, number: int, ranks: "tuple[ShardNode, ...]") -> None:
         """Hold nothing."""
         self.world, self.kind, self.number, self.ranks = world, kind, number, ranks
         for rank in ranks:
@@ -38,7 +38,7 @@ class Replica:
             rank.version, rank.serves = version, True
             self.world.planning.holds(rank.seat, version, None)
 
-    def fetch(self, version: int, turn: Turn, asked_s: float) -> None:
+    def fetch(self, version: int, turn: ReadPriority, asked_s: float) -> None:
         """The log has decided that this replica reads a version."""
         world = self.world
         self.update = Update(kind=self.kind, replica=self.number, version=version, asked_s=asked_s)

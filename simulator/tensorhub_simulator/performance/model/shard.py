@@ -6,27 +6,27 @@ verified is told of, leases are broken before memory is used again, and a rank t
 
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.core.config import Limits as AgentLimits
-from tensorhub_agent.leases.reader_load import summed
+from tensorhub_agent.core.config import CoreConfig as AgentLimits
+from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_agent.leases.table import READERS_MAX
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.ranges import count_of, marked
-from tensorhub_agent.rates.link_rates import Measured
+from tensorhub_agent.primitives.ranges import ranges_of_marks, total_count
+from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_agent.transfer.source import SourcePhase
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX
-from tensorhub_common.protocol.heartbeat import Beat, Served, Serving
-from tensorhub_common.protocol.plans import Demand, PlanAnswer, SourceId, Turn
+from tensorhub_common.protocol.heartbeat import Heartbeat, ReaderLoad, ServingLoad
+from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest, ReadPriority, SourceId
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.performance.model.planner import JOB, MODEL, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tensorhub_simulator.performance.model.cluster import World
+    from tensorhub_simulator.performance.model.cluster import ClusterRun
     from tensorhub_simulator.performance.model.network import Connection
     from tensorhub_simulator.performance.model.replica import Replica
-    from tensorhub_simulator.performance.model.topology import Seat
+    from tensorhub_simulator.performance.model.topology import GpuPlace
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 """`TENSORHUB_WINDOW_BYTES` by default."""
@@ -38,10 +38,10 @@ LIVES_S: Final = 1.0
 """A half-filled source answers a renewal so often, which says that it lives."""
 
 
-class Rank:
+class ShardNode:
     """A GPU with one shard of the weights."""
 
-    def __init__(self, world: "World", seat: "Seat") -> None:
+    def __init__(self, world: "ClusterRun", seat: "GpuPlace") -> None:
         """Hold nothing."""
         self.world, self.seat = world, seat
         self.me = source_of(seat)
@@ -49,18 +49,18 @@ class Rank:
         self.version: int | None = None
         """What stands here ready."""
         self.transfer: Transfer | None = None
-        self.turn: Turn | None = None
+        self.turn: ReadPriority | None = None
         self.alive = True
         self.serves = True
         """New readers are let in."""
-        self.readers: dict[tuple[Rank, int], int] = {}
+        self.readers: dict[tuple[ShardNode, int], int] = {}
         """By reader and the number of its source, what it was planned to read here."""
-        self.measured = Measured()
-        self._said: tuple[float, tuple[Serving, ...]] = (0.0, ())
-        self.connections: dict[int, tuple[Rank, Connection]] = {}
+        self.measured = LinkRates()
+        self._said: tuple[float, tuple[ServingLoad, ...]] = (0.0, ())
+        self.connections: dict[int, tuple[ShardNode, Connection]] = {}
         self._held: set[int] = set()
         """Sources whose transport waits for its turn."""
-        self._waiting: list[tuple[Rank, int, int, int]] = []
+        self._waiting: list[tuple[ShardNode, int, int, int]] = []
         self._told: dict[int, float] = {}
         self._plan_number = 0
         self._tick_at = float("inf")
@@ -74,7 +74,7 @@ class Rank:
 
     # Reading.
 
-    def begin(self, version: int, turn: Turn) -> None:
+    def begin(self, version: int, turn: ReadPriority) -> None:
         """Begin to read a version."""
         world = self.world
         defaults = AgentLimits()
@@ -112,7 +112,7 @@ class Rank:
         transfer.is_relayed = bool(self.readers)
         transfer.tick(now)
         todo = transfer.todo()
-        if transfer.phase in (Phase.DONE, Phase.FAILED) or todo.plan is not None:
+        if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED) or todo.plan is not None:
             self.measured.note(transfer.readings.meters.take(now), now)
         self._numbers = max(self._numbers, transfer.readings.next_number)
         if todo.proven:
@@ -133,12 +133,12 @@ class Rank:
 
     def _turn_to(self, transfer: Transfer) -> None:
         """Tell the replica how far its shard is."""
-        if transfer.phase is Phase.LEASED and self.leased is not None:
+        if transfer.phase is TransferPhase.LEASED and self.leased is not None:
             leased, self.leased = self.leased, None
             leased()
-        elif transfer.phase is Phase.DONE:
+        elif transfer.phase is TransferPhase.DONE:
             self._done(transfer)
-        elif transfer.phase is Phase.FAILED:
+        elif transfer.phase is TransferPhase.FAILED:
             self.transfer = None
             if self.failed is not None:
                 self.failed()
@@ -184,7 +184,7 @@ class Rank:
     def _ask(self, transfer: Transfer, pieces: tuple[Range, ...], avoid: tuple[SourceId, ...]) -> None:
         self._plan_number += 1
         number = self._plan_number
-        demand = Demand(
+        demand = PlanRequest(
             model=MODEL,
             version=transfer.version,
             replica=self.me.replica,
@@ -218,7 +218,7 @@ class Rank:
 
         def stands() -> None:
             if self.transfer is transfer and self.alive:
-                digests = world.digests[: count_of(ranges) * PIECE_DIGEST_BYTES]
+                digests = world.digests[: total_count(ranges) * PIECE_DIGEST_BYTES]
                 transfer.batch_done(number, batch, digests, world.agenda.now)
                 self.drive()
 
@@ -248,7 +248,7 @@ class Rank:
 
     # Serving.
 
-    def grant(self, reader: "Rank", number: int, version: int, nbytes: int) -> None:
+    def grant(self, reader: "ShardNode", number: int, version: int, nbytes: int) -> None:
         """Let a reader in, or say why not."""
         if not self.alive:
             return
@@ -270,7 +270,7 @@ class Rank:
         transfer = self.transfer
         if transfer is None or transfer.version != version:
             return ()
-        return marked(transfer.proof.done, 0, len(transfer.proof.done))
+        return ranges_of_marks(transfer.proof.done, 0, len(transfer.proof.done))
 
     def gives(self, version: int, ranges: "Sequence[Range]") -> bool:
         """Tell whether all of these pieces of a version stand here."""
@@ -281,7 +281,7 @@ class Rank:
             return False
         return all(all(transfer.proof.done[first : first + count]) for first, count in ranges)
 
-    def let_in(self, source: "Rank", number: int, version: int, pieces: "Sequence[Range] | None") -> None:
+    def let_in(self, source: "ShardNode", number: int, version: int, pieces: "Sequence[Range] | None") -> None:
         """Take a granted lease with its open transport."""
         transfer = self.transfer
         if transfer is None or transfer.version != version or not self.alive:
@@ -315,16 +315,16 @@ class Rank:
             transfer.lost(number, reason, self.world.agenda.now)
             self.drive()
 
-    def reader_gone(self, reader: "Rank", number: int) -> None:
+    def reader_gone(self, reader: "ShardNode", number: int) -> None:
         """A reader has ended."""
         self.readers.pop((reader, number), None)
         if not self.readers and self.idle is not None:
             idle, self.idle = self.idle, None
             idle()
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """Return what this agent says of its readers; None where the planners know that by what it said before."""
-        serving = summed(
+        serving = reader_loads(
             ("local" if reader.seat.host == self.seat.host else "ucxx", reader.served_here(nbytes))
             for (reader, _), nbytes in self.readers.items()
         )
@@ -332,12 +332,12 @@ class Rank:
         if said == serving and (not serving or now < said_at + SAY_AGAIN_S):
             return None
         self._said = (now, serving)
-        return Beat(agent=self.me.agent, incarnation=self.me.incarnation, serving=serving)
+        return Heartbeat(agent=self.me.agent, incarnation=self.me.incarnation, serving=serving)
 
-    def served_here(self, nbytes: int) -> Served:
+    def served_here(self, nbytes: int) -> ReaderLoad:
         """Return what a source says of this reader, which was planned to read so much there."""
         decided = 0 if self.turn is None else self.turn.decided
-        return Served(JOB, MODEL, self.me.replica, self.me.shard, decided, nbytes)
+        return ReaderLoad(JOB, MODEL, self.me.replica, self.me.shard, decided, nbytes)
 
     def _show(self, pieces: "Sequence[Range]") -> None:
         """Tell readers what stands here now."""

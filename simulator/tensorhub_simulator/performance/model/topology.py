@@ -23,7 +23,7 @@ LOCAL_BYTES_S: Final = 100 * GBYTE
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class GpuPlace:
     """Where one shard of a replica stands."""
 
     kind: str
@@ -43,12 +43,12 @@ class Seat:
 
 
 @dataclass(slots=True)
-class Fabric:
+class ClusterTopology:
     """All seats and lines."""
 
     cluster: Cluster
     rails: int
-    seats: dict[tuple[str, int], tuple[Seat, ...]] = field(default_factory=dict)
+    seats: dict[tuple[str, int], tuple[GpuPlace, ...]] = field(default_factory=dict)
     """By kind and number of the replica: the modelled ones of its shards."""
     lines: dict[tuple[str, str], tuple[Line, Link]] = field(default_factory=dict)
 
@@ -68,20 +68,20 @@ class Fabric:
                     found[seat.memory] = None
         return list(found)
 
-    def delay_s(self, one: Seat, other: Seat) -> float:
+    def delay_s(self, one: GpuPlace, other: GpuPlace) -> float:
         """Return how long a short message takes."""
         if one.site == other.site:
             return self.cluster.sites[one.site].rtt_us / 2e6
         return self.lines[one.site, other.site][0].rtt_ms / 2e3
 
-    def control_delay_s(self, seat: Seat) -> float:
+    def control_delay_s(self, seat: GpuPlace) -> float:
         """Return how far a seat is from the control plane, which stands where the trainer is."""
         home = self.cluster.replicas[self.cluster.trainer].site
         if seat.site == home:
             return self.cluster.sites[home].rtt_us / 2e6
         return self.lines[home, seat.site][0].rtt_ms / 2e3
 
-    def connect(self, source: Seat, reader: Seat, streams: int = 1) -> Connection:
+    def connect(self, source: GpuPlace, reader: GpuPlace, streams: int = 1) -> Connection:
         """Return a connection over which a reader reads from a source; to another site in so many times its streams."""
         if source.host == reader.host:
             return Connection((reader.local,))
@@ -95,12 +95,12 @@ class Fabric:
         return Connection((source.out, *memory, link, reader.into), ceiling=min(ceiling, UNBOUND))
 
 
-def build(cluster: Cluster) -> Fabric:
+def build(cluster: Cluster) -> ClusterTopology:
     """Lay out a cluster. Raises `ClusterError` where two sites that need a line have none."""
     shards = cluster.model.shards
     ranks = shards * sum(kind.count for kind in cluster.replicas.values())
     rails = cluster.rails or (shards if ranks <= RAILS_RANKS_MAX else 1)
-    fabric = Fabric(cluster, min(rails, shards))
+    fabric = ClusterTopology(cluster, min(rails, shards))
     for line in cluster.links:
         for one, other in (line.between, line.between[::-1]):
             nbytes = max(int(line.gbit_s * GBIT * line.efficiency * fabric.part), 1)
@@ -116,7 +116,7 @@ def build(cluster: Cluster) -> Fabric:
     return fabric
 
 
-def _seat_all(fabric: Fabric, site: str) -> None:
+def _seat_all(fabric: ClusterTopology, site: str) -> None:
     """Give the replicas of one site their GPUs, one after the other."""
     cluster, made = fabric.cluster, fabric.cluster.sites[site]
     shards, taken = cluster.model.shards, 0
@@ -136,7 +136,9 @@ def _seat_all(fabric: Fabric, site: str) -> None:
             taken += shards
 
 
-def _seat(fabric: Fabric, kind: str, number: int, shard: int, host: str, made: Site, memories: dict[str, Link]) -> Seat:
+def _seat(
+    fabric: ClusterTopology, kind: str, number: int, shard: int, host: str, made: Site, memories: dict[str, Link]
+) -> GpuPlace:
     site = fabric.cluster.replicas[kind].site
     card = max(int(made.nic_gbit_s * GBIT * made.efficiency * made.nics_per_host / made.gpus_per_host), 1)
     name = f"{kind}-{number}.{shard}"
@@ -147,7 +149,7 @@ def _seat(fabric: Fabric, kind: str, number: int, shard: int, host: str, made: S
         part = min(fabric.rails / here, 1.0)
         whole = max(int(made.memory_gbyte_s * GBYTE * part), 1)
         memory = memories.setdefault(host, Link(f"memory of {host}", whole, tier=f"memory in {site}"))
-    return Seat(
+    return GpuPlace(
         kind=kind,
         replica=number,
         shard=shard,

@@ -19,7 +19,7 @@ from tensorhub_simulator.performance.config import (
 )
 from tensorhub_simulator.performance.config import Link as Line
 from tensorhub_simulator.performance.model import cluster as model_cluster
-from tensorhub_simulator.performance.model.cluster import World, run
+from tensorhub_simulator.performance.model.cluster import ClusterRun, run
 from tensorhub_simulator.performance.results import Result
 
 FREE = Control(log_s=0, command_s=0, plan_s=0, plan_holder_s=0, open_s=0, batch_s=0, digest_gbyte_s=1e9)
@@ -48,14 +48,14 @@ def took(result: Result) -> list[float]:
 
 
 def test_one_reader_alone_takes_its_bytes_over_its_card() -> None:
-    assert took(run(World(star(1)))) == [pytest.approx(SECONDS, rel=1e-6)]
+    assert took(run(ClusterRun(star(1)))) == [pytest.approx(SECONDS, rel=1e-6)]
     assert took(baselines.run(star(1))) == [pytest.approx(SECONDS, rel=1e-6)]
 
 
 def test_a_run_that_goes_on_and_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cluster, "SECONDS_MAX", SECONDS / 2)
     with pytest.raises(ClusterError, match=r"the run has no end within 0\.2 s of its own time"):
-        run(World(star(1)))
+        run(ClusterRun(star(1)))
 
 
 @pytest.mark.parametrize("readers", [2, 5])
@@ -63,12 +63,12 @@ def test_a_star_takes_n_times_as_long(readers: int) -> None:
     """Both as the baseline and as our own readers when they may not read from each other."""
     expected = [pytest.approx(readers * SECONDS, rel=1e-6)] * readers
     assert took(baselines.run(star(readers))) == expected
-    assert max(took(run(World(star(readers), pipelining=False)))) == expected[0]
+    assert max(took(run(ClusterRun(star(readers), pipelining=False)))) == expected[0]
 
 
 def test_a_chain_takes_the_time_of_one_and_a_hop_for_each_other() -> None:
     readers, piece = 6, 8e9 / 120
-    result = run(World(star(readers)))
+    result = run(ClusterRun(star(readers)))
     ends = sorted(took(result))
     assert ends[0] == pytest.approx(SECONDS, rel=1e-6)
     assert ends[-1] <= SECONDS + (readers - 1) * 2 * piece / CARD_BYTES_S
@@ -86,14 +86,14 @@ def test_a_version_right_behind_the_last_one_is_read_as_fast_as_one_long_after_i
     cluster = calibration.cluster_of(real, measured.pieces["64"])
 
     def slowest_s(every_s: float) -> float:
-        return max(took(run(World(msgspec.structs.replace(cluster, versions=8, every_s=every_s)))))
+        return max(took(run(ClusterRun(msgspec.structs.replace(cluster, versions=8, every_s=every_s)))))
 
     assert slowest_s(every_s) <= 1.1 * slowest_s(10.0)
 
 
 @pytest.mark.parametrize("readers", [1, 3, 9])
 def test_bytes_are_conserved(readers: int) -> None:
-    result = run(World(star(readers)))
+    result = run(ClusterRun(star(readers)))
     sent = result.link_bytes["trainer out"] + result.link_bytes.get("rollout out", 0.0)
     assert sent == pytest.approx(result.link_bytes["rollout in"])
     assert sent == pytest.approx(readers * 8e9)
@@ -110,7 +110,7 @@ def test_the_global_stage_is_its_closed_form() -> None:
 
 def test_both_see_the_same_boundaries() -> None:
     cluster = star(5, baseline="global-stage", update="at-boundary")
-    ours = sorted(each.asked_s for each in run(World(cluster)).updates)
+    ours = sorted(each.asked_s for each in run(ClusterRun(cluster)).updates)
     assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
 
 
@@ -120,7 +120,7 @@ def test_a_star_stops_where_ours_does() -> None:
     for update in ("at-boundary", "at-once"):
         for baseline in ("star", "global-stage"):
             cluster = star(5, baseline=baseline, update=update, generation=generation)
-            ours = sorted(each.asked_s for each in run(World(cluster)).updates)
+            ours = sorted(each.asked_s for each in run(ClusterRun(cluster)).updates)
             assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
             assert (ours[-1] > 0) == (update == "at-boundary")
 
@@ -146,7 +146,7 @@ def test_a_far_star_shares_the_line_and_ours_crosses_once() -> None:
     cluster = far(6, gbit_s=8, rtt_ms=0.0)
     other = baselines.run(cluster)
     assert max(took(other)) == pytest.approx(6 * 8.0, rel=1e-3)
-    ours = run(World(cluster))
+    ours = run(ClusterRun(cluster))
     assert ours.link_bytes["here to far"] <= 1.2 * 8e9
     assert max(took(ours)) <= 1.2 * 8.0
 
@@ -154,7 +154,7 @@ def test_a_far_star_shares_the_line_and_ours_crosses_once() -> None:
 def test_a_pull_of_the_baseline_has_as_many_streams_as_one_of_ours() -> None:
     """One far replica has nobody to share with: both cross once, over as many streams, and take as long."""
     cluster = far(1, gbit_s=100, rtt_ms=40, window_mib=4)
-    (ours,), (other,) = took(run(World(cluster))), took(baselines.run(cluster))
+    (ours,), (other,) = took(run(ClusterRun(cluster))), took(baselines.run(cluster))
     assert other <= ours <= 1.2 * other
 
 
@@ -173,7 +173,7 @@ def test_nobody_waits_for_a_seed_where_none_stands() -> None:
         "near": Replicas(site="here", count=2),
         "seed": Replicas(site="far", count=1, memory_host=True),
     }
-    result = run(World(msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed")))
+    result = run(ClusterRun(msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed")))
     assert sorted(each.kind for each in result.ended()) == ["near"] * 2 + ["rollout"] * 4 + ["seed"]
 
 
@@ -187,9 +187,9 @@ def test_a_stream_has_its_ceiling_and_several_have_more() -> None:
 
 def test_one_file_gives_one_run_and_another_seed_another() -> None:
     cluster = star(9, update="at-boundary", control=Control(jitter=0.5))
-    first, again = run(World(cluster)), run(World(cluster))
+    first, again = run(ClusterRun(cluster)), run(ClusterRun(cluster))
     assert msgspec.json.encode(first) == msgspec.json.encode(again)
-    other = run(World(msgspec.structs.replace(cluster, seed=2)))
+    other = run(ClusterRun(msgspec.structs.replace(cluster, seed=2)))
     assert msgspec.json.encode(first) != msgspec.json.encode(other)
 
 
@@ -199,7 +199,7 @@ def test_one_rail_stands_for_all() -> None:
     site = Site(gpus_per_host=4, nics_per_host=4)
     whole = star(12, model=model, sites={"here": site}, control=Control(), rails=4)
     part = msgspec.structs.replace(whole, rails=1)
-    one, other = run(World(whole)), run(World(part))
+    one, other = run(ClusterRun(whole)), run(ClusterRun(part))
     assert sum(took(one)) / 12 == pytest.approx(sum(took(other)) / 12, rel=0.05)
     assert one.link_bytes["rollout in"] == pytest.approx(other.link_bytes["rollout in"])
 
@@ -208,7 +208,7 @@ def test_spot_instances_come_go_and_the_rest_goes_on() -> None:
     """The middle of a chain vanishes without a word while it is being filled; another one begins late."""
     spot = Spot(kind="rollout", away_share=0.2, events=((0.1, "goes", 1), (2.0, "comes", 4), (9.0, "comes", 1)))
     cluster = star(5, spot=spot)
-    result = run(World(cluster))
+    result = run(ClusterRun(cluster))
     ended = {each.replica: each for each in result.ended()}
     assert sorted(ended) == [0, 1, 2, 3, 4]
     assert [each.replica for each in result.updates if each.ready_s is None] == [1]
@@ -223,7 +223,7 @@ def test_who_vanishes_before_its_boundary_asks_for_nothing() -> None:
     generation = Generation(tokens_median=1000, tokens_max=1000, responses=1, token_s=0.01)
     spot = Spot(kind="rollout", events=((0.0, "goes", 1), (30.0, "comes", 1)))
     cluster = star(3, spot=spot, update="at-boundary", generation=generation)
-    for result in (run(World(cluster)), baselines.run(cluster)):
+    for result in (run(ClusterRun(cluster)), baselines.run(cluster)):
         assert not result.stuck
         assert [each.asked_s for each in result.updates if each.replica == 1] == [pytest.approx(30.0, abs=0.1)]
         assert sorted(each.replica for each in result.ended()) == [0, 1, 2]
@@ -231,7 +231,7 @@ def test_who_vanishes_before_its_boundary_asks_for_nothing() -> None:
 
 def test_all_of_a_recorded_trace_happens() -> None:
     spot = Spot(kind="rollout", events=((50.0, "goes", 1), (5000.0, "comes", 1)))
-    for result in (run(World(star(2, spot=spot))), baselines.run(star(2, spot=spot))):
+    for result in (run(ClusterRun(star(2, spot=spot))), baselines.run(star(2, spot=spot))):
         assert [each.asked_s >= 5000.0 for each in result.updates if each.replica == 1] == [False, True]
 
 
@@ -253,7 +253,7 @@ def test_a_trainer_copy_is_free_of_a_reader_that_has_vanished() -> None:
 
 
 def test_a_trainer_waits_for_its_readers_before_it_overwrites() -> None:
-    result = run(World(star(3, versions=2, every_s=0.05)))
+    result = run(ClusterRun(star(3, versions=2, every_s=0.05)))
     assert result.trainer_stall_s > 0
     assert {each.version for each in result.ended()} >= {2}
 
@@ -276,7 +276,7 @@ def test_one_rail_has_its_part_of_the_line() -> None:
     site = Site(gpus_per_host=4, nics_per_host=4, nic_gbit_s=160, efficiency=1)
     cluster = msgspec.structs.replace(far(2, gbit_s=8, rtt_ms=0), model=model, sites={"here": site, "far": site})
     for rails in (1, 2, 4):
-        result = run(World(msgspec.structs.replace(cluster, rails=rails)))
+        result = run(ClusterRun(msgspec.structs.replace(cluster, rails=rails)))
         assert min(took(result)) == pytest.approx(8.0, rel=0.1)
         assert took(baselines.run(msgspec.structs.replace(cluster, rails=rails)))[0] == pytest.approx(16.0, rel=0.01)
 
@@ -297,5 +297,5 @@ def test_who_was_busy_when_the_seed_had_the_last_version_reads_it_all_the_same()
         every_s=0.5,
         control=Control(),
     )
-    result = run(World(cluster))
+    result = run(ClusterRun(cluster))
     assert {each.replica for each in result.ended() if (each.kind, each.version) == ("rollout", 2)} == {0, 1}

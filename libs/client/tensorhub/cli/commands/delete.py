@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
-from tensorhub.cli.commands.retention import say, tell
+from tensorhub.cli.commands.retention import print_outcome, send_command
 from tensorhub.cli.output import json_line, line
-from tensorhub.cli.runner import Bound, heard_at_once, registry_of, run
+from tensorhub.cli.runner import CommandDeadline, raising_sigint, registry_of, run
 from tensorhub_common.protocol.log.commands import Delete
 from tensorhub_common.protocol.queries import Status
 
@@ -53,29 +53,29 @@ def delete(
         raise typer.BadParameter("--forget is about a deleted job: leave MODEL out")
     registry = registry_of(job, directory, nats)
     if model is not None:
-        tell(say(registry, Delete(model=model), timeout), f"{model} is deleted", json)
+        print_outcome(send_command(registry, Delete(model=model), timeout), f"{model} is deleted", json)
     elif forget:
-        run(_forget(registry, Bound(timeout)))
+        run(_forget(registry, CommandDeadline(timeout)))
         _tell(registry, "forgotten", f"job {registry.job} is forgotten: its name may be used anew", json)
     else:
-        status = run(_status(registry, Bound(timeout)))
+        status = run(_status(registry, CommandDeadline(timeout)))
         if not yes:
             _ask(status)
-        run(_delete_job(registry, Bound(timeout)))
+        run(_delete_job(registry, CommandDeadline(timeout)))
         _tell(registry, "deleted", f"job {registry.job} is deleted", json)
 
 
-async def _forget(registry: Registry, bound: Bound) -> None:
+async def _forget(registry: RegistryClient, bound: CommandDeadline) -> None:
     async with registry, bound.held():
         await registry.forget_job(bound.left_s("waiting for the registry's word"))
 
 
-async def _status(registry: Registry, bound: Bound) -> Status:
+async def _status(registry: RegistryClient, bound: CommandDeadline) -> Status:
     async with registry, bound.held():
         return await registry.status(bound.left_s("asking the registry for the job"))
 
 
-async def _delete_job(registry: Registry, bound: Bound) -> None:
+async def _delete_job(registry: RegistryClient, bound: CommandDeadline) -> None:
     async with registry, bound.held():
         await registry.delete_job(bound.left_s("waiting for the registry's word"))
 
@@ -89,7 +89,7 @@ def _ask(status: Status) -> None:
             f"job {status.job!r} has {shards} shards on {len(live)} live agents: say --yes to delete it"
         )
     models = ", ".join(model.model for model in status.models) or "none"
-    with heard_at_once():
+    with raising_sigint():
         typer.confirm(
             f"Delete job {status.job} for everybody? Models: {models}; {shards} shards on {len(live)} live agents",
             abort=True,
@@ -97,7 +97,7 @@ def _ask(status: Status) -> None:
         )
 
 
-def _tell(registry: Registry, what: str, sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
+def _tell(registry: RegistryClient, what: str, sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
     if json:
         json_line({"job": registry.job, "state": what})
     else:

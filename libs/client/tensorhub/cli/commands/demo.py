@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.runner import complain
+from tensorhub.cli.runner import print_error
 from tensorhub_common.errors import NotInThisVersion
 
 SECONDS_MAX: Final = 24 * 3600.0
@@ -43,7 +43,7 @@ def demo(
     if importlib.util.find_spec("tensorhub.demo.run") is None:
         raise NotInThisVersion("demo is not in this version of TensorHub: see examples/ for programs to copy from")
     if job is not None:
-        complain("the demo has its own job, in a hub of its own as in one that it is attached to")
+        print_error("the demo has its own job, in a hub of its own as in one that it is attached to")
     if attach and hosts != 1:
         raise typer.BadParameter("the agents that it is attached to have their hosts already", param_hint="--hosts")
     for path in attach or ():

@@ -54,7 +54,7 @@ def doctor(
 def _transports(settings: Settings) -> Iterator[Finding]:
     agent = next(iter(running_agents(settings)), None)
     found = transport_probes.find(agent.environment, agent.interpreter) if agent else transport_probes.find(None, None)
-    return transports.judge(found)
+    return transports.findings(found)
 
 
 async def _hub(settings: Settings, job: str, nats: str | None, tell: Callable[[Finding], None]) -> None:

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line
-from tensorhub.cli.runner import Bound, registry_of, run
+from tensorhub.cli.runner import CommandDeadline, registry_of, run
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.protocol.log.commands import DrainAgent
 
@@ -41,7 +41,7 @@ def drain(
     nats: options.Nats = None,
 ) -> None:
     """Let an agent take no new shard, and wait until the last copies of what is retained stand elsewhere."""
-    done = run(_drain(registry_of(job, directory, nats), agent, on=not end, bound=Bound(timeout)))
+    done = run(_drain(registry_of(job, directory, nats), agent, on=not end, bound=CommandDeadline(timeout)))
     if json:
         json_line(done)
     elif end:
@@ -50,7 +50,7 @@ def drain(
         line(f"agent {agent} may stop: no retained version has its last copy there")
 
 
-async def _drain(registry: Registry, agent: str, *, on: bool, bound: Bound) -> Drained:
+async def _drain(registry: RegistryClient, agent: str, *, on: bool, bound: CommandDeadline) -> Drained:
     async with registry, bound.held():
         await registry.rule(
             DrainAgent(agent=agent, on=on), min(bound.left_s("waiting for the registry's word"), RULE_S)

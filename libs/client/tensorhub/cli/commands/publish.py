@@ -22,7 +22,7 @@ from tensorhub.aio.shard import AsyncShard
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, rate
 from tensorhub.cli.progress_bar import Bar
-from tensorhub.cli.runner import Bound, Door, door_of, hub_of, need, run
+from tensorhub.cli.runner import AgentTarget, CommandDeadline, door_of, hub_of, need, run
 from tensorhub.specs import TensorSpec
 from tensorhub_common.errors import VersionConflict
 from tensorhub_common.layout.layout import payload_bytes
@@ -74,7 +74,7 @@ def publish(
 
     importlib.import_module("tensorhub._tensors.description")
     tensors = load_files(files)
-    done = run(_publish(door, model, version, replica, tensors, Bound(timeout)))
+    done = run(_publish(door, model, version, replica, tensors, CommandDeadline(timeout)))
     if json:
         json_line(done)
     else:
@@ -100,12 +100,12 @@ def _check_readable(file: Path) -> None:
 
 
 async def _publish(
-    door: Door,
+    door: AgentTarget,
     model: str,
     version: int | None,
     replica: str,
     tensors: "Mapping[str, torch.Tensor]",
-    bound: Bound,
+    bound: CommandDeadline,
 ) -> Published:
     began = time.monotonic()
     async with hub_of(door, bound) as hub:
@@ -127,7 +127,7 @@ async def _publish(
 
 
 async def _bring_in(
-    hub: AsyncHub, shard: AsyncShard, version: int | None, tensors: "Mapping[str, torch.Tensor]", bound: Bound
+    hub: AsyncHub, shard: AsyncShard, version: int | None, tensors: "Mapping[str, torch.Tensor]", bound: CommandDeadline
 ) -> int:
     if shard.version is not None:
         if shard.version == version:
@@ -171,7 +171,7 @@ def _bytes(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-async def _check_newer(hub: AsyncHub, model: str, version: int | None, bound: Bound) -> None:
+async def _check_newer(hub: AsyncHub, model: str, version: int | None, bound: CommandDeadline) -> None:
     """Refuse an old number before anything is unpublished for it."""
     models = (await hub.registry.status(bound.left_s("asking the registry for the last version"))).models
     last = next((info.last for info in models if info.model == model), None)

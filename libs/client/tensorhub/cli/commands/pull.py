@@ -25,12 +25,12 @@ from tensorhub.aio.shard import AsyncShard
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, rate, readable
 from tensorhub.cli.progress_bar import Bar
-from tensorhub.cli.runner import TIDY_S, Bound, Door, door_of, hub_of, need, run
+from tensorhub.cli.runner import TIDY_S, AgentTarget, CommandDeadline, door_of, hub_of, need, run
 from tensorhub.specs import TensorSpec
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import TensorEntry, payload_bytes
 from tensorhub_common.layout.parts import Shape
-from tensorhub_common.layout.quantized import derived
+from tensorhub_common.layout.quantized import quantized_kind
 from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo, VersionState
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def pull(
     # Both take seconds to import, which is no waiting for the hub.
     importlib.import_module("tensorhub._tensors.safetensors_files")
     importlib.import_module("tensorhub._tensors.description")
-    done = run(_pull(door, model, version, out, Bound(timeout)))
+    done = run(_pull(door, model, version, out, CommandDeadline(timeout)))
     if json:
         json_line(done)
     else:
@@ -109,7 +109,7 @@ def _check_writable(out: Path) -> None:
         raise typer.BadParameter(f"nothing may be written into {folder}", param_hint=hint)
 
 
-class Place(NamedTuple):
+class PullShard(NamedTuple):
     """One of its shards."""
 
     replica: str
@@ -118,14 +118,14 @@ class Place(NamedTuple):
     specs: dict[str, TensorSpec]
 
 
-class Guest:
+class TemporaryReplica:
     """The replica that the command is while it reads: the same shards as the holder's, without values."""
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self._places: list[Place] = []
+        self._places: list[PullShard] = []
 
-    async def register(self, hub: AsyncHub, holder: ReplicaInfo, bound: Bound) -> list[AsyncShard]:
+    async def register(self, hub: AsyncHub, holder: ReplicaInfo, bound: CommandDeadline) -> list[AsyncShard]:
         """Bring the shards."""
         name, shards = f"pull-{token_hex(6)}", []
         for member in holder.members:
@@ -134,7 +134,7 @@ class Guest:
                 entry.name: TensorSpec(entry.shape, entry.dtype, entry.global_shape, entry.offset, entry.parts)
                 for entry in layout.tensors
             }
-            place = Place(name, member.shard, holder.shards, specs)
+            place = PullShard(name, member.shard, holder.shards, specs)
             self._places.append(place)
             shards.append(await self._registered(hub, place, bound.left_s(f"registering shard {member.shard}")))
         return shards
@@ -148,7 +148,7 @@ class Guest:
             if (place.replica, place.shard) in there:
                 await (await self._registered(hub, place, TIDY_S)).release(timeout_s=TIDY_S)
 
-    async def _registered(self, hub: AsyncHub, place: Place, timeout_s: float) -> AsyncShard:
+    async def _registered(self, hub: AsyncHub, place: PullShard, timeout_s: float) -> AsyncShard:
         return await hub.register(
             self.model,
             place.specs,
@@ -160,10 +160,10 @@ class Guest:
         )
 
 
-async def _pull(door: Door, model: str, wanted: int | None, out: Path, bound: Bound) -> Pulled:
+async def _pull(door: AgentTarget, model: str, wanted: int | None, out: Path, bound: CommandDeadline) -> Pulled:
     from tensorhub._tensors.safetensors_files import save_file  # noqa: PLC0415 (it imports torch, which other commands do without)
 
-    guest = Guest(model)
+    guest = TemporaryReplica(model)
     async with hub_of(door, bound, guest.release) as hub:
         async with bound.held():
             version, shards, seconds = await _insist(hub, guest, wanted, bound)
@@ -173,7 +173,9 @@ async def _pull(door: Door, model: str, wanted: int | None, out: Path, bound: Bo
         return Pulled(model, version, readable(out), len(tensors), nbytes, seconds)
 
 
-async def _insist(hub: AsyncHub, guest: Guest, wanted: int | None, bound: Bound) -> tuple[int, list[AsyncShard], float]:
+async def _insist(
+    hub: AsyncHub, guest: TemporaryReplica, wanted: int | None, bound: CommandDeadline
+) -> tuple[int, list[AsyncShard], float]:
     model = guest.model
     for attempt in range(1, ATTEMPTS_MAX + 1):
         versions = await hub.versions(model, timeout_s=bound.left_s("asking the registry for the versions"))
@@ -208,7 +210,7 @@ def _choose(
     latest = max((each.version for each in held.values() if each.state == VersionState.AVAILABLE), default=None)
     version = latest if wanted is None else wanted
     if version is None or version not in held:
-        became = lost_versions.told(model, versions, replicas, wanted, time.time())
+        became = lost_versions.explain(model, versions, replicas, wanted, time.time())
         raise VersionUnavailable(became) if became else _unavailable(model, wanted)
     return version, held[version].holders
 
@@ -265,7 +267,7 @@ def _boxes(entry: TensorEntry, tensor: "torch.Tensor") -> "Iterator[tuple[str, S
             name, whole = part.name, part.global_shape
             if part.cast:
                 # As a checkpoint in fp8 has them: values under the weight's name, and scales beside it.
-                kind = derived(part.cast)
+                kind = quantized_kind(part.cast)
                 name, whole = name + (kind.scheme.suffix if kind.is_scales else ""), kind.shape(whole)
             yield name, whole, part.offset, box_of(part, tensor).reshape(part.extent)
 

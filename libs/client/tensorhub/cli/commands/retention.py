@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, size
-from tensorhub.cli.runner import Bound, registry_of, run
+from tensorhub.cli.runner import CommandDeadline, registry_of, run
 from tensorhub_common.config.parsers import byte_count
 from tensorhub_common.protocol.log.commands import RETAINED_MAX, Command, Pin, Quota, Retain, Rewind, Unpin
 from tensorhub_common.protocol.log.events import AnyEvent, VersionRetired
@@ -42,8 +42,10 @@ def retain(
     nats: options.Nats = None,
 ) -> None:
     """Keep the last versions of a model: none of them loses its last copy by an orderly act."""
-    said = say(registry_of(job, directory, nats), Retain(model=model, last=last), timeout)
-    tell(said, f"the last {last} versions of {model} are kept" if last else f"no version of {model} is kept", json)
+    said = send_command(registry_of(job, directory, nats), Retain(model=model, last=last), timeout)
+    print_outcome(
+        said, f"the last {last} versions of {model} are kept" if last else f"no version of {model} is kept", json
+    )
 
 
 def pin(
@@ -57,8 +59,8 @@ def pin(
     nats: options.Nats = None,
 ) -> None:
     """Keep one version of a model until it is unpinned."""
-    said = say(registry_of(job, directory, nats), Pin(model=model, version=version), timeout)
-    tell(said, f"version {version} of {model} is pinned", json)
+    said = send_command(registry_of(job, directory, nats), Pin(model=model, version=version), timeout)
+    print_outcome(said, f"version {version} of {model} is pinned", json)
 
 
 def unpin(
@@ -72,8 +74,8 @@ def unpin(
     nats: options.Nats = None,
 ) -> None:
     """Keep a version no longer than 'retain' says."""
-    said = say(registry_of(job, directory, nats), Unpin(model=model, version=version), timeout)
-    tell(said, f"version {version} of {model} is not pinned", json)
+    said = send_command(registry_of(job, directory, nats), Unpin(model=model, version=version), timeout)
+    print_outcome(said, f"version {version} of {model} is not pinned", json)
 
 
 def rewind(
@@ -92,9 +94,9 @@ def rewind(
     nats: options.Nats = None,
 ) -> None:
     """Retire all versions above a checkpoint's. Their numbers are not used again."""
-    said = say(registry_of(job, directory, nats), Rewind(model=model, to=to), timeout)
+    said = send_command(registry_of(job, directory, nats), Rewind(model=model, to=to), timeout)
     retired = [str(event.version) for event in said if isinstance(event, VersionRetired)]
-    tell(said, f"{model} is back at {to}; retired: {', '.join(retired) or 'none'}", json)
+    print_outcome(said, f"{model} is back at {to}; retired: {', '.join(retired) or 'none'}", json)
 
 
 def quota(
@@ -108,14 +110,14 @@ def quota(
 ) -> None:
     """Bound the bytes that all shards of a job take together. What stands already stays."""
     registry = registry_of(job, directory, nats)
-    said = say(registry, Quota(nbytes=nbytes), timeout)
+    said = send_command(registry, Quota(nbytes=nbytes), timeout)
     bound = f"may take {size(nbytes)} ({nbytes} bytes)" if nbytes else "has no quota"
-    tell(said, f"job {registry.job} {bound}", json)
+    print_outcome(said, f"job {registry.job} {bound}", json)
 
 
-def say(registry: Registry, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
+def send_command(registry: RegistryClient, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
     """Have the log take a command, and return what became of it."""
-    bound = Bound(timeout_s)
+    bound = CommandDeadline(timeout_s)
 
     async def saying() -> tuple[AnyEvent, ...]:
         async with registry, bound.held():
@@ -124,7 +126,7 @@ def say(registry: Registry, command: Command, timeout_s: float) -> tuple[AnyEven
     return run(saying())
 
 
-def tell(events: tuple[AnyEvent, ...], sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
+def print_outcome(events: tuple[AnyEvent, ...], sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
     """Print the events for programs, or a sentence for people."""
     if json:
         for event in events:

@@ -9,11 +9,11 @@ from rich.text import Text
 
 from tensorhub._control.discovery import read_hub_file
 from tensorhub._control.hub_file import HubFile
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
-from tensorhub.cli.hub_state import AGENT, PLANNER, Picture, Reading, look
+from tensorhub.cli.hub_state import AGENT, PLANNER, HubState, ReadRow, collect
 from tensorhub.cli.output import json_line, line, paragraph, size, table
-from tensorhub.cli.runner import Bound, registry_in, run, settings_of
+from tensorhub.cli.runner import CommandDeadline, registry_in, run, settings_of
 from tensorhub_common.protocol.queries import AgentInfo, ReplicaInfo
 
 NAMES_SHOWN: Final = 4
@@ -37,22 +37,22 @@ def status(
     registry = registry_in(settings, job, nats)
     hub = read_hub_file(settings.dir)
     own = hub if hub is not None and hub.is_at(registry.address.url) else None
-    picture = run(_ask(registry, own, settings.planner_id, Bound(timeout)))
+    picture = run(_ask(registry, own, settings.planner_id, CommandDeadline(timeout)))
     if json:
         json_line(picture)
     else:
         _show(picture)
 
 
-async def _ask(registry: Registry, hub: HubFile | None, planner: str, bound: Bound) -> Picture:
+async def _ask(registry: RegistryClient, hub: HubFile | None, planner: str, bound: CommandDeadline) -> HubState:
     async with registry, bound.held():
-        return await look(registry, hub, planner, bound.left_s("asking the registry"))
+        return await collect(registry, hub, planner, bound.left_s("asking the registry"))
 
 
 # ---------------------------------------------------------------------------------------------------------- showing
 
 
-def _show(picture: Picture) -> None:
+def _show(picture: HubState) -> None:
     for text in _heading(picture):
         line(text)
     if picture.agents:
@@ -73,7 +73,7 @@ def _show(picture: Picture) -> None:
         paragraph(f"! {trouble}", style="yellow")
 
 
-def _heading(picture: Picture) -> Iterator[str]:
+def _heading(picture: HubState) -> Iterator[str]:
     if picture.seq:
         yield f"job {picture.job} at entry {picture.seq} and level {picture.level}, led by {picture.registry}"
     else:
@@ -83,7 +83,7 @@ def _heading(picture: Picture) -> Iterator[str]:
     yield "; ".join([*told, _planners(picture)])
 
 
-def _planners(picture: Picture) -> str:
+def _planners(picture: HubState) -> str:
     if not picture.processes:
         # The users of an older release, which the hub makes anew when it is started again.
         return "NATS lets nobody ask its processes what they do: make its users anew ('tensorhub credentials')"
@@ -94,7 +94,7 @@ def _planners(picture: Picture) -> str:
     return "no planner answers"
 
 
-def _show_agents(picture: Picture) -> None:
+def _show_agents(picture: HubState) -> None:
     silent = {each.process for each in picture.processes if each.role == AGENT and not each.answers}
     reads = [reading.agent for reading in picture.reads]
     rows = (
@@ -131,7 +131,7 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(each) if more <= 1 else f"{', '.join(each[:NAMES_SHOWN])} and {more} more"
 
 
-def _show_reads(picture: Picture) -> None:
+def _show_reads(picture: HubState) -> None:
     """Show the reads that have a version, and in a line those that wait for one: an engine may do so for hours."""
     going = [reading for reading in picture.reads if reading.read.version is not None]
     waiting = [reading for reading in picture.reads if reading.read.version is None]
@@ -151,7 +151,7 @@ def _show_reads(picture: Picture) -> None:
         line(f"waiting for a version: {_few(f'{each.read.model}/{each.read.replica}' for each in waiting)}")
 
 
-def _read(reading: Reading) -> tuple[object, ...]:
+def _read(reading: ReadRow) -> tuple[object, ...]:
     read = reading.read
     rate = f"{read.bytes_per_s / 1e9:.2f}" if read.bytes_per_s else None
     sources = _few(f"{source.agent} ({source.transport})" for source in read.sources)

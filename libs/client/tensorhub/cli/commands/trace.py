@@ -14,15 +14,15 @@ import typer
 from msgspec import structs
 from rich.console import Console
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, size, table, when
-from tensorhub.cli.runner import complain, registry_of, run
+from tensorhub.cli.runner import print_error, registry_of, run
 from tensorhub.cli.trace.span_tree import forest, rows, without_other_transfers
 from tensorhub.cli.trace.waterfall import ASCII, UNICODE, draw, number, took, trouble
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.introspection.span_query import Gathered, gather
-from tensorhub_common.protocol.spans import TRANSFER, TRANSFERS_MAX, Span, SpansAsk, TransfersAsk
+from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
+from tensorhub_common.protocol.spans import TRANSFER, TRANSFERS_MAX, FinishedSpan, SpansAsk, TransfersAsk
 
 ID_CHARS_MIN: Final = 8
 """So much of an id is shown, or more where two begin alike."""
@@ -90,12 +90,12 @@ def trace(
 # ---------------------------------------------------------------------------------------------------------- asking
 
 
-async def _transfers(registry: Registry, ask: TransfersAsk) -> list[Span]:
+async def _transfers(registry: RegistryClient, ask: TransfersAsk) -> list[FinishedSpan]:
     async with registry:
         return await _ask_transfers(registry, ask, await _known(registry))
 
 
-async def _spans(registry: Registry, ask: TransfersAsk) -> tuple[list[Span], list[Span]]:
+async def _spans(registry: RegistryClient, ask: TransfersAsk) -> tuple[list[FinishedSpan], list[FinishedSpan]]:
     """Return all spans of the transfers' traces, and of those that they are linked to, and the transfers."""
     async with registry:
         known = await _known(registry)
@@ -106,16 +106,16 @@ async def _spans(registry: Registry, ask: TransfersAsk) -> tuple[list[Span], lis
         traces = list(dict.fromkeys(place for span in wanted for place in _traces_of(span)))
         bus = await registry.bus()
         found = await asyncio.gather(
-            *(gather(bus, registry.job, SpansAsk(trace=each), known) for each in traces[:TRACES_MAX])
+            *(collect_spans(bus, registry.job, SpansAsk(trace=each), known) for each in traces[:TRACES_MAX])
         )
     _tell_missing(known, found)
     spans = {(span.trace, span.span): span for each in found for span in each.spans if span.trace in traces}
     return list(spans.values()), wanted
 
 
-async def _of_trace(registry: Registry, ask: TransfersAsk, known: set[str]) -> list[Span]:
+async def _of_trace(registry: RegistryClient, ask: TransfersAsk, known: set[str]) -> list[FinishedSpan]:
     """Return the transfers of a trace; of one without any, as of a read that failed before it began, what there is."""
-    found = await gather(await registry.bus(), registry.job, SpansAsk(trace=ask.begins), known)
+    found = await collect_spans(await registry.bus(), registry.job, SpansAsk(trace=ask.begins), known)
     _check_answered(found)
     spans = [span for span in found.spans if span.trace == ask.begins]
     if not spans:
@@ -133,32 +133,32 @@ async def _of_trace(registry: Registry, ask: TransfersAsk, known: set[str]) -> l
     return fit or [root.span for root in forest(spans)]
 
 
-def _traces_of(span: Span) -> list[str]:
+def _traces_of(span: FinishedSpan) -> list[str]:
     return [span.trace, *(link.trace for link in span.links)]
 
 
-async def _known(registry: Registry) -> set[str]:
+async def _known(registry: RegistryClient) -> set[str]:
     """Return who should answer, as far as the registry can tell; without one whoever answers is heard."""
     # Without NATS there is nothing to ask, and that is the one thing to be said.
     await registry.bus()
     try:
         status = await registry.status(STATUS_S)
     except RegistryUnavailable as error:
-        complain(f"{error}; so it is not known which processes did not answer here")
+        print_error(f"{error}; so it is not known which processes did not answer here")
         return set()
     except TensorHubError:
         return set()
     return {agent.agent for agent in status.agents if agent.live} | {status.registry}
 
 
-async def _ask_transfers(registry: Registry, ask: TransfersAsk, known: set[str]) -> list[Span]:
-    found = await gather(await registry.bus(), registry.job, ask, known)
+async def _ask_transfers(registry: RegistryClient, ask: TransfersAsk, known: set[str]) -> list[FinishedSpan]:
+    found = await collect_spans(await registry.bus(), registry.job, ask, known)
     _check_answered(found)
     _tell_missing(known, [found], count_left_out=False)
     return sorted(found.spans, key=lambda span: -span.end_ns)
 
 
-def _check_answered(found: Gathered) -> None:
+def _check_answered(found: CollectedSpans) -> None:
     if not found.processes:
         raise TensorHubError(
             "no process of the hub answers questions about spans: see 'tensorhub doctor' (with OTEL_SDK_DISABLED=true "
@@ -166,16 +166,16 @@ def _check_answered(found: Gathered) -> None:
         )
 
 
-def _tell_missing(known: set[str], found: Sequence[Gathered], *, count_left_out: bool = True) -> None:
+def _tell_missing(known: set[str], found: Sequence[CollectedSpans], *, count_left_out: bool = True) -> None:
     silent = known - {process for each in found for process in each.processes}
     if silent:
-        complain(f"{', '.join(sorted(silent))} did not answer, so what they know is missing here")
+        print_error(f"{', '.join(sorted(silent))} did not answer, so what they know is missing here")
     left_out = sum(each.left_out for each in found)
     if left_out and count_left_out:
-        complain(f"{left_out} spans are left out: give the id of one transfer to see less at a time")
+        print_error(f"{left_out} spans are left out: give the id of one transfer to see less at a time")
 
 
-def _chosen(found: list[Span], ask: TransfersAsk, job: str) -> list[Span]:
+def _chosen(found: list[FinishedSpan], ask: TransfersAsk, job: str) -> list[FinishedSpan]:
     """Return the transfers that are to be drawn. Raises for none, and for an id that does not say which."""
     look = f"'tensorhub trace --job {job}' lists those that are kept"
     if not found:
@@ -202,7 +202,7 @@ def _told(ask: TransfersAsk) -> str:
 # --------------------------------------------------------------------------------------------------------- showing
 
 
-def _list(transfers: list[Span], job: str, limit: int, *, json: bool) -> None:
+def _list(transfers: list[FinishedSpan], job: str, limit: int, *, json: bool) -> None:
     shown = transfers[:limit]
     if json:
         for span in shown:
@@ -214,7 +214,7 @@ def _list(transfers: list[Span], job: str, limit: int, *, json: bool) -> None:
         table((*head, "TRANSPORTS", "SOURCES", "RETRIES", "END"), (row(span, shown) for span in shown))
 
 
-def row(span: Span, beside: Sequence[Span]) -> tuple[object, ...]:
+def row(span: FinishedSpan, beside: Sequence[FinishedSpan]) -> tuple[object, ...]:
     """Return the cells of one transfer; `beside` are the others of the table."""
     get = span.attributes.get
     # What it took once the version was decided: an engine may have waited for it for an hour.
@@ -239,7 +239,7 @@ def row(span: Span, beside: Sequence[Span]) -> tuple[object, ...]:
     )
 
 
-def short_id(span: Span, beside: Sequence[Span]) -> str:
+def short_id(span: FinishedSpan, beside: Sequence[FinishedSpan]) -> str:
     """Return enough of an id to tell it from the others."""
     for chars in range(ID_CHARS_MIN, len(span.span)):
         if sum(other.span.startswith(span.span[:chars]) for other in beside) == 1:
@@ -247,7 +247,7 @@ def short_id(span: Span, beside: Sequence[Span]) -> str:
     return span.span
 
 
-def _draw(spans: list[Span], wanted: list[Span], *, json: bool) -> None:
+def _draw(spans: list[FinishedSpan], wanted: list[FinishedSpan], *, json: bool) -> None:
     ids = {span.span for span in wanted}
     roots = without_other_transfers(forest(spans), ids)
     if json:
@@ -266,7 +266,7 @@ def _draw(spans: list[Span], wanted: list[Span], *, json: bool) -> None:
         console.print(text)
 
 
-def title(wanted: Collection[Span]) -> list[str]:
+def title(wanted: Collection[FinishedSpan]) -> list[str]:
     """Say which transfers are drawn, a line each."""
     lines = []
     for span in sorted(wanted, key=lambda span: span.start_ns):

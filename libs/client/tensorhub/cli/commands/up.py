@@ -12,7 +12,7 @@ from tensorhub.cli import options
 from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS
 from tensorhub.cli.output import line, read_no_further
 from tensorhub.cli.runner import Interrupted, job_of, need, run, settings_of
-from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, Up
+from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, LocalHub
 from tensorhub_common.bus.address import shown
 from tensorhub_common.config import settings as settings_module
 from tensorhub_common.observability import logs
@@ -57,7 +57,7 @@ def up(
     name = job_of(job, settings)
     # It stays, so what becomes of its processes is worth a line.
     logs.start_logs("tensorhub", "up", settings)
-    hub = Up(
+    hub = LocalHub(
         settings.dir.absolute(),
         agents,
         hosts,

@@ -9,13 +9,13 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, table
-from tensorhub.cli.runner import Bound, registry_of, run
+from tensorhub.cli.runner import CommandDeadline, registry_of, run
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.introspection import span_query
-from tensorhub_common.introspection.ping import folders
+from tensorhub_common.introspection.ping import survey_log_followers
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.protocol.queries import Pong, Status
 from tensorhub_common.protocol.spans import TransfersAsk
@@ -65,7 +65,7 @@ def upgrade(
     There is no way back: a release that does not know the level stops the job.
     """
     registry = registry_of(job, directory, nats)
-    found, done = run(_upgrade(registry, level, Bound(timeout), everything=everything, look=look))
+    found, done = run(_upgrade(registry, level, CommandDeadline(timeout), everything=everything, look=look))
     if json:
         for each in found if look else done:
             json_line(each)
@@ -76,16 +76,16 @@ def upgrade(
 
 
 async def _upgrade(
-    registry: Registry, level: int | None, bound: Bound, *, everything: bool, look: bool
+    registry: RegistryClient, level: int | None, bound: CommandDeadline, *, everything: bool, look: bool
 ) -> tuple[list[Folder], list[Upgraded]]:
     async with registry, bound.held():
         bus = await registry.bus(bound.left_s("connecting to NATS"))
-        pongs = await folders(bus)
-        jobs = await job_log.jobs(bus) if everything else [registry.job]
+        pongs = await survey_log_followers(bus)
+        jobs = await job_log.list_jobs(bus) if everything else [registry.job]
         found = {each.id: _folder(each) for each in pongs}
         done = []
         for job in jobs:
-            of_job = registry if job == registry.job else Registry(job, registry.address)
+            of_job = registry if job == registry.job else RegistryClient(job, registry.address)
             async with of_job:
                 status = await of_job.status(bound.left_s(f"asking the registry about job {job}"))
                 before = await _silent(of_job, status, {*found})
@@ -96,14 +96,14 @@ async def _upgrade(
         return [found[name] for name in sorted(found)], done
 
 
-async def _silent(registry: Registry, status: Status, known: set[str]) -> frozenset[str]:
+async def _silent(registry: RegistryClient, status: Status, known: set[str]) -> frozenset[str]:
     """Return the processes that answer what every process does, and are no agents, and say nothing of levels."""
-    answered = (await span_query.gather(await registry.bus(), registry.job, TransfersAsk(limit=1))).processes
+    answered = (await span_query.collect_spans(await registry.bus(), registry.job, TransfersAsk(limit=1))).processes
     return answered - known - {agent.agent for agent in status.agents}
 
 
 async def _raise(
-    registry: Registry, status: Status, found: list[Folder], level: int | None, timeout_s: float
+    registry: RegistryClient, status: Status, found: list[Folder], level: int | None, timeout_s: float
 ) -> Upgraded:
     wanted = max((each.level for each in found), default=0) if level is None else level
     behind = [each for each in found if each.level < wanted]

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, table, when
-from tensorhub.cli.runner import Bound, registry_of, run
+from tensorhub.cli.runner import CommandDeadline, registry_of, run
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.queries import VersionInfo
 
@@ -23,7 +23,7 @@ def versions(
     nats: options.Nats = None,
 ) -> None:
     """List the versions of a model, oldest first, and the replicas that hold them."""
-    found = run(_ask(registry_of(job, directory, nats), model, Bound(timeout)))
+    found = run(_ask(registry_of(job, directory, nats), model, CommandDeadline(timeout)))
     if json:
         for version in found:
             json_line(version)
@@ -34,7 +34,7 @@ def versions(
         table(("VERSION", "STATE", "PUBLISHER", "PUBLISHED", "HOLDERS"), rows)
 
 
-async def _ask(registry: Registry, model: str, bound: Bound) -> list[VersionInfo]:
+async def _ask(registry: RegistryClient, model: str, bound: CommandDeadline) -> list[VersionInfo]:
     async with registry, bound.held():
         found = await registry.versions(model, bound.left_s("asking the registry for the versions"))
         if not found:

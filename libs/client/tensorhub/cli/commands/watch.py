@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tensorhub._control.registry_client import Registry
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub._control.watch import Watched
 from tensorhub.arguments import SEQ_MAX
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, read_no_further, when
-from tensorhub.cli.runner import complain, registry_of, run
+from tensorhub.cli.runner import print_error, registry_of, run
 from tensorhub_common.runtime.supervision import Supervisor
 
 
@@ -62,7 +62,9 @@ async def _while_read(following: Coroutine[Any, Any, None]) -> None:
         await work.close()
 
 
-async def _follow(registry: Registry, model: str, *, after: int | None, new: bool, every: bool, json: bool) -> None:
+async def _follow(
+    registry: RegistryClient, model: str, *, after: int | None, new: bool, every: bool, json: bool
+) -> None:
     async with registry:
         unwatch = (await registry.bus()).watch(_tell_silence)
         try:
@@ -80,7 +82,7 @@ async def _follow(registry: Registry, model: str, *, after: int | None, new: boo
 
 def _tell_silence(connected: bool) -> None:  # noqa: FBT001 (as the bus tells it)
     """Say that nothing can come for now: whoever watches would take it for quiet."""
-    complain("NATS is back" if connected else "there is no connection to NATS; events are shown once it is back")
+    print_error("NATS is back" if connected else "there is no connection to NATS; events are shown once it is back")
 
 
 def _told(event: Watched) -> str:

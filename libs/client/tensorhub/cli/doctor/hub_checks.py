@@ -11,7 +11,7 @@ from typing import Final
 
 from tensorhub._control.discovery import find_nats, read_hub_file
 from tensorhub._control.hub_file import HubFile
-from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub.cli.doctor.finding import Finding, fail, ok, warn
 from tensorhub.cli.hub_state import PLAN_S, activities_of, advice_on, ailing_jobs, lacks_plan_s, told, trouble_of
 from tensorhub.cli.local_processes import STOPPED, has_ended, last_line, state_of
@@ -180,7 +180,7 @@ async def _is_there(url: str, address: NatsAddress) -> bool:
 
 async def _registry(job: str, address: NatsAddress) -> Finding:
     try:
-        async with Registry(job, address) as registry:
+        async with RegistryClient(job, address) as registry:
             status = await registry.status(ASK_S)
     except VersionUnavailable as error:
         # It is the registry that says so.
@@ -194,7 +194,7 @@ async def _agents(job: str, address: NatsAddress, file: HubFile | None) -> list[
     """Return the agents that should answer: those of `hub.json` and those of the job that are not lost."""
     names = dict.fromkeys(agent.id for agent in file.agents) if file is not None else {}
     with suppress(TensorHubError):
-        async with Registry(job, address) as registry:
+        async with RegistryClient(job, address) as registry:
             names |= dict.fromkeys(agent.agent for agent in (await registry.status(ASK_S)).agents if agent.live)
     return list(names)
 

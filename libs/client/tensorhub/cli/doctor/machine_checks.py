@@ -15,7 +15,7 @@ from tensorhub.cli.doctor.finding import Finding, fail, ok, warn
 from tensorhub.cli.local_processes import running_agents
 from tensorhub.cli.output import size
 from tensorhub.local.nats_server import find_program
-from tensorhub_common.config.settings import Settings, strangers
+from tensorhub_common.config.settings import Settings, unknown_variables
 from tensorhub_common.errors import TensorHubError
 
 PYTHON_MIN: Final = (3, 11)
@@ -39,7 +39,7 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield _copying(settings)
     yield _agents_needs()
     yield _torch()
-    for sentence in strangers(os.environ):
+    for sentence in unknown_variables(os.environ):
         yield warn("settings", sentence, "take it out of the environment, or name the setting that is meant")
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from tensorhub.cli.doctor import transports as advice
 from tensorhub.cli.doctor import ucx_probe
-from tensorhub.cli.doctor.transports import Broken, Carried, Gpus, Rdma, Transports, Tried, Ucx, Way
+from tensorhub.cli.doctor.transports import Gpus, ProbeCase, ProbeFailed, ProbeRun, Rdma, Transferred, Transports, Ucx
 from tensorhub.cli.output import size
 from tensorhub_common.protocol.decoding import MALFORMED
 
@@ -57,24 +57,24 @@ def find(agent: Mapping[str, str] | None, interpreter: str | None) -> Transports
     host = None
     if rdma.devices and isinstance(ucx, Ucx) and not ucx.has_verbs:
         host = probe.host_ucx()
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[ProbeRun, ...] = ()
     if isinstance(ucx, Ucx):
-        tried = tuple(Tried(way, probe.carry(way)) for way in _ways(ucx, rdma, gpus))
+        tried = tuple(ProbeRun(way, probe.carry(way)) for way in _ways(ucx, rdma, gpus))
     settings = {name: text for name, text in environment.items() if name.startswith("UCX_")}
     return Transports(ucx=ucx, host_ucx=host, tried=tried, rdma=rdma, gpus=gpus, settings=settings)
 
 
-def _ways(ucx: Ucx, rdma: Rdma, gpus: Gpus) -> Iterator[Way]:
+def _ways(ucx: Ucx, rdma: Rdma, gpus: Gpus) -> Iterator[ProbeCase]:
     """Yield what is worth a try here. Without another device than TCP's, a failure would tell nothing new."""
     for segment in SEGMENTS_TRIED:
-        yield Way(f"{advice.TCP} {segment}", {"UCX_TLS": "tcp", **dict.fromkeys(advice.SEGMENTS, segment)})
+        yield ProbeCase(f"{advice.TCP} {segment}", {"UCX_TLS": "tcp", **dict.fromkeys(advice.SEGMENTS, segment)})
     shared = {"UCX_TLS": "sm,tcp"}
-    yield Way(advice.SHARED, shared)
-    yield Way(advice.SHARED_UNSAFE, shared, errors=False)
+    yield ProbeCase(advice.SHARED, shared)
+    yield ProbeCase(advice.SHARED_UNSAFE, shared, errors=False)
     if rdma.devices and ucx.has_verbs:
-        yield Way(advice.VERBS, {"UCX_TLS": "rc,ud,tcp"})
+        yield ProbeCase(advice.VERBS, {"UCX_TLS": "rc,ud,tcp"})
     if gpus.names and ucx.has_cuda:
-        yield Way(advice.CUDA, {"UCX_TLS": "all"}, memory="cuda")
+        yield ProbeCase(advice.CUDA, {"UCX_TLS": "all"}, memory="cuda")
 
 
 class Probe:
@@ -84,27 +84,27 @@ class Probe:
         self._command = (interpreter, "-I", ucx_probe.__file__)
         self._environment = environment
 
-    def about(self, more: Mapping[str, str]) -> Ucx | Broken:
+    def about(self, more: Mapping[str, str]) -> Ucx | ProbeFailed:
         """Load a UCX."""
         answer, _ = self._run(more, "about")
         return _decoded(answer, Ucx) if isinstance(answer, bytes) else answer
 
-    def host_ucx(self) -> Ucx | Broken | None:
+    def host_ucx(self) -> Ucx | ProbeFailed | None:
         """Load the host's own UCX; without one the loader takes the wheel's."""
         found = self.about({advice.PREFER_HOST: "true"})
         return None if isinstance(found, Ucx) and found.from_wheel else found
 
-    def carry(self, way: Way) -> Carried | Broken:
+    def carry(self, way: ProbeCase) -> Transferred | ProbeFailed:
         """Bring bytes over one way."""
         errors = "on" if way.errors else "off"
         answer, log = self._run(way.settings | {"UCX_LOG_LEVEL": "info"}, "send", str(NBYTES), errors, way.memory)
         sent = _decoded(answer, _Sent) if isinstance(answer, bytes) else answer
-        if isinstance(sent, Broken):
+        if isinstance(sent, ProbeFailed):
             return sent
         lanes = _LANES.findall(log)
-        return Carried(NBYTES / 1e9 / sent.seconds, tuple(lanes[-1].split()) if lanes else ())
+        return Transferred(NBYTES / 1e9 / sent.seconds, tuple(lanes[-1].split()) if lanes else ())
 
-    def _run(self, more: Mapping[str, str], *arguments: str) -> tuple[bytes | Broken, str]:
+    def _run(self, more: Mapping[str, str], *arguments: str) -> tuple[bytes | ProbeFailed, str]:
         """Return the last line of stdout, which is the result, and all that was written."""
         try:
             process = subprocess.Popen(
@@ -116,11 +116,11 @@ class Probe:
                 start_new_session=True,
             )
         except OSError as error:
-            return Broken(str(error)), ""
+            return ProbeFailed(str(error)), ""
         try:
             log, _ = process.communicate(timeout=TRY_S)
         except subprocess.TimeoutExpired:
-            return Broken(f"it hung, and was ended after {TRY_S:g} s"), ""
+            return ProbeFailed(f"it hung, and was ended after {TRY_S:g} s"), ""
         finally:
             # The probe has a child; whatever is left of both ends now.
             with contextlib.suppress(ProcessLookupError):
@@ -129,15 +129,15 @@ class Probe:
         text = log.decode(errors="replace")
         answer = next((line for line in reversed(log.splitlines()) if line.startswith(b"{")), None)
         if answer is None or process.returncode:
-            return Broken(_ended(process.returncode, text)), text
+            return ProbeFailed(_ended(process.returncode, text)), text
         return answer, text
 
 
-def _decoded(answer: bytes, what: type[Result]) -> Result | Broken:
+def _decoded(answer: bytes, what: type[Result]) -> Result | ProbeFailed:
     try:
         return msgspec.json.decode(answer, type=what)
     except MALFORMED:
-        return msgspec.json.decode(answer, type=Broken)
+        return msgspec.json.decode(answer, type=ProbeFailed)
 
 
 def _ended(code: int, text: str) -> str:

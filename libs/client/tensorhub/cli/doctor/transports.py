@@ -39,13 +39,13 @@ class Ucx(msgspec.Struct, frozen=True):
         return "/site-packages/" in self.library
 
 
-class Broken(msgspec.Struct, frozen=True):
+class ProbeFailed(msgspec.Struct, frozen=True):
     """A try that gave no result: `why` is UCX's or Python's own sentence, or how the process ended."""
 
     why: str
 
 
-class Way(msgspec.Struct, frozen=True):
+class ProbeCase(msgspec.Struct, frozen=True):
     """What is tried: two processes of this machine, one way between them."""
 
     name: str
@@ -56,7 +56,7 @@ class Way(msgspec.Struct, frozen=True):
     memory: str = "host"
 
 
-class Carried(msgspec.Struct, frozen=True):
+class Transferred(msgspec.Struct, frozen=True):
     """All bytes came and were compared."""
 
     gbps: float
@@ -65,16 +65,16 @@ class Carried(msgspec.Struct, frozen=True):
     """What UCX says to have sent them over, for example `tcp/lo`."""
 
 
-class Tried(msgspec.Struct, frozen=True):
+class ProbeRun(msgspec.Struct, frozen=True):
     """One way, and what came of it."""
 
-    way: Way
-    result: Carried | Broken
+    way: ProbeCase
+    result: Transferred | ProbeFailed
 
     @property
-    def carried(self) -> Carried | None:
+    def carried(self) -> Transferred | None:
         """The result, if the bytes came."""
-        return self.result if isinstance(self.result, Carried) else None
+        return self.result if isinstance(self.result, Transferred) else None
 
 
 class Rdma(msgspec.Struct, frozen=True):
@@ -103,9 +103,9 @@ class Gpus(msgspec.Struct, frozen=True):
 class Transports(msgspec.Struct, frozen=True):
     """All that was found out. `host_ucx`: the host's own, if RDMA calls for one and there is one."""
 
-    ucx: Ucx | Broken
-    host_ucx: Ucx | Broken | None
-    tried: tuple[Tried, ...]
+    ucx: Ucx | ProbeFailed
+    host_ucx: Ucx | ProbeFailed | None
+    tried: tuple[ProbeRun, ...]
     rdma: Rdma
     gpus: Gpus
     settings: dict[str, str]
@@ -130,9 +130,9 @@ SEGMENTS: Final = ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE")
 ONE_HOST: Final = "transfers between hosts need it; those of one host don't"
 
 
-def judge(found: Transports) -> Iterator[Finding]:
+def findings(found: Transports) -> Iterator[Finding]:
     """Yield what there is to say, one finding for each check."""
-    if isinstance(found.ucx, Broken):
+    if isinstance(found.ucx, ProbeFailed):
         yield warn("ucx", f"not usable: {found.ucx.why}", f"pip install 'tensorhub[agent]': {ONE_HOST}")
         if found.rdma.devices:
             yield _rdma_device(found.rdma)
@@ -146,7 +146,7 @@ def judge(found: Transports) -> Iterator[Finding]:
     yield _cuda(found, found.ucx)
 
 
-def way_named(found: Transports, name: str) -> Tried | None:
+def way_named(found: Transports, name: str) -> ProbeRun | None:
     """Return what came of a way, or None when it was not tried."""
     return next((each for each in found.tried if each.way.name == name), None)
 
@@ -164,7 +164,7 @@ def _tcp(found: Transports) -> Finding:
         best = max(carried, key=lambda each: each.gbps)
         devices = sorted({each.partition("/")[2] for each in _resources(found) if each.startswith("tcp/")})
         return ok("ucx tcp", f"{_rate(best)} between two processes here; devices: {', '.join(devices) or 'none'}")
-    why = "; ".join(each.result.why for each in tried if isinstance(each.result, Broken)) or "it was not tried"
+    why = "; ".join(each.result.why for each in tried if isinstance(each.result, ProbeFailed)) or "it was not tried"
     chosen = {name: text for name, text in found.settings.items() if name in {"UCX_TLS", "UCX_NET_DEVICES"}}
     said = f" (the agents have {', '.join(f'{name}={text}' for name, text in chosen.items())})" if chosen else ""
     return fail(
@@ -179,7 +179,7 @@ def _resources(found: Transports) -> tuple[str, ...]:
     return found.ucx.resources if isinstance(found.ucx, Ucx) else ()
 
 
-def _segments(tried: list[Tried], settings: dict[str, str]) -> Finding:
+def _segments(tried: list[ProbeRun], settings: dict[str, str]) -> Finding:
     """Compare the sizes of TCP segments, and with what the agents were told."""
     rates = {each.way.settings[SEGMENTS[0]]: each.carried.gbps for each in tried if each.carried is not None}
     if not rates:
@@ -201,7 +201,7 @@ def _shared(found: Transports) -> Finding:
         if tried is None:
             continue
         if tried.carried is None:
-            said.append(f"{how} it fails ({tried.result.why if isinstance(tried.result, Broken) else ''})")
+            said.append(f"{how} it fails ({tried.result.why if isinstance(tried.result, ProbeFailed) else ''})")
         elif _over(tried.carried, SHARED_LANES):
             said.append(f"{how} {_rate(tried.carried)} over {', '.join(tried.carried.lanes)}")
         else:
@@ -221,7 +221,7 @@ def _verbs(found: Transports, ucx: Ucx) -> Finding:
     tried = way_named(found, VERBS)
     if tried is not None and tried.carried is not None and _over(tried.carried, VERBS_LANES):
         return ok("rdma", f"{_rate(tried.carried)} over {', '.join(tried.carried.lanes)}; {device.found}")
-    why = tried.result.why if tried is not None and isinstance(tried.result, Broken) else "UCX took another way"
+    why = tried.result.why if tried is not None and isinstance(tried.result, ProbeFailed) else "UCX took another way"
     return warn(
         "rdma",
         f"{device.found}, and no bytes come through: {why}",
@@ -237,7 +237,7 @@ def _without_verbs(found: Transports, devices: str) -> Finding:
         return warn("rdma", told, f"start agents with {PREFER_HOST}=true: UCX {host.ucx} in {host.library} has verbs")
     if isinstance(host, Ucx):
         return warn("rdma", f"{told}; neither does the host's UCX {host.ucx}", _install_verbs())
-    if isinstance(host, Broken):
+    if isinstance(host, ProbeFailed):
         return warn("rdma", f"{told}; the host's UCX is not usable: {host.why}", _install_verbs())
     return warn("rdma", told, _install_verbs())
 
@@ -291,14 +291,14 @@ def _cuda(found: Transports, ucx: Ucx) -> Finding:
         )
     tried = way_named(found, CUDA)
     if tried is None or tried.carried is None:
-        why = tried.result.why if tried is not None and isinstance(tried.result, Broken) else "not tried"
+        why = tried.result.why if tried is not None and isinstance(tried.result, ProbeFailed) else "not tried"
         return warn("gpu", f"{names}; no bytes come out of their memory: {why}", "see 'nvidia-smi', and UCX_TLS")
     return ok("gpu", f"{names}; {_rate(tried.carried)} over {', '.join(tried.carried.lanes)}")
 
 
-def _over(carried: Carried, transports: tuple[str, ...]) -> bool:
+def _over(carried: Transferred, transports: tuple[str, ...]) -> bool:
     return any(lane.startswith(transports) for lane in carried.lanes)
 
 
-def _rate(carried: Carried) -> str:
+def _rate(carried: Transferred) -> str:
     return f"{carried.gbps:.1f} GB/s"

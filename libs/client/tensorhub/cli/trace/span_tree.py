@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tensorhub_common.protocol.spans import TRANSFER, Span
+from tensorhub_common.protocol.spans import TRANSFER, FinishedSpan
 
 _Place = tuple[str, str]
 
@@ -17,11 +17,11 @@ _Place = tuple[str, str]
 class Node:
     """A span and what it consists of, in the order of time."""
 
-    span: Span
+    span: FinishedSpan
     children: list["Node"] = field(default_factory=list)
 
 
-def forest(spans: Sequence[Span]) -> list[Node]:
+def forest(spans: Sequence[FinishedSpan]) -> list[Node]:
     """Return the trees; a span whose parent is not among them is the root of its own."""
     nodes = {_place(span): Node(span) for span in sorted(spans, key=_order)}
     below: defaultdict[_Place | None, list[Node]] = defaultdict(list)
@@ -52,7 +52,7 @@ def _reach(start: list[Node], below: dict[_Place | None, list[Node]], reached: s
                 pending.append(child)
 
 
-def rows(roots: Sequence[Node]) -> Iterator[tuple[int, Span]]:
+def rows(roots: Sequence[Node]) -> Iterator[tuple[int, FinishedSpan]]:
     """Yield (depth, span) in the order in which they are drawn."""
     pending = [(0, root) for root in reversed(roots)]
     while pending:
@@ -95,9 +95,9 @@ def _leading_to(roots: Sequence[Node], wanted: Collection[str]) -> set[_Place]:
     return led
 
 
-def _place(span: Span) -> _Place:
+def _place(span: FinishedSpan) -> _Place:
     return span.trace, span.span
 
 
-def _order(span: Span) -> tuple[int, int, str]:
+def _order(span: FinishedSpan) -> tuple[int, int, str]:
     return span.start_ns, -span.end_ns, span.span

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tensorhub.cli.output import size
 from tensorhub.cli.trace.span_tree import Node, forest, rows
-from tensorhub_common.protocol.spans import TRANSFER, Attribute, Span
+from tensorhub_common.protocol.spans import TRANSFER, Attribute, FinishedSpan
 
 NAME_CHARS_MAX: Final = 32
 WHERE_CHARS_MAX: Final = 20
@@ -60,7 +60,7 @@ class Axis:
     start: int
     end: int
 
-    def cells(self, span: Span, width: int) -> tuple[int, int]:
+    def cells(self, span: FinishedSpan, width: int) -> tuple[int, int]:
         """Return the first cell of a span's bar, and the one after its last; a bar has at least one."""
         long = max(self.end - self.start, 1)
         first = min(max((span.start_ns - self.start) * width // long, 0), width - 1)
@@ -68,7 +68,7 @@ class Axis:
         return first, last
 
 
-def axis_of(spans: Sequence[Span], wanted: Collection[str]) -> Axis:
+def axis_of(spans: Sequence[FinishedSpan], wanted: Collection[str]) -> Axis:
     """Choose the time that is shown: what the wanted transfers did, and what led to it if that is not far away."""
     inside = _below(spans, wanted)
     led = [span for span in spans if (span.trace, span.span) in inside] or list(spans)
@@ -80,7 +80,7 @@ def axis_of(spans: Sequence[Span], wanted: Collection[str]) -> Axis:
     return Axis(min(reach, default=start), end)
 
 
-def _below(spans: Sequence[Span], wanted: Collection[str]) -> set[tuple[str, str]]:
+def _below(spans: Sequence[FinishedSpan], wanted: Collection[str]) -> set[tuple[str, str]]:
     """Return the places of the wanted spans, and of all below them."""
     inside = {(span.trace, span.span) for span in spans if span.span in wanted}
     for node in forest(spans):
@@ -114,7 +114,7 @@ class _Sheet:
     glyphs: Glyphs
 
     @classmethod
-    def of(cls, drawn: Sequence[tuple[int, Span]], axis: Axis, width: int, glyphs: Glyphs) -> "_Sheet":
+    def of(cls, drawn: Sequence[tuple[int, FinishedSpan]], axis: Axis, width: int, glyphs: Glyphs) -> "_Sheet":
         name = min(max((2 * depth + len(_name(span, glyphs)) for depth, span in drawn), default=4), NAME_CHARS_MAX)
         where = min(max((len(_where(span)) for _, span in drawn), default=0), WHERE_CHARS_MAX)
         where = where if width >= WIDTH_WITH_WHERE_MIN else 0
@@ -132,13 +132,13 @@ class _Sheet:
         scale = f"0{whole:>{self.bar - 1}}" if self.bar else ""
         return self._line("SPAN", "WHERE", Text(scale), "TOOK", "dim")
 
-    def row(self, depth: int, span: Span) -> Text:
+    def row(self, depth: int, span: FinishedSpan) -> Text:
         """One span."""
         style = "red" if trouble(span) else "bold" if span.name == TRANSFER else ""
         name = 2 * min(depth, DEPTH_MAX) * " " + _name(span, self.glyphs)
         return self._line(name, _where(span), self._bar(span), took(span.end_ns - span.start_ns), style)
 
-    def notes(self, depth: int, span: Span) -> list[Text]:
+    def notes(self, depth: int, span: FinishedSpan) -> list[Text]:
         """What else is to be said of a span, on lines of its own below it."""
         said = [(text, "dim") for text in (_account(span),) if text]
         said += [(text, "red") for text in (trouble(span),) if text]
@@ -149,7 +149,7 @@ class _Sheet:
             for line in textwrap.wrap(text, self.width, initial_indent=indent, subsequent_indent=f"{indent}  ")
         ]
 
-    def _bar(self, span: Span) -> Text:
+    def _bar(self, span: FinishedSpan) -> Text:
         if not self.bar:
             return Text("")
         if span.end_ns < self.axis.start:
@@ -192,22 +192,22 @@ def number(value: Attribute | None) -> float:
     return value if isinstance(value, int | float) else 0
 
 
-def _name(span: Span, glyphs: Glyphs) -> str:
+def _name(span: FinishedSpan, glyphs: Glyphs) -> str:
     wrong = trouble(span)
     return f"{span.name} {glyphs.lost}{' lost' if wrong.startswith(LOST) else ''}" if wrong else span.name
 
 
-def _where(span: Span) -> str:
+def _where(span: FinishedSpan) -> str:
     service = span.service.removeprefix("tensorhub-")
     # A worker has no name of its own, so its instance is the number of its process.
     return f"{service} {span.instance}" if span.instance.isdigit() else span.instance or service
 
 
-def _color(span: Span) -> str:
+def _color(span: FinishedSpan) -> str:
     return "red" if trouble(span) else {_READ: "cyan", TRANSFER: "green"}.get(span.name, "blue")
 
 
-def _account(span: Span) -> str:
+def _account(span: FinishedSpan) -> str:
     """Say what a read from one source brought, and why it was this source."""
     get = span.attributes.get
     if span.name != _READ:
@@ -221,7 +221,7 @@ def _account(span: Span) -> str:
     return f"{brought}, from {get('tensorhub.source.agent', '?')}{f': {why}' if why else ''}"
 
 
-def _encoded(span: Span, nbytes: float) -> str:
+def _encoded(span: FinishedSpan, nbytes: float) -> str:
     """Say how bytes came otherwise than as they are, and which part of them that was; "" where none did."""
     get = span.attributes.get
     encodings = get("tensorhub.encodings")
@@ -234,7 +234,7 @@ def _encoded(span: Span, nbytes: float) -> str:
     return f", {' and '.join(ways)}, {100 * number(get('tensorhub.wire_bytes')) / nbytes:.1f} % of the bytes{reason}"
 
 
-def trouble(span: Span) -> str:
+def trouble(span: FinishedSpan) -> str:
     """Say what went wrong in a span; "" where all went well."""
     end = str(span.attributes.get("tensorhub.end", ""))
     return span.error or (end if end.startswith(LOST) else "")

@@ -9,8 +9,15 @@ from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.handlers.publishing import fail
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, Catalog, Model, Replica, Round
-from tensorhub_common.catalog.transitions import VERSION_MOVES, AgentState, RoundMove, RoundState, VersionMove, move
-from tensorhub_common.catalog.validation import Refused, checked_number, the_model
+from tensorhub_common.catalog.transitions import (
+    VERSION_TRANSITIONS,
+    AgentState,
+    RoundState,
+    RoundTransition,
+    VersionTransition,
+    transition,
+)
+from tensorhub_common.catalog.validation import CommandRefused, checked_number, the_model
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -62,13 +69,15 @@ def pin(catalog: Catalog, command: Pin, out: Out) -> None:
     version = model.versions.get(command.version)
     if version is None or version.state is not VersionState.AVAILABLE:
         able = sorted(n for n, v in model.versions.items() if v.state is VersionState.AVAILABLE)
-        raise Refused(
+        raise CommandRefused(
             VersionUnavailable,
             f"version {command.version} of model {model.name!r} has no live holder, so it can't be pinned; available "
             f"now: {able or 'none'}",
         )
     if command.version not in model.pins and len(model.pins) >= RETAINED_MAX:
-        raise Refused(RetentionFull, f"model {model.name!r} has {RETAINED_MAX} pinned versions already: unpin one")
+        raise CommandRefused(
+            RetentionFull, f"model {model.name!r} has {RETAINED_MAX} pinned versions already: unpin one"
+        )
     model.pins[command.version] = None
     catalog.tended[model.name] = None
     out.append(VersionPinned(model=model.name, version=command.version))
@@ -86,13 +95,13 @@ def rewind(catalog: Catalog, command: Rewind, out: Out) -> None:
     """Retire every version above `to`: nobody reads it any more, and its number is not used again."""
     model = the_model(catalog, command.model)
     if model.last is None or not 0 <= command.to <= model.last:
-        raise Refused(
+        raise CommandRefused(
             VersionUnavailable,
             f"model {model.name!r} can't be rewound to version {command.to}: the last published one is {model.last}",
         )
     pinned = sorted(number for number in model.pins if number > command.to)
     if pinned:
-        raise Refused(
+        raise CommandRefused(
             VersionConflict,
             f"versions {pinned} of model {model.name!r} are pinned, so it can't be rewound to {command.to}: unpin "
             "them first",
@@ -104,7 +113,7 @@ def rewind(catalog: Catalog, command: Rewind, out: Out) -> None:
     )
     for number in retired:
         version = model.versions[number]
-        version.state = move(VERSION_MOVES, version.state, VersionMove.REWOUND)
+        version.state = transition(VERSION_TRANSITIONS, version.state, VersionTransition.REWOUND)
         out.append(VersionRetired(model=model.name, version=number, reason=why))
     catalog.tended[model.name] = None
     if retired:
@@ -122,16 +131,16 @@ def _turn_back(catalog: Catalog, model: Model, to: int, out: Out) -> None:
             continue
         if current.version > to:
             _turn(catalog, model, replica, current, out)
-    rounds.wake(catalog, model, out)
+    rounds.decide_waiting_rounds(catalog, model, out)
 
 
 def _turn(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
     """What the round was decided for can't be read any more: decide again, as often as that may be."""
     if current.attempt >= ATTEMPTS_MAX:
         message = f"version {current.version} was retired, after {ATTEMPTS_MAX} attempts: try again"
-        rounds.end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
+        rounds.end(model, replica, RoundTransition.FAILED, out, VersionUnavailable.__name__, message)
         return
-    rounds.again(catalog, model, replica, current, out)
+    rounds.redecide(catalog, model, replica, current, out)
 
 
 def delete(catalog: Catalog, command: Delete, out: Out) -> None:
@@ -145,7 +154,7 @@ def delete(catalog: Catalog, command: Delete, out: Out) -> None:
     ]
     if standing:
         more = f" and {len(standing) - NAMED_MAX} more" if len(standing) > NAMED_MAX else ""
-        raise Refused(
+        raise CommandRefused(
             ReplicaConflict,
             f"model {model.name!r} has replicas {standing[:NAMED_MAX]}{more} on live agents: release them first",
         )
@@ -164,7 +173,7 @@ def delete_job(catalog: Catalog, command: DeleteJob, out: Out) -> None:
     What is left has no size: it is the job's tombstone.
     """
     if command.by is not None:
-        raise Refused(BadCommand, "a job is deleted by those who use it, not by an agent")
+        raise CommandRefused(BadCommand, "a job is deleted by those who use it, not by an agent")
     catalog.deleted, catalog.deleted_at = catalog.seq, catalog.time
     for each in (catalog.models, catalog.agents, catalog.lanes, catalog.tended, catalog.leaving):
         each.clear()
@@ -175,7 +184,7 @@ def drain_agent(catalog: Catalog, command: DrainAgent, out: Out) -> None:
     """Take an agent out for maintenance, or let it take part again."""
     agent = catalog.agents.get(command.agent)
     if agent is None:
-        raise Refused(AgentUnavailable, f"agent {command.agent!r:.80} has not joined job {catalog.job!r}")
+        raise CommandRefused(AgentUnavailable, f"agent {command.agent!r:.80} has not joined job {catalog.job!r}")
     agent.draining, agent.drained = command.on, False
     if command.on:
         catalog.leaving[agent.name] = None

@@ -7,7 +7,7 @@ agent only once its own is lost or has released it.
 from typing import Final
 
 from tensorhub_common.catalog import cache_replicas
-from tensorhub_common.catalog.availability import Out, common_version, refresh, shift
+from tensorhub_common.catalog.availability import Out, common_version, move_shard, refresh_availability
 from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.state import (
     AGENTS_MAX,
@@ -25,20 +25,20 @@ from tensorhub_common.catalog.state import (
     known_root,
 )
 from tensorhub_common.catalog.transitions import (
-    AGENT_MOVES,
-    AgentMove,
+    AGENT_TRANSITIONS,
     AgentState,
+    AgentTransition,
     RoundState,
-    ShardMove,
     ShardState,
-    move,
+    ShardTransition,
+    transition,
 )
 from tensorhub_common.catalog.validation import (
-    Refused,
+    CommandRefused,
     checked_digest,
     checked_name,
     checked_number,
-    is_hub,
+    is_registry_sender,
     live_agent,
     owned_shard,
 )
@@ -54,7 +54,7 @@ from tensorhub_common.protocol.log.commands import (
     SHARDS_MAX,
     Expire,
     ForgetAgent,
-    Holding,
+    HeldShard,
     Join,
     Lead,
     Register,
@@ -80,8 +80,8 @@ NEIGHBOURS_MAX: Final = 32
 def join(catalog: Catalog, command: Join, out: Out) -> None:
     """Let an agent's new incarnation speak, and believe what the log can vouch for of what it says it holds."""
     by = command.by
-    if by is None or is_hub(by):
-        raise Refused(BadCommand, "an agent must join under its own name, which can't begin with '_'")
+    if by is None or is_registry_sender(by):
+        raise CommandRefused(BadCommand, "an agent must join under its own name, which can't begin with '_'")
     checked_name("host", command.host)
     checked_name("site", command.site)
     if command.rack:
@@ -90,16 +90,16 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
     agent = catalog.agents.get(by.process)
     if agent is None:
         if len(catalog.agents) >= AGENTS_MAX:
-            raise Refused(BadCommand, f"the job knows {AGENTS_MAX} agents already, which is the limit")
+            raise CommandRefused(BadCommand, f"the job knows {AGENTS_MAX} agents already, which is the limit")
         agent = catalog.agents[by.process] = AgentRecord(by.process, by.incarnation, command.host, command.site)
     elif by.incarnation <= agent.incarnation:
-        raise Refused(
+        raise CommandRefused(
             StaleSender, f"agent {agent.name!r} joined with incarnation {agent.incarnation} before: use a higher one"
         )
     else:
         _forget_lanes(catalog, agent.name, by.incarnation)
     before = dict(agent.shards)
-    agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
+    agent.state = transition(AGENT_TRANSITIONS, agent.state, AgentTransition.JOINED)
     agent.lost_at = 0.0
     agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
     agent.rack, agent.cache_bytes = command.rack, command.cache_bytes
@@ -118,12 +118,12 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
     out.insert(0, joined)
 
 
-def _believed(catalog: Catalog, key: tuple[str, str, int]) -> Holding:
+def _believed(catalog: Catalog, key: tuple[str, str, int]) -> HeldShard:
     """Say what the log takes the shard to hold: its root, and its version if all of its replica has it."""
     model_name, replica_name, index = key
     replica = catalog.models[model_name].replicas[replica_name]
     root = replica.members[index].root
-    return Holding(model=model_name, replica=replica_name, shard=index, version=replica.version, root=root)
+    return HeldShard(model=model_name, replica=replica_name, shard=index, version=replica.version, root=root)
 
 
 def _forget_lanes(catalog: Catalog, agent: str, incarnation: int) -> None:
@@ -139,7 +139,7 @@ def _restate(
     catalog: Catalog,
     agent: AgentRecord,
     before: dict[tuple[str, str, int], None],
-    stated: dict[tuple[str, str, int], Holding],
+    stated: dict[tuple[str, str, int], HeldShard],
     out: Out,
 ) -> None:
     """Empty all of the agent's shards, then believe again those whose root the log knows."""
@@ -155,7 +155,7 @@ def _restate(
         if holding is None:
             _remove(catalog, model, replica, shard)
         elif _is_vouched_for(model, replica, shard, holding):
-            shift(shard, ShardMove.RESTATED, holding.version, holding.root)
+            move_shard(shard, ShardTransition.RESTATED, holding.version, holding.root)
     for model_name, replica_name in touched:
         model = catalog.models[model_name]
         _tell_change(model, model.replicas[replica_name], agent.name, out)
@@ -167,12 +167,12 @@ def _tell_change(model: Model, replica: Replica, agent: str, out: Out) -> None:
     before, after = replica.version, common_version(replica)
     if before is not None and after != before:
         out.append(ReplicaLost(model=model.name, replica=replica.name, agent=agent, version=before))
-    refresh(model, replica, "lost", out)
+    refresh_availability(model, replica, "lost", out)
     if after is not None and after != before:
         out.append(ReplicaReady(model=model.name, replica=replica.name, version=after))
 
 
-def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holding) -> bool:
+def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: HeldShard) -> bool:
     """Tell whether the log keeps this root for the shard at this version, so that what is stated can be believed."""
     if holding.version is None or holding.root is None:
         return False
@@ -182,7 +182,7 @@ def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holdi
     return known == holding.root and not is_retired(model, holding.version)
 
 
-def _is_aside(holding: Holding | None) -> bool:
+def _is_aside(holding: HeldShard | None) -> bool:
     """Tell whether the agent says that it can't take back its part of a copy: it names the version, and no root.
 
     Whatever else an agent states has both or neither.
@@ -193,15 +193,15 @@ def _is_aside(holding: Holding | None) -> bool:
 def _settle(catalog: Catalog, model: Model, replica_name: str, reason: str, out: Out) -> None:
     """After shards went: bring the replica's version up to date, and drop the replica when none is left."""
     replica = model.replicas[replica_name]
-    refresh(model, replica, reason, out)
+    refresh_availability(model, replica, reason, out)
     if not replica.members:
         del model.replicas[replica_name]
-    rounds.wake(catalog, model, out)
+    rounds.decide_waiting_rounds(catalog, model, out)
 
 
 def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) -> None:
     """Let one shard hold nothing and wait for nothing. Its siblings' round fails if it was counted on."""
-    shift(shard, ShardMove.LOST)
+    move_shard(shard, ShardTransition.LOST)
     replica.offers.pop(shard.index, None)
     current = replica.round
     if current is not None:
@@ -218,12 +218,14 @@ def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> N
 
 def lead(catalog: Catalog, command: Lead, out: Out) -> None:
     """Let a leader's term count, before it has any agent to expire: what a lower one still says is refused."""
-    if command.by is None or not is_hub(command.by):
-        raise Refused(BadCommand, "only a registry may say that it leads")
+    if command.by is None or not is_registry_sender(command.by):
+        raise CommandRefused(BadCommand, "only a registry may say that it leads")
     checked_name("registry", command.registry)
     checked_number("term", command.term)
     if command.term <= catalog.term:
-        raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken, so take a higher one")
+        raise CommandRefused(
+            BadCommand, f"term {command.term} is over: term {catalog.term} has spoken, so take a higher one"
+        )
     checked_number("level", command.level)
     check_level(catalog.job, command.level)
     catalog.term = command.term
@@ -237,16 +239,16 @@ def lead(catalog: Catalog, command: Lead, out: Out) -> None:
 
 def expire(catalog: Catalog, command: Expire, out: Out) -> None:
     """Count an agent as lost, on the word of the highest leader's term seen. No agent's word does that."""
-    if command.by is None or not is_hub(command.by):
-        raise Refused(BadCommand, "only a registry may say that an agent is lost")
+    if command.by is None or not is_registry_sender(command.by):
+        raise CommandRefused(BadCommand, "only a registry may say that an agent is lost")
     checked_number("term", command.term)
     if command.term < catalog.term:
-        raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
+        raise CommandRefused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
     agent = catalog.agents.get(command.agent)
     if agent is None or agent.incarnation != command.incarnation or agent.state is not AgentState.LIVE:
-        raise Refused(BadCommand, f"agent {command.agent!r} has no live incarnation {command.incarnation}")
+        raise CommandRefused(BadCommand, f"agent {command.agent!r} has no live incarnation {command.incarnation}")
     catalog.term = command.term
-    agent.state = move(AGENT_MOVES, agent.state, AgentMove.EXPIRED)
+    agent.state = transition(AGENT_TRANSITIONS, agent.state, AgentTransition.EXPIRED)
     agent.lost_at = catalog.time if catalog.level >= Level.FORGETTING else 0.0
     out.append(AgentLost(agent=agent.name, incarnation=agent.incarnation, term=command.term))
     touched: dict[tuple[str, str], None] = {}
@@ -271,17 +273,17 @@ def kept_s(catalog: Catalog, agent: AgentRecord) -> float:
 
 def forget_agent(catalog: Catalog, command: ForgetAgent, out: Out) -> None:
     """Know no more of an agent that was lost long ago: what it had is released, and its name begins anew."""
-    if command.by is None or not is_hub(command.by):
-        raise Refused(BadCommand, "only a registry may say that an agent is forgotten")
+    if command.by is None or not is_registry_sender(command.by):
+        raise CommandRefused(BadCommand, "only a registry may say that an agent is forgotten")
     checked_number("term", command.term)
     if command.term < catalog.term:
-        raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
+        raise CommandRefused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
     agent = catalog.agents.get(command.agent)
     if agent is None or agent.incarnation != command.incarnation or agent.state is not AgentState.LOST:
-        raise Refused(BadCommand, f"agent {command.agent!r:.80} has no lost incarnation {command.incarnation}")
+        raise CommandRefused(BadCommand, f"agent {command.agent!r:.80} has no lost incarnation {command.incarnation}")
     kept, lost = kept_s(catalog, agent), catalog.time - agent.lost_at
     if lost < kept:
-        raise Refused(
+        raise CommandRefused(
             BadCommand, f"agent {agent.name!r} was lost {lost:.0f} s ago, and is remembered for {kept:.0f} s: wait"
         )
     catalog.term = command.term
@@ -309,7 +311,7 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
     checked_name("replica", command.replica)
     where = f"{command.model}/{command.replica}"
     if not 1 <= command.shards <= SHARDS_MAX or not 0 <= command.shard < command.shards:
-        raise Refused(
+        raise CommandRefused(
             LayoutMismatch,
             f"shard {command.shard} of {command.shards} of {where} is out of range: shards count from 0, at most "
             f"{SHARDS_MAX}",
@@ -360,26 +362,26 @@ def _siblings(replica: Replica, index: int) -> tuple[Sibling, ...]:
 def _check_room(catalog: Catalog, agent: AgentRecord, command: Register) -> None:
     """Refuse a new shard on an agent that leaves, or over the job's quota."""
     if agent.draining:
-        raise Refused(
+        raise CommandRefused(
             AgentUnavailable,
             f"agent {agent.name!r} is being drained and takes no new shard: connect to another one, or end it with "
             f"'tensorhub drain {agent.name} --end'",
         )
     why = cache_replicas.over_quota(catalog, command.nbytes)
     if why is not None:
-        raise Refused(MemoryExhausted, why)
+        raise CommandRefused(MemoryExhausted, why)
 
 
 def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command: Register) -> None:
     where = f"{command.model}/{command.replica}"
     if replica.mapped != command.mapped:
-        raise Refused(
+        raise CommandRefused(
             LayoutMismatch,
             f"{where} was registered {'with' if replica.mapped else 'without'} install='mapped': use the same for all "
             "its shards, or release them first",
         )
     if replica.shards != command.shards or replica.spot != command.spot:
-        raise Refused(
+        raise CommandRefused(
             LayoutMismatch,
             f"{where} was registered with shards={replica.shards}, spot={replica.spot}, not shards={command.shards}, "
             f"spot={command.spot}: use the same for all its shards, or release them first",
@@ -389,13 +391,13 @@ def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command:
         return
     if old.agent == agent.name:
         if old.layout != command.layout:
-            raise Refused(
+            raise CommandRefused(
                 LayoutMismatch,
                 f"shard {command.shard} of {where} stands with another layout ({old.layout[:12]}, not "
                 f"{command.layout[:12]}): release it first, or use another replica name",
             )
     elif catalog.agents[old.agent].state is AgentState.LIVE:
-        raise Refused(
+        raise CommandRefused(
             ReplicaConflict,
             f"shard {command.shard} of {where} stands on agent {old.agent!r}: release it there, or use another "
             "replica name",
@@ -404,14 +406,16 @@ def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command:
 
 def _new_model(catalog: Catalog, name: str) -> Model:
     if len(catalog.models) >= MODELS_MAX:
-        raise Refused(BadCommand, f"the job has {MODELS_MAX} models already, which is the limit")
+        raise CommandRefused(BadCommand, f"the job has {MODELS_MAX} models already, which is the limit")
     model = catalog.models[name] = Model(name)
     return model
 
 
 def _new_replica(model: Model, command: Register) -> Replica:
     if len(model.replicas) >= REPLICAS_MAX:
-        raise Refused(BadCommand, f"model {model.name!r} has {REPLICAS_MAX} replicas already, which is the limit")
+        raise CommandRefused(
+            BadCommand, f"model {model.name!r} has {REPLICAS_MAX} replicas already, which is the limit"
+        )
     replica = model.replicas[command.replica] = Replica(
         command.replica, command.shards, command.spot, mapped=command.mapped
     )
@@ -422,7 +426,7 @@ def release(catalog: Catalog, command: Release, out: Out) -> None:
     """Let a shard go. A published one must have been drained first, which is the agent's to do."""
     model, replica, shard = owned_shard(catalog, command)
     if shard.state is ShardState.READY:
-        raise Refused(
+        raise CommandRefused(
             ReplicaConflict,
             f"shard {shard.index} of {model.name}/{replica.name} still has version {shard.version} published: "
             "unpublish it first",

@@ -7,7 +7,7 @@ Versions are compared with the last *published* one, so an abandoned number may 
 from collections.abc import Mapping
 
 from tensorhub_common.catalog import cache_replicas, retention
-from tensorhub_common.catalog.availability import Out, refresh, shift
+from tensorhub_common.catalog.availability import Out, move_shard, refresh_availability
 from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.state import (
     Catalog,
@@ -21,8 +21,8 @@ from tensorhub_common.catalog.state import (
     known_root,
     root_key,
 )
-from tensorhub_common.catalog.transitions import ShardMove, ShardState
-from tensorhub_common.catalog.validation import Refused, checked_digest, checked_number, owned_shard, the_replica
+from tensorhub_common.catalog.transitions import ShardState, ShardTransition
+from tensorhub_common.catalog.validation import CommandRefused, checked_digest, checked_number, owned_shard, the_replica
 from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict, from_code
 from tensorhub_common.protocol.log.commands import (
     NO_ROOT,
@@ -58,7 +58,7 @@ def publish(catalog: Catalog, command: Publish, out: Out) -> None:
     """Pass on a wish from outside; the agents of the replica's shards answer it with `Ready`."""
     model, replica = the_replica(catalog, command.model, command.replica)
     if len(replica.members) < replica.shards:
-        raise Refused(
+        raise CommandRefused(
             BadCommand,
             f"replica {replica.name!r} lacks shards {list(replica.missing(replica.members))}: "
             "register all of them before publishing",
@@ -70,7 +70,7 @@ def publish(catalog: Catalog, command: Publish, out: Out) -> None:
         _check_free(model, replica, shard, wished)
         why = _not_newer(model, replica, shard, wished, None)
         if why is not None:
-            raise Refused(VersionConflict, why)
+            raise CommandRefused(VersionConflict, why)
     out.append(PublishWished(model=model.name, replica=replica.name, version=wished, shards=replica.shards))
 
 
@@ -97,15 +97,17 @@ def ready(catalog: Catalog, command: Ready, out: Out) -> None:
         out.append(_stands(model, replica, shard))
         return
     if replica.cache is not None:
-        raise Refused(BadCommand, f"replica {replica.name!r} is a copy of version {replica.cache}: publish another one")
+        raise CommandRefused(
+            BadCommand, f"replica {replica.name!r} is a copy of version {replica.cache}: publish another one"
+        )
     if replica.mapped:
-        raise Refused(BadCommand, f"replica {replica.name!r} maps what others hold: publish another one")
+        raise CommandRefused(BadCommand, f"replica {replica.name!r} maps what others hold: publish another one")
     checked_digest("root", command.root)
     _check_free(model, replica, shard, command.version)
     offers = {**replica.offers, shard.index: Offer(command.version, command.root)}
-    why = _clash(offers) or _not_newer(model, replica, shard, command.version, command.root)
+    why = _conflicting_versions(offers) or _not_newer(model, replica, shard, command.version, command.root)
     if why is not None and len(offers) == 1:
-        raise Refused(VersionConflict, why)
+        raise CommandRefused(VersionConflict, why)
     replica.offers = offers
     if why is not None:
         fail(model, replica, why, out)
@@ -130,13 +132,13 @@ def _check_free(model: Model, replica: Replica, shard: Shard, version: int | Non
     """Refuse a shard that can't publish now, and a number that no version has."""
     where = f"{model.name}/{replica.name} shard {shard.index}"
     if shard.state is ShardState.READY:
-        raise Refused(
+        raise CommandRefused(
             VersionConflict, f"{where} still has version {shard.version} published: unpublish {shard.version} first"
         )
     if shard.state is not ShardState.EMPTY or (replica.round is not None and shard.index in replica.round.wants):
-        raise Refused(ReplicaConflict, f"{where} is busy ({shard.state}): wait until its other call has ended")
+        raise CommandRefused(ReplicaConflict, f"{where} is busy ({shard.state}): wait until its other call has ended")
     if version is not None and not 0 <= version <= VERSION_MAX:
-        raise Refused(VersionConflict, f"version {version} is out of range: take 0 to {VERSION_MAX}")
+        raise CommandRefused(VersionConflict, f"version {version} is out of range: take 0 to {VERSION_MAX}")
 
 
 def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None) -> str | None:
@@ -175,7 +177,7 @@ def _equal_bytes(model: Model, replica: Replica, shard: Shard, version: int, roo
     return root != NO_ROOT and root == known and not is_retired(model, version)
 
 
-def _clash(offers: Mapping[int, Offer]) -> str | None:
+def _conflicting_versions(offers: Mapping[int, Offer]) -> str | None:
     numbers = sorted({offer.version for offer in offers.values() if offer.version is not None})
     return f"the shards name versions {numbers}; all shards must publish one" if len(numbers) > 1 else None
 
@@ -220,11 +222,11 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
         out.append(VersionPublished(model=model.name, version=version, replica=replica.name, roots=tuple(roots)))
     replica.offers.clear()
     for index, offer in offers.items():
-        shift(replica.members[index], ShardMove.PUBLISHED, version, offer.root)
-    refresh(model, replica, "published", out)
+        move_shard(replica.members[index], ShardTransition.PUBLISHED, version, offer.root)
+    refresh_availability(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
-    rounds.wake(catalog, model, out)
-    rounds.overtake(model, version, out)
+    rounds.decide_waiting_rounds(catalog, model, out)
+    rounds.report_overtaken(model, version, out)
 
 
 def _in_order(replica: Replica) -> list[Shard]:
@@ -253,7 +255,9 @@ def withdraw(catalog: Catalog, command: Withdraw, out: Out) -> None:
         out.append(_stands(model, replica, shard))
         return
     if shard.index not in replica.offers:
-        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no publication")
+        raise CommandRefused(
+            NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no publication"
+        )
     missing = _missing(model, replica)
     del replica.offers[shard.index]
     out.append(PublishWithdrawn(model=model.name, replica=replica.name, shard=shard.index, missing=missing))
@@ -266,9 +270,9 @@ def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
     """
     model, replica, shard = owned_shard(catalog, command)
     if shard.state is not ShardState.READY or shard.version is None:
-        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} has nothing published")
+        raise CommandRefused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} has nothing published")
     if replica.round is not None and shard.index in replica.round.wants:
-        raise Refused(
+        raise CommandRefused(
             ReplicaConflict,
             f"shard {shard.index} of replica {replica.name!r} is in round {replica.round.number}: wait for its end",
         )
@@ -278,7 +282,7 @@ def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
         return
     placed: Out = []
     coming = retention.is_coming(catalog, model, replica, version)
-    if not coming and not cache_replicas.place(catalog, model, model.versions[version], placed):
+    if not coming and not cache_replicas.place_copy(catalog, model, model.versions[version], placed):
         raise retention.refuse_full(model, replica, version)
     shard.leaving = True
     out.append(UnpublishHeld(model=model.name, replica=replica.name, shard=shard.index, version=version))
@@ -289,16 +293,18 @@ def drain(model: Model, replica: Replica, shard: Shard, out: Out) -> None:
     """Count a ready shard as draining."""
     version = shard.version
     assert version is not None
-    shift(shard, ShardMove.UNPUBLISHED)
+    move_shard(shard, ShardTransition.UNPUBLISHED)
     out.append(ShardDraining(model=model.name, replica=replica.name, shard=shard.index, version=version))
-    refresh(model, replica, "unpublished", out)
+    refresh_availability(model, replica, "unpublished", out)
 
 
 def stay(catalog: Catalog, command: Stay, out: Out) -> None:
     """Leave a shard published whose unpublish was held back, at its caller's bound."""
     model, replica, shard = owned_shard(catalog, command)
     if not shard.leaving or shard.version is None:
-        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no other copy")
+        raise CommandRefused(
+            NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no other copy"
+        )
     shard.leaving = False
     out.append(ShardStays(model=model.name, replica=replica.name, shard=shard.index, version=shard.version))
 
@@ -307,7 +313,7 @@ def drained(catalog: Catalog, command: Drained, out: Out) -> None:
     """Count a draining shard as empty."""
     model, replica, shard = owned_shard(catalog, command)
     if shard.state is not ShardState.DRAINING or shard.version is None:
-        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} is not draining")
+        raise CommandRefused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} is not draining")
     version = shard.version
-    shift(shard, ShardMove.DRAINED)
+    move_shard(shard, ShardTransition.DRAINED)
     out.append(ShardDrained(model=model.name, replica=replica.name, shard=shard.index, version=version))

@@ -14,7 +14,7 @@ A newer version comes while a replica reads an older one: its shards judge, and 
 from collections.abc import Container
 
 from tensorhub_common.catalog import cache_replicas, retention
-from tensorhub_common.catalog.availability import IN_ORDER, Out, refresh, shift, vacate
+from tensorhub_common.catalog.availability import IN_ORDER, Out, empty_for_refill, move_shard, refresh_availability
 from tensorhub_common.catalog.state import (
     ATTEMPTS_MAX,
     Catalog,
@@ -28,9 +28,22 @@ from tensorhub_common.catalog.state import (
     newest,
     root_key,
 )
-from tensorhub_common.catalog.transitions import ROUND_MOVES, RoundMove, RoundState, ShardMove, ShardState, move
-from tensorhub_common.catalog.validation import Refused, checked_digest, open_round, owned_shard
-from tensorhub_common.catalog.version_selection import Fail, Settled, Wait, decide, is_overtaken
+from tensorhub_common.catalog.transitions import (
+    ROUND_TRANSITIONS,
+    RoundState,
+    RoundTransition,
+    ShardState,
+    ShardTransition,
+    transition,
+)
+from tensorhub_common.catalog.validation import CommandRefused, checked_digest, open_round, owned_shard
+from tensorhub_common.catalog.version_selection import (
+    CannotDecide,
+    NothingNewer,
+    WaitForVersion,
+    is_overtaken,
+    select_version,
+)
 from tensorhub_common.errors import (
     BadCommand,
     IntegrityError,
@@ -64,25 +77,25 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     model, replica, shard = owned_shard(catalog, command)
     where = f"shard {shard.index} of {model.name}/{replica.name}"
     if isinstance(command.want, int) and not 0 <= command.want <= VERSION_MAX:
-        raise Refused(VersionUnavailable, f"version {command.want} can't exist: versions are 0 to {VERSION_MAX}")
+        raise CommandRefused(VersionUnavailable, f"version {command.want} can't exist: versions are 0 to {VERSION_MAX}")
     if shard.index in replica.offers:
-        raise Refused(ReplicaConflict, f"{where} is being published: wait until that call has ended")
+        raise CommandRefused(ReplicaConflict, f"{where} is being published: wait until that call has ended")
     if shard.state not in (ShardState.EMPTY, ShardState.READY):
-        raise Refused(ReplicaConflict, f"{where} is {shard.state}: wait until that has ended")
+        raise CommandRefused(ReplicaConflict, f"{where} is {shard.state}: wait until that has ended")
     current = replica.round
     if current is not None and (current.state is not RoundState.JOINING or shard.index in current.wants):
-        raise Refused(ReplicaConflict, f"{where} is in round {current.number} already: wait for its end")
+        raise CommandRefused(ReplicaConflict, f"{where} is in round {current.number} already: wait for its end")
     if replica.cache not in (None, command.want):
-        raise Refused(BadCommand, f"{where} is a copy of version {replica.cache}, and takes no other")
+        raise CommandRefused(BadCommand, f"{where} is a copy of version {replica.cache}, and takes no other")
     if shard.leaving:
-        raise Refused(ReplicaConflict, f"{where} is being unpublished: wait until that call has ended")
+        raise CommandRefused(ReplicaConflict, f"{where} is being unpublished: wait until that call has ended")
     if current is None:
         keeps = catalog.level >= Level.NEVER_OLDER
         current = replica.round = Round(
             number=catalog.seq, supersede=command.supersede, began_with=replica.version if keeps else None
         )
         model.waiting[replica.name] = None
-    current.state = move(ROUND_MOVES, current.state, RoundMove.JOINED)
+    current.state = transition(ROUND_TRANSITIONS, current.state, RoundTransition.JOINED)
     current.supersede = current.supersede and command.supersede
     current.wants[shard.index] = command.want
     current.patient[shard.index] = command.patient
@@ -90,7 +103,7 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
         current.staged[shard.index] = None
     out.append(joined(model, replica, shard.index, current.wants))
     if _try_decide(model, replica, current, out):
-        wake(catalog, model, out)
+        decide_waiting_rounds(catalog, model, out)
 
 
 def _held(model: Model, replica: Replica, current: Round) -> int | None:
@@ -105,7 +118,7 @@ def _held(model: Model, replica: Replica, current: Round) -> int | None:
     return None if is_retired(model, replica.version) else replica.version
 
 
-def wake(catalog: Catalog, model: Model, out: Out) -> None:
+def decide_waiting_rounds(catalog: Catalog, model: Model, out: Out) -> None:
     """Decide every round that waits for a version, in the order in which they began to wait.
 
     A replica that holds the version already is ready at once, and may make available what another one waits for: so
@@ -141,26 +154,26 @@ def _wake_again(model: Model, out: Out) -> None:
 
 
 def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> bool:
-    """Decide the round if it can be decided. True: the replica is ready with that, and others may go on: `wake`."""
+    """Decide the round if it can be decided. True: the replica is ready, and `decide_waiting_rounds` is due."""
     complete = len(current.wants) == replica.shards
     patient = current.started or all(current.patient.values())
-    decision = decide(model, current.wants, patient, _held(model, replica, current))
-    if isinstance(decision, Fail):
+    decision = select_version(model, current.wants, patient, _held(model, replica, current))
+    if isinstance(decision, CannotDecide):
         # Two clashing numbers fail at once; a number that is gone fails once all have joined.
         if complete or decision.error is VersionConflict:
-            end(model, replica, RoundMove.FAILED, out, decision.error.__name__, decision.message)
-    elif not complete or isinstance(decision, Wait):
+            end(model, replica, RoundTransition.FAILED, out, decision.error.__name__, decision.message)
+    elif not complete or isinstance(decision, WaitForVersion):
         pass
-    elif isinstance(decision, Settled):
-        end(model, replica, RoundMove.SETTLED, out)
+    elif isinstance(decision, NothingNewer):
+        end(model, replica, RoundTransition.SETTLED, out)
     else:
         return _decided(model, replica, current, decision, out)
     return False
 
 
 def _decided(model: Model, replica: Replica, current: Round, version: int, out: Out) -> bool:
-    """Decide the round. True: the replica holds the version with all its shards, so it is ready, and `wake` is due."""
-    current.state = move(ROUND_MOVES, current.state, RoundMove.DECIDED)
+    """Decide the round. True: all shards hold the version, so the replica is ready: `decide_waiting_rounds` is due."""
+    current.state = transition(ROUND_TRANSITIONS, current.state, RoundTransition.DECIDED)
     current.attempt += 1
     current.version = version
     current.held = False
@@ -197,34 +210,34 @@ def note_turns(catalog: Catalog, out: Out) -> None:
 def complete(catalog: Catalog, model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
     """End the round well, and let those go on who waited for that."""
     _end_well(model, replica, current, version, out)
-    wake(catalog, model, out)
+    decide_waiting_rounds(catalog, model, out)
 
 
 def _end_well(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
     """The whole replica holds the version."""
     number = current.number
-    current.state = move(ROUND_MOVES, current.state, RoundMove.COMPLETED)
+    current.state = transition(ROUND_TRANSITIONS, current.state, RoundTransition.COMPLETED)
     replica.round = None
     for index, root in current.staged.items():
         # All shards swap in this one command, so the replica goes from one whole version to the other.
         if root is not None:
-            shift(replica.members[index], ShardMove.SWAPPED, version, root)
-    refresh(model, replica, "replaced", out)
+            move_shard(replica.members[index], ShardTransition.SWAPPED, version, root)
+    refresh_availability(model, replica, "replaced", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version, round=number))
 
 
-def end(model: Model, replica: Replica, how: RoundMove, out: Out, error: str = "", message: str = "") -> None:
+def end(model: Model, replica: Replica, how: RoundTransition, out: Out, error: str = "", message: str = "") -> None:
     """End the replica's round for all its shards; what was being filled goes back to empty."""
     current = replica.round
     if current is None:
         return
-    current.state = move(ROUND_MOVES, current.state, how)
+    current.state = transition(ROUND_TRANSITIONS, current.state, how)
     replica.round = None
     model.waiting.pop(replica.name, None)
     _give_up_filling(replica)
-    if how is RoundMove.SETTLED:
+    if how is RoundTransition.SETTLED:
         out.append(RoundSettled(model=model.name, replica=replica.name, round=current.number))
-    elif how is RoundMove.FAILED:
+    elif how is RoundTransition.FAILED:
         out.append(
             RoundFailed(model=model.name, replica=replica.name, round=current.number, error=error, message=message)
         )
@@ -233,7 +246,7 @@ def end(model: Model, replica: Replica, how: RoundMove, out: Out, error: str = "
 def _give_up_filling(replica: Replica) -> None:
     for shard in replica.members.values():
         if shard.state is ShardState.FILLING:
-            shift(shard, ShardMove.GIVEN_UP)
+            move_shard(shard, ShardTransition.GIVEN_UP)
 
 
 def joined(model: Model, replica: Replica, shard: int, there: Container[int]) -> RoundJoined:
@@ -259,27 +272,27 @@ def replan(catalog: Catalog, command: Replan, out: Out) -> None:
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
     if current.state is not RoundState.DECIDED or current.attempt != command.attempt:
-        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+        raise CommandRefused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     if current.attempt >= ATTEMPTS_MAX:
         message = f"no leases on version {current.version} could be had in {ATTEMPTS_MAX} attempts: try again"
-        end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
+        end(model, replica, RoundTransition.FAILED, out, VersionUnavailable.__name__, message)
         return
-    again(catalog, model, replica, current, out)
+    redecide(catalog, model, replica, current, out)
 
 
-def again(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
+def redecide(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
     """Take a decision back and decide again; the round waits when there is nothing to read now."""
     version = current.version
     assert version is not None
     current.held = False
-    verdict = decide(model, current.wants, patient=True, held=_held(model, replica, current))
-    if isinstance(verdict, Fail):
-        end(model, replica, RoundMove.FAILED, out, verdict.error.__name__, verdict.message)
+    verdict = select_version(model, current.wants, patient=True, held=_held(model, replica, current))
+    if isinstance(verdict, CannotDecide):
+        end(model, replica, RoundTransition.FAILED, out, verdict.error.__name__, verdict.message)
     elif isinstance(verdict, int):
         if _decided(model, replica, current, verdict, out):
-            wake(catalog, model, out)
+            decide_waiting_rounds(catalog, model, out)
     else:
-        current.state = move(ROUND_MOVES, current.state, RoundMove.REOPENED)
+        current.state = transition(ROUND_TRANSITIONS, current.state, RoundTransition.REOPENED)
         current.version = None
         current.granted.clear()
         current.filled.clear()
@@ -288,7 +301,7 @@ def again(catalog: Catalog, model: Model, replica: Replica, current: Round, out:
         model.waiting[replica.name] = None
         out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
         if _try_decide(model, replica, current, out):
-            wake(catalog, model, out)
+            decide_waiting_rounds(catalog, model, out)
 
 
 def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
@@ -297,7 +310,7 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
     current = open_round(replica, command.round, shard)
     waits = current.state is RoundState.JOINING
     if command.attempt is not None and (waits or command.attempt != current.attempt):
-        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+        raise CommandRefused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     if waits:
         missing = replica.missing(current.wants)
         current.leave(shard.index)
@@ -307,17 +320,17 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
             )
         )
         if not current.wants:
-            end(model, replica, RoundMove.EMPTIED, out)
+            end(model, replica, RoundTransition.EMPTIED, out)
         return
     if command.error == VersionUnavailable.__name__ and _went_in_good_order(model, current):
-        again(catalog, model, replica, current, out)
+        redecide(catalog, model, replica, current, out)
         return
     if current.held and command.error == RoundTimeout.__name__ and replica.version is not None:
         why = f"no other copy of the retained version {replica.version} stood within the bound"
-        end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, f"{why}: allow more time")
+        end(model, replica, RoundTransition.FAILED, out, RetentionFull.__name__, f"{why}: allow more time")
         return
     error = from_code(command.error, command.message)
-    end(model, replica, RoundMove.FAILED, out, error.code, f"shard {shard.index}: {command.message}"[:1000])
+    end(model, replica, RoundTransition.FAILED, out, error.code, f"shard {shard.index}: {command.message}"[:1000])
 
 
 def _went_in_good_order(model: Model, current: Round) -> bool:
@@ -335,7 +348,7 @@ def _went_in_good_order(model: Model, current: Round) -> bool:
 def interrupt(model: Model, replica: Replica, why: str, out: Out) -> None:
     """Fail the replica's round because one of its shards went."""
     if replica.round is not None:
-        end(model, replica, RoundMove.FAILED, out, RoundTimeout.__name__, why)
+        end(model, replica, RoundTransition.FAILED, out, RoundTimeout.__name__, why)
 
 
 def granted(catalog: Catalog, command: Granted, out: Out) -> None:
@@ -343,15 +356,15 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
     if current.state is not RoundState.DECIDED or current.attempt != command.attempt or current.version is None:
-        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+        raise CommandRefused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     current.granted.add(shard.index)
     if len(current.granted | current.filled) < replica.shards:
         out.append(joined(model, replica, shard.index, current.granted | current.filled))
         return
-    begin(catalog, model, replica, current, out)
+    start_round(catalog, model, replica, current, out)
 
 
-def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
+def start_round(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
     """All leases are granted: start, unless a newer version stands or the last copy of a retained one stands here.
 
     Or all is filled beside what stands here, and the swap was held back: nothing holds it any more.
@@ -361,7 +374,7 @@ def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out:
         complete(catalog, model, replica, current, current.version, out)
     elif is_overtaken(model, current):
         current.superseded += 1
-        again(catalog, model, replica, current, out)
+        redecide(catalog, model, replica, current, out)
     elif retention.must_stay(catalog, model, replica):
         _hold_back(catalog, model, replica, current, out)
     else:
@@ -374,9 +387,9 @@ def _hold_back(catalog: Catalog, model: Model, replica: Replica, current: Round,
     assert version is not None
     placed: Out = []
     coming = retention.is_coming(catalog, model, replica, version)
-    if not coming and not cache_replicas.place(catalog, model, model.versions[version], placed):
+    if not coming and not cache_replicas.place_copy(catalog, model, model.versions[version], placed):
         why = retention.no_room(model, replica, version)
-        end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, why)
+        end(model, replica, RoundTransition.FAILED, out, RetentionFull.__name__, why)
         return
     current.held = True
     out.append(RoundHeld(model=model.name, replica=replica.name, round=current.number, version=version))
@@ -387,7 +400,7 @@ def _start(model: Model, replica: Replica, current: Round, out: Out) -> None:
     """Let all shards drain and write."""
     assert current.version is not None
     current.held = False
-    current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
+    current.state = transition(ROUND_TRANSITIONS, current.state, RoundTransition.STARTED)
     overwritten = set(replica.members) - current.filled - set(current.staged)
     current.started = current.started or bool(overwritten)
     out.append(
@@ -402,37 +415,37 @@ def _start(model: Model, replica: Replica, current: Round, out: Out) -> None:
     )
     for index in sorted(overwritten):
         member = replica.members[index]
-        vacate(member)
+        empty_for_refill(member)
         if member.state is ShardState.EMPTY:
-            shift(member, ShardMove.STARTED)
-    refresh(model, replica, "replaced", out)
+            move_shard(member, ShardTransition.STARTED)
+    refresh_availability(model, replica, "replaced", out)
 
 
 def filled(catalog: Catalog, command: Filled, out: Out) -> None:
     """Count one shard as ready; when all are, the replica holds the version."""
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
-    at_once = _is_at_once(replica, current, shard, command)
+    at_once = _completes_mapped_round(replica, current, shard, command)
     if (current.state is not RoundState.STARTED and not at_once) or command.version != current.version:
-        raise Refused(BadCommand, f"round {current.number} is not filling version {command.version}")
+        raise CommandRefused(BadCommand, f"round {current.number} is not filling version {command.version}")
     staged = shard.index in current.staged and shard.index not in current.filled
     if shard.state is not ShardState.FILLING and not staged:
-        raise Refused(BadCommand, f"shard {shard.index} of round {current.number} is {shard.state}, not filling")
+        raise CommandRefused(BadCommand, f"shard {shard.index} of round {current.number} is {shard.state}, not filling")
     record = model.versions.get(command.version)
     checked_digest("root", command.root)
     known = known_root(model, replica, shard, command.version)
     if record is None or (known is not None and known != command.root):
-        raise Refused(
+        raise CommandRefused(
             IntegrityError,
             f"shard {shard.index} of {model.name}/{replica.name} has root {command.root}, and the log keeps {known}",
         )
     if at_once:
-        current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
+        current.state = transition(ROUND_TRANSITIONS, current.state, RoundTransition.STARTED)
     record.roots.setdefault(root_key(replica.shards, shard.index, shard.layout), command.root)
     if staged:
         current.staged[shard.index] = command.root
     else:
-        shift(shard, ShardMove.FILLED, command.version, command.root)
+        move_shard(shard, ShardTransition.FILLED, command.version, command.root)
     current.filled.add(shard.index)
     if at_once:
         # The round ends here, so that the replica is ready says all of it.
@@ -457,7 +470,7 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
         complete(catalog, model, replica, current, command.version, out)
 
 
-def _is_at_once(replica: Replica, current: Round, shard: Shard, command: Filled) -> bool:
+def _completes_mapped_round(replica: Replica, current: Round, shard: Shard, command: Filled) -> bool:
     """Tell whether the round begins and ends with this command: nothing was to be overwritten for it."""
     if command.attempt is None or current.state is not RoundState.DECIDED or command.attempt != current.attempt:
         return False
@@ -465,7 +478,7 @@ def _is_at_once(replica: Replica, current: Round, shard: Shard, command: Filled)
     return replica.mapped and shard.index in current.staged and current.filled == others
 
 
-def overtake(model: Model, version: int, out: Out) -> None:
+def report_overtaken(model: Model, version: int, out: Out) -> None:
     """A newer version was published: tell those that are reading an older one, so that they judge whether to go on."""
     for replica in model.replicas.values():
         current = replica.round
@@ -487,8 +500,10 @@ def drop(catalog: Catalog, command: Drop, out: Out) -> None:
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
     if current.state is not RoundState.STARTED or current.attempt != command.attempt:
-        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+        raise CommandRefused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     if not is_overtaken(model, current):
-        raise Refused(BadCommand, f"round {current.number} reads to its end: nothing newer may be taken up instead")
+        raise CommandRefused(
+            BadCommand, f"round {current.number} reads to its end: nothing newer may be taken up instead"
+        )
     current.superseded += 1
-    again(catalog, model, replica, current, out)
+    redecide(catalog, model, replica, current, out)

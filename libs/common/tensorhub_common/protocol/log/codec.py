@@ -13,7 +13,7 @@ import msgspec
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, VERSION_MAX, AnyCommand, Command, Unreadable
 from tensorhub_common.protocol.log.events import AnyEvent, Event
-from tensorhub_common.protocol.log.levels import COMMAND_FIELDS_SINCE, NEWEST, VERBS_SINCE, Level
+from tensorhub_common.protocol.log.levels import COMMAND_FIELDS_SINCE, NEWEST_LEVEL, VERBS_SINCE, Level
 
 COMMAND_BYTES_MAX: Final = 256 * 1024
 """A command is small; what is larger is not even parsed."""
@@ -92,7 +92,7 @@ def _is_counted(number: int) -> bool:
 
 def _read_command(process: str | None, data: bytes, level: int) -> AnyCommand:
     """Read what this level knows of a command. Raises one of `MALFORMED`."""
-    if level >= NEWEST:
+    if level >= NEWEST_LEVEL:
         try:
             return _commands.decode(data)
         except msgspec.ValidationError:

@@ -22,7 +22,7 @@ SHARDS_MAX: Final = 4096
 NO_ROOT: Final = "-"
 """The root of a shard that was published with digests off: it vouches for nothing, not even for equal bytes."""
 
-Wish = int | Literal["latest", "newer"]
+VersionRequest = int | Literal["latest", "newer"]
 """What a shard wants of a round: a version by number, the newest, or one newer than it holds."""
 
 
@@ -55,7 +55,7 @@ class ShardCommand(Command, frozen=True, kw_only=True):
     shard: int
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class HeldShard(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent says of one shard that stands in its memory when it joins.
 
     A version without a root is a part of a copy that this process of the agent can't take back.
@@ -163,7 +163,7 @@ class Join(Command, frozen=True, kw_only=True, tag="join", omit_defaults=True):
 
     host: str
     site: str
-    holds: tuple[Holding, ...] = ()
+    holds: tuple[HeldShard, ...] = ()
     cache_bytes: int = 0
     """So many bytes of copies of retained versions this agent takes in, in all."""
     rack: str = ""
@@ -232,7 +232,7 @@ class Want(ShardCommand, frozen=True, kw_only=True, tag="want"):
     `staged`: it is filled beside what it holds, which stands until every shard of the replica is filled.
     """
 
-    want: Wish
+    want: VersionRequest
     patient: bool = True
     supersede: bool = False
     staged: bool = False

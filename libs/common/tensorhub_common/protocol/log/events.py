@@ -19,7 +19,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from tensorhub_common.protocol.log.commands import Holding, Sender
+from tensorhub_common.protocol.log.commands import HeldShard, Sender
 
 HUB_MODEL: Final = "_hub"
 """Stands in the subject's model token for events that belong to no model."""
@@ -89,8 +89,8 @@ class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
     incarnation: int
     host: str
     site: str
-    kept: tuple[Holding, ...] = ()
-    dropped: tuple[Holding, ...] = ()
+    kept: tuple[HeldShard, ...] = ()
+    dropped: tuple[HeldShard, ...] = ()
     rack: str = ""
 
 

@@ -5,8 +5,8 @@ written beside the old one and used from a *level* on. The level of a job is par
 release before levels, and only the leading registry raises it, by a command in the log (`lead`). All folders switch at
 that command.
 
-Always true: at a level that two releases know they fold one log alike; a folder that meets a level above its `NEWEST`
-stops that job with `LevelUnknown` and folds nothing of it differently; a level never goes down.
+Always true: at a level that two releases know they fold one log alike; a folder that meets a level above its
+`NEWEST_LEVEL` stops that job with `LevelUnknown` and folds nothing of it differently; a level never goes down.
 
 A new level takes three things: a member of `Level`, the look at `catalog.level` in the handler, and a row in the table
 here of what is new: a verb, a field of a command, or a field of the state.
@@ -39,7 +39,7 @@ class Level(IntEnum):
     the version, and makes no other copy useless."""
 
 
-NEWEST: Final = max(Level)
+NEWEST_LEVEL: Final = max(Level)
 """The highest level that this release can fold."""
 
 VERBS_SINCE: Final[Mapping[str, Level]] = {"forget_agent": Level.FORGETTING}
@@ -64,8 +64,8 @@ class LevelUnknown(TensorHubError):
 
 def check_level(job: str, level: int) -> None:
     """Raise `LevelUnknown` where this release can't fold a job at this level."""
-    if level > NEWEST:
+    if level > NEWEST_LEVEL:
         raise LevelUnknown(
-            f"job {job!r} was raised to level {level}, and this release folds levels up to {int(NEWEST)}: it stops "
-            "this job here. Run the release that raised it, or a newer one"
+            f"job {job!r} was raised to level {level}, and this release folds levels up to {int(NEWEST_LEVEL)}: it "
+            "stops this job here. Run the release that raised it, or a newer one"
         )

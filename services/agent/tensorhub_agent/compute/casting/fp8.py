@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tensorhub_agent.compute.casting.floats import Bits, bits_of
 from tensorhub_agent.compute.casting.kernels import BLOCK_ELEMENTS_MAX, SCRATCH, Kernel, kernel, room
-from tensorhub_common.layout.casts import FP8_DTYPE, FP8_LARGEST, Fp8Scheme, Order, tiles
+from tensorhub_common.layout.casts import FP8_DTYPE, FP8_LARGEST, Fp8Scheme, ScaleOrder, tiles
 from tensorhub_common.layout.parts import Shape
 
 Floats = npt.NDArray[np.float32]
@@ -61,7 +61,7 @@ def fold_amax(source: Bits, from_dtype: str, scheme: Fp8Scheme, amax: Floats) ->
 def fill_scales(amax: Floats, scheme: Fp8Scheme, scales: Floats) -> None:
     """Compute the scales, which an engine multiplies values with, from the blocks' largest magnitudes."""
     with np.errstate(all="ignore"):
-        if scheme.order is Order.RECIPROCAL:
+        if scheme.order is ScaleOrder.RECIPROCAL:
             np.divide(_ONE, _factors(amax, scheme), out=scales)
         else:
             np.copyto(scales, _scales(amax, scheme))
@@ -86,7 +86,7 @@ def _tile_values(
 ) -> None:
     scaled = room(SCRATCH.products, tile.shape)
     factor = factors[tile.blocks][..., np.newaxis]
-    operation = np.divide if scheme.order is Order.DIVIDE else np.multiply
+    operation = np.divide if scheme.order is ScaleOrder.DIVIDE else np.multiply
     operation(_as_floats(tile.of(source), from_dtype), factor, out=scaled)
     if scheme.saturate and not np.all((factor > 0) & (factor < np.inf)):
         # The conversion cuts off as well; only what such a factor makes of 0 and of infinity has to be seen to.
@@ -107,10 +107,10 @@ def _scales(amax: Floats, scheme: Fp8Scheme) -> Floats:
 
 def _factors(amax: Floats, scheme: Fp8Scheme) -> Floats:
     """Return what the source is multiplied with, or divided by."""
-    if scheme.order is Order.RECIPROCAL:
+    if scheme.order is ScaleOrder.RECIPROCAL:
         return np.where((amax == 0) | (amax == np.inf), _ONE, _ONE / amax * _LARGEST)
     scales = _scales(amax, scheme)
-    return scales if scheme.order is Order.DIVIDE else _ONE / scales
+    return scales if scheme.order is ScaleOrder.DIVIDE else _ONE / scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ release until the shard is gone.
 from abc import ABC, abstractmethod
 from typing import Final
 
-from tensorhub_agent.core.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
-from tensorhub_agent.core.operations.reclaim import Vacancy, Where
+from tensorhub_agent.core.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, EffectOutcome
+from tensorhub_agent.core.operations.reclaim import MemoryChoice, MemoryReclaim
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.errors import (
     DrainTimeout,
     NotPublished,
@@ -40,7 +40,7 @@ from tensorhub_common.protocol.log.events import (
 HELD: Final = "unpublish.held"
 
 
-class Draining(ABC):
+class DrainOperation(ABC):
     """The common way down: stop granting, tell the log, wait for readers, tell the log."""
 
     def __init__(self, core: ShardCore, call: CallUnpublish | CallRelease | CallRegister) -> None:
@@ -58,14 +58,14 @@ class Draining(ABC):
         self._held = False
         self._lingers = False
         """Its caller was told that the log is silent."""
-        self._vacancy = Vacancy(core, Where.EITHER)
+        self._vacancy = MemoryReclaim(core, MemoryChoice.EITHER)
 
     def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Begin, or go on after a bound that was reached before."""
         core, key = self.core, self.core.key
         core.table.stop(key)
         core.hold(None)
-        core.become(Memory.DRAINING)
+        core.become(MemoryState.DRAINING)
         self._unpublish_by = core.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
 
     def on_event(self, event: AnyEvent, now: float) -> None:
@@ -89,20 +89,20 @@ class Draining(ABC):
                 self._counted = True
                 self.counted(now)
         elif event.by == self._drained_by and isinstance(event, ShardDrained | CommandRejected | CommandRepeated):
-            self.core.become(Memory.EMPTY)
+            self.core.become(MemoryState.EMPTY)
             self.core.table.forget(self.core.key)
             self.drained(now)
 
     def _resume(self, version: int | None) -> None:
         """Serve again what the log goes on counting as published."""
         core, held = self.core, self.core.held
-        if held.memory not in (Memory.READY, Memory.DRAINING) or version is None:
+        if held.memory not in (MemoryState.READY, MemoryState.DRAINING) or version is None:
             return
         # Who reads from now on is broken at the bound that the log's next word begins.
         self._held, self._bounded = True, False
         if held.root is not None:
             core.table.offer(core.key, held.version, held.root, held.digests)
-        core.become(Memory.READY)
+        core.become(MemoryState.READY)
         core.hold(version)
 
     def _on_word_of_hold(self, event: AnyEvent, now: float) -> None:
@@ -120,7 +120,7 @@ class Draining(ABC):
             return
         core.table.stop(core.key)
         core.hold(None)
-        core.become(Memory.DRAINING)
+        core.become(MemoryState.DRAINING)
         self._counted = True
         self.counted(now)
 
@@ -141,7 +141,7 @@ class Draining(ABC):
     def stays(self, error: type[TensorHubError], message: str) -> None:
         """The shard is published as before."""
         core = self.core
-        if core.held.memory is Memory.DRAINING:
+        if core.held.memory is MemoryState.DRAINING:
             self._resume(core.held.version)
         self._held = False
         if self._lingers:
@@ -171,7 +171,7 @@ class Draining(ABC):
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: EffectOutcome, now: float) -> None:
         """Take what was found out about who maps the memory."""
         self._vacancy.on_news(news, now)
         self._when_read_out(now)
@@ -201,7 +201,7 @@ class Draining(ABC):
         if self._held:
             # Nobody knows whether the log lets it go just now, so it may not be published on, nor overwritten.
             core.table.stop(core.key)
-            core.become(Memory.DRAINING)
+            core.become(MemoryState.DRAINING)
             self._leave_to_log()
             return
         if not self._bounded:
@@ -247,14 +247,14 @@ class Draining(ABC):
         """Never called: draining goes on."""
 
 
-class UnpublishOperation(Draining):
+class UnpublishOperation(DrainOperation):
     """One unpublish call of one shard."""
 
     def start(self, now: float) -> None:
         """Refuse when nothing is published, else drain."""
         if self.core.place.mapped:
             self.core.fail(NotPublished, f"{self.core.where} only maps what its publisher holds: unpublish there")
-        elif self.core.held.memory not in (Memory.READY, Memory.DRAINING):
+        elif self.core.held.memory not in (MemoryState.READY, MemoryState.DRAINING):
             self.core.fail(NotPublished, f"{self.core.where} has nothing published: publish or replicate first")
         else:
             self.drain(now)
@@ -291,7 +291,7 @@ class UnpublishOperation(Draining):
             self._drained_by = None
             self._when_read_out(now)
             return
-        core.become(Memory.EMPTY)
+        core.become(MemoryState.EMPTY)
         core.finish()
 
 
@@ -304,7 +304,7 @@ class AttachOperation(UnpublishOperation):
         goes_on, core.lingering = core.lingering is not None, None
         # What another worker had mapped this one does not show.
         core.forsake()
-        if core.held.memory is Memory.DRAINING or (goes_on and core.held.memory is Memory.READY):
+        if core.held.memory is MemoryState.DRAINING or (goes_on and core.held.memory is MemoryState.READY):
             # Nobody else is there any more to take the log's word that it drains.
             self.drain(now)
         else:
@@ -323,7 +323,7 @@ class AttachOperation(UnpublishOperation):
         self.core.finish()
 
 
-class ReleaseOperation(Draining):
+class ReleaseOperation(DrainOperation):
     """Drain if something is published, then let the log forget the shard, then free the memory."""
 
     def __init__(self, core: ShardCore, call: CallRelease) -> None:
@@ -333,7 +333,7 @@ class ReleaseOperation(Draining):
 
     def start(self, now: float) -> None:
         """Drain first where there may be readers."""
-        if self.core.held.memory in (Memory.READY, Memory.DRAINING):
+        if self.core.held.memory in (MemoryState.READY, MemoryState.DRAINING):
             self.drain(now)
         else:
             self.drained(now)
@@ -380,6 +380,6 @@ class ReleaseOperation(Draining):
             self.drain(now)
             return
         core.break_readers("the agent joined anew")
-        if core.held.memory is not Memory.EMPTY:
-            core.become(Memory.EMPTY)
+        if core.held.memory is not MemoryState.EMPTY:
+            core.become(MemoryState.EMPTY)
         self.drained(now)

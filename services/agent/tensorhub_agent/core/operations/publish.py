@@ -4,10 +4,10 @@ From the digest on the memory is as good as published: it does not change until 
 are granted at once to readers that name the same root, which they can only have from the log.
 """
 
-from tensorhub_agent.core.effects import BreakLease, CallPublish, Digest, Digested, ShardNews
-from tensorhub_agent.core.operations.timeout_errors import Absent
+from tensorhub_agent.core.effects import BreakLease, CallPublish, Digested, DigestMemory, EffectOutcome
+from tensorhub_agent.core.operations.timeout_errors import MissingShards
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -43,7 +43,7 @@ class PublishOperation:
         self._ready_by: Sender | None = None
         self._withdraw_by: Sender | None = None
         self._missing: tuple[int, ...] = ()
-        self._absent = Absent()
+        self._absent = MissingShards()
         # Until the log has answered this offer, what it says of the replica is about an earlier one that was given up.
         self._counted = False
 
@@ -52,7 +52,7 @@ class PublishOperation:
         core, held = self.core, self.core.held
         if core.place.mapped:
             core.fail(NotFilled, f"{core.where} only maps what its publisher holds: publish there")
-        elif held.memory is Memory.READY:
+        elif held.memory is MemoryState.READY:
             if self.version == held.version:
                 core.finish(version=held.version)
                 return
@@ -60,7 +60,7 @@ class PublishOperation:
                 VersionConflict,
                 f"{core.where} still has version {held.version} published: unpublish {held.version} first",
             )
-        elif held.memory is not Memory.EMPTY:
+        elif held.memory is not MemoryState.EMPTY:
             core.fail(ReplicaConflict, f"{core.where} is {held.memory}: call unpublish again and wait for its end")
         elif held.partial:
             core.fail(
@@ -70,9 +70,9 @@ class PublishOperation:
             )
         else:
             self._digesting = core.number()
-            core.out.append(Digest(core.key, self._digesting))
+            core.out.append(DigestMemory(core.key, self._digesting))
 
-    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_news(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the digests."""
         if isinstance(news, Digested) and news.number == self._digesting and self._ready_by is None:
             core = self.core
@@ -123,7 +123,7 @@ class PublishOperation:
 
     def _published(self, version: int) -> None:
         core = self.core
-        core.become(Memory.READY, version=version, root=self._root, digests=self._digests, kept=None)
+        core.become(MemoryState.READY, version=version, root=self._root, digests=self._digests, kept=None)
         core.table.offer(core.key, version, self._root, self._digests)
         core.finish(version=version)
 

@@ -20,16 +20,16 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.core.effects import CallRead, Kept, ShardNews
-from tensorhub_agent.core.operations.read_driver import Carrier
+from tensorhub_agent.core.effects import CallRead, EffectOutcome, Kept
+from tensorhub_agent.core.operations.read_driver import ReadDriver
 from tensorhub_agent.core.operations.read_report import report_of, report_of_failure, stages_of
-from tensorhub_agent.core.operations.read_target import Destination
-from tensorhub_agent.core.operations.round_client import Voice
-from tensorhub_agent.core.operations.timeout_errors import Absent, not_in_time, still_mapped, unanswered
+from tensorhub_agent.core.operations.read_target import ReadTarget
+from tensorhub_agent.core.operations.round_client import RoundClient
+from tensorhub_agent.core.operations.timeout_errors import MissingShards, not_in_time, still_mapped, unanswered
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.errors import (
     AgentUnavailable,
     MemoryExhausted,
@@ -54,12 +54,12 @@ from tensorhub_common.protocol.log.events import (
     RoundWithdrawn,
     ShardFilled,
 )
-from tensorhub_common.protocol.plans import Turn
+from tensorhub_common.protocol.plans import ReadPriority
 from tensorhub_common.protocol.subjects import cached_version
 from tensorhub_common.protocol.worker import ReadReport
 
 
-class Stage(StrEnum):
+class ReadStage(StrEnum):
     """The stages of a call, in their order; `op_read.py` says what leads from one to the next."""
 
     JOINING = "joining"
@@ -73,10 +73,12 @@ class Stage(StrEnum):
     ENDING = "ending"
 
 
-REACHED: Final = frozenset((Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.KEEPING, Stage.FILLED, Stage.ENDING))
+PAST_ABANDON: Final = frozenset(
+    (ReadStage.DRAINING, ReadStage.FILLING, ReadStage.DIGESTING, ReadStage.KEEPING, ReadStage.FILLED, ReadStage.ENDING)
+)
 """From here on memory is being written, or was."""
 
-WRITES: Final = REACHED - {Stage.ENDING}
+WRITES: Final = PAST_ABANDON - {ReadStage.ENDING}
 """The call takes what the log has given up to be overwritten."""
 
 
@@ -113,10 +115,10 @@ class ReadOperation:
     def __init__(self, core: ShardCore, call: CallRead) -> None:
         """Take the call."""
         self.core, self.call = core, call
-        self.stage = Stage.JOINING
-        self._voice, self._carrier, self._destination = Voice(core), Carrier(core), Destination(core)
+        self.stage = ReadStage.JOINING
+        self._voice, self._carrier, self._destination = RoundClient(core), ReadDriver(core), ReadTarget(core)
         self._missing: tuple[int, ...] = ()
-        self._absent = Absent()
+        self._absent = MissingShards()
         self._settled = False
         self._deadline = call.deadline
         self._at_once = False
@@ -165,7 +167,7 @@ class ReadOperation:
     @property
     def reached(self) -> bool:
         """Once memory is being written the read is finished for the next worker."""
-        return self.stage in REACHED
+        return self.stage in PAST_ABANDON
 
     def writes_for(self, number: int) -> bool:
         """Tell whether this call overwrites what stands here for a round that has started."""
@@ -175,7 +177,7 @@ class ReadOperation:
         """Join the replica's round."""
         core, call = self.core, self.call
         self.began = self._waits_since = now
-        if core.held.memory is Memory.FILLING:
+        if core.held.memory is MemoryState.FILLING:
             core.fail(ReplicaConflict, f"{core.where} is {core.held.memory}: wait until that has ended")
             return
         # Memory that drains because readers map it, and that the log counts as empty, may be read into again: this call
@@ -232,7 +234,7 @@ class ReadOperation:
     def _on_refused(self, by: Sender | None, error: str, message: str, now: float) -> None:
         """A round that is over has told its end before, so a refused giving-up is no news; the others are the end."""
         core = self.core
-        if by == self._voice.want_by and core.held.memory is Memory.DRAINING and error == ReplicaConflict.__name__:
+        if by == self._voice.want_by and core.held.memory is MemoryState.DRAINING and error == ReplicaConflict.__name__:
             message = f"{core.where} is {core.held.memory}: call unpublish again and wait for its end"
         if by == self._voice.filled_by:
             # The round would go on waiting for this shard, and no other call on it could begin.
@@ -248,13 +250,13 @@ class ReadOperation:
             case RoundJoined():
                 self._missing = event.missing
                 self._absent.heard(event.missing)
-            case RoundDecided() if self.stage is not Stage.ENDING:
+            case RoundDecided() if self.stage is not ReadStage.ENDING:
                 self._decided(event, now)
-            case RoundStarted() if self.stage is Stage.GRANTED and event.attempt == self._voice.attempt:
+            case RoundStarted() if self.stage is ReadStage.GRANTED and event.attempt == self._voice.attempt:
                 self._vacate(now)
             case RoundOvertaken() if event.attempt == self._voice.attempt:
                 self._judge(now)
-            case RoundReopened() if self.stage is not Stage.ENDING:
+            case RoundReopened() if self.stage is not ReadStage.ENDING:
                 self._reopened(now)
             case RoundSettled():
                 self._end("", "", now)
@@ -263,9 +265,9 @@ class ReadOperation:
 
     def _judge(self, now: float) -> None:
         """A newer version came: go on only if that is the better end. The log may refuse to turn the round again."""
-        if self.stage not in (Stage.DRAINING, Stage.FILLING) or self.transfer is None:
+        if self.stage not in (ReadStage.DRAINING, ReadStage.FILLING) or self.transfer is None:
             return
-        elapsed_s = now - self._fills_since if self.stage is Stage.FILLING else 0.0
+        elapsed_s = now - self._fills_since if self.stage is ReadStage.FILLING else 0.0
         if is_better_dropped(self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s):
             self._voice.drop()
 
@@ -280,7 +282,7 @@ class ReadOperation:
     def _reopened(self, now: float) -> None:
         """What was decided has gone, and there is nothing else to read: the call waits as it did at its beginning."""
         self._begin_anew()
-        self.stage = Stage.JOINING
+        self.stage = ReadStage.JOINING
         self.version = None
         if self._waits_since is None:
             self._waits_since = now
@@ -296,21 +298,21 @@ class ReadOperation:
         if self._waits_since is not None:
             self._waited_s += now - self._waits_since
             self._waits_since = None
-        if self.stage is not Stage.LEASING:
+        if self.stage is not ReadStage.LEASING:
             self.leasing_since = now
         self._was_decided = True
         self._begin_anew()
         self._voice.attempt = event.attempt
-        self.stage, self.version = Stage.LEASING, event.version
+        self.stage, self.version = ReadStage.LEASING, event.version
         if self.transfer is not None:
             self._decision = event
             return
         self._decision = None
         if core.key.shard in event.held:
-            self.stage = Stage.GRANTED
+            self.stage = ReadStage.GRANTED
             return
         self._at_once = core.place.mapped and len(event.held) + 1 == len(event.roots)
-        self._carrier.begin(event.version, event.roots[core.key.shard], Turn(event.cmd, event.round), now)
+        self._carrier.begin(event.version, event.roots[core.key.shard], ReadPriority(event.cmd, event.round), now)
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
@@ -329,12 +331,12 @@ class ReadOperation:
 
     # The read.
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
         if self._destination.on_news(news, now):
             self._write(now)
         if self._carrier.has_digested(news):
-            if self.stage is Stage.DIGESTING:
+            if self.stage is ReadStage.DIGESTING:
                 self._filled(root_digest(self._carrier.digests))
         elif isinstance(news, Kept):
             self._kept(news, now)
@@ -348,24 +350,24 @@ class ReadOperation:
         if transfer is None:
             return
         self._carrier.drive(self._voice.agent, now)
-        if self.stage is Stage.ENDING:
+        if self.stage is ReadStage.ENDING:
             self._settle_end(now)
         elif self._carrier.abandoned:
             self._follow_decision(now)
-        elif transfer.phase is Phase.LEASED and self.stage is Stage.LEASING:
+        elif transfer.phase is TransferPhase.LEASED and self.stage is ReadStage.LEASING:
             self._dry_since = None
             self._granted(now)
-        elif transfer.is_dry and self.stage is Stage.LEASING and self._replan_at is None:
+        elif transfer.is_dry and self.stage is ReadStage.LEASING and self._replan_at is None:
             self._replan_at = now + self._dry_replan_s
             self._dry_replan_s *= 2
-        elif transfer.phase is Phase.FAILED and transfer.quiet:
+        elif transfer.phase is TransferPhase.FAILED and transfer.quiet:
             self._transfer_failed(transfer, now)
-        elif transfer.phase is Phase.DONE and transfer.quiet and self.stage is Stage.FILLING:
+        elif transfer.phase is TransferPhase.DONE and transfer.quiet and self.stage is ReadStage.FILLING:
             self._all_here(transfer, now)
 
     def _granted(self, now: float) -> None:
         """All leases are there."""
-        self.stage = Stage.GRANTED
+        self.stage = ReadStage.GRANTED
         if self._at_once:
             self._vacate(now)
         else:
@@ -380,13 +382,13 @@ class ReadOperation:
     def _transfer_failed(self, transfer: Transfer, now: float) -> None:
         """No leases: let the log decide again, for a while. No bytes: leave the round."""
         error, message = transfer.error or (VersionUnavailable.__name__, "no source is left")
-        if self.stage is Stage.LEASING and error == VersionUnavailable.__name__:
+        if self.stage is ReadStage.LEASING and error == VersionUnavailable.__name__:
             self._dry_since = now if self._dry_since is None else self._dry_since
             if now - self._dry_since < self.core.limits.sources_lost_s:
                 self._leave_dry()
                 self._replan_at = now + REPLAN_S
                 return
-        if self._voice.give_up_by is None and self.stage is not Stage.FILLED:
+        if self._voice.give_up_by is None and self.stage is not ReadStage.FILLED:
             self._give_up(error, message, now, self._voice.attempt)
 
     def _leave_dry(self) -> None:
@@ -402,15 +404,15 @@ class ReadOperation:
             # This shard holds the version already; it waits for its siblings.
             return
         self._gave_up_old = not self.core.place.swaps
-        if self.transfer.phase is Phase.FAILED:
+        if self.transfer.phase is TransferPhase.FAILED:
             # Its sources went after they had granted. Nothing is written, and the attempt is given up.
             return
-        self.stage = Stage.DRAINING
+        self.stage = ReadStage.DRAINING
         if self._destination.vacate(now):
             self._write(now)
 
     def _write(self, now: float) -> None:
-        self.stage = Stage.FILLING
+        self.stage = ReadStage.FILLING
         self._fills_since = now
         self._carrier.serve()
         if self.transfer is not None:
@@ -419,7 +421,7 @@ class ReadOperation:
 
     def on_readers_gone(self, now: float) -> None:
         """The last reader of what stood here went."""
-        if self.stage is Stage.DRAINING and self._destination.on_readers_gone(now):
+        if self.stage is ReadStage.DRAINING and self._destination.on_readers_gone(now):
             self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
@@ -438,7 +440,7 @@ class ReadOperation:
             self._filled(transfer.root)
             return
         # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.
-        self.stage = Stage.DIGESTING
+        self.stage = ReadStage.DIGESTING
         self._carrier.digest()
 
     def _filled(self, root: str | None) -> None:
@@ -449,12 +451,12 @@ class ReadOperation:
             # Its manifest tells of what it holds, and of this from the swap on.
             self._say_filled()
             return
-        self.stage = Stage.KEEPING
+        self.stage = ReadStage.KEEPING
         self._destination.keep(self.transfer.version, root or NO_ROOT, self._carrier.digests)
 
     def awaits(self, news: Kept) -> bool:
         """Tell whether this is the answer that the read goes on with."""
-        is_asked = self.stage is Stage.KEEPING and self._voice.give_up_by is None
+        is_asked = self.stage is ReadStage.KEEPING and self._voice.give_up_by is None
         return is_asked and self._destination.has_kept(news)
 
     def _kept(self, news: Kept, now: float) -> None:
@@ -468,7 +470,7 @@ class ReadOperation:
 
     def _say_filled(self) -> None:
         assert self.transfer is not None
-        self.stage = Stage.FILLED
+        self.stage = ReadStage.FILLED
         self._voice.filled(self.transfer.version, self._root, at_once=self._at_once)
 
     # The end.
@@ -477,17 +479,17 @@ class ReadOperation:
         """Let time pass: patience, the drain's bound, another plan, and the call's own bound."""
         if self._replan_at is not None and now >= self._replan_at:
             self._replan_at = None
-            if self.stage is Stage.LEASING:
+            if self.stage is ReadStage.LEASING:
                 self._leave_dry()
                 self._voice.replan()
         if not self._settled and now >= self.call.patience and self._voice.round is not None:
             self._settled = True
             self._voice.settle()
-        if self.stage is Stage.DRAINING and self._destination.tick(now):
+        if self.stage is ReadStage.DRAINING and self._destination.tick(now):
             self._write(now)
         if self.transfer is not None:
             self._drive(now)
-        if not self._is_over() and now >= self._deadline and self.stage is not Stage.ENDING:
+        if not self._is_over() and now >= self._deadline and self.stage is not ReadStage.ENDING:
             self._out_of_time(now)
 
     def _out_of_time(self, now: float) -> None:
@@ -505,10 +507,10 @@ class ReadOperation:
         self._voice.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
-        absent, is_joining = self._absent.of(missing), self.stage is Stage.JOINING
+        absent, is_joining = self._absent.of(missing), self.stage is ReadStage.JOINING
         unplanned = None if self.transfer is None else self.transfer.asking.unanswered
         trouble = (self.transfer.trouble if self.transfer is not None else "") or self._trouble
-        if self.stage is Stage.KEEPING:
+        if self.stage is ReadStage.KEEPING:
             trouble = "all of it has come, and its manifest is not written yet"
         return not_in_time(
             self.core.key, self.call.want, absent, is_joining=is_joining, unplanned=unplanned, trouble=trouble
@@ -516,9 +518,9 @@ class ReadOperation:
 
     def _end(self, error: str, message: str, now: float) -> None:
         """Answer the call as soon as nothing can be written any more. An empty error means None."""
-        if self.stage is not Stage.ENDING or not self._verdict:
+        if self.stage is not ReadStage.ENDING or not self._verdict:
             self._verdict = (error, message)
-        self.stage = Stage.ENDING
+        self.stage = ReadStage.ENDING
         self._carrier.stop()
         self._settle_end(now)
 
@@ -546,12 +548,12 @@ class ReadOperation:
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
-        times = [self._deadline] if self.stage is not Stage.ENDING else []
+        times = [self._deadline] if self.stage is not ReadStage.ENDING else []
         if self._replan_at is not None:
             times.append(self._replan_at)
         if not self._settled and self._voice.round is not None:
             times.append(self.call.patience)
-        if self.stage is Stage.DRAINING:
+        if self.stage is ReadStage.DRAINING:
             again = self._destination.deadline()
             times += [again] if again is not None else []
         if self.transfer is not None:

@@ -10,48 +10,54 @@ What a shard that is being filled tells its readers of later turns: what stands 
 from collections.abc import Sequence
 
 from tensorhub_agent.core.effects import (
-    Accuse,
-    AskPlan,
-    Available,
+    AvailabilityReceived,
     BatchDone,
+    BytesReceived,
     CloseSource,
-    Confirm,
-    Confirmed,
-    Digest,
+    ConfirmLease,
     Digested,
-    EnterSource,
+    DigestMemory,
+    DropMapping,
+    EffectOutcome,
     FoldAmax,
-    LetGo,
-    OpenSource,
-    PlanCame,
-    Post,
-    Progressed,
-    ShardNews,
-    Show,
+    LeaseConfirmed,
+    LeaseReceived,
+    OpenTransport,
+    PlanReceived,
+    ReadBatch,
+    ReportWrongBytes,
+    RequestLease,
+    RequestPlan,
+    SendAvailability,
     SourceClosed,
-    SourceHeld,
     SourceLost,
     SourceOpened,
 )
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
-from tensorhub_agent.primitives.amax import Table
-from tensorhub_agent.primitives.ids import Base
-from tensorhub_agent.primitives.lease_messages import Cede, Have, Promise, Retract, Stock
-from tensorhub_agent.primitives.program_units import Completion
-from tensorhub_agent.primitives.ranges import mark, marked
-from tensorhub_agent.transfer.site_handoff import Ceded
-from tensorhub_agent.transfer.source_pool import Todo
-from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.primitives.amax import AmaxTable
+from tensorhub_agent.primitives.ids import BaseVersion
+from tensorhub_agent.primitives.lease_messages import (
+    AvailabilityUpdate,
+    PiecesAvailable,
+    PiecesHandedOff,
+    PiecesPromised,
+    PromiseRetracted,
+)
+from tensorhub_agent.primitives.program_units import PieceCompletion
+from tensorhub_agent.primitives.ranges import ranges_of_marks, set_marks
+from tensorhub_agent.transfer.site_handoff import Handoff
+from tensorhub_agent.transfer.source_pool import TransferActions
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.programs.amax_reductions import Folds
-from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.amax_reductions import AmaxReductions
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import Demand, Plan, Refusal, Share, SourceId, Turn
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 
 
-class Showing:
+class AvailabilityAnnouncer:
     """The readers of one shard that is being filled."""
 
     def __init__(self, core: ShardCore) -> None:
@@ -62,16 +68,20 @@ class Showing:
         """Tell of pieces that stand there, verified."""
         core = self._core
         if pieces:
-            core.out.extend(Show(lease, Have(pieces)) for lease in core.table.prove(core.key, pieces))
+            core.out.extend(
+                SendAvailability(lease, PiecesAvailable(pieces)) for lease in core.table.prove(core.key, pieces)
+            )
 
-    def units(self, units: tuple[Range, ...], completion: Completion) -> None:
+    def units(self, units: tuple[Range, ...], completion: PieceCompletion) -> None:
         """Tell readers of the same program of units, and all others of the pieces that are whole by them."""
         core = self._core
         self.pieces(tuple(completion.stand(units)))
         if units:
-            core.out.extend(Show(lease, Have(units)) for lease in core.table.prove_units(core.key, units))
+            core.out.extend(
+                SendAvailability(lease, PiecesAvailable(units)) for lease in core.table.prove_units(core.key, units)
+            )
 
-    def promise(self, transfer: Transfer, ceded_now: Sequence[Ceded]) -> None:
+    def promise(self, transfer: Transfer, ceded_now: Sequence[Handoff]) -> None:
         """Let those who count on it know what this shard has under way, and what it waits for itself."""
         core = self._core
         transfer.is_counted_on = core.table.counts_on_promises(core.key)
@@ -79,23 +89,23 @@ class Showing:
             return
         for ceded in ceded_now:
             leases = core.table.cede(core.key, ceded.pieces)
-            core.out.extend(Show(lease, Cede(ceded.pieces, ceded.heir)) for lease in leases)
+            core.out.extend(SendAvailability(lease, PiecesHandedOff(ceded.pieces, ceded.heir)) for lease in leases)
         news = core.table.promise(core.key, transfer.readings.firm(), transfer.readings.awaited())
         if news is not None:
-            said = [each for each in (Retract(news.broken), Promise(news.fresh)) if each.pieces]
-            core.out.extend(Show(lease, each) for lease in news.leases for each in said)
+            said = [each for each in (PromiseRetracted(news.broken), PiecesPromised(news.fresh)) if each.pieces]
+            core.out.extend(SendAvailability(lease, each) for lease in news.leases for each in said)
 
 
 PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
 """Pieces that need a source, and sources to leave out."""
 
 
-class Carrier:
+class ReadDriver:
     """A transfer under way, or none."""
 
     def __init__(self, core: ShardCore) -> None:
         """Begin without one."""
-        self._core, self._showing = core, Showing(core)
+        self._core, self._showing = core, AvailabilityAnnouncer(core)
         self.transfer: Transfer | None = None
         self.abandoned = False
         self._retried = 0
@@ -103,20 +113,20 @@ class Carrier:
         self.at_seq = 0
         """What the planner must have folded to know what this read rests on."""
         self._plan_number = 0
-        self._turn: Turn | None = None
-        self.program: Execution | None = None
+        self._turn: ReadPriority | None = None
+        self.program: NumberedProgram | None = None
         """What is read are units of this program, and not the shard's own pieces."""
         self.turned_by: Plan | None = None
         """The plan that named the program."""
-        self._completion: Completion | None = None
-        self._table: Table | None = None
+        self._completion: PieceCompletion | None = None
+        self._table: AmaxTable | None = None
         self._digested: tuple[int, bytes] = (0, b"")
         """Of a read by a program, the question for the digests of what it has filled, and the answer."""
         self._driven_at = 0.0
-        self._base: Base | None = None
+        self._base: BaseVersion | None = None
         self._forgoes_kept = False
 
-    def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
+    def begin(self, version: int, root: str | None, turn: ReadPriority, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
         core, limits, kept = self._core, self._core.limits, self._core.held.kept
         assert self.transfer is None
@@ -146,7 +156,7 @@ class Carrier:
         """
         self._forgoes_kept = True
 
-    def _base_for(self, root: str | None) -> Base | None:
+    def _base_for(self, root: str | None) -> BaseVersion | None:
         """Return what stands here whole and will be overwritten: patches are good for that, and for nothing else.
 
         What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
@@ -155,11 +165,11 @@ class Carrier:
         limits = core.limits
         if not limits.digests or not limits.encodings or core.place.mapped:
             return None
-        if held.memory is not Memory.READY or held.version is None:
+        if held.memory is not MemoryState.READY or held.version is None:
             return None
         if held.root in (None, NO_ROOT) or root in (None, NO_ROOT):
             return None
-        return Base(held.version, held.root)
+        return BaseVersion(held.version, held.root)
 
     def _new(
         self,
@@ -170,7 +180,7 @@ class Carrier:
         verify: bool,
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
-        folds: Folds | None = None,
+        folds: AmaxReductions | None = None,
     ) -> Transfer:
         limits = self._core.limits
         return Transfer(
@@ -194,7 +204,7 @@ class Carrier:
         if self.program is None:
             return None
         marks = bytearray(len(self.program))
-        mark(marks, self.program.given_by(share.layout or ""))
+        set_marks(marks, self.program.given_by(share.layout or ""))
         return marks
 
     def _by_amax(self, share: Share) -> bytearray | None:
@@ -203,10 +213,10 @@ class Carrier:
         if self.program is None or not ranges:
             return None
         marks = bytearray(len(self.program))
-        mark(marks, ranges)
+        set_marks(marks, ranges)
         return marks
 
-    def _planned(self, news: PlanCame, now: float) -> None:
+    def _planned(self, news: PlanReceived, now: float) -> None:
         """Take a plan. One that names a program turns a read that has nothing yet into one of the program's units."""
         transfer, answer = self.transfer, news.answer
         assert transfer is not None
@@ -243,9 +253,9 @@ class Carrier:
         """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
         core = self._core
         self._digested = (core.number(), b"")
-        core.out.append(Digest(core.key, self._digested[0], filled=True))
+        core.out.append(DigestMemory(core.key, self._digested[0], filled=True))
 
-    def has_digested(self, news: ShardNews) -> bool:
+    def has_digested(self, news: EffectOutcome) -> bool:
         """Take these digests; tell whether they are what was asked for."""
         if not isinstance(news, Digested) or news.number != self._digested[0]:
             return False
@@ -256,41 +266,41 @@ class Carrier:
         """The memory is being filled: show what stands in it already."""
         if self.transfer is not None and self.program is None:
             done = self.transfer.proof.done
-            self._showing.pieces(tuple(marked(done, 0, len(done))))
+            self._showing.pieces(tuple(ranges_of_marks(done, 0, len(done))))
 
-    def tell(self, news: ShardNews, now: float) -> None:
+    def tell(self, news: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
         transfer = self.transfer
         assert transfer is not None
         match news:
-            case PlanCame() if news.number == self._plan_number:
+            case PlanReceived() if news.number == self._plan_number:
                 self._planned(news, now)
-            case SourceHeld():
+            case LeaseReceived():
                 transfer.held(news.source, news.digests, now)
             case SourceOpened():
                 transfer.opened(news.source, news.digests, now, news.pieces, promises=news.promises)
-            case Available():
+            case AvailabilityReceived():
                 self._heard(transfer, news.source, news.news, now)
-            case Progressed():
+            case BytesReceived():
                 transfer.progressed(news.source, news.nbytes, now)
             case BatchDone():
                 transfer.batch_done(news.source, news.batch, news.digests, now, news.encoded)
-            case Confirmed():
+            case LeaseConfirmed():
                 transfer.confirmed(news.source, news.holds, now)
             case SourceLost():
                 transfer.lost(news.source, news.reason, now)
             case SourceClosed():
                 transfer.closed(news.source, now)
 
-    def _heard(self, transfer: Transfer, source: int, news: Stock, now: float) -> None:
+    def _heard(self, transfer: Transfer, source: int, news: AvailabilityUpdate, now: float) -> None:
         match news:
-            case Have():
+            case PiecesAvailable():
                 transfer.available(source, news.pieces, now)
-            case Promise():
+            case PiecesPromised():
                 transfer.promised(source, news.pieces)
-            case Retract():
+            case PromiseRetracted():
                 transfer.retracted(source, news.pieces, now)
-            case Cede():
+            case PiecesHandedOff():
                 key, heir = self._core.key, news.heir
                 if (heir.replica, heir.shard) == (key.replica, key.shard):
                     transfer.inherited(source, news.pieces, now)
@@ -306,7 +316,7 @@ class Carrier:
         transfer.tick(now)
         todo = transfer.todo()
         self._driven_at = now
-        if transfer.phase in (Phase.DONE, Phase.FAILED):
+        if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED):
             self._measure()
         if transfer.proof.digests is not None:
             core.table.vouch(core.key, transfer.proof.digests)
@@ -333,7 +343,7 @@ class Carrier:
         """End the transfer; `is_quiet` tells when it has ended."""
         self._core.break_waiting("the source is not filled with this version any more")
         if self._core.place.mapped:
-            self._core.out.append(LetGo(self._core.key))
+            self._core.out.append(DropMapping(self._core.key))
         if self.transfer is not None:
             self._measure()
             self.transfer.stop()
@@ -370,7 +380,7 @@ class Carrier:
     def remember(self) -> None:
         """Remember which pieces are proven, for a later read of the same bytes."""
         transfer, held = self.transfer, self._core.held
-        written = held.memory is Memory.FILLING or self._core.place.staged
+        written = held.memory is MemoryState.FILLING or self._core.place.staged
         keep = transfer.proof.keep() if transfer is not None and written else None
         if transfer is not None and keep is not None and transfer.root is not None:
             held.kept = (transfer.version, transfer.root, *keep)
@@ -380,7 +390,7 @@ class Carrier:
         self._measure()
         pieces, avoid = plan
         self._plan_number = core.number()
-        demand = Demand(
+        demand = PlanRequest(
             model=key.model,
             version=transfer.version,
             replica=key.replica,
@@ -399,7 +409,7 @@ class Carrier:
             uncrossed=self._uncrossed(transfer),
             crossers=transfer.readings.mates.crossers,
         )
-        core.out.append(AskPlan(key, self._plan_number, demand))
+        core.out.append(RequestPlan(key, self._plan_number, demand))
 
     def plan_kept_back(self) -> None:
         """The question for a plan waits for others of this agent."""
@@ -426,19 +436,19 @@ class Carrier:
         assert self.transfer is not None
         return self.transfer.root if self.program is None else share.root
 
-    def _fold(self, todo: Todo) -> None:
+    def _fold(self, todo: TransferActions) -> None:
         """Count partials, before anything is asked for by them and before anybody hears of the scales."""
         for source, partials, scales in todo.fold:
             assert self._table is not None
             self._core.out.append(FoldAmax(self._core.key, source, partials, scales, self._table))
 
-    def _emit(self, todo: Todo) -> None:
+    def _emit(self, todo: TransferActions) -> None:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
         out = core.out
         base = self._base if self.program is None else None
         out.extend(
-            OpenSource(
+            RequestLease(
                 key,
                 n,
                 share,
@@ -455,8 +465,8 @@ class Carrier:
             for is_held, shares in ((False, todo.open), (True, todo.hold))
             for n, share in shares
         )
-        out.extend(EnterSource(key, n) for n in todo.enter)
-        out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
-        out.extend(Confirm(key, n) for n in todo.confirm)
-        out.extend(Accuse(key, n) for n in todo.accuse)
+        out.extend(OpenTransport(key, n) for n in todo.enter)
+        out.extend(ReadBatch(key, n, batch, ranges) for n, batch, ranges in todo.post)
+        out.extend(ConfirmLease(key, n) for n in todo.confirm)
+        out.extend(ReportWrongBytes(key, n) for n in todo.accuse)
         out.extend(CloseSource(key, n) for n in todo.close)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from tensorhub_agent.transfer.source import Reading
+from tensorhub_agent.transfer.source import Source
 from tensorhub_agent.transfer.transfer import Transfer
-from tensorhub_common.programs.program import Program
+from tensorhub_common.programs.program import TransferProgram
 from tensorhub_common.protocol.plans import Plan
-from tensorhub_common.protocol.worker import Encoded, ReadReport, ReadStages, SourceReport
+from tensorhub_common.protocol.worker import EncodedBytes, ReadReport, ReadStages, SourceReport
 
 
 def report_of(
@@ -17,7 +17,7 @@ def report_of(
     total_s: float,
     retried: int | None = None,
     *,
-    program: Program | None = None,
+    program: TransferProgram | None = None,
     turned_by: Plan | None = None,
 ) -> ReadReport:
     """Sum up a read that is done, or how far it came. `retried` counts earlier transfers of it too.
@@ -56,12 +56,12 @@ def report_of_failure(why: str, total_s: float, far: ReadReport | None = None) -
     )
 
 
-def encoded_of(reading: Reading) -> tuple[Encoded, ...]:
+def encoded_of(reading: Source) -> tuple[EncodedBytes, ...]:
     """Return what came of a source otherwise than as it is."""
     return tuple(each for _, each in sorted(reading.encoded.items()))
 
 
-def _source(reading: Reading) -> SourceReport:
+def _source(reading: Source) -> SourceReport:
     return SourceReport(
         agent=reading.share.source.agent,
         replica=reading.share.source.replica,

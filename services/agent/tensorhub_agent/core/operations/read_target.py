@@ -5,20 +5,20 @@ may be written before the last lease on the memory has ended or was broken and a
 and others may read what was filled only once the log counts it.
 """
 
-from tensorhub_agent.core.effects import Keep, Kept, ShardNews
-from tensorhub_agent.core.operations.reclaim import Vacancy, Where
+from tensorhub_agent.core.effects import EffectOutcome, Keep, Kept
+from tensorhub_agent.core.operations.reclaim import MemoryChoice, MemoryReclaim
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.log.events import ShardFilled
 
 
-class Destination:
+class ReadTarget:
     """Where one read writes. What returns a bool says whether the memory may be written from now on."""
 
     def __init__(self, core: ShardCore) -> None:
         """Leave what stands there as it is, until `vacate`."""
         self._core = core
-        self._vacancy: Vacancy | None = None
+        self._vacancy: MemoryReclaim | None = None
         """While the memory that is to be written may be mapped by somebody."""
         self._vacated = False
         """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
@@ -36,7 +36,7 @@ class Destination:
         if core.place.swaps:
             # The bytes go to the spare memory, and what stands here goes on being served.
             core.held.kept = None
-            self._vacancy = Vacancy(core, Where.SPARE)
+            self._vacancy = MemoryReclaim(core, MemoryChoice.SPARE)
             return self._take()
         core.hold(None)
         core.table.stop(core.key)
@@ -49,7 +49,7 @@ class Destination:
         if core.table.reading(core.key) > 0 and now < self._drain_until:
             return False
         core.break_readers("the shard is being filled with another version")
-        self._vacancy = self._vacancy or Vacancy(core, Where.OWN)
+        self._vacancy = self._vacancy or MemoryReclaim(core, MemoryChoice.OWN)
         return self._take()
 
     def _take(self) -> bool:
@@ -63,10 +63,10 @@ class Destination:
         self._vacancy = None
         self._vacated = False
         if not core.place.swaps:
-            core.become(Memory.FILLING, partial=True, kept=None)
+            core.become(MemoryState.FILLING, partial=True, kept=None)
         return True
 
-    def on_news(self, news: ShardNews, now: float) -> bool:
+    def on_news(self, news: EffectOutcome, now: float) -> bool:
         """Take what was found out about who maps the memory."""
         if self._vacancy is None:
             return False
@@ -127,7 +127,7 @@ class Destination:
         core = self._core
         if swap:
             core.break_readers("the shard has swapped to another version")
-        core.become(Memory.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
+        core.become(MemoryState.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
         if not core.place.mapped:
             core.table.offer(core.key, version, root, digests)
 
@@ -138,7 +138,7 @@ class Destination:
     def stated(self) -> None:
         """The agent has joined anew and stated what stands here untouched: the log counts it again, so it is served."""
         core, held = self._core, self._core.held
-        if self._vacated and held.memory is Memory.READY:
+        if self._vacated and held.memory is MemoryState.READY:
             self._vacated, self._vacancy = False, None
             core.break_waiting("the agent joined anew")
             if held.root is not None:
@@ -147,10 +147,10 @@ class Destination:
     def leave(self) -> None:
         """The read ends here, and nothing is written any more."""
         core = self._core
-        if core.held.memory is Memory.FILLING:
+        if core.held.memory is MemoryState.FILLING:
             # The memory stays as it is: a part of a version.
-            core.become(Memory.EMPTY, partial=True)
-        elif self._vacated and core.held.memory is Memory.READY:
+            core.become(MemoryState.EMPTY, partial=True)
+        elif self._vacated and core.held.memory is MemoryState.READY:
             # The log counts it as given up, and nobody has written yet.
             core.break_readers("the shard was to be filled with another version")
-            core.become(Memory.EMPTY)
+            core.become(MemoryState.EMPTY)

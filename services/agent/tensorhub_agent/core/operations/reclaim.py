@@ -11,15 +11,15 @@ nothing is copied into spare memory that somebody maps.
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.core.effects import Duplicate, Duplicated, Probe, Probed, ShardNews
+from tensorhub_agent.core.effects import CopyToSpare, Duplicated, EffectOutcome, Probed, ProbeMapping
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 
 PROBE_AGAIN_S: Final = 0.02
 """So often it is asked whether mapped memory is free. It costs three system calls."""
 
 
-class Where(StrEnum):
+class MemoryChoice(StrEnum):
     """Which memory is wanted."""
 
     OWN = "own"
@@ -28,13 +28,13 @@ class Where(StrEnum):
     """The shard's own; or the spare one, with the same bytes."""
 
 
-class Vacancy:
+class MemoryReclaim:
     """One search. Once `is_found`, the wanted memory may be written, if no lease was granted since."""
 
-    def __init__(self, core: ShardCore, where: Where) -> None:
+    def __init__(self, core: ShardCore, where: MemoryChoice) -> None:
         """Begin when `seek` is called."""
         self._core = core
-        self._where = where if core.place.staged or where is Where.OWN else Where.OWN
+        self._where = where if core.place.staged or where is MemoryChoice.OWN else MemoryChoice.OWN
         self._asked = False
         self._copying = False
         self._at: float | None = None
@@ -45,7 +45,7 @@ class Vacancy:
     def is_found(self) -> bool:
         """Whether nobody maps the wanted memory."""
         held = self._core.held
-        return not self._copying and not (held.spare_lent if self._where is Where.SPARE else held.lent)
+        return not self._copying and not (held.spare_lent if self._where is MemoryChoice.SPARE else held.lent)
 
     @property
     def is_copying(self) -> bool:
@@ -55,18 +55,18 @@ class Vacancy:
     def seek(self) -> None:
         """Ask, unless that is under way."""
         if not self.is_found and not self._asked and not self._copying and self._at is None:
-            self._ask(spare=self._where is Where.SPARE)
+            self._ask(spare=self._where is MemoryChoice.SPARE)
 
     def _ask(self, *, spare: bool) -> None:
         self._asked = True
-        self._core.out.append(Probe(self._core.key, spare))
+        self._core.out.append(ProbeMapping(self._core.key, spare))
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: EffectOutcome, now: float) -> None:
         """Take what a probe has found, or that the copy is done."""
         core = self._core
         if isinstance(news, Duplicated) and self._copying:
             self._copying = False
-            core.become(Memory.DRAINING, swap=True)
+            core.become(MemoryState.DRAINING, swap=True)
         elif isinstance(news, Probed) and self._asked:
             self._asked = False
             if news.spare:
@@ -78,13 +78,13 @@ class Vacancy:
     def _follow(self, news: Probed, now: float) -> None:
         if self.is_found:
             self.is_blocked = False
-        elif self._where is Where.EITHER and not news.spare and self._core.held.spare_lent:
+        elif self._where is MemoryChoice.EITHER and not news.spare and self._core.held.spare_lent:
             self._ask(spare=True)
-        elif self._where is Where.EITHER and not self._core.held.spare_lent:
+        elif self._where is MemoryChoice.EITHER and not self._core.held.spare_lent:
             self._copying, self.is_blocked = True, False
             # What a failed read had left there is overwritten.
             self._core.held.kept = None
-            self._core.out.append(Duplicate(self._core.key))
+            self._core.out.append(CopyToSpare(self._core.key))
         else:
             self.is_blocked = True
             self._at = now + PROBE_AGAIN_S

@@ -3,7 +3,7 @@
 The log orders registrations, so of two siblings with clashing layouts the later one is refused, by its own agent.
 """
 
-from tensorhub_agent.core.effects import CallRegister, CheckSiblings, ShardNews, SiblingsChecked
+from tensorhub_agent.core.effects import CallRegister, CompareLayouts, EffectOutcome, SiblingsChecked
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
 from tensorhub_common.protocol.log.commands import Register, Release, Sender
@@ -44,13 +44,13 @@ class RegisterOperation:
         if isinstance(event, ShardRegistered):
             if event.siblings:
                 self._checks = event.cmd
-                self.core.out.append(CheckSiblings(self.core.key, event.cmd, event.siblings))
+                self.core.out.append(CompareLayouts(self.core.key, event.cmd, event.siblings))
             else:
                 self._done()
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._drop(event.error, event.message or "")
 
-    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_news(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take what the siblings' layouts say."""
         if isinstance(news, SiblingsChecked) and news.number == self._checks:
             if news.mismatch is None:

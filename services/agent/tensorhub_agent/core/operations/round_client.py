@@ -1,7 +1,7 @@
 """What one read says to the log about its replica's round, and which answers are to it. Pure."""
 
 from tensorhub_agent.core.shard import ShardCore
-from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.errors import RoundTimeout
 from tensorhub_common.protocol.log.commands import (
     NO_ROOT,
@@ -12,12 +12,12 @@ from tensorhub_common.protocol.log.commands import (
     Replan,
     Sender,
     Settle,
+    VersionRequest,
     Want,
-    Wish,
 )
 
 
-class Voice:
+class RoundClient:
     """One shard's words in one round. `round` is the round's number once the log has told it."""
 
     def __init__(self, core: ShardCore) -> None:
@@ -46,7 +46,7 @@ class Voice:
         """The log decided again: what was given up or filled before is void."""
         self.give_up_by = self.filled_by = None
 
-    def want(self, wish: Wish, *, patient: bool) -> None:
+    def want(self, wish: VersionRequest, *, patient: bool) -> None:
         """Join the round."""
         key = self._core.key
         command = Want(
@@ -120,13 +120,13 @@ class Voice:
         core = self._core
         message = f"the registry did not answer {core.where} within the bound"
         self._leave(None, RoundTimeout.__name__, message)
-        if self.filled_by is not None and (core.held.memory is Memory.FILLING or core.place.swaps):
+        if self.filled_by is not None and (core.held.memory is MemoryState.FILLING or core.place.swaps):
             core.take_back()
-            if core.held.memory is Memory.READY:
+            if core.held.memory is MemoryState.READY:
                 # Nobody knows whether the log has swapped, so the shard is no holder of either version.
                 core.hold(None)
                 core.break_readers("the log did not say which version stands here")
-                core.become(Memory.EMPTY)
+                core.become(MemoryState.EMPTY)
 
     def _leave(self, number: int | None, error: str, message: str, attempt: int | None = None) -> Sender:
         key = self._core.key

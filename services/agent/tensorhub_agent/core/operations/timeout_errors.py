@@ -1,11 +1,11 @@
 """What a call that ran out of time tells its caller: who or what was missing, and what to do. Pure."""
 
-from tensorhub_agent.primitives.ids import Key
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.errors import DrainTimeout, RegistryUnavailable, RoundTimeout, VersionUnavailable
-from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.log.commands import VersionRequest
 
 
-class Absent:
+class MissingShards:
     """Whom the shards of a replica wait for, as one of them hears it.
 
     All of them end at about the same bound. Whoever ends last finds the others gone, and did not wait for them.
@@ -29,8 +29,8 @@ class Absent:
 
 
 def not_in_time(
-    key: Key,
-    want: Wish,
+    key: ShardKey,
+    want: VersionRequest,
     missing: tuple[int, ...],
     *,
     is_joining: bool,
@@ -67,14 +67,14 @@ def not_in_time(
     return VersionUnavailable.__name__, why
 
 
-def still_mapped(key: Key) -> tuple[str, str]:
+def still_mapped(key: ShardKey) -> tuple[str, str]:
     """The same where somebody maps the memory that would have been overwritten."""
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     message = f"the memory that {where} would be filled in is still mapped by a reader of this host: call again"
     return DrainTimeout.__name__, message
 
 
-def unanswered(key: Key) -> tuple[str, str]:
+def unanswered(key: ShardKey) -> tuple[str, str]:
     """The same where the registry does not even say what became of giving up."""
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     message = f"the registry did not say what became of the read of {where}; it is given up: see 'tensorhub status', "

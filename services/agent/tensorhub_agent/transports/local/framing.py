@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.primitives.lease_messages import Frame, FromReader, FromSource
-from tensorhub_common.runtime.framed_socket import Framed, PeerGone
+from tensorhub_agent.primitives.lease_messages import LeaseMessage, ReaderMessage, SourceMessage
+from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
 
 FRAME_BYTES_MAX: Final = 4096
 
@@ -18,11 +18,11 @@ SEND_S: Final = 2.0
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_from_reader: Final = msgspec.msgpack.Decoder(FromReader)
-_from_source: Final = msgspec.msgpack.Decoder(FromSource)
+_from_reader: Final = msgspec.msgpack.Decoder(ReaderMessage)
+_from_source: Final = msgspec.msgpack.Decoder(SourceMessage)
 
 
-async def send(framed: Framed, frame: Frame, fd: int | None = None) -> None:
+async def send(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
     """Send a frame, and with it a descriptor, which stays the caller's. Raises `PeerGone`."""
     try:
         async with asyncio.timeout(SEND_S):
@@ -31,13 +31,13 @@ async def send(framed: Framed, frame: Frame, fd: int | None = None) -> None:
         raise PeerGone(f"the other side has taken no frame for {SEND_S:g} s") from None
 
 
-async def from_reader(framed: Framed) -> FromReader:
+async def from_reader(framed: FramedSocket) -> ReaderMessage:
     """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or one of `MALFORMED` for what is no frame."""
-    frame: FromReader = _from_reader.decode(await framed.receive())
+    frame: ReaderMessage = _from_reader.decode(await framed.receive())
     return frame
 
 
-async def from_source(framed: Framed) -> FromSource:
+async def from_source(framed: FramedSocket) -> SourceMessage:
     """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or one of `MALFORMED` for what is no frame."""
-    frame: FromSource = _from_source.decode(await framed.receive())
+    frame: SourceMessage = _from_source.decode(await framed.receive())
     return frame

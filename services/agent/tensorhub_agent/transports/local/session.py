@@ -15,35 +15,45 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from tensorhub_agent.compute.pool import CopyPool, CopyStopped, Job, Spans
+from tensorhub_agent.compute.pool import CopyPool, CopyStopped, PoolBatch, Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
-from tensorhub_agent.primitives.forms import BadForm
-from tensorhub_agent.primitives.lease_messages import RENEW_S, Broken, Cede, Done, Have, Holds, Promise, Renew, Retract
-from tensorhub_agent.runtime.shield import Ending
+from tensorhub_agent.primitives.forms import InvalidForm
+from tensorhub_agent.primitives.lease_messages import (
+    RENEW_S,
+    ConfirmReply,
+    LeaseBroken,
+    PiecesAvailable,
+    PiecesHandedOff,
+    PiecesPromised,
+    PromiseRetracted,
+    ReaderDone,
+    Renew,
+)
+from tensorhub_agent.runtime.shield import SharedShutdown
 from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
-from tensorhub_agent.transports.base import OnHave, OnLost, TransportLost, silent
-from tensorhub_agent.transports.lease_session import Confirmations
+from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
+from tensorhub_agent.transports.lease_session import PendingConfirmations
 from tensorhub_agent.transports.local.framing import from_source, send
 from tensorhub_common.errors import BadCommand, TensorHubError
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.runtime.framed_socket import Framed, PeerGone
+from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 _log: Final = logging.getLogger(__name__)
 
 
-class OpenLease(ABC):
+class LeaseSession(ABC):
     """One open lease, whatever is done with the segment; see `SourceSession`."""
 
-    def __init__(self, framed: Framed, on_lost: OnLost, on_have: OnHave) -> None:
+    def __init__(self, framed: FramedSocket, on_lost: OnLost, on_have: OnAvailability) -> None:
         """Take over an opened connection."""
         self._framed = framed
         self._on_lost, self._on_have = on_lost, on_have
         self._over: str | None = None
-        self._confirming = Confirmations()
+        self._confirming = PendingConfirmations()
         self._read_bytes = 0
-        self._ending = Ending(self._end)
+        self._ending = SharedShutdown(self._end)
         self._work = Supervisor("an open lease", self._failed)
         self._work.start(self._listen(), "hearing the source")
         self._work.start(self._renew(), "renewing the lease")
@@ -56,7 +66,12 @@ class OpenLease(ABC):
 
     @abstractmethod
     async def gather(
-        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+        self,
+        destination: memoryview,
+        regions: StridedCopies,
+        *,
+        digests: bool,
+        progress: Callable[[int], None] = silent,
     ) -> None:
         """See `SourceSession.gather`."""
 
@@ -85,7 +100,7 @@ class OpenLease(ABC):
         await self._work.close()
         if not lost:
             with contextlib.suppress(PeerGone):
-                await send(self._framed, Done(self._read_bytes))
+                await send(self._framed, ReaderDone(self._read_bytes))
         self._confirming.end()
         self._framed.close()
         self._forget()
@@ -111,11 +126,11 @@ class OpenLease(ABC):
         try:
             while self._over is None:
                 match await from_source(self._framed):
-                    case Holds() as holds:
+                    case ConfirmReply() as holds:
                         self._confirming.answered(holds)
-                    case Have() | Promise() | Retract() | Cede() as news:
+                    case PiecesAvailable() | PiecesPromised() | PromiseRetracted() | PiecesHandedOff() as news:
                         self._on_have(news)
-                    case Broken(reason):
+                    case LeaseBroken(reason):
                         self._lose(f"the source has broken the lease: {reason}")
                     case other:
                         raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
@@ -134,22 +149,22 @@ class OpenLease(ABC):
             self._lose(f"the source is gone: {why}")
 
 
-class LocalSession(OpenLease):
+class LocalSession(LeaseSession):
     """One open lease and the copies out of its segment. `LocalTransport.open` makes it; see `SourceSession`."""
 
     def __init__(
         self,
-        framed: Framed,
+        framed: FramedSocket,
         mapping: Mapping,
         pool: CopyPool,
         cache: MappingCache,
         on_lost: OnLost,
-        on_have: OnHave,
+        on_have: OnAvailability,
     ) -> None:
         """Take over an opened connection and a mapping."""
         super().__init__(framed, on_lost, on_have)
         self._mapping, self._pool, self._cache = mapping, pool, cache
-        self._jobs: set[Job] = set()
+        self._jobs: set[PoolBatch] = set()
 
     async def read(
         self,
@@ -173,7 +188,7 @@ class LocalSession(OpenLease):
     async def gather(
         self,
         destination: memoryview,
-        regions: Regions,
+        regions: StridedCopies,
         *,
         digests: bool,  # noqa: ARG002 (the bytes are taken from where they stand, so there is nothing to compare)
         progress: Callable[[int], None] = silent,  # noqa: ARG002 (as for `read`)
@@ -183,14 +198,14 @@ class LocalSession(OpenLease):
             raise TransportLost(self._over)
         try:
             job = copy_boxes(self._pool, destination, self._mapping.view, regions)
-        except BadForm:
+        except InvalidForm:
             raise
         except ValueError as why:
             raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
         await self._done(job)
         self._read_bytes += job.origin_nbytes
 
-    async def _done(self, job: Job) -> None:
+    async def _done(self, job: PoolBatch) -> None:
         self._jobs.add(job)
         try:
             await job.done()
@@ -210,10 +225,10 @@ class LocalSession(OpenLease):
         self._cache.release(self._mapping)
 
 
-class LentSession(OpenLease):
+class MappedSession(LeaseSession):
     """One open lease on a segment that a worker of this agent is to map; nothing is copied here."""
 
-    def __init__(self, framed: Framed, fd: int, on_lost: OnLost, on_have: OnHave) -> None:
+    def __init__(self, framed: FramedSocket, fd: int, on_lost: OnLost, on_have: OnAvailability) -> None:
         """Take over an opened connection, and a descriptor that carries the source's lock."""
         super().__init__(framed, on_lost, on_have)
         self._fd: int | None = fd

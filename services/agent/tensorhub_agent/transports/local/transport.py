@@ -21,39 +21,39 @@ from typing import Final
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.primitives.lease_messages import (
     REASON_CHARS_MAX,
-    Broken,
-    Confirm,
-    Done,
-    Have,
+    AvailabilityUpdate,
+    ConfirmReply,
+    ConfirmRequest,
+    Denied,
     Hello,
-    Holds,
-    No,
-    Promise,
+    LeaseBroken,
+    PiecesAvailable,
+    PiecesPromised,
+    ReaderDone,
     Renew,
-    Stock,
     Welcome,
-    frames_of,
+    split_update,
 )
-from tensorhub_agent.primitives.ranges import merged
-from tensorhub_agent.runtime.rejections import REFUSED, Kind
+from tensorhub_agent.primitives.ranges import merge_ranges
+from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.storage.mapping_cache import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transports.base import (
     LeaseOpened,
-    OnHave,
+    OnAvailability,
     OnLost,
-    Refused,
+    TicketRejected,
     TransportLost,
     TransportSilent,
     unheard,
 )
 from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, from_source, send
-from tensorhub_agent.transports.local.session import LentSession, LocalSession, OpenLease
+from tensorhub_agent.transports.local.session import LeaseSession, LocalSession, MappedSession
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.handshake import OLDEST, Speaks, agreed, speaks
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL, Speaks, agreed, speaks
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.runtime.framed_socket import Framed, PeerGone, connect, peer_of
+from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone, connect, peer_of
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
 
 CONNECTIONS_MAX: Final = 1024
@@ -81,13 +81,13 @@ _log: Final = logging.getLogger(__name__)
 class _Served:
     """The serving side of one open lease."""
 
-    def __init__(self, framed: Framed, lease: str, work: Supervisor) -> None:
+    def __init__(self, framed: FramedSocket, lease: str, work: Supervisor) -> None:
         self.framed, self.lease, self._work = framed, lease, work
         self.breaking: asyncio.Task[None] | None = None
-        self._untold: list[Stock] = []
+        self._untold: list[AvailabilityUpdate] = []
         self._telling: asyncio.Task[None] | None = None
 
-    def show(self, news: Stock) -> None:
+    def show(self, news: AvailabilityUpdate) -> None:
         """Tell the reader of pieces; of what stands here, what comes while it is told goes with the next frame."""
         self._untold.append(news)
         if self._telling is None:
@@ -97,10 +97,10 @@ class _Served:
         with contextlib.suppress(PeerGone):
             while self._untold:
                 untold, self._untold = self._untold, []
-                there = merged(run for news in untold if isinstance(news, Have) for run in news.pieces)
-                said = [news for news in untold if not isinstance(news, Have)]
-                for news in (*said, Have(tuple(there))) if there or not said else said:
-                    for frame in frames_of(news):
+                there = merge_ranges(run for news in untold if isinstance(news, PiecesAvailable) for run in news.pieces)
+                said = [news for news in untold if not isinstance(news, PiecesAvailable)]
+                for news in (*said, PiecesAvailable(tuple(there))) if there or not said else said:
+                    for frame in split_update(news):
                         await send(self.framed, frame)
         self._telling = None
 
@@ -120,7 +120,7 @@ class _Served:
 
     async def _end(self, reason: str) -> None:
         with contextlib.suppress(PeerGone):
-            await send(self.framed, Broken(reason[:REASON_CHARS_MAX]))
+            await send(self.framed, LeaseBroken(reason[:REASON_CHARS_MAX]))
         self.framed.close()
 
 
@@ -133,7 +133,7 @@ class LocalTransport:
         socket: Path,
         agent: str,
         pool: CopyPool,
-        redeem: Callable[[str, str], LeaseOpened | Refused],
+        redeem: Callable[[str, str], LeaseOpened | TicketRejected],
         renew: Callable[[str], bool],
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
@@ -182,13 +182,15 @@ class LocalTransport:
         if served is not None:
             served.end(reason)
 
-    def show(self, lease: str, news: Stock) -> None:
+    def show(self, lease: str, news: AvailabilityUpdate) -> None:
         """See `Transport.show`."""
         served = self._served.get(lease)
         if served is not None and served.breaking is None:
             served.show(news)
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> OpenLease:
+    async def open(
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
+    ) -> LeaseSession:
         """See `Transport.open`."""
         try:
             async with asyncio.timeout(OPEN_S):
@@ -205,7 +207,7 @@ class LocalTransport:
         except (TensorHubError, *MALFORMED) as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from why
 
-    async def _reached(self, grant: LeaseGrant) -> Framed:
+    async def _reached(self, grant: LeaseGrant) -> FramedSocket:
         try:
             return await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
         except PeerGone as why:
@@ -215,17 +217,17 @@ class LocalTransport:
             ) from why
 
     async def _greet(
-        self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnHave
-    ) -> OpenLease:
-        await send(framed, Hello(OLDEST, grant.ticket, reader, PROTOCOL))
+        self, framed: FramedSocket, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnAvailability
+    ) -> LeaseSession:
+        await send(framed, Hello(OLDEST_PROTOCOL, grant.ticket, reader, PROTOCOL))
         match await from_source(framed):
             case Welcome(segment, nbytes, origin):
                 fd = framed.take_fd()
                 if grant.mapped:
-                    return LentSession(framed, fd, on_lost, on_have)
+                    return MappedSession(framed, fd, on_lost, on_have)
                 mapping = self._cache.acquire(segment, fd, nbytes, origin)
                 return LocalSession(framed, mapping, self._pool, self._cache, on_lost, on_have)
-            case No(reason):
+            case Denied(reason):
                 raise TransportLost(f"the source refused: {reason}")
             case other:
                 raise BadCommand(f"its first frame was {type(other).__name__}")
@@ -248,17 +250,17 @@ class LocalTransport:
                 connection.close()
                 continue
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
-                kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
-                REFUSED.note(kind, f"a reader (process {pid} of user {uid}) while {len(self._serving)} are served")
+                kind = RejectionKind.CROWD if uid == os.geteuid() else RejectionKind.USER
+                REJECTIONS.note(kind, f"a reader (process {pid} of user {uid}) while {len(self._serving)} are served")
                 connection.close()
                 continue
             # It closes its connection and ends its lease whatever happens, so that a fault costs this reader alone.
-            serving = self._serve(Framed(connection, FRAME_BYTES_MAX), pid)
+            serving = self._serve(FramedSocket(connection, FRAME_BYTES_MAX), pid)
             task = self._work.start(serving, "serving a reader", lambda _: None)
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, framed: Framed, pid: int) -> None:
+    async def _serve(self, framed: FramedSocket, pid: int) -> None:
         """Serve one connection to its end."""
         try:
             async with asyncio.timeout(HELLO_S):
@@ -266,9 +268,9 @@ class LocalTransport:
             if not isinstance(hello, Hello):
                 raise BadCommand(f"the first frame must be Hello and was {type(hello).__name__}")
             opened = self._let_in(hello)
-            if isinstance(opened, Refused):
+            if isinstance(opened, TicketRejected):
                 _log.info("reader %s (process %d) was refused: %s", hello.reader, pid, opened.reason)
-                await send(framed, No(opened.reason[:REASON_CHARS_MAX]))
+                await send(framed, Denied(opened.reason[:REASON_CHARS_MAX]))
             else:
                 await self._serve_lease(framed, opened)
         except PeerGone:
@@ -276,18 +278,20 @@ class LocalTransport:
         except TimeoutError:
             _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
         except (TensorHubError, OSError, *MALFORMED) as why:
-            REFUSED.note(Kind.FRAME, f"what the reader of process {pid} said, so its connection ends: {why}")
+            REJECTIONS.note(
+                RejectionKind.FRAME, f"what the reader of process {pid} said, so its connection ends: {why}"
+            )
         finally:
             framed.close()
 
-    def _let_in(self, hello: Hello) -> LeaseOpened | Refused:
+    def _let_in(self, hello: Hello) -> LeaseOpened | TicketRejected:
         try:
             agreed(speaks(f"agent {self._agent}"), Speaks(hello.reader, hello.protocol, hello.newest))
         except BadCommand as why:
-            return Refused(str(why))
+            return TicketRejected(str(why))
         return self._redeem(hello.ticket, hello.reader)
 
-    async def _serve_lease(self, framed: Framed, opened: LeaseOpened) -> None:
+    async def _serve_lease(self, framed: FramedSocket, opened: LeaseOpened) -> None:
         served = self._served[opened.lease] = _Served(framed, opened.lease, self._work)
         done = False
         try:
@@ -298,9 +302,9 @@ class LocalTransport:
             finally:
                 os.close(fd)
             if opened.pieces is not None:
-                served.show(Have(opened.pieces))
+                served.show(PiecesAvailable(opened.pieces))
             if opened.promised:
-                served.show(Promise(opened.promised))
+                served.show(PiecesPromised(opened.promised))
             done = await self._answer(served)
         finally:
             del self._served[opened.lease]
@@ -316,10 +320,10 @@ class LocalTransport:
             match frame:
                 case Renew():
                     if self._renew(served.lease):
-                        await send(served.framed, Have())
-                case Confirm(number):
-                    await send(served.framed, Holds(number, self._holds(served.lease)))
-                case Done(nbytes):
+                        await send(served.framed, PiecesAvailable())
+                case ConfirmRequest(number):
+                    await send(served.framed, ConfirmReply(number, self._holds(served.lease)))
+                case ReaderDone(nbytes):
                     self.served_bytes += nbytes
                     return True
                 case Hello():

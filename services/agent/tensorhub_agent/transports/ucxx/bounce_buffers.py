@@ -18,7 +18,7 @@ KEPT_SLOTS_MAX: Final = 16
 """A transport keeps so many slots that nobody uses."""
 
 
-class SlotStore:
+class SlotPool:
     """Slots that nobody uses, for all connections of a transport."""
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class SlotStore:
             self._free.append(slot)
 
 
-class Bounce:
+class BounceBuffers:
     """The slots of one user."""
 
-    def __init__(self, store: SlotStore, slots_max: int) -> None:
+    def __init__(self, store: SlotPool, slots_max: int) -> None:
         """Use at most so many slots at a time."""
         self._store = store
         self._left = asyncio.Semaphore(slots_max)

@@ -7,8 +7,8 @@ seen goes to the event loop in one call a turn.
 Always true:
 - A batch ends only when every one of its requests has ended: completed, failed, or cancelled by the close of its link.
   Its views are held until then.
-- `Link.close` ends only when every request of the link has ended. UCX's own close must force: one that flushes waits
-  for a peer that is stopped, and that peer, once woken, writes into memory which has long been given to others.
+- `UcxxLink.close` ends only when every request of the link has ended. UCX's own close must force: one that flushes
+  waits for a peer that is stopped, and that peer, once woken, writes into memory which has long been given to others.
 - A turn looks at the links that have something under way, and at those to which a frame has come; the others, however
   many, cost nothing.
 - What can't be ended within `CLOSE_S_MAX` is a fault of the process: its end is the only thing left that keeps bytes
@@ -27,8 +27,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tensorhub_agent.transports.ucxx.library import Library, Streams, load
-from tensorhub_agent.transports.ucxx.link import Batch, Link
-from tensorhub_agent.transports.ucxx.protocol.frames import Inbox, framed
+from tensorhub_agent.transports.ucxx.link import UcxxBatch, UcxxLink
+from tensorhub_agent.transports.ucxx.protocol.frames import FrameAssembler, framed
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -56,16 +56,16 @@ class UcxxUnavailable(TensorHubError):
     """UCX can't be used on this host, for the reason given."""
 
 
-class _Wire:
+class _LinkState:
     """What the thread knows of one link: its endpoint, and the requests that are under way on it."""
 
-    def __init__(self, link: Link, endpoint: Any) -> None:  # noqa: ANN401 (ucxx has no annotations)
+    def __init__(self, link: UcxxLink, endpoint: Any) -> None:  # noqa: ANN401 (ucxx has no annotations)
         self.link, self.endpoint = link, endpoint
         self.handle: int = endpoint.handle
-        self.inbox = Inbox()
+        self.inbox = FrameAssembler()
         self.sends: list[tuple[Any, Any]] = []
         """Frames under way, with the memory that they are sent from."""
-        self.requests: list[tuple[Any, Batch, int]] = []
+        self.requests: list[tuple[Any, UcxxBatch, int]] = []
         """What is under way: request, batch, bytes."""
         self.broken = False
         self.down = False
@@ -85,20 +85,20 @@ class _Wire:
         return self.closing_since is None and not self.broken and self.endpoint.alive
 
 
-class Engine:
+class UcxxEngine:
     """UCX for one agent. Its methods belong to the event loop; the thread talks back by way of that loop."""
 
-    def __init__(self, address: str, on_link: Callable[[Link], None], on_fault: Callable[[str], None]) -> None:
+    def __init__(self, address: str, on_link: Callable[[UcxxLink], None], on_fault: Callable[[str], None]) -> None:
         """Listen at `address`, an IP. `on_link` hears of whoever connects."""
         self._address, self._on_link, self._on_fault = address, on_link, on_fault
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[int] = self._loop.create_future()
         self._commands: deque[Command] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._wires: dict[Link, _Wire] = {}
-        self._by_handle: dict[int, _Wire] = {}
+        self._wires: dict[UcxxLink, _LinkState] = {}
+        self._by_handle: dict[int, _LinkState] = {}
         """Those whose endpoint is not closed, by what UCX calls it."""
-        self._busy: set[_Wire] = set()
+        self._busy: set[_LinkState] = set()
         """Those that the next turn looks at."""
         self._news: list[Command] = []
         self._ending = self._is_over = False
@@ -136,9 +136,9 @@ class Engine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, CLOSE_S_MAX)
 
-    def connect(self, address: str, port: int) -> Link:
+    def connect(self, address: str, port: int) -> UcxxLink:
         """Begin to connect. A link that can't be made goes down."""
-        link = Link(self)
+        link = UcxxLink(self)
         self.do(self._connect, link, address, port)
         return link
 
@@ -266,13 +266,13 @@ class Engine:
             self._commands.append((endpoint.close_blocking, ()))
             return
         try:
-            link = Link(self)
+            link = UcxxLink(self)
             self._adopt(link, endpoint)
             self._news.append((self._on_link, (link,)))
         except Exception as why:  # noqa: BLE001 (nothing may escape into UCX)
             self._fail("taking in a connection", why)
 
-    def _connect(self, link: Link, address: str, port: int) -> None:
+    def _connect(self, link: UcxxLink, address: str, port: int) -> None:
         try:
             endpoint = self._library.connect(self._worker, address, port)
         except Exception as why:  # noqa: BLE001 (ucxx raises what it likes)
@@ -280,8 +280,8 @@ class Engine:
             return
         self._adopt(link, endpoint)
 
-    def _adopt(self, link: Link, endpoint: Any) -> None:  # noqa: ANN401
-        wire = self._wires[link] = _Wire(link, endpoint)
+    def _adopt(self, link: UcxxLink, endpoint: Any) -> None:  # noqa: ANN401
+        wire = self._wires[link] = _LinkState(link, endpoint)
         self._by_handle[wire.handle] = wire
 
         def broken(*_: object) -> None:
@@ -290,8 +290,8 @@ class Engine:
 
         endpoint.set_close_callback(broken)
 
-    def post_frame(self, link: Link, data: bytes) -> None:
-        """Send a frame. For `Link`, in the thread."""
+    def post_frame(self, link: UcxxLink, data: bytes) -> None:
+        """Send a frame. For `UcxxLink`, in the thread."""
         wire = self._wires.get(link)
         if wire is None or not wire.is_fit:
             return
@@ -302,8 +302,8 @@ class Engine:
         except Exception as why:  # noqa: BLE001
             self._lose(wire, _said(why))
 
-    def post_batch(self, link: Link, batch: Batch, tag: int) -> None:
-        """Post a batch's sends or receives; view i goes by tag + i. For `Link`, in the thread."""
+    def post_batch(self, link: UcxxLink, batch: UcxxBatch, tag: int) -> None:
+        """Post a batch's sends or receives; view i goes by tag + i. For `UcxxLink`, in the thread."""
         wire = self._wires.get(link)
         if wire is None or not wire.is_fit:
             batch.fail("the connection has ended")
@@ -322,8 +322,8 @@ class Engine:
         if not batch.left:
             self._news.append((batch.end, ()))
 
-    def post_close(self, link: Link) -> None:
-        """Close a link by force. For `Link`, in the thread."""
+    def post_close(self, link: UcxxLink) -> None:
+        """Close a link by force. For `UcxxLink`, in the thread."""
         wire = self._wires.get(link)
         if wire is None:
             self._news.append((link.has_closed, ()))
@@ -331,7 +331,7 @@ class Engine:
             wire.closing_since = time.monotonic()
             self._busy.add(wire)
 
-    def _close_endpoint(self, wire: _Wire) -> None:
+    def _close_endpoint(self, wire: _LinkState) -> None:
         wire.is_closed = True
         del self._by_handle[wire.handle]
         wire.endpoint.close_blocking()
@@ -356,7 +356,7 @@ class Engine:
             if not wire.is_busy:
                 self._busy.discard(wire)
 
-    def _take_frames(self, wire: _Wire) -> None:
+    def _take_frames(self, wire: _LinkState) -> None:
         if wire.down or wire.closing_since is not None:
             return
         try:
@@ -366,7 +366,7 @@ class Engine:
         else:
             self._news += [(wire.link.took_frame, (frame,)) for frame in frames]
 
-    def _take_ended(self, wire: _Wire) -> None:
+    def _take_ended(self, wire: _LinkState) -> None:
         left = []
         for each in wire.requests:
             request, batch, nbytes = each
@@ -384,7 +384,7 @@ class Engine:
                 self._news.append((batch.progress, (batch.take_count(),)))
         wire.requests = left
 
-    def _see_closed(self, wire: _Wire) -> None:
+    def _see_closed(self, wire: _LinkState) -> None:
         assert wire.closing_since is not None
         if not wire.is_closed:
             if not wire.sends or wire.broken or time.monotonic() > wire.closing_since + LAST_WORDS_S:
@@ -401,7 +401,7 @@ class Engine:
             why = f"UCX has not ended {len(wire.requests)} requests of a closed connection within {CLOSE_S_MAX:g} s"
             self._news.append((self._on_fault, (why,)))
 
-    def _lose(self, wire: _Wire, why: str) -> None:
+    def _lose(self, wire: _LinkState, why: str) -> None:
         if not wire.down:
             wire.down = True
             self._news.append((wire.link.went_down, (why,)))

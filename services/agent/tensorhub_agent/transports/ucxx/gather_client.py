@@ -16,23 +16,23 @@ from itertools import chain, islice
 from typing import Final, Protocol
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, CopyStopped, Job, Spans
+from tensorhub_agent.compute.pool import CopyPool, CopyStopped, PoolBatch, Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.forms import check_boxes
 from tensorhub_agent.transports.base import TransportLost
-from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
-from tensorhub_agent.transports.ucxx.link import Batch, Link, LinkDown
-from tensorhub_agent.transports.ucxx.protocol.frames import Sums, encode
-from tensorhub_agent.transports.ucxx.protocol.gather_plan import Lot, lots_of, starts
+from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
+from tensorhub_agent.transports.ucxx.link import LinkDown, UcxxBatch, UcxxLink
+from tensorhub_agent.transports.ucxx.protocol.frames import GatherDigests, encode
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import GatherBatch, gather_batches, starts
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.regions import StridedCopies
 
 LOTS_MAX: Final = 8
 """A session has so many lots under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
 
 
-class Lease(Protocol):
+class SessionHandle(Protocol):
     """The session, as far as this needs it."""
 
     @property
@@ -48,31 +48,31 @@ class Lease(Protocol):
     async def give_up(self, reason: str) -> None:
         """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
 
-    async def batch_ended(self, batch: Batch) -> None:
+    async def batch_ended(self, batch: UcxxBatch) -> None:
         """Wait for a batch's end. Whoever is cancelled ends the session, and stays until its receives have ended."""
 
 
-class Gatherer:
+class GatherClient:
     """All that `gather` does in one session."""
 
-    def __init__(self, lease: Lease, link: Link, pool: CopyPool, store: SlotStore) -> None:
+    def __init__(self, lease: SessionHandle, link: UcxxLink, pool: CopyPool, store: SlotPool) -> None:
         """Bring boxes for a lease over its link."""
         self._lease, self._link, self._pool = lease, link, pool
-        self._bounce = Bounce(store, LOTS_MAX)
+        self._bounce = BounceBuffers(store, LOTS_MAX)
         self._room = asyncio.Semaphore(LOTS_MAX)
         self._sums: dict[int, asyncio.Future[bytes]] = {}
-        self._jobs: set[Job] = set()
+        self._jobs: set[PoolBatch] = set()
 
     async def gather(
-        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None]
+        self, destination: memoryview, regions: StridedCopies, *, digests: bool, progress: Callable[[int], None]
     ) -> None:
         """See `SourceSession.gather`."""
         check_boxes(regions, len(destination))
         for form in {id(form): form for form in regions.form if form.cast}.values():
             check_cast(form)
-        lots = lots_of(regions)
+        lots = gather_batches(regions)
 
-        async def worker(own: Iterator[Lot]) -> None:
+        async def worker(own: Iterator[GatherBatch]) -> None:
             for lot in own:
                 async with self._room:
                     await self._bring(destination, lot, digests=digests, progress=progress)
@@ -100,7 +100,7 @@ class Gatherer:
             raise failed[0]
 
     async def _bring(
-        self, destination: memoryview, lot: Lot, *, digests: bool, progress: Callable[[int], None]
+        self, destination: memoryview, lot: GatherBatch, *, digests: bool, progress: Callable[[int], None]
     ) -> None:
         if not lot.bounced_bytes:
             await self._receive(destination, memoryview(b""), lot, digests=digests, progress=progress)
@@ -110,7 +110,13 @@ class Gatherer:
             await self._done(copy_boxes(self._pool, destination, slot, lot.unpacking()))
 
     async def _receive(
-        self, destination: memoryview, slot: memoryview, lot: Lot, *, digests: bool, progress: Callable[[int], None]
+        self,
+        destination: memoryview,
+        slot: memoryview,
+        lot: GatherBatch,
+        *,
+        digests: bool,
+        progress: Callable[[int], None],
     ) -> None:
         """Have a lot's messages come, and compare them with what the source says of them."""
         if self._lease.over is not None:
@@ -132,7 +138,7 @@ class Gatherer:
         finally:
             self._sums.pop(tag, None)
 
-    async def _compare(self, destination: memoryview, slot: memoryview, lot: Lot, sums: bytes) -> None:
+    async def _compare(self, destination: memoryview, slot: memoryview, lot: GatherBatch, sums: bytes) -> None:
         whole = [message for message in lot.messages if message.is_whole_here]
         here = _cuts(await self._digests(destination, [(each.items[0].to, each.nbytes) for each in whole]))
         bounced = [message.nbytes for message in lot.messages if not message.is_whole_here]
@@ -148,7 +154,7 @@ class Gatherer:
         await self._done(job)
         return await job.result()
 
-    async def _done(self, job: Job) -> None:
+    async def _done(self, job: PoolBatch) -> None:
         self._jobs.add(job)
         try:
             if self._lease.over is not None:
@@ -161,7 +167,7 @@ class Gatherer:
 
     # What the session tells.
 
-    def took(self, frame: Sums) -> None:
+    def took(self, frame: GatherDigests) -> None:
         """The source says what it has sent. Raises `BadCommand` if nobody has asked, or it has said so."""
         waiting = self._sums.get(frame.tag)
         if waiting is None or waiting.done():
@@ -190,7 +196,7 @@ def _cuts(digests: bytes) -> Iterator[bytes]:
     return (digests[at : at + PIECE_DIGEST_BYTES] for at in range(0, len(digests), PIECE_DIGEST_BYTES))
 
 
-def _views(destination: memoryview, slot: memoryview, lot: Lot) -> list[memoryview]:
+def _views(destination: memoryview, slot: memoryview, lot: GatherBatch) -> list[memoryview]:
     views, at = [], 0
     for message in lot.messages:
         if message.is_whole_here:

@@ -18,10 +18,10 @@ from tensorhub_agent.compute.conversion import check_cast
 from tensorhub_agent.compute.pool import CopyPool, Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.block_forms import amax_bytes
-from tensorhub_agent.primitives.forms import check
-from tensorhub_agent.runtime.shield import settled
-from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
-from tensorhub_agent.transports.ucxx.link import Batch, Link
+from tensorhub_agent.primitives.forms import check_form
+from tensorhub_agent.runtime.shield import wait_shielded
+from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
+from tensorhub_agent.transports.ucxx.link import UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     AMAX_BYTES_MAX,
     BOXES_MAX,
@@ -30,20 +30,20 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
     FRAMES_UNDER_WAY_MAX,
     MESSAGES_MAX,
     SLOT_BYTES,
-    Gather,
-    Sums,
+    GatherDigests,
+    GatherRequest,
     encode,
 )
 from tensorhub_agent.transports.ucxx.protocol.gather_plan import starts
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.runtime.supervision import Supervisor
 
 SLOTS_MAX: Final = 4
 """A connection packs into so many slots at most: one is filled, one is sent, and two make up for uneven times."""
 
 
-Lacks = Callable[[int, int], bool]
+IsMissing = Callable[[int, int], bool]
 """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
 
 
@@ -51,27 +51,27 @@ class BeyondGrant(BadCommand):
     """A reader asked for what its ticket does not open."""
 
 
-class Gathering:
+class GatherServer:
     """The frames of one lease that are under way."""
 
     def __init__(
         self,
-        link: Link,
+        link: UcxxLink,
         pool: CopyPool,
-        store: SlotStore,
+        store: SlotPool,
         view: memoryview,
-        lacks: Lacks | None,
+        lacks: IsMissing | None,
         sent: Callable[[int], None],
         failed: Callable[[str], None],
     ) -> None:
         """Send out of `view`. `sent` is called with a frame's bytes once none of its sends is under way any more."""
         self._link, self._pool, self._view, self._lacks = link, pool, view, lacks
         self._sent, self._failed = sent, failed
-        self._bounce = Bounce(store, SLOTS_MAX)
+        self._bounce = BounceBuffers(store, SLOTS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._work = Supervisor("gathering for a reader", on_fault=lambda fault: failed(str(fault)))
 
-    def take(self, frame: Gather, nbytes_max: int) -> int:
+    def take(self, frame: GatherRequest, nbytes_max: int) -> int:
         """Begin to send what a frame asks for; return how many bytes that is. Raises when it may not be asked for."""
         if len(self._tasks) >= FRAMES_UNDER_WAY_MAX:
             raise BeyondGrant(f"{FRAMES_UNDER_WAY_MAX} questions for boxes are under way already")
@@ -95,7 +95,7 @@ class Gathering:
 
     # What may be asked for.
 
-    def _checked(self, frame: Gather) -> list[int]:
+    def _checked(self, frame: GatherRequest) -> list[int]:
         """Return the sizes of the messages that have to be packed."""
         _check_counts(frame)
         for origin, nbytes in zip(frame.origin, frame.nbytes, strict=True):
@@ -131,21 +131,21 @@ class Gathering:
 
     # What is done.
 
-    async def _serve(self, frame: Gather, sizes: list[int], nbytes: int) -> None:
-        batches: list[Batch] = []
+    async def _serve(self, frame: GatherRequest, sizes: list[int], nbytes: int) -> None:
+        batches: list[UcxxBatch] = []
         try:
             sums = await self._send_whole(frame, batches)
             sums += await self._send_packed(frame, sizes)
             if frame.sums:
-                self._link.send(encode(Sums(frame.tag, sums)))
+                self._link.send(encode(GatherDigests(frame.tag, sums)))
         except Exception as why:  # noqa: BLE001 (whatever it is, the reader must not wait for what does not come)
             self._failed(f"boxes could not be sent: {why}")
         finally:
             for batch in batches:
-                await settled(batch.ended)
+                await wait_shielded(batch.ended)
             self._sent(nbytes)
 
-    async def _send_whole(self, frame: Gather, batches: list[Batch]) -> bytes:
+    async def _send_whole(self, frame: GatherRequest, batches: list[UcxxBatch]) -> bytes:
         """Send what needs no packing, and hash it meanwhile."""
         if not frame.origin:
             return b""
@@ -154,12 +154,12 @@ class Gathering:
         batches.append(self._link.transmit(views, frame.tag))
         return await self._sums(frame, view, frame.origin, frame.nbytes)
 
-    async def _send_packed(self, frame: Gather, sizes: list[int]) -> bytes:
+    async def _send_packed(self, frame: GatherRequest, sizes: list[int]) -> bytes:
         if not sizes:
             return b""
         forms = [frame.forms[number] for number in frame.box_form]
         begins = starts([form.nbytes for form in forms])
-        regions = Regions(begins, frame.box_origin, forms, _amax(frame, forms))
+        regions = StridedCopies(begins, frame.box_origin, forms, _amax(frame, forms))
         at = starts(sizes)
         async with self._bounce.slot() as slot:
             await copy_boxes(self._pool, slot, self._view, regions).done()
@@ -168,13 +168,13 @@ class Gathering:
             try:
                 return await self._sums(frame, slot, at, sizes)
             finally:
-                await settled(batch.ended)
+                await wait_shielded(batch.ended)
 
-    async def _sums(self, frame: Gather, view: memoryview, at: Sequence[int], sizes: Sequence[int]) -> bytes:
+    async def _sums(self, frame: GatherRequest, view: memoryview, at: Sequence[int], sizes: Sequence[int]) -> bytes:
         return await self._pool.digest(view, Spans(at, at, sizes)).result() if frame.sums else b""
 
 
-def _amax(frame: Gather, forms: Sequence[Form]) -> Sequence[bytes]:
+def _amax(frame: GatherRequest, forms: Sequence[StridedForm]) -> Sequence[bytes]:
     """Return what comes with each box; nothing where nothing comes with any."""
     if not frame.amax:
         return ()
@@ -182,7 +182,7 @@ def _amax(frame: Gather, forms: Sequence[Form]) -> Sequence[bytes]:
     return [frame.amax[at : at + size] for at, size in zip(starts(sizes), sizes, strict=True)]
 
 
-def _check_counts(frame: Gather) -> None:
+def _check_counts(frame: GatherRequest) -> None:
     messages, boxes, forms = len(frame.origin) + len(frame.counts), len(frame.box_origin), len(frame.forms)
     if not 0 < messages <= MESSAGES_MAX or boxes > BOXES_MAX or forms > FORMS_MAX:
         raise BadCommand(f"{messages} messages of {boxes} boxes of {forms} forms can't be sent at a time")
@@ -194,8 +194,8 @@ def _check_counts(frame: Gather) -> None:
         raise BadCommand("a box was asked for whose form was not named")
 
 
-def _check_packs(form: Form) -> None:
-    check(form)
+def _check_packs(form: StridedForm) -> None:
+    check_form(form)
     if not form.is_packed_here:
         raise ValueError("a form does not pack its elements one after another")
     if form.cast:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from tensorhub_agent.runtime.shield import settled
+from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_common.errors import TensorHubError
 
 
@@ -13,19 +13,19 @@ class LinkDown(TensorHubError):
     """The connection failed, or was closed, before a batch had come whole."""
 
 
-class Thread(Protocol):
+class EngineThread(Protocol):
     """The engine, as far as a link needs it."""
 
     def do(self, what: Callable[..., None], *args: object) -> None:
         """Have the thread do something, after all that it was told before."""
 
-    def post_frame(self, link: "Link", data: bytes) -> None:
+    def post_frame(self, link: "UcxxLink", data: bytes) -> None:
         """Send a frame, in the thread."""
 
-    def post_batch(self, link: "Link", batch: "Batch", tag: int) -> None:
+    def post_batch(self, link: "UcxxLink", batch: "UcxxBatch", tag: int) -> None:
         """Post a batch, in the thread."""
 
-    def post_close(self, link: "Link") -> None:
+    def post_close(self, link: "UcxxLink") -> None:
         """Close, in the thread."""
 
 
@@ -33,7 +33,7 @@ PROGRESS_S: Final = 0.25
 """Of a batch that is under way for long, news come so often at most."""
 
 
-class Batch:
+class UcxxBatch:
     """Messages that were posted together. What counts in it is the engine's thread's."""
 
     def __init__(self, views: Sequence[memoryview], *, receives: bool) -> None:
@@ -81,10 +81,10 @@ class Batch:
             raise LinkDown(self._failure)
 
 
-class Link:
+class UcxxLink:
     """A connection to another agent. Set `on_frame` and `on_down` before the event loop turns."""
 
-    def __init__(self, engine: Thread) -> None:
+    def __init__(self, engine: EngineThread) -> None:
         """Begin; the engine connects it."""
         self._engine = engine
         self.over: str | None = None
@@ -96,16 +96,16 @@ class Link:
         """Send a frame. What can't be sent any more is dropped: the link goes down."""
         self._engine.do(self._engine.post_frame, self, data)
 
-    def receive(self, views: Sequence[memoryview], tag: int) -> Batch:
+    def receive(self, views: Sequence[memoryview], tag: int) -> UcxxBatch:
         """Wait for message i, sent with tag + i, in view i."""
         return self._post(views, tag, receives=True)
 
-    def transmit(self, views: Sequence[memoryview], tag: int) -> Batch:
+    def transmit(self, views: Sequence[memoryview], tag: int) -> UcxxBatch:
         """Send view i with tag + i."""
         return self._post(views, tag, receives=False)
 
-    def _post(self, views: Sequence[memoryview], tag: int, *, receives: bool) -> Batch:
-        batch = Batch(views, receives=receives)
+    def _post(self, views: Sequence[memoryview], tag: int, *, receives: bool) -> UcxxBatch:
+        batch = UcxxBatch(views, receives=receives)
         self._engine.do(self._engine.post_batch, self, batch, tag)
         return batch
 
@@ -115,7 +115,7 @@ class Link:
             self._closed = asyncio.get_running_loop().create_future()
             self.over = self.over or "the connection was closed"
             self._engine.do(self._engine.post_close, self)
-        await settled(self._closed)
+        await wait_shielded(self._closed)
 
     # What the engine tells, in the event loop.
 

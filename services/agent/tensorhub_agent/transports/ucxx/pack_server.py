@@ -14,9 +14,9 @@ from typing import Final
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.encodings.codec_tasks import pack_pieces
-from tensorhub_agent.transports.ucxx.gather_server import BeyondGrant, Lacks
-from tensorhub_agent.transports.ucxx.link import Link
-from tensorhub_agent.transports.ucxx.protocol.frames import Fetch, Pack, Packed, encode
+from tensorhub_agent.transports.ucxx.gather_server import BeyondGrant, IsMissing
+from tensorhub_agent.transports.ucxx.link import UcxxLink
+from tensorhub_agent.transports.ucxx.protocol.frames import FetchPacked, PackReply, PackRequest, encode
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGES_MAX
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX
@@ -31,15 +31,15 @@ FRAME_PIECES_BYTES_MAX: Final = 32 * 1024 * 1024
 UNITS: Final = frozenset({1, 2, 4, 8})
 
 
-class Packing:
+class PackServer:
     """What is packed, or being packed, for one lease."""
 
     def __init__(
         self,
-        link: Link,
+        link: UcxxLink,
         pool: CopyPool,
         view: memoryview,
-        lacks: Lacks | None,
+        lacks: IsMissing | None,
         settled: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
@@ -55,12 +55,12 @@ class Packing:
         """Whether the segment is being read."""
         return bool(self._tasks)
 
-    def take(self, frame: Pack) -> None:
+    def take(self, frame: PackRequest) -> None:
         """Begin to pack. Raises when it may not be asked for."""
         self._check(frame)
         self._tasks[frame.number] = self._work.start(self._pack(frame), "a frame")
 
-    def fetch(self, frame: Fetch) -> memoryview:
+    def fetch(self, frame: FetchPacked) -> memoryview:
         """Return what was packed under a number, once."""
         packed = self._packed.pop(frame.number, None)
         if not packed:
@@ -72,7 +72,7 @@ class Packing:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._packed.clear()
 
-    def _check(self, frame: Pack) -> None:
+    def _check(self, frame: PackRequest) -> None:
         if len(self._tasks) + len(self._packed) >= FRAMES_MAX or frame.number in (*self._tasks, *self._packed):
             raise BeyondGrant(f"{FRAMES_MAX} frames are packed already, or one of number {frame.number}")
         if not 0 < len(frame.nbytes) == len(frame.origin) == len(frame.units) <= MESSAGES_MAX:
@@ -87,13 +87,13 @@ class Packing:
             if self._lacks is not None and self._lacks(origin, nbytes):
                 raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they stand here")
 
-    async def _pack(self, frame: Pack) -> None:
+    async def _pack(self, frame: PackRequest) -> None:
         try:
             packed = await pack_pieces(self._pool, self._view, frame.origin, frame.nbytes, frame.units).result()
             whole = b"".join(packed)
             if whole:
                 self._packed[frame.number] = whole
-            self._link.send(encode(Packed(frame.number, [len(each) for each in packed])))
+            self._link.send(encode(PackReply(frame.number, [len(each) for each in packed])))
         except Exception as why:  # noqa: BLE001 (whatever it is, the reader must not wait for what does not come)
             self._failed(f"pieces could not be packed: {why}")
         finally:

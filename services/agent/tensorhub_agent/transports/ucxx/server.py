@@ -15,32 +15,32 @@ from typing import Final
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.primitives.lease_messages import (
     REASON_CHARS_MAX,
-    Broken,
-    Confirm,
-    Done,
-    Have,
+    AvailabilityUpdate,
+    ConfirmReply,
+    ConfirmRequest,
+    Denied,
     Hello,
-    Holds,
-    No,
-    Promise,
+    LeaseBroken,
+    PiecesAvailable,
+    PiecesPromised,
+    ReaderDone,
     Renew,
-    Stock,
     Welcome,
-    frames_of,
+    split_update,
 )
-from tensorhub_agent.runtime.rejections import REFUSED, Kind
+from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
-from tensorhub_agent.transports.base import LeaseOpened, Refused
-from tensorhub_agent.transports.ucxx.gather_server import BeyondGrant, Gathering, Lacks
-from tensorhub_agent.transports.ucxx.link import Link
-from tensorhub_agent.transports.ucxx.pack_server import Packing
+from tensorhub_agent.transports.base import LeaseOpened, TicketRejected
+from tensorhub_agent.transports.ucxx.gather_server import BeyondGrant, GatherServer, IsMissing
+from tensorhub_agent.transports.ucxx.link import UcxxLink
+from tensorhub_agent.transports.ucxx.pack_server import PackServer
 from tensorhub_agent.transports.ucxx.protocol.frames import (
-    Fetch,
-    Gather,
-    Idle,
-    Pack,
-    Want,
-    WantPatches,
+    FetchPacked,
+    GatherRequest,
+    LeaseClosed,
+    PackRequest,
+    PatchRequest,
+    PieceRequest,
     encode,
     from_reader,
 )
@@ -73,7 +73,7 @@ class Book:
 
     def __init__(
         self,
-        redeem: Callable[[str, str], LeaseOpened | Refused],
+        redeem: Callable[[str, str], LeaseOpened | TicketRejected],
         renew: Callable[[str], bool],
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
@@ -87,12 +87,12 @@ class Served:
 
     def __init__(
         self,
-        link: Link,
+        link: UcxxLink,
         agent: str,
         book: Book,
         cache: MappingCache,
         pool: CopyPool,
-        gathering: Callable[[memoryview, Lacks | None, Callable[[int], None], Callable[[str], None]], Gathering],
+        gathering: Callable[[memoryview, IsMissing | None, Callable[[int], None], Callable[[str], None]], GatherServer],
         gone: Callable[["Served"], None],
         *,
         count: Callable[[int], None],
@@ -102,8 +102,8 @@ class Served:
         `gone` is called when nothing of the connection is left, `count` with what was sent.
         """
         self._count, self._new_gathering = count, gathering
-        self._gathering: Gathering | None = None
-        self._packing: Packing | None = None
+        self._gathering: GatherServer | None = None
+        self._packing: PackServer | None = None
         self._pool = pool
         self._link, self._agent, self._book, self._cache, self._gone = link, agent, book, cache, gone
         self.lease: str | None = None
@@ -127,17 +127,17 @@ class Served:
             raise fault.error
         self.end(f"the agent failed: {fault.error!r}")
 
-    def show(self, news: Stock) -> None:
+    def show(self, news: AvailabilityUpdate) -> None:
         """Tell the reader of the pieces here."""
         if self._ending is None and not self._is_done:
-            for frame in frames_of(news):
+            for frame in split_update(news):
                 self._link.send(encode(frame))
 
     def break_off(self, reason: str) -> None:
         """Tell the reader that its lease is over, and end the connection. The book is not told."""
         if self._ending is None:
             self._is_broken = True
-            self._link.send(encode(Broken(reason[:REASON_CHARS_MAX])))
+            self._link.send(encode(LeaseBroken(reason[:REASON_CHARS_MAX])))
             self._ending = self._work.start(self._end(LAST_WORD_S), "ending")
 
     def end(self, why: str) -> None:
@@ -183,16 +183,16 @@ class Served:
             else:
                 self._answer(self.lease, frame)
         except (TensorHubError, OSError, *MALFORMED) as why:
-            kind = Kind.RANGE if isinstance(why, BeyondGrant) else Kind.FRAME
-            REFUSED.note(kind, f"what a reader said over ucxx, so its connection ends: {why}")
+            kind = RejectionKind.RANGE if isinstance(why, BeyondGrant) else RejectionKind.FRAME
+            REJECTIONS.note(kind, f"what a reader said over ucxx, so its connection ends: {why}")
             self.end(str(why))
 
     def _let_in(self, hello: object) -> None:
         if not isinstance(hello, Hello):
             raise BadCommand(f"the first frame must be Hello and was {type(hello).__name__}")
         opened = self._opened(hello)
-        if isinstance(opened, Refused):
-            self._link.send(encode(No(opened.reason[:REASON_CHARS_MAX])))
+        if isinstance(opened, TicketRejected):
+            self._link.send(encode(Denied(opened.reason[:REASON_CHARS_MAX])))
             self._ending = self._work.start(self._end(LAST_WORD_S), "ending")
             return
         self.lease = opened.lease
@@ -202,44 +202,44 @@ class Served:
         self._link.send(encode(Welcome(segment.name, segment.nbytes)))
         self._lacks, self._patches = opened.lacks, opened.patches
         self._gathering = self._new_gathering(self._mapping.view, opened.lacks, self._sent, self.end)
-        self._packing = Packing(self._link, self._pool, self._mapping.view, opened.lacks, self._settle, self.end)
+        self._packing = PackServer(self._link, self._pool, self._mapping.view, opened.lacks, self._settle, self.end)
         if opened.pieces is not None:
-            self.show(Have(opened.pieces))
+            self.show(PiecesAvailable(opened.pieces))
         if opened.promised:
-            self.show(Promise(opened.promised))
+            self.show(PiecesPromised(opened.promised))
 
-    def _opened(self, hello: Hello) -> LeaseOpened | Refused:
+    def _opened(self, hello: Hello) -> LeaseOpened | TicketRejected:
         try:
             agreed(speaks(f"agent {self._agent}"), Speaks(hello.reader, hello.protocol, hello.newest))
         except BadCommand as why:
-            return Refused(str(why))
+            return TicketRejected(str(why))
         return self._book.redeem(hello.ticket, hello.reader)
 
     def _answer(self, lease: str, frame: object) -> None:
         match frame:
-            case Want():
+            case PieceRequest():
                 self._send(frame)
-            case Gather():
+            case GatherRequest():
                 self._gather(frame)
-            case Pack():
+            case PackRequest():
                 self._pack(frame)
-            case Fetch():
+            case FetchPacked():
                 assert self._packing is not None
                 self._transmit(messages_in(self._packing.fetch(frame)), frame.tag)
-            case WantPatches():
+            case PatchRequest():
                 self._send_patches(frame)
             case Renew():
                 if self._book.renew(lease):
-                    self.show(Have())
-            case Confirm(number):
-                self._link.send(encode(Holds(number, self._book.holds(lease))))
-            case Done():
+                    self.show(PiecesAvailable())
+            case ConfirmRequest(number):
+                self._link.send(encode(ConfirmReply(number, self._book.holds(lease))))
+            case ReaderDone():
                 self._is_done = True
                 self._settle()
             case other:
                 raise BadCommand(f"{type(other).__name__} may not be said on an open lease")
 
-    def _send(self, want: Want) -> None:
+    def _send(self, want: PieceRequest) -> None:
         assert self._mapping is not None
         view = self._mapping.view
         if not 0 < len(want.nbytes) == len(want.origin) <= MESSAGES_MAX:
@@ -253,7 +253,7 @@ class Served:
             [view[origin : origin + nbytes] for origin, nbytes in zip(want.origin, want.nbytes, strict=True)], want.tag
         )
 
-    def _send_patches(self, want: WantPatches) -> None:
+    def _send_patches(self, want: PatchRequest) -> None:
         """Send patches, which are no memory that may change: they go also when the lease has just been broken."""
         if not 0 < len(want.pieces) == len(want.sizes) <= MESSAGES_MAX:
             raise BadCommand(f"{len(want.sizes)} patches of {len(want.pieces)} pieces can't be sent")
@@ -273,11 +273,11 @@ class Served:
         self._sending_bytes += total
         batch.ended.add_done_callback(self._work.guarded(lambda _: self._sent(total), "counting what was sent"))
 
-    def _pack(self, frame: Pack) -> None:
+    def _pack(self, frame: PackRequest) -> None:
         assert self._packing is not None
         self._packing.take(frame)
 
-    def _gather(self, frame: Gather) -> None:
+    def _gather(self, frame: GatherRequest) -> None:
         assert self._gathering is not None
         self._sending_bytes += self._gathering.take(frame, WANTED_BYTES_MAX - self._sending_bytes)
 
@@ -300,4 +300,4 @@ class Served:
         self._is_done = False
         self._silent.cancel()
         self._silent = self._call_later(IDLE_S, "it opened no other lease")
-        self._link.send(encode(Idle()))
+        self._link.send(encode(LeaseClosed()))

@@ -18,42 +18,42 @@ from itertools import accumulate
 from typing import Final
 
 from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.encodings.codec_tasks import Overwrites, patch_pieces, unpack_pieces
+from tensorhub_agent.encodings.codec_tasks import PatchTargets, patch_pieces, unpack_pieces
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.lease_messages import (
     RENEW_S,
-    Broken,
-    Cede,
-    Done,
-    Have,
-    Holds,
-    No,
-    Promise,
+    ConfirmReply,
+    Denied,
+    LeaseBroken,
+    PiecesAvailable,
+    PiecesHandedOff,
+    PiecesPromised,
+    PromiseRetracted,
+    ReaderDone,
     Renew,
-    Retract,
     Welcome,
 )
-from tensorhub_agent.runtime.shield import Ending, settled
-from tensorhub_agent.transports.base import OnHave, OnLost, TransportLost, silent
-from tensorhub_agent.transports.lease_session import Confirmations
-from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
-from tensorhub_agent.transports.ucxx.gather_client import Gatherer
-from tensorhub_agent.transports.ucxx.link import Batch, Link, LinkDown
+from tensorhub_agent.runtime.shield import SharedShutdown, wait_shielded
+from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
+from tensorhub_agent.transports.lease_session import PendingConfirmations
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
+from tensorhub_agent.transports.ucxx.gather_client import GatherClient
+from tensorhub_agent.transports.ucxx.link import LinkDown, UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     COUNT_BITS,
-    Fetch,
-    Idle,
-    Pack,
-    Packed,
-    Sums,
-    Want,
-    WantPatches,
+    FetchPacked,
+    GatherDigests,
+    LeaseClosed,
+    PackReply,
+    PackRequest,
+    PatchRequest,
+    PieceRequest,
     encode,
     from_source,
 )
-from tensorhub_agent.transports.ucxx.protocol.message_plan import Messages, messages_in, messages_of
+from tensorhub_agent.transports.ucxx.protocol.message_plan import MessagePlan, messages_in, messages_of
 from tensorhub_common.errors import BadCommand, TensorHubError
-from tensorhub_common.programs.regions import Regions
+from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -68,13 +68,13 @@ class UcxxSession:
 
     def __init__(
         self,
-        link: Link,
+        link: UcxxLink,
         tag: int,
         pool: CopyPool,
-        store: SlotStore,
+        store: SlotPool,
         on_lost: OnLost,
-        on_have: OnHave,
-        on_idle: Callable[[Link], None],
+        on_have: OnAvailability,
+        on_idle: Callable[[UcxxLink], None],
     ) -> None:
         """Take over a link. `tag` is the session's, with a count of zero.
 
@@ -94,9 +94,9 @@ class UcxxSession:
         """Batches under way."""
         self._over: str | None = None
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._confirming = Confirmations()
-        self._gatherer = Gatherer(self, link, pool, store)
-        self._ending = Ending(self._end)
+        self._confirming = PendingConfirmations()
+        self._gatherer = GatherClient(self, link, pool, store)
+        self._ending = SharedShutdown(self._end)
         self._renewing: asyncio.Task[None] | None = None
         self._work = Supervisor("a source's connection over ucxx", on_fault=lambda fault: self.lose(str(fault)))
         link.on_frame = self._work.guarded(self._took, "taking a frame")
@@ -125,7 +125,12 @@ class UcxxSession:
         return await self._settle(destination, bounce, spans, messages, digests=digests)
 
     async def gather(
-        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+        self,
+        destination: memoryview,
+        regions: StridedCopies,
+        *,
+        digests: bool,
+        progress: Callable[[int], None] = silent,
     ) -> None:
         """See `SourceSession.gather`."""
         if self._over is not None:
@@ -137,14 +142,14 @@ class UcxxSession:
             self._reading -= 1
 
     async def _bring(
-        self, destination: memoryview, bounce: memoryview, messages: Messages, progress: Callable[[int], None]
+        self, destination: memoryview, bounce: memoryview, messages: MessagePlan, progress: Callable[[int], None]
     ) -> None:
         if messages.nbytes:
             views = _views(destination, bounce, messages)
-            await self._received(views, lambda tag: Want(tag, messages.origin, messages.nbytes), progress)
+            await self._received(views, lambda tag: PieceRequest(tag, messages.origin, messages.nbytes), progress)
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         """See `EncodingSession.overwrite`."""
         if self._over is not None:
@@ -153,7 +158,7 @@ class UcxxSession:
         if memory:
             some = [number for number, size in enumerate(wanted.sizes) if size]
             pieces, sizes = [wanted.pieces[each] for each in some], [wanted.sizes[each] for each in some]
-            await self._received(messages_in(memory), lambda tag: WantPatches(tag, pieces, sizes), silent)
+            await self._received(messages_in(memory), lambda tag: PatchRequest(tag, pieces, sizes), silent)
         patches, at = [], 0
         for size in wanted.sizes:
             patches.append(bytes(memory[at : at + size]))
@@ -168,15 +173,15 @@ class UcxxSession:
             raise TransportLost(self._over)
         self._packs += 1
         number = self._packs
-        sizes = await self._packed(Pack(number, list(spans.origin), list(spans.nbytes), list(units)))
+        sizes = await self._packed(PackRequest(number, list(spans.origin), list(spans.nbytes), list(units)))
         memory = memoryview(bytearray(sum(sizes)))
         if memory:
-            await self._received(messages_in(memory), lambda tag: Fetch(number, tag), silent)
+            await self._received(messages_in(memory), lambda tag: FetchPacked(number, tag), silent)
         ends = list(accumulate(sizes))
         coded = [(memory[end - size : end], unit) for end, size, unit in zip(ends, sizes, units, strict=True)]
         return await unpack_pieces(self._pool, destination, spans, coded).result(), len(memory)
 
-    async def _packed(self, frame: Pack) -> list[int]:
+    async def _packed(self, frame: PackRequest) -> list[int]:
         """Have pieces packed; return the sizes that they have then. The read's patience ends this wait, by closing."""
         answer: asyncio.Future[list[int]]
         answer = self._packing[frame.number] = asyncio.get_running_loop().create_future()
@@ -195,7 +200,7 @@ class UcxxSession:
     async def _received(
         self,
         views: Sequence[memoryview],
-        frame: Callable[[int], Want | WantPatches | Fetch],
+        frame: Callable[[int], PieceRequest | PatchRequest | FetchPacked],
         progress: Callable[[int], None],
     ) -> None:
         """Post receives, ask for what should go into them, and wait until they have ended."""
@@ -214,7 +219,7 @@ class UcxxSession:
             self.lose(f"the source's bytes did not come: {why}")
             raise TransportLost(str(self._over)) from None
 
-    async def batch_ended(self, batch: Batch) -> None:
+    async def batch_ended(self, batch: UcxxBatch) -> None:
         """Wait for a batch's end. Whoever is cancelled closes the link, and stays until its receives have ended."""
         try:
             await asyncio.shield(batch.ended)
@@ -222,7 +227,7 @@ class UcxxSession:
             with contextlib.suppress(asyncio.CancelledError):
                 await self.give_up("a read of the session was cancelled")
             with contextlib.suppress(asyncio.CancelledError):
-                await settled(batch.ended)
+                await wait_shielded(batch.ended)
             raise
 
     async def give_up(self, reason: str) -> None:
@@ -241,7 +246,7 @@ class UcxxSession:
         return tag
 
     async def _settle(
-        self, destination: memoryview, bounce: memoryview, spans: Spans, messages: Messages, *, digests: bool
+        self, destination: memoryview, bounce: memoryview, spans: Spans, messages: MessagePlan, *, digests: bool
     ) -> bytes:
         """Copy what came packed to where it belongs, and hash everything there."""
         packed = messages.packed
@@ -289,7 +294,7 @@ class UcxxSession:
 
     async def _hand_back(self) -> bool:
         """Say that all is done; tells whether the source has said that nothing of the lease is left."""
-        self._link.send(encode(Done()))
+        self._link.send(encode(ReaderDone()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DONE_S):
                 await self._idle.wait()
@@ -303,19 +308,19 @@ class UcxxSession:
             match from_source(data):
                 case Welcome() if self._welcomed.cancelled() or not self._welcomed.done():
                     self._let_in()
-                case No(reason):
+                case Denied(reason):
                     self.lose(f"the source refused: {reason}")
-                case Holds() as holds:
+                case ConfirmReply() as holds:
                     self._confirming.answered(holds)
-                case Have() | Promise() | Retract() | Cede() as news:
+                case PiecesAvailable() | PiecesPromised() | PromiseRetracted() | PiecesHandedOff() as news:
                     self._on_have(news)
-                case Sums() as sums:
+                case GatherDigests() as sums:
                     self._gatherer.took(sums)
-                case Packed(number, sizes) if number in self._packing and not self._packing[number].done():
+                case PackReply(number, sizes) if number in self._packing and not self._packing[number].done():
                     self._packing[number].set_result(sizes)
-                case Idle():
+                case LeaseClosed():
                     self._idle.set()
-                case Broken(reason):
+                case LeaseBroken(reason):
                     self.lose(f"the source has broken the lease: {reason}")
                 case other:
                     raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
@@ -353,7 +358,7 @@ class UcxxSession:
             self._link.send(encode(Renew()))
 
 
-def _views(destination: memoryview, bounce: memoryview, messages: Messages) -> list[memoryview]:
+def _views(destination: memoryview, bounce: memoryview, messages: MessagePlan) -> list[memoryview]:
     views = []
     for number, (to, nbytes) in enumerate(zip(messages.to, messages.nbytes, strict=True)):
         memory = destination if number < messages.bounced else bounce

@@ -19,17 +19,17 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.primitives.lease_messages import Hello, Stock
+from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, Hello
 from tensorhub_agent.storage.mapping_cache import MAPPINGS_MAX, MappingCache
-from tensorhub_agent.transports.base import OnHave, OnLost, TransportLost, TransportSilent, unheard
-from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
-from tensorhub_agent.transports.ucxx.engine import Engine
-from tensorhub_agent.transports.ucxx.gather_server import Gathering
-from tensorhub_agent.transports.ucxx.link import Link
+from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, TransportSilent, unheard
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
+from tensorhub_agent.transports.ucxx.engine import UcxxEngine
+from tensorhub_agent.transports.ucxx.gather_server import GatherServer
+from tensorhub_agent.transports.ucxx.link import UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, TAG_BITS, encode
 from tensorhub_agent.transports.ucxx.server import Book, Served
 from tensorhub_agent.transports.ucxx.session import UcxxSession
-from tensorhub_common.protocol.handshake import OLDEST
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import PROTOCOL
 from tensorhub_common.runtime.supervision import Supervisor
@@ -38,17 +38,17 @@ IDLE_LINKS_MAX: Final = 64
 """Above this the one that has been idle for longest is closed."""
 
 
-class IdleLinks:
+class IdleLinkPool:
     """All idle connections of one agent, the longest idle first."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._links: dict[Link, str] = {}
+        self._links: dict[UcxxLink, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
         # A connection that can't be closed may bring bytes, so a fault ends the process.
         self._work = Supervisor("idle connections over ucxx")
 
-    def put(self, endpoint: str, link: Link) -> None:
+    def put(self, endpoint: str, link: UcxxLink) -> None:
         """Keep a connection to a source."""
         link.on_frame = lambda _: self._drop(link)
         link.on_down = lambda _: self._drop(link)
@@ -56,7 +56,7 @@ class IdleLinks:
         if link.over is not None or len(self._links) > IDLE_LINKS_MAX:
             self._drop(link if link.over is not None else next(iter(self._links)))
 
-    def take(self, endpoint: str) -> Link | None:
+    def take(self, endpoint: str) -> UcxxLink | None:
         """Return the connection to a source that was used last, if there is one."""
         for link, where in reversed(self._links.items()):
             if where == endpoint:
@@ -70,7 +70,7 @@ class IdleLinks:
             self._drop(link)
         await asyncio.gather(*self._closing)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: UcxxLink) -> None:
         if self._links.pop(link, None) is not None:
             task = self._work.start(link.close(), "closing one")
             self._closing.add(task)
@@ -110,9 +110,9 @@ class UcxxTransport:
         """
         self._address, self._agent, self._pool, self._book = address, agent, pool, book
         self._cache = MappingCache(MAPPINGS_MAX)
-        self._engine = Engine(address, self._arrived, fault)
-        self._idle = IdleLinks()
-        self._slots = SlotStore()
+        self._engine = UcxxEngine(address, self._arrived, fault)
+        self._idle = IdleLinkPool()
+        self._slots = SlotPool()
         self._port = 0
         self._served: set[Served] = set()
         self.served_bytes = 0
@@ -149,14 +149,16 @@ class UcxxTransport:
                 served.break_off(reason)
                 return
 
-    def show(self, lease: str, news: Stock) -> None:
+    def show(self, lease: str, news: AvailabilityUpdate) -> None:
         """See `Transport.show`."""
         for served in self._served:
             if served.lease == lease:
                 served.show(news)
                 return
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> UcxxSession:
+    async def open(
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
+    ) -> UcxxSession:
         """See `Transport.open`."""
         address, _, port = grant.endpoint.rpartition(":")
         if not address or not port.isdigit():
@@ -170,7 +172,7 @@ class UcxxTransport:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
 
     async def _opened(
-        self, grant: LeaseGrant, address: str, port: int, reader: str, gate: _Gate, on_have: OnHave
+        self, grant: LeaseGrant, address: str, port: int, reader: str, gate: _Gate, on_have: OnAvailability
     ) -> UcxxSession:
         """Show the ticket on a connection that stands, or on a new one.
 
@@ -182,7 +184,7 @@ class UcxxTransport:
             link = link or self._engine.connect(address, port)
             keep = functools.partial(self._idle.put, grant.endpoint)
             session = UcxxSession(link, self._fresh_tag(), self._pool, self._slots, gate.lost, on_have, keep)
-            link.send(encode(Hello(OLDEST, grant.ticket, reader, PROTOCOL)))
+            link.send(encode(Hello(OLDEST_PROTOCOL, grant.ticket, reader, PROTOCOL)))
             try:
                 await session.welcomed()
             except TransportLost:
@@ -198,8 +200,8 @@ class UcxxTransport:
     def _fresh_tag(self) -> int:
         return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
 
-    def _arrived(self, link: Link) -> None:
-        gathering = functools.partial(Gathering, link, self._pool, self._slots)
+    def _arrived(self, link: UcxxLink) -> None:
+        gathering = functools.partial(GatherServer, link, self._pool, self._slots)
         gone, sent = self._served.discard, self._sent
         self._served.add(Served(link, self._agent, self._book, self._cache, self._pool, gathering, gone, count=sent))
 

@@ -34,9 +34,9 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.primitives.lease_messages import Frame, FromReader, FromSource
+from tensorhub_agent.primitives.lease_messages import LeaseMessage, ReaderMessage, SourceMessage
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.programs.regions import Form
+from tensorhub_common.programs.regions import StridedForm
 
 SLOT_BYTES: Final = 4 * 1024 * 1024
 """What a frame asks for is packed into so many bytes at most; as long as the longest message."""
@@ -61,7 +61,7 @@ FRAMES_UNDER_WAY_MAX: Final = 32
 """A reader has so many of these frames unanswered at most; ours stays below, see `LOTS_MAX`."""
 
 
-class Gather(Frame, frozen=True, tag="gather"):
+class GatherRequest(LeaseMessage, frozen=True, tag="gather"):
     """Send these messages: the receives for them are posted.
 
     The first messages are parts of the segment as they stand; each of the others is some boxes, packed one after
@@ -77,14 +77,14 @@ class Gather(Frame, frozen=True, tag="gather"):
     box_origin: list[int]
     box_form: list[int]
     """Box i begins at `box_origin[i]`, and is of `forms[box_form[i]]`: from where it stands to packed."""
-    forms: list[Form]
+    forms: list[StridedForm]
     sums: bool
     """Whether the reader wants to know the digests of what is sent."""
     amax: bytes = b""
     """Of the boxes that are computed by their blocks' largest magnitudes, these, one box after another."""
 
 
-class Sums(Frame, frozen=True, tag="sums"):
+class GatherDigests(LeaseMessage, frozen=True, tag="sums"):
     """The digests of a frame's messages, one after another, of the bytes that were sent."""
 
     tag: int
@@ -103,7 +103,7 @@ COUNT_BITS: Final = 20
 UCX matches tags in the whole worker, not by connection: a peer that guessed a tag could write into another's read."""
 
 
-class Want(Frame, frozen=True, tag="want"):
+class PieceRequest(LeaseMessage, frozen=True, tag="want"):
     """Send these parts of the segment: the receives for them are posted."""
 
     tag: int
@@ -111,7 +111,7 @@ class Want(Frame, frozen=True, tag="want"):
     nbytes: list[int]
 
 
-class WantPatches(Frame, frozen=True, tag="patches"):
+class PatchRequest(LeaseMessage, frozen=True, tag="patches"):
     """Send the patches of these pieces, which have the sizes that were told with the lease: the receives are posted."""
 
     tag: int
@@ -119,7 +119,7 @@ class WantPatches(Frame, frozen=True, tag="patches"):
     sizes: list[int]
 
 
-class Pack(Frame, frozen=True, tag="pack"):
+class PackRequest(LeaseMessage, frozen=True, tag="pack"):
     """Pack these parts of the segment, in these units, and keep them until they are fetched."""
 
     number: int
@@ -128,27 +128,27 @@ class Pack(Frame, frozen=True, tag="pack"):
     units: list[int]
 
 
-class Packed(Frame, frozen=True, tag="packed"):
+class PackReply(LeaseMessage, frozen=True, tag="packed"):
     """So many bytes each of them has; 0: it does not shrink, and is to be asked for as it is."""
 
     number: int
     sizes: list[int]
 
 
-class Fetch(Frame, frozen=True, tag="fetch"):
+class FetchPacked(LeaseMessage, frozen=True, tag="fetch"):
     """Send what was packed under this number: the receives are posted."""
 
     number: int
     tag: int
 
 
-class Idle(Frame, frozen=True, tag="idle"):
+class LeaseClosed(LeaseMessage, frozen=True, tag="idle"):
     """The lease has ended in order, and nothing of it is under way: the connection may show another ticket."""
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-ReaderFrame = FromReader | Want | WantPatches | Pack | Fetch | Gather
-SourceFrame = FromSource | Packed | Idle | Sums
+ReaderFrame = ReaderMessage | PieceRequest | PatchRequest | PackRequest | FetchPacked | GatherRequest
+SourceFrame = SourceMessage | PackReply | LeaseClosed | GatherDigests
 _from_reader: Final = msgspec.msgpack.Decoder(ReaderFrame)
 _from_source: Final = msgspec.msgpack.Decoder(SourceFrame)
 
@@ -170,7 +170,7 @@ def framed(data: bytes) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-class Inbox:
+class FrameAssembler:
     """Puts the frames of one stream together again. It never holds more than one that has not come whole."""
 
     def __init__(self) -> None:

@@ -16,7 +16,16 @@ from itertools import accumulate
 from typing import Final
 
 from tensorhub_agent.primitives.block_forms import amax_bytes
-from tensorhub_agent.primitives.forms import Part, as_received, as_sent, check, is_run, normal, parts, run
+from tensorhub_agent.primitives.forms import (
+    FormPart,
+    check_form,
+    cut_form,
+    is_run,
+    normalized,
+    receiver_form,
+    run_form,
+    sender_form,
+)
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     AMAX_BYTES_MAX,
     BOXES_MAX,
@@ -24,10 +33,10 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
     FORMS_MAX,
     MESSAGES_MAX,
     SLOT_BYTES,
-    Gather,
+    GatherRequest,
 )
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
-from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 LOT_BYTES_MAX: Final = 16 * 1024 * 1024
 """So much comes with one frame at most: while it is hashed the next one is on the wire."""
@@ -37,7 +46,7 @@ MESSAGE_BOXES_MAX: Final = FORMS_MAX
 
 
 @dataclass(slots=True)
-class Item:
+class GatherItem:
     """A box, or several that follow one another at both ends."""
 
     to: int
@@ -46,9 +55,9 @@ class Item:
     """As it is sent."""
     is_run: bool
     """Whether it lies in one piece at both ends, without a cast."""
-    sent: Form
+    sent: StridedForm
     """From where it stands to packed."""
-    received: Form
+    received: StridedForm
     """From packed to where it belongs. Of several boxes in one neither form counts."""
     is_whole_here: bool
     is_whole_there: bool
@@ -57,20 +66,20 @@ class Item:
     amax: bytes = b""
     """What it is computed by, if it is by its blocks' largest magnitudes."""
 
-    def packing(self) -> Form:
+    def packing(self) -> StridedForm:
         """Return from where it stands to packed."""
-        return run(self.nbytes) if self.is_run else self.sent
+        return run_form(self.nbytes) if self.is_run else self.sent
 
-    def unpacking(self) -> Form:
+    def unpacking(self) -> StridedForm:
         """Return from packed to where it belongs."""
-        return run(self.nbytes) if self.is_run else self.received
+        return run_form(self.nbytes) if self.is_run else self.received
 
 
 @dataclass(slots=True)
-class Message:
+class GatherMessage:
     """Items that are sent as one."""
 
-    items: list[Item]
+    items: list[GatherItem]
     nbytes: int
     item_bytes_max: int
     is_whole_here: bool
@@ -80,7 +89,7 @@ class Message:
     computed_bytes: int
     amax_bytes: int
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, item: GatherItem) -> bool:
         """Tell whether an item comes with the message, and take it if so."""
         if (
             self.nbytes + item.nbytes > MESSAGE_BYTES_MAX
@@ -106,11 +115,11 @@ class Message:
 
 
 @dataclass(slots=True)
-class Lot:
+class GatherBatch:
     """Messages that are asked for with one frame. Those that are whole at the source come first."""
 
-    whole: list[Message] = field(default_factory=list)
-    packed: list[Message] = field(default_factory=list)
+    whole: list[GatherMessage] = field(default_factory=list)
+    packed: list[GatherMessage] = field(default_factory=list)
     nbytes: int = 0
     bounced_bytes: int = 0
     """Bytes that pass through the reader's bounce, one message after another."""
@@ -118,14 +127,14 @@ class Lot:
     computed_bytes: int = 0
     amax_bytes: int = 0
     boxes: int = 0
-    forms: dict[Form, int] = field(default_factory=dict)
+    forms: dict[StridedForm, int] = field(default_factory=dict)
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[GatherMessage]:
         """All, in the order of their tags."""
         return self.whole + self.packed
 
-    def takes(self, message: Message) -> bool:
+    def takes(self, message: GatherMessage) -> bool:
         """Tell whether a message comes with the lot, and take it if so."""
         packs = [] if message.is_whole_there else message.items
         bounced = 0 if message.is_whole_here else message.nbytes
@@ -153,10 +162,10 @@ class Lot:
             self.forms.setdefault(form, len(self.forms))
         return True
 
-    def frame(self, tag: int, *, sums: bool) -> Gather:
+    def frame(self, tag: int, *, sums: bool) -> GatherRequest:
         """Return what the source is told."""
         items = [item for message in self.packed for item in message.items]
-        return Gather(
+        return GatherRequest(
             tag=tag,
             origin=[message.items[0].origin for message in self.whole],
             nbytes=[message.nbytes for message in self.whole],
@@ -168,11 +177,11 @@ class Lot:
             amax=b"".join(item.amax for item in items),
         )
 
-    def unpacking(self) -> Regions:
+    def unpacking(self) -> StridedCopies:
         """Return what goes from the bounce to where it belongs."""
         to: list[int] = []
         origin: list[int] = []
-        form: list[Form] = []
+        form: list[StridedForm] = []
         at = 0
         for message in self.messages:
             for item in () if message.is_whole_here else message.items:
@@ -180,7 +189,7 @@ class Lot:
                 origin.append(at)
                 form.append(item.unpacking())
                 at += item.nbytes
-        return Regions(to, origin, form)
+        return StridedCopies(to, origin, form)
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
@@ -188,18 +197,18 @@ def starts(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
 
 
-def lots_of(regions: Regions) -> Iterator[Lot]:
+def gather_batches(regions: StridedCopies) -> Iterator[GatherBatch]:
     """Return how boxes are asked for. Raises `BadForm` for one that can't be."""
     return _lots(_messages(_joined(_items(regions))))
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _PartTemplate:
     """What the parts of all boxes of a form have in common."""
 
-    part: Part
-    sent: Form
-    received: Form
+    part: FormPart
+    sent: StridedForm
+    received: StridedForm
     is_run: bool
     is_whole_here: bool
     is_whole_there: bool
@@ -209,27 +218,27 @@ class _Kind:
     amax_bytes: int
 
     @classmethod
-    def of(cls, part: Part) -> "_Kind":
+    def of(cls, part: FormPart) -> "_PartTemplate":
         """Look at a part."""
-        sent, received = as_sent(part.form), as_received(part.form)
+        sent, received = sender_form(part.form), receiver_form(part.form)
         here, there = not received.cast and received.is_packed_here, not sent.cast and sent.is_packed_there
         amax = amax_bytes(sent)
         computed = 0 if sent.blocks is None and not amax else sent.origin_nbytes
         return cls(part, sent, received, is_run(part.form), here, there, sent.nbytes, computed, amax)
 
 
-def _items(regions: Regions) -> Iterator[Item]:
-    known: dict[int, list[_Kind]] = {}
+def _items(regions: StridedCopies) -> Iterator[GatherItem]:
+    known: dict[int, list[_PartTemplate]] = {}
     amax = regions.amax or (b"",) * len(regions.to)
     for to, origin, form, largest in zip(regions.to, regions.origin, regions.form, amax, strict=True):
         kinds = known.get(id(form))
         if kinds is None:
-            check(form)
-            kinds = known[id(form)] = [_Kind.of(part) for part in parts(normal(form), MESSAGE_BYTES_MAX)]
+            check_form(form)
+            kinds = known[id(form)] = [_PartTemplate.of(part) for part in cut_form(normalized(form), MESSAGE_BYTES_MAX)]
         taken = 0
         for kind in kinds:
             taken += kind.amax_bytes
-            yield Item(
+            yield GatherItem(
                 to + kind.part.to,
                 origin + kind.part.origin,
                 kind.nbytes,
@@ -243,9 +252,9 @@ def _items(regions: Regions) -> Iterator[Item]:
             )
 
 
-def _joined(items: Iterable[Item]) -> Iterator[Item]:
+def _joined(items: Iterable[GatherItem]) -> Iterator[GatherItem]:
     """Make one of runs that follow one another at both ends."""
-    last: Item | None = None
+    last: GatherItem | None = None
     for item in items:
         if (
             last is not None
@@ -264,14 +273,14 @@ def _joined(items: Iterable[Item]) -> Iterator[Item]:
         yield last
 
 
-def _messages(items: Iterable[Item]) -> Iterator[Message]:
-    message: Message | None = None
+def _messages(items: Iterable[GatherItem]) -> Iterator[GatherMessage]:
+    message: GatherMessage | None = None
     for item in items:
         if message is not None and message.takes(item):
             continue
         if message is not None:
             yield message
-        message = Message(
+        message = GatherMessage(
             [item],
             item.nbytes,
             item.nbytes,
@@ -284,12 +293,12 @@ def _messages(items: Iterable[Item]) -> Iterator[Message]:
         yield message
 
 
-def _lots(messages: Iterable[Message]) -> Iterator[Lot]:
-    lot = Lot()
+def _lots(messages: Iterable[GatherMessage]) -> Iterator[GatherBatch]:
+    lot = GatherBatch()
     for message in messages:
         if not lot.takes(message):
             yield lot
-            lot = Lot()
+            lot = GatherBatch()
             lot.takes(message)
     if lot.nbytes:
         yield lot

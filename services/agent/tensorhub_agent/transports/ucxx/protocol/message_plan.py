@@ -27,7 +27,7 @@ MESSAGES_MAX: Final = 4096
 
 
 @dataclass(slots=True)
-class Messages:
+class MessagePlan:
     """Message i brings `nbytes[i]` bytes from `origin[i]` of the source to `to[i]` of the destination.
 
     From message `bounced` on they go to `to[i]` of the bounce instead, which has `bounce_bytes`.
@@ -76,9 +76,9 @@ class _Run:
     spans: list[int]
 
 
-def messages_of(to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> Messages:
+def messages_of(to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> MessagePlan:
     """Return the messages that bring span i: `nbytes[i]` bytes from `origin[i]` to `to[i]`. Empty spans need none."""
-    messages = Messages()
+    messages = MessagePlan()
     groups = _near(_runs(to, origin, nbytes))
     for group in groups:
         if len(group) == 1:
