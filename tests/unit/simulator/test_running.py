@@ -59,6 +59,15 @@ SOON_FOUND = {
 """Some of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
 
 
+@pytest.mark.parametrize("name", BUGS)
+def test_what_a_bug_replaces_exists(name: str) -> None:
+    """Code that is renamed leaves no bug behind that replaces nothing: `planted` raises then."""
+    replaced = [(owner, what, getattr(owner, what)) for owner, what, _ in BUGS[name]()]
+    with planted(name):
+        assert all(getattr(owner, what) is not right for owner, what, right in replaced)
+    assert all(getattr(owner, what) is right for owner, what, right in replaced)
+
+
 @pytest.mark.parametrize("name", SOON_FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
     """What a seed shows changes with the code, so others are tried after it; `make bugs` looks for every bug."""

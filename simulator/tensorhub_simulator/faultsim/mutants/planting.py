@@ -205,10 +205,10 @@ def _partial_serves_all() -> list[Replacement]:
 def _wait_cycle() -> list[Replacement]:
     """Half-filled replicas read from each other whatever their turns are."""
 
-    def precedes(_source: Any, reader: Any) -> bool:
+    def has_priority(_source: Any, reader: Any) -> bool:
         return reader is not None
 
-    return [(module, "precedes", precedes) for module in (plan, verifier, leases_table)]
+    return [(module, "has_priority", has_priority) for module in (plan, verifier, leases_table)]
 
 
 def _promise_kept() -> list[Replacement]:
