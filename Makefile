@@ -12,7 +12,7 @@ HOSTS ?= 1
 SEEDS_CUT ?= 3
 # The commit of the release before this one.
 RELEASE ?= 7ff7cd1
-# Such as catalog.rounds, or --again for those that have survived or hung; empty is all.
+# Such as handlers.rounds, or --again for those that have survived or hung; empty is all.
 MODULES ?=
 
 # What `make pythons` tries. It looks on the PATH, and among those of pyenv.
@@ -141,7 +141,7 @@ cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, s
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)
 
-mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODULES=catalog.rounds: does a test notice?
+mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODULES=handlers.rounds: does a test notice?
 	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code

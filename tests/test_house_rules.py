@@ -119,3 +119,21 @@ def test_nats_py_is_pinned_to_the_version_whose_insides_are_overridden() -> None
 def test_the_files_that_begin_first_are_there() -> None:
     assert [file for file in longest_first.FILES if not (ROOT / file).is_file()] == []
     assert len(set(longest_first.FILES)) == len(longest_first.FILES)
+
+
+PAGES: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/*.md")
+NAMED: Final = re.compile(r"`([\w./]*\w\.py)`")
+"""A file in backticks: a whole path, or the end of one."""
+
+
+def test_the_files_that_pages_name_exist() -> None:
+    """A page that names a file which was moved sends its reader nowhere."""
+    files = [f"/{name_of(path)}" for path in python_files(*INSTALLED, "benchmarks", "examples", "tests", "tools")]
+    missing = [
+        f"{page.name}: {named}"
+        for pattern in PAGES
+        for page in sorted(ROOT.glob(pattern))
+        for named in NAMED.findall(page.read_text())
+        if not any(file.endswith(f"/{named}") for file in files)
+    ]
+    assert missing == []

@@ -33,10 +33,11 @@ LOOK_S: Final = 0.05
 _KEYS: Final = """
 import json, sys
 from pathlib import Path
-from tensorhub.local.keyring import Keyring
-from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.access.keyring import Keyring
+from tensorhub_common.access.permissions import Role, User
 Keyring(Path(sys.argv[1])).make([User(Role(role), name) for role, name in json.loads(sys.argv[2])])
 """
+"""A program of the older release, by its names."""
 
 
 class Wrong(Exception):

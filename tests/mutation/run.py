@@ -1,7 +1,7 @@
 """Mutation testing: small changes to the code, one at a time, and whether any test notices. `make mutants` runs it.
 
     python -m tests.mutation.run                      every module that pyproject.toml names
-    python -m tests.mutation.run catalog.rounds       only modules whose name has this in it
+    python -m tests.mutation.run handlers.rounds      only modules whose name has this in it
     python -m tests.mutation.run --again              only mutants that survived, after tests were added, or hung
     python -m tests.mutation.run --report             no mutant: write docs/mutation.md anew from the results
 
@@ -73,7 +73,7 @@ def is_meant(name: str, modules: list[str]) -> bool:
 def main() -> int:
     """Do what the arguments say; 0 when nothing is left to explain."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Mutation testing.")
-    parser.add_argument("modules", nargs="*", help="parts of modules' names, as in 'catalog.rounds' (default: all)")
+    parser.add_argument("modules", nargs="*", help="parts of modules' names, as in 'handlers.rounds' (default: all)")
     parser.add_argument(
         "--again", action="store_true", help="test only those that survived, after tests were added, or hung"
     )

@@ -1,9 +1,9 @@
 """A cluster and what happens on it, as a YAML file says it. Pure.
 
-Every field has its unit in its name; `docs/simulate.md` shows a whole file. Whatever is wrong with one is told in one
-sentence (`ClusterError`), before anything is simulated.
+Every field has its unit in its name. `docs/simulate.md` shows a whole file.
 
-What can't be in a cluster's description, though each field has its type. Pure.
+A mistake in a description is told in one sentence (`ClusterError`), before anything is simulated. `wrongs` finds the
+mistakes in a cluster's description of which each field has its type.
 """
 
 import math

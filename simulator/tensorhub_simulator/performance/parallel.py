@@ -1,9 +1,11 @@
-"""Runs many cases side by side, each in a process of this one's.
+"""Many cases run side by side, each in a child process of this one, and their progress on stderr.
 
-Always true: a process ends with the one that has started it, however that ends, and Ctrl-C is heard by that one alone:
-one line is said, and nothing goes on to compute what nobody waits for.
+`Bar` shows how far the runs are: a bar on a terminal, a line now and then elsewhere.
 
-How far the runs are: a bar on a terminal, a line now and then elsewhere, on stderr.
+Invariants:
+- A process ends with the one that has started it, however that one ends.
+- Only the process that started the others receives Ctrl-C. It prints one line, and no process goes on to compute a
+  result that is not awaited.
 """
 
 import os

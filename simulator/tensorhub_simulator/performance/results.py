@@ -1,6 +1,6 @@
-"""What came of a run: when each replica had each version, and what links carried. Pure.
+"""The results of a run: when each replica had each version, and what links carried. Pure.
 
-Numbers about many numbers. Pure.
+`spread` returns numbers about many numbers: their mean, median, 99th percentile and maximum.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One agent whose calls a chronicle notes, as `job_agent.py` has it noted."""
+"""One agent whose calls a chronicle notes, as `jobs/driver.py` has it noted."""
 
 from collections.abc import Iterable, Mapping
 from itertools import count

@@ -1,17 +1,20 @@
-"""One shard of this process as its agent knows it: where it belongs, its memory, what it holds, and what became of it.
+"""The shards of one session: what the process knows of each, its registration, and its return on each new connection.
 
-Always true: `handle` is set exactly while the present connection to the agent has registered the shard; `segment` and
-`spare` never change once a caller's tensors stand in one of them, because an attachment whose memory was replaced is
-`lost`. A mapped shard has no segment of its own, and shows that of a holder, which no agent can take away.
+An `AttachedShard` is one shard of this process as its agent knows it: where it belongs, its memory, what it holds, and
+what became of it. `ShardTable` registers the shards and registers them again on each new connection.
 
-The shards of one session: registering them, and bringing them back on each new connection.
+A restarted agent adopts its segments, so a shard that is registered again keeps its memory, and nothing changes for its
+tensors. If the agent has other memory for the shard, the shard is lost and says so, because no agent reads the memory
+of its tensors any more. A mapped shard has no segment of its own. It shows the segment of a holder, which no agent can
+take away.
 
-An agent that restarts adopts its segments, so a shard that is brought back stands in the same memory and nothing
-changes for its tensors. Where the agent has other memory for it, the shard is lost and says so, for its tensors stand
-where nobody reads any more.
-
-Always true: of one name at most one attachment is kept; it is unclaimed only where a register was cancelled or failed
-after the agent had answered, or where the memory was replaced, and the next who registers that name takes it over.
+Invariants:
+- `handle` is set exactly while the present connection to the agent has registered the shard.
+- `segment` and `spare` never change once a caller's tensors are in one of them: an attachment whose memory was replaced
+  is `lost`.
+- At most one attachment is kept for each name.
+- An attachment is unclaimed only if a register was cancelled or failed after the agent had answered, or if the memory
+  was replaced. The next caller that registers the name takes it over.
 """
 
 import asyncio

@@ -1,22 +1,22 @@
-"""The two memories of a staged shard, and the tensors that show one of them.
+"""The tensors of a staged shard show one of its two memories; those of a mapped shard show a holder's memory.
 
-A read fills the memory that the tensors do not show. The swap then lets every tensor stand in the other one: objects
-stay what they were (parameters, buffers and the values of `shard.tensors`), only what stands behind them changes, so
-nothing is copied, and some hundred tensors take less than a millisecond. Where readers map the memory of a version that
-is unpublished, the agent copies it into the other one, and the tensors stand there from then on.
+A read of a `Staged` shard fills the memory that the tensors do not show. The swap then moves every tensor to the other
+memory. The objects stay the same (parameters, buffers and the values of `shard.tensors`) and only the memory behind
+them changes, so nothing is copied, and some hundred tensors take less than a millisecond. If readers map the memory of
+a version that is unpublished, the agent copies it into the other memory, and the tensors are there from then on.
 
-Always true: all tensors show one memory, but for the moment of the swap; the other one may be written by the agent. So
-what a caller has taken from a tensor that outlives the swap (a view, a numpy array, a pointer) shows the old version
-until the next read begins, and then bytes that change.
+The tensors of a `Mapped` shard show the memory of a holder on this host and can't be written. Nothing is copied. The
+agent hands over a read-only descriptor whose open file description carries a shared lock. The mapping keeps that
+description, so the lock is held exactly as long as the memory is mapped: by this process, whatever becomes of its
+agents, and by children that it forks. While the lock is held, the holder overwrites nothing there.
 
-A mapped shard: its tensors show the memory of a holder on this host, and can't be written.
-
-Nothing is copied. The agent hands over a read-only descriptor whose open file description carries a shared lock; the
-mapping keeps that description, so the lock is held exactly as long as the memory is mapped: by this process, whatever
-becomes of its agents, and by children that it forks. While it is held the holder overwrites nothing there.
-
-Always true: all tensors show one version, but for the moment of the swap; what a caller keeps of an older one (a view,
-a numpy array, the tensor's storage) keeps that version's mapping, and with it the lock. A write is SIGSEGV.
+Invariants:
+- All tensors of a staged shard show one memory, except in the moment of the swap. The agent may write the other one. So
+  a view, a numpy array or a pointer that a caller took from a tensor before the swap shows the old version until the
+  next read begins, and after that bytes that change.
+- All tensors of a mapped shard show one version, except in the moment of the swap. A view, a numpy array or a tensor's
+  storage that a caller keeps of an older version keeps that version's mapping, and with it the lock.
+- A write to a mapped shard is SIGSEGV.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The SDK for asyncio programs: `connect_async`, and the hub object that it returns.
 
-`hub_sync.py` is its twin for everybody else, method for method.
+`sync/hub.py` is its twin for everybody else, method for method.
 
 Always true: names and numbers are checked before anything travels; no call waits without a bound, but for `watch`,
 which waits for whatever comes; nothing here imports torch before the first `register`.

@@ -1,10 +1,10 @@
-"""What becomes of a hub object that is dropped without `close`: its connections end, its shards stay with the agent.
+"""The end of a hub object that is dropped without `close`, and work in threads beside the event loop.
 
-That is what happens to a process that ends; a program that makes hub objects in a loop must not run out of threads and
-descriptors. Garbage is collected in any thread, so what is left to do is handed to the hub's own event loop, and nobody
-waits for it.
+The connections of a dropped hub object end, and its shards stay with the agent, as they do when a process ends. A
+program that makes hub objects in a loop must not run out of threads and descriptors. Garbage is collected in any
+thread, so the remaining work is handed to the hub's own event loop, and no thread waits for it.
 
-Work that may take long, beside the event loop.
+`shielded_in_thread` runs work that may take long, beside the event loop.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What the kernel of this machine says of a process of the hub: that it has ended, or that somebody has stopped it.
+"""The hub's processes on this machine, as its kernel shows them.
 
-The agents that run on this machine, as the kernel shows them: with which environment, by which interpreter.
-
-What an agent was started with decides how it copies and what UCX does; the shell of whoever asks may differ.
+The kernel shows whether a process has ended or was stopped. Of each running agent it shows the environment and the
+interpreter. The environment that an agent was started with decides how the agent copies and what UCX does. The shell of
+the caller may have a different one.
 """
 
 from contextlib import suppress

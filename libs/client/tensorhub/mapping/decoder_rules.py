@@ -1,12 +1,12 @@
-"""Rules for a decoder's attention: heads divided by rows of q, k and v and by columns of o; latent attention. Pure.
+"""Rules for a decoder's layers: attention, and what follows it. Pure.
 
-As vLLM does it: with fewer key and value heads than ranks each of them stands on several ranks in a row. The norms are
-whole everywhere, and so is the bias of o, which only the first rank adds.
+Attention: the heads are divided by rows of q, k and v and by columns of o, as in vLLM. With fewer key and value heads
+than ranks, each of them is on several ranks in a row. The norms are whole everywhere, and so is the bias of o, which
+only the first rank adds. There are rules for latent attention as well.
 
-Rules for what follows a decoder's attention: a dense network, or experts in stacks or each by itself. Pure.
-
-gate and up are divided by rows, down by columns; the bias of down is whole. A stack has one expert at each index of its
-first dimension: `w13_weight` is gate and then up of each, `w2_weight` is down.
+After attention there is a dense network, or there are experts, in stacks or each by itself. gate and up are divided by
+rows, down by columns. The bias of down is whole. A stack has one expert at each index of its first dimension:
+`w13_weight` is gate and then up of each expert, `w2_weight` is down.
 """
 
 from tensorhub.mapping.cuts import Cut, share

@@ -1,4 +1,4 @@
-"""A model's Hugging Face configuration in whatever form it comes: a dict, an object with attributes, or a file."""
+"""A model's Hugging Face configuration, read from a dict, an object with attributes, or a file."""
 
 import os
 from collections.abc import Mapping

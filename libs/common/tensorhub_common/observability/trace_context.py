@@ -1,4 +1,4 @@
-"""Where a span stands in a trace, and what a finished one says. Pure: making spans is `spanmaker.py`.
+"""Where a span stands in a trace, and what a finished one says. Pure: making spans is `telemetry/span_maker.py`.
 
 Ids are given out before a span is made: whoever asks another process names the span that it will make of the question
 when all is over, so nothing has to be made while anybody waits.

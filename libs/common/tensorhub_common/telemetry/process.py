@@ -1,7 +1,8 @@
 """Logs and traces of a process: where the lines go, and where the spans go.
 
-What keeps spans for `tensorhub trace` is `span_keeper.py`, what shows metrics `metrics_page.py`; `start` starts both.
-What makes spans is `spanmaker.py`, and how a trace crosses processes `tracecontext.py`.
+What keeps spans for `tensorhub trace` is `telemetry/span_store.py`, what shows metrics `metrics_page.py`; `start`
+starts both. What makes spans is `telemetry/span_maker.py`, and how a trace crosses processes
+`observability/trace_context.py`.
 
 The SDK runs in processes of others, so two things are apart. *Using* telemetry (`logger`) configures nothing: in a
 trainer our lines go wherever its own `logging` sends them, and our spans to its own provider, if it has one. *Starting*

@@ -1,34 +1,27 @@
-"""Copying and hashing on native threads: the hot path of the agent.
+"""Copying and hashing of memory on native threads, which is the hot path of the agent.
 
-A batch of spans goes from one view to another, and comes back with the digest of each piece as it stands in the
-destination *after* the copy. Hashing the source first would vouch for bytes that a source which moves on in the middle
-has not sent. A piece is copied part by part and each part is hashed while it is still in the core's cache: hashing from
-memory would take of the bandwidth that copying is short of.
+`CopyPool` runs two kinds of work. A job (`PoolBatch`) is cut into tasks, which the pool's threads do one after another;
+the kind of the job decides what a task does. A chore (`BackgroundTask`) is work that is not urgent.
 
-Always true:
-- What `copy_job.py` says of every job: it ends only when none of its threads writes any more. Until then nobody else
-  may write into its destination.
-- Nothing outside the batch's spans is written. Spans that don't fit are refused before the first byte.
-- Jobs take turns, task by task, so hashing 70 GB for one shard does not hold up a small read for another. Chores, which
-  nobody waits for, have a turn only when no job does.
+A `CopyBatch` copies a batch of spans from one view to another. It returns the digest of each piece, taken in the
+destination *after* the copy. A digest of the source taken before the copy could be of bytes that were never sent, when
+the source changes in the middle. A piece is copied part by part, and each part is hashed while it is still in the
+core's cache. Hashing from memory would use bandwidth that the copying needs.
 
-Calls through ctypes, and xxhash on more than 100 KB, let go of the GIL; slice assignment between memoryviews doesn't.
-Whoever lets go must win the GIL back, and waits for it up to `sys.getswitchinterval()` while the event loop computes:
-that is why parts are not smaller, and why an agent sets a short interval.
+Calls through ctypes release the GIL, and so does xxhash on more than 100 KB. Slice assignment between memoryviews does
+not. A thread that has released the GIL must get it back, and waits up to `sys.getswitchinterval()` for it while the
+event loop computes. For this reason parts are not smaller, and an agent sets a short switch interval.
 
-Work that nobody waits for, in the threads of the copy pool: it begins only when no job has a turn there.
-
-Always true: `over` is done only when no thread does the work any more, so what it reads may change or go from then on;
-by then the chore keeps nothing of what the work reads.
-
-One job of the copy pool: what all kinds of them have in common. `CopyPool` of `copying.py` runs them.
-
-A job is cut into tasks, which the pool's threads do one after another; what a task does is the kind's.
-
-Always true:
+Invariants:
 - A job ends only when none of its threads writes any more, also when it was stopped, failed, or its awaiting task was
-  cancelled. It holds its views until then, so nothing of them can be unmapped.
-- It costs one wake-up of the event loop, however many tasks it has.
+  cancelled. Until then no other code may write into its destination.
+- A job holds its views until it ends, so none of their memory can be unmapped before.
+- A job costs one wake-up of the event loop, however many tasks it has.
+- Nothing outside the batch's spans is written. Spans that do not fit are refused before the first byte.
+- Jobs take turns, task by task, so hashing 70 GB for one shard does not delay a small read of another.
+- A chore begins only when no job has a turn.
+- A chore's `over` is done only when no thread does the work any more. From then on, what the work reads may change or
+  be freed, and the chore keeps no reference to it.
 """
 
 import asyncio

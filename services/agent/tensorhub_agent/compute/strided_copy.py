@@ -4,7 +4,7 @@ A box is copied by numpy, which lets go of the GIL: as one array of its runs, so
 however short. Boxes that lie in one piece at both ends are joined, and moved as spans are.
 
 Always true:
-- What `copy_job.py` says of every job.
+- What `compute/pool.py` says of every job.
 - Nothing outside the boxes is written, and nothing outside the views is read: every box is checked against both before
   the first byte, whoever has made its form, and numpy checks each array again.
 """

@@ -1,9 +1,11 @@
-"""Serves one job's readers: answers who asks for a lease, opens memory to who shows its ticket, notes who is done.
+"""The service for one job's readers: it answers lease requests, opens memory for tickets, and records ended leases.
 
-The core decides who gets a lease. Always true: a ticket opens memory once, and only to the agent that it was given to;
-a question whose answer is known soon waits for it, at most `LEASE_HOLD_S`.
+The core decides which reader gets a lease. `PendingLeaseRequests` holds the requests whose answer is known soon. Each
+is asked again when something has happened, until its time limit.
 
-Questions for leases whose answer is known soon: each is asked again when something has happened, until its bound.
+Invariants:
+- A ticket opens memory once, and only to the agent that it was given to.
+- A request whose answer is known soon waits for the answer, at most `LEASE_HOLD_S`.
 """
 
 import asyncio
@@ -62,7 +64,7 @@ class PendingLeaseRequests:
 
 
 LEASE_HOLD_S: Final = 1.0
-"""A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""
+"""A question for a lease on what is about to be filled waits for so long: less than `lease_client.LEASE_ASK_S`."""
 
 PATCHES_HOLD_S: Final = 0.8
 """A question waits so long for a delta that is being made: a second's worth of it is some GB. Less than the above."""

@@ -1,11 +1,10 @@
-"""The agent of one GPU within one job: its shards, its leases and its standing in the log. Pure.
+"""The agent of one GPU within one job: its shards, its leases and its membership in the log. Pure.
 
-Everything that an agent decides is decided here and in the files that this one calls; `service.py` and the simulator
-only carry out what comes back. Each method takes what happened and the time, and returns effects.
+All decisions of an agent are made here and in the modules that this one calls. `app/service.py` and the simulator only
+carry out the returned effects. Each method takes an event and the time, and returns effects.
 
-Which operation does which call. Pure.
-
-Questions for leases that come before this agent has heard what its log says: which are worth waiting. Pure.
+`begin` selects the operation that does a call. `is_published` and `may_be_decided` select the lease requests that are
+worth holding when they arrive before this agent has received the matching log entries.
 """
 
 from collections import Counter

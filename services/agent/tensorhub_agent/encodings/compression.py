@@ -1,7 +1,7 @@
 """Packing: a piece in fewer bytes, for links that are slower than the work. Pure.
 
-Its values stand by plane, and each plane goes through zstd (`columns.py`). Of bfloat16 weights a third of the bytes
-goes; zstd on the piece as it is finds a fifth. A part of the piece is tried first, so that one that does not
+Its values stand by plane, and each plane goes through zstd (`encodings/byte_planes.py`). Of bfloat16 weights a third of
+the bytes goes; zstd on the piece as it is finds a fifth. A part of the piece is tried first, so that one that does not
 shrink costs little.
 
 Always true: `unpack` writes nothing outside its piece, and nothing at all before everything has been read.

@@ -1,12 +1,12 @@
-"""What an agent does with the memory of a job's shards because its core wants it: hashed, duplicated, looked at.
+"""The tasks that an agent does on the memory of a job's shards for its core: hashing, duplicating and probing.
 
-Always true: each work ends in one piece of news, unless its shard is gone, be it before the work begins; none of it
-changes what readers may have.
+`blank` writes zeros into the padding of mapped tensors: elements that no global tensor has, and that no program writes.
+Replicas of one layout must hold equal bytes at equal versions, and the old bytes in the padding are arbitrary. So a
+shard that was filled by a program gets zero padding before the digests of its memory are reported.
 
-Padding of mapped tensors: elements that no global tensor has, and that no program writes.
-
-Replicas of one layout must hold equal bytes at equal versions, so whoever was filled by a program makes its padding
-zero before it says what its memory hashes to: whatever stood there belonged to nobody.
+Invariants:
+- Each task ends in one outcome, unless its shard is gone, which may happen before the task begins.
+- No task changes what readers may have.
 """
 
 import asyncio

@@ -1,24 +1,26 @@
-"""Leases: which readers may read which shard of this agent. Pure.
+"""The table of leases: which readers may read which shard of this agent. Pure.
 
-A lease keeps a shard's memory as it is while somebody reads it: `unpublish` waits for the open ones or breaks them. A
-ticket opens a transport once. A lease holds only while it is open here, so a reader that asks after its last byte
-learns whether the memory was what it asked for all the time.
+A lease keeps a shard's memory unchanged while a reader reads it: `unpublish` waits for the open leases or breaks them.
+A ticket opens a transport once. A lease holds only while it is open here, so a reader that asks after its last byte
+learns whether the memory was the requested version all the time.
 
-A shard that is being filled grants leases too, on the version that it will hold (`coming`), to readers of later turns.
-It says which pieces stand there, verified; these may be asked for, and no others. When it has them all the leases go
-on as those of a ready shard. Given up, or decided anew, they are broken before the memory is used again.
+A shard that is being filled also grants leases, on the version that it will hold (`coming`), to readers of later turns.
+It announces which pieces are there and verified. Readers may ask for these pieces and for no others. When the shard has
+all pieces, the leases continue as those of a ready shard. When its filling is given up, or decided anew, the leases are
+broken before the memory is used again.
 
-A reader of any turn may have a lease that counts on promises: of the pieces that don't stand there yet it waits only
-for those that are promised. What is promised is what the shard itself waits for nobody to get.
+A reader of any turn may have a lease that counts on promises. Of the pieces that are not there yet, it waits only for
+those that are promised. A shard promises only pieces for which it does not itself wait on another shard.
 
-A shard that is filled by a transfer program tells of its pieces to readers of whatever layout and program; one that
-goes by the same program is told of units. Only such a one may count on promises: the units of another program are other
-bytes.
+A shard that is filled by a transfer program announces its pieces to readers of any layout and program. It announces
+units to readers that use the same program. Only such a reader may count on promises, because the units of another
+program are other bytes.
 
-What stands against a lease that is asked for: the reason in words, or nothing. Pure.
+`refuse_ready`, `refuse_filling` and `refuse_for_room` return the reason against a requested lease in words, or None.
 
-Always true: whoever is let in reads exactly the version that was asked for, and nobody is let in who could wait for
-himself, over however many others.
+Invariants:
+- A reader with a lease reads exactly the version that was asked for.
+- No reader gets a lease by which it could wait for itself, over however many others.
 """
 
 from collections.abc import Sequence

@@ -13,8 +13,8 @@
                                        ←   Broken, and the end (at any time)
       Done, and the end                →
 
-How frames travel, and how the bytes come, is the transport's: `local_frames.py`, `ucxx_frames.py`. Anything else ends
-the connection, with one line in the log of whoever saw it.
+How frames travel, and how the bytes come, is the transport's: `transports/local/framing.py`,
+`transports/ucxx/protocol/frames.py`. Anything else ends the connection, with one line in the log of whoever saw it.
 """
 
 from collections.abc import Sequence

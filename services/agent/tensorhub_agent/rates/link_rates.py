@@ -1,17 +1,18 @@
-"""What came over each link in one read, and in how long: the samples of which `measured.py` makes rates. Pure.
+"""The rates of an agent's links: samples of what came over each link in one read, and estimates made of them. Pure.
 
-A link is what the planner says that a share's bytes come by; several sources of one read may share one. Its time is the
-time in which something was under way on it, from whichever source, so what comes in parallel counts as one, and a pause
-of the reader itself counts for no link.
+`LinkMeters` takes the samples: the bytes that came over each link in one read, and the time that they took. A link is
+the path that the planner names for a share's bytes. Several sources of one read may share one link. The time of a link
+is the time in which something was under way on it, from any source. So parallel transfers count once, and a pause of
+the reader itself counts for no link.
 
-What this agent got over each link: the rates that it tells the planner with each demand. Pure.
+`LinkRates` makes estimates of the samples. The agent sends these rates to the planner with each demand. The bytes that
+come in a read are never more than the link gives, and often less, because other readers and other links had their part.
+So a sample above the estimate moves it far. A sample below it moves it less, and the less the more links the read used.
+An estimate still follows a link that has become slow, within some reads.
 
-What comes in a read is never more than the link gives, and often less: other readers and other links had their part. So
-a sample above the estimate moves it far, and one below it less, and the less the more links the read used besides. All
-the same an estimate follows a link that has become slow, within some reads.
-
-Always true: there is at most one row for each link, and `RATES_MAX` in all; the one that was not used for longest goes
-first. A restarted agent begins anew: a rate is soon measured, and an old one may be of another machine.
+Invariants:
+- There is at most one row for each link, and at most `RATES_MAX` rows. The least recently used row is removed first.
+- A restarted agent begins without rates: a rate is soon measured, and an old one may be of another machine.
 """
 
 from collections.abc import Iterable

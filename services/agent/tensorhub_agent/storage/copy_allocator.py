@@ -1,9 +1,10 @@
-"""Makes what a copy of a retained version stands on, as the log has placed it: memory, or a file on the disk.
+"""The allocator of storage for copies of retained versions, as the log has placed them: memory, or a file on the disk.
 
-Where an agent keeps a copy of a retained version: in memory while its limit allows it, then on its disk. Pure.
+A copy is kept in memory while the memory limit allows it, then on the disk. The log knows only the total room. The
+agent chooses between memory and disk, because only the agent sees its disk. A copy that fits into neither is given up
+with a reason, and the log places it elsewhere.
 
-The log knows one number, the room in all; which of the two a copy takes is the agent's business, because only it sees
-its disk. A copy that fits into neither is given up with a reason, and the log places it elsewhere.
+`candidates` and `no_room` are pure.
 """
 
 import asyncio

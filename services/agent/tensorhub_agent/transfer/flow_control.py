@@ -1,12 +1,15 @@
-"""Whom to ask for more after an event, of a read's sources: those that it concerned, and those that had to wait. Pure.
+"""The flow control of a read's sources: which sources to ask for more after an event, and when to confirm early. Pure.
 
-A source is asked for as much as it may have under way. What stops it is one of three: its own pace, which only an event
-of its own changes; its part of the window, which grows when fewer are busy; or the window, in which others make room.
+`RefillQueue` selects the sources to ask for more: those that the event concerned, and those that had to wait. A source
+is asked for as much as it may have under way. One of three limits stops it:
+- its own pace, which only an event of its own changes;
+- its part of the window, which grows when fewer sources are busy;
+- the window, in which other sources make room.
 
-Always true: a source that may be asked for more is `concerned`, or one of those that `waiting` yields while there is
+`wants_early_confirmation` tells when to ask a source to confirm what has come, while it still brings more.
+
+Invariant: a source that may be asked for more is `concerned`, or one of those that `waiting` yields while there is
 room.
-
-When a source is asked for its word on what came, while it still brings more. Pure.
 """
 
 from collections.abc import Iterator

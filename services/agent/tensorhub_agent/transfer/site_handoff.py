@@ -1,15 +1,17 @@
-"""What one read knows of its mates: those of its site that bring parts of a version over for each other. Pure.
+"""The mates of one read and the handoff of pieces between them: mates of a site bring parts over for each other. Pure.
 
-Always true: what a mate does not bring over is loose, or with somebody else who does.
+`SitePeers` stores what one read knows of its mates. `hand_off` decides when a crosser, which brings a part over for its
+site, hands some of that part over to a mate, and to which mate.
 
-When one that crosses for its site hands a part of that over to a mate, and to whom. Pure.
+A waiting reader knows that a crosser lives: the crosser says so, its connection is up, and the log has not lost it.
+Only the crosser knows how long it will still take, so the crosser decides. It gives up the end of what it has not asked
+for yet, to mates that have shown all of their own parts, and tells all readers at once which mate has it now. So each
+byte still crosses to the site once.
 
-Whoever waits knows that a crosser lives: it says so, its connection stands, and the log has not lost it. How long it
-will take yet only the crosser knows, so it is the one that decides: it gives up the end of what it has not asked for
-yet, to mates that have shown all of their own parts, and tells everybody at once whose that is now. So each byte
-crosses once still.
-
-Always true: what is under way is ceded by nobody; an heir is open here, and has shown by its own part how fast it is.
+Invariants:
+- A piece that a mate does not bring over is loose, or with another source that brings it over.
+- A piece that is under way is never ceded.
+- An heir is open here, and has shown by its own part how fast it is.
 """
 
 from collections.abc import Iterable, Sequence

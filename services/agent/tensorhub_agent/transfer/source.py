@@ -1,11 +1,10 @@
-"""One source of a read: how far it is, and what it has under way, or has brought and not confirmed yet. Pure.
+"""One source of a read: its progress, its pieces under way, and its pieces that are not confirmed yet. Pure.
 
-The pieces that one source of a read is to bring and was not asked for yet. Pure.
+`Portion` stores the pieces that the source is to bring and was not asked for yet. Some can be asked for now, some once
+a half-filled source has them, and some once their fold is known.
 
-Some can be asked for now, some once a half-filled source has them, and some once their fold is known.
-
-Always true: whatever changes a source says so by `touch`, so that the read looks at those that an event concerned, and
-at no others (`roster.py`).
+Invariant: every method that changes a source calls `touch`, so the read looks at the sources that an event concerned,
+and at no others (`role_index.py`).
 """
 
 from collections import deque

@@ -1,9 +1,10 @@
-"""All sources of one read, and the pieces that are with none of them: who brings what, and who is left. Pure.
+"""The sources of one read and the pieces that no source has: which source brings what, and which are left. Pure.
 
-Always true: a piece that is missing is loose or with one source; what a source has under way is loose again only once
-that source is closed.
+`TransferActions` stores what the read wants of its driver.
 
-What one read wants of its driver. Pure.
+Invariants:
+- A missing piece is loose or with one source.
+- A piece that a source has under way is loose again only once that source is closed.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,13 +1,14 @@
-"""What must hold of a log whoever folds it: known from its commands and events alone, not from the catalog's own state.
+"""Rules that every log must satisfy, checked from its commands and events alone and not from the catalog's own state.
 
-So a mistake that the fold makes everywhere alike, which comparing folds can't show, is still found.
+The rules hold for every fold of the log. So they find a mistake that every fold makes alike, which a comparison of
+folds can't show.
 
-Who led, as the log has it: only the registry that said so last may cost an agent its place.
-
-That an update never goes back: known from a log's commands and events alone, as `logrules` is.
-
-What a replica holds is taken from its last `replica.ready`, until any event says that one of its shards went elsewhere;
-where that can't be told, nothing is demanded.
+Invariants:
+- `LogRules`: a sender is alive, and a command counts once. Incarnations, terms and versions only rise. A root never
+  changes, a deleted job stays deleted, and a replica is ready only when all of its shards are.
+- `Leaders`: only the registry that last said in the log that it leads may cost an agent its place.
+- `UpdateFloors`: an update never goes back. The version that a replica holds is taken from its last `ReplicaReady`,
+  until an event says that one of its shards went elsewhere. If the version can't be told, nothing is demanded.
 """
 
 from typing import Final

@@ -1,12 +1,11 @@
-"""Layouts of a simulated world, and what numpy says that their bytes are.
+"""Layouts of a simulated world, and the bytes that numpy computes for them.
 
-A world's shards have real layouts of a few bytes. Whoever publishes writes random values into its shards; what the
-same version is in another layout follows from those, tensor by tensor, by slices. No production code is asked for that.
+A world's shards have real layouts of a few bytes. A publisher writes random values into its shards. The same version in
+another layout follows from those values, tensor by tensor, by slices. Numpy does this, and no production code is asked.
 
-Worlds in which rollouts read fp8 of what trainers publish, out of shards that cut through blocks.
-
-Matrices are of few bytes, so a block of 128 × 128 is all of one, or nearly; rows that are blocks of their own there are
-several of.
+`quantised_cuttings` draws worlds in which rollouts read fp8 of what trainers publish, from shards that cut through
+blocks. The matrices have few bytes, so a block of 128 × 128 is all of a matrix, or nearly all of it. A matrix has
+several rows that are blocks of their own. The fp8 values and scales come from the agent's `quantise`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Snapshots in the simulation: the stream in which they stand, and the steps in which a leader makes one.
 
-The steps are production's (`snapshotting.py`), each a message that takes its time, may get lost or arrive after its
-sender's death: look at the index, write the bytes, write the index against what was seen, read both back, trim.
+The steps are production's (`jobs/snapshot_maker.py`), each a message that takes its time, may get lost or arrive after
+its sender's death: look at the index, write the bytes, write the index against what was seen, read both back, trim.
 """
 
 from collections.abc import Callable

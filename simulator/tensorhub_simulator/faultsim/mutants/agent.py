@@ -1,8 +1,8 @@
-"""Planted bugs of what an agent keeps that it must not, and leaves out that it must say.
+"""Planted bugs of an agent: in what it keeps and says, in its patience, and in what it believes.
 
-Planted bugs of patience: a read that gives up though it need not, a drain and a queue that nothing brings back.
-
-Planted bugs of what is believed: bytes without a lease, a foreign root, tickets, the dead, half of a replica.
+- Keeping and saying: the agent keeps what it must not keep, and leaves out what it must say.
+- Patience: a read gives up though it need not, and nothing brings back a drain or a queue.
+- Belief: the agent believes bytes without a lease, a foreign root, tickets, the dead, or half of a replica.
 """
 
 from typing import TYPE_CHECKING, Any, Final

@@ -1,6 +1,7 @@
-"""Planted bugs of blocks that no source has whole: folds known too early, and a table that is not the read's.
+"""Planted bugs of reads by programs, and of blocks that no source has whole.
 
-Planted bugs of reads by programs: other layouts, half-filled ones, and plans that number other things.
+- Blocks that no source has whole: folds are known too early, and a table is not the read's.
+- Reads by programs: other layouts, half-filled sources, and plans that number other things.
 """
 
 from collections.abc import Callable, Iterable

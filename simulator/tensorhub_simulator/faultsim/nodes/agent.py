@@ -1,13 +1,15 @@
-"""An agent of the simulation: drives an `AgentCore` as `job_agent.py` does, with modelled memory, lanes and links.
+"""An agent of the simulation: drives an `AgentCore` as the agent service's `jobs/driver.py` does.
 
-What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
+Its memory, lanes and links are modelled. The shelf survives the agent's death: segments with their bytes as they were,
+and the last manifest that was saved.
 
-What an agent of the simulation takes time over: hashing, looking, copying, comparing layouts, asking the planner.
+`AgentTasks` is the work that takes an agent time: hashing, looking, copying, comparing layouts, asking the planner.
+`Incarnations` is the agent's number, as `storage/incarnation.py` of the agent service keeps it: higher each time,
+unless its disk was lost.
 
-Always true: what comes of it is told to the core later, so anything may happen in between, and never to another life of
-the agent than the one that began it.
-
-An agent's number, as `incarnation.py` keeps it: higher each time, unless its disk was lost.
+Invariants:
+- The outcome of a task is told to the core later, so anything may happen in between.
+- The outcome is never told to another life of the agent than the one that began the task.
 """
 
 import random

@@ -1,19 +1,17 @@
 """One source of one read: a lease asked for over the modelled network, and a transport session that brings bytes.
 
-Both ends and what is between them may fail by themselves: the source is stopped, killed or slow, the path between the
-two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes,
-`telling.py` what the source says of its pieces.
+Both ends and the path between them may fail by themselves: the source is stopped, killed or slow; the path between the
+two agents is cut while both reach NATS; the reader learns of the end of a connection late or never. `byte_stream.py`
+has the bytes.
 
-Whether a lease has held until after the last byte, as its reader asks it over the connection.
+`LeaseInUse` is a lease that its reader holds until it opens the transport, as the agent's `control/lease_client.py`
+keeps it. `Confirming` is the reader's question over the connection whether a lease has held until after the last byte.
+`Announcements` carries what a half-filled source tells a reader of its pieces.
 
-Always true: each question is answered once; a source that is gone, or silent for too long, has said no.
-
-A lease that its reader holds until it opens the transport, as `leasing.py` of the agent keeps it.
-
-What a half-filled source tells a reader of its pieces, on its way.
-
-Always true: it comes in order, over a path that is cut not before that is whole again, and nothing is lost of what was
-told before the reader saw that the source was open.
+Invariants:
+- Each question of `Confirming` is answered once. A source that is gone, or silent for too long, has said no.
+- Announcements come in order. Over a path that is cut they come only when the path is whole again.
+- No announcement from before the reader saw that the source was open is lost.
 """
 
 from collections import deque
@@ -320,7 +318,7 @@ class ReadSession:
             self._again_or_lost("its agent did not answer")
 
     def _again_or_lost(self, reason: str) -> None:
-        """Ask once more whoever is worth it, as `sources.py` does."""
+        """Ask once more whoever is worth it, as `sources/manager.py` of the agent does."""
         if (self.share.crosses or self.share.far) and not self.closing:
             self.reader.world.links.pop(self.lease, None)
             self.answered, self.lease = False, ""
@@ -419,7 +417,7 @@ class ReadSession:
         self._digests = digests = grant.digests
         self.reader.world.tally.counted_on += grant.promises
         if self.program is not None:
-            # As `sources.py` does: units of a program are no pieces of the source.
+            # As `sources/manager.py` of the agent does: units of a program are no pieces of the source.
             digests = b""
             if grant.filling and grant.program == self.program.digest:
                 self.reader.world.tally.counted_on_units += grant.promises
@@ -472,7 +470,7 @@ class ReadSession:
         assert self._wire is not None
         wrong = [piece for piece in ended.pieces if self._wire.is_patched(piece) and not self.is_right(piece)]
         if wrong:
-            # As `encodings/reading.py` does: they come as they are, and nothing is said of them before.
+            # As `sources/batch_reader.py` of the agent does: they come as they are, and nothing is said of them before.
             self.reader.world.tally.mispatched += len(wrong)
             self.receives.again(ended, wrong)
             self._wire.ask_plain(wrong)

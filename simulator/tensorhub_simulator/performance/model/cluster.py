@@ -3,7 +3,7 @@
 The planner's decision and the transfers are the production ones. The log, the registry, agents and networks are
 modelled as times. One cluster file and one seed give one run, to the last bit.
 
-Runs a world to its end, and says what came of it.
+`run` runs a `ClusterRun` to its end and returns the `Result`.
 """
 
 import random

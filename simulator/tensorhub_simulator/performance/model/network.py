@@ -1,18 +1,19 @@
 """A network of links on which connections share bandwidth, as flows and not as packets. Pure.
 
-Each connection with something to send gets its max-min fair rate: no connection can have more without one that has no
-more than it getting less. A connection has a ceiling of its own beside its links (`tcp.py`). The rates change only when
-a connection begins or ends to have something to send, and then only those are solved again that the change can reach:
-a link whose connections together can't fill it joins nobody to anybody.
+Each connection with something to send gets its max-min fair rate: no connection can have more unless one that has no
+more than it gets less. A connection has a ceiling of its own beside its links (`stream_bytes_s`). The rates change only
+when a connection begins or ends to have something to send. Then only the rates that the change can reach are solved
+again: a link whose connections together can't fill it joins no connections to each other.
 
-Always true: the rates on a link add up to at most its capacity; what came out of a link went into it.
-
-How fast one stream of a transport can be over a link with a round trip and loss. Pure.
-
-TCP sends at most a window in a round trip, and where packets are lost at most what Mathis, Semke, Mahdavi and Ott gave
-in "The macroscopic behavior of the TCP congestion avoidance algorithm" (1997): MSS / RTT · sqrt(3/2) / sqrt(p). Newer
+`stream_bytes_s` is how fast one stream of a transport can be over a link with a round trip and loss. TCP sends at most
+a window in a round trip. If packets are lost, it sends at most what Mathis, Semke, Mahdavi and Ott gave in "The
+macroscopic behavior of the TCP congestion avoidance algorithm" (1997): MSS / RTT · sqrt(3/2) / sqrt(p). Newer
 congestion controls bear loss better; `loss` is then what it looks like to them. RDMA is used inside a site only, where
 neither bounds it.
+
+Invariants:
+- The rates on a link add up to at most its capacity.
+- The bytes that came out of a link went into it.
 """
 
 from collections import deque

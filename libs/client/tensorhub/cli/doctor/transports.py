@@ -1,6 +1,6 @@
-"""What `tensorhub doctor` learns of the ways for bytes between hosts, before anybody judges it.
+"""The ways for bytes between hosts: what `tensorhub doctor` learns of them, and what it says of them. Pure.
 
-What `tensorhub doctor` says of the ways for bytes between hosts. Pure: what was found in, advice out.
+The structs store what was found, before it is judged. `findings` takes them and returns advice.
 """
 
 from collections.abc import Iterator

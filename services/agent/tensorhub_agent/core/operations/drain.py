@@ -2,7 +2,7 @@
 
 The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are
 broken, and only then does the call return and the memory change. Whoever maps the memory can't be broken: the call
-waits for them too, or goes on in spare memory (`vacancy.py`), or raises `DrainTimeout` at its bound.
+waits for them too, or goes on in spare memory (`core/operations/reclaim.py`), or raises `DrainTimeout` at its bound.
 
 The log may hold it back, because this is the last copy that counts of a retained version. Then the shard is published
 as before, and grants leases, until the log says that it drains or stays.

@@ -1,18 +1,18 @@
-"""Reading a version into one shard, as one shard of its replica's round. Pure.
+"""The operation that reads a version into one shard, as one shard of its replica's round. Pure.
 
-join the round -> the log decides a version -> plan and lease -> every shard has its leases -> drain and write -> verify
--> the manifest says so -> every shard is filled. Nothing is overwritten before the log says `round.started` (a mapped
-shard overwrites nothing, and doesn't wait for that where it is the last that is missing), and no call is answered
-before the read is quiet: whatever was asked for has come or can come no more.
+`ReadStage` says how far a read call is. The steps are: join the round -> the log decides a version -> plan and lease ->
+every shard has its leases -> drain and write -> verify -> the manifest records it -> every shard is filled.
 
-How far a read call is. Pure.
+`is_better_dropped` decides whether to read on when a newer version comes, or to drop the current read. An engine is
+paused while its memory is overwritten. Reading on costs the rest of this read, and then a whole read of the newer
+version. Dropping costs a whole read now: it saves the rest of this one, and throws away the bytes that have come. The
+replica is ready when its last shard is, so the shard that is furthest behind decides for all: one wish to drop is
+enough. The log bounds how often a round may be superseded (SUPERSEDED_MAX in `tensorhub_common`), so every round ends.
 
-Whether to read on when a newer version comes, or to drop what is being read for it. Pure.
-
-An engine stands still while its memory is overwritten. Reading on costs what is left of this read, and then a whole
-one for the newer version; dropping costs a whole one now. So it saves what is left, and throws away what has come.
-The replica is ready when its last shard is, so the shard that is furthest behind judges for all: one wish to drop is
-enough, and the log bounds how often a round may be turned (`SUPERSEDED_MAX`), so that every round ends.
+Invariants:
+- Nothing is overwritten before the log says `round.started`. A mapped shard overwrites nothing, and does not wait for
+  `round.started` where it is the last one that is missing.
+- No call is answered before the read is quiet: everything that was asked for has come or can come no more.
 """
 
 from enum import StrEnum
@@ -60,7 +60,7 @@ from tensorhub_common.protocol.worker import ReadReport
 
 
 class ReadStage(StrEnum):
-    """The stages of a call, in their order; `op_read.py` says what leads from one to the next."""
+    """The stages of a call, in their order; `read.py` says what leads from one to the next."""
 
     JOINING = "joining"
     LEASING = "leasing"

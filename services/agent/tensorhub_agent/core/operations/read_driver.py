@@ -1,10 +1,12 @@
-"""Carries one read's transfer: its wishes go out as effects, and what comes of them goes in. Pure.
+"""The driver of one read's transfer: it emits the transfer's wishes as effects and feeds the outcomes back. Pure.
 
-Always true: a transfer is forgotten only when it is quiet, so a new one never shares a destination byte with an old
-one. What is being filled is offered to readers of later turns while its transfer goes on, piece by piece as each is
-verified in the memory that is being filled; when the transfer is given up, their leases are broken first.
+A shard that is being filled is offered to readers of later turns while its transfer goes on. Each piece is offered once
+it is verified in the memory that is being filled. `AvailabilityAnnouncer` sends these readers the pieces that are
+there, and the pieces that are promised.
 
-What a shard that is being filled tells its readers of later turns: what stands there, and what is promised. Pure.
+Invariants:
+- A transfer is forgotten only when it is quiet, so a new one never shares a destination byte with an old one.
+- When a transfer is given up, the leases of the readers of later turns are broken first.
 """
 
 from collections.abc import Sequence

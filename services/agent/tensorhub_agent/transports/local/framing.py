@@ -1,4 +1,4 @@
-"""How the frames of `lease_frames.py` travel on the local transport.
+"""How the frames of `primitives/lease_messages.py` travel on the local transport.
 
 Each is four bytes of length (big endian) and a MessagePack object.
 """

@@ -4,7 +4,7 @@ For a ticket, the source hands a read-only descriptor of the segment over a unix
 alone; the source's processor does nothing for it. The connection is the lease's data path: its end on either side is
 the end of the lease, at once and also when a process is killed. A stopped process holds nobody up, since every wait has
 a bound.
-`lease_frames.py` says what the two say to each other.
+`primitives/lease_messages.py` says what the two say to each other.
 
 Always true: a lease that was opened and not broken is told to have ended exactly once, whatever its reader did.
 """

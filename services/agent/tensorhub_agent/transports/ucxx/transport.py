@@ -1,15 +1,18 @@
 """The transport between agents of different hosts: UCX, over RDMA where the host's UCX has it, else over TCP.
 
-The source listens; a reader connects, shows its ticket, posts its receives and asks for what should go into them. Each
-open lease has a connection of its own, so closing one touches no other read, and closing is what ends the receives that
-a stopped or unreachable source will never complete: one writer, always. A lease that ends in order leaves its
-connection to the next one, since making one costs more than reading a small model.
-`ucxx_engine.py` is the thread that UCX lives in, `ucxx_session.py` the reader, `ucxx_serving.py` the source.
+The source listens. A reader connects, shows its ticket, posts its receives and asks for what should go into them. Each
+open lease has its own connection, so closing one affects no other read. Closing ends the receives that a stopped or
+unreachable source will never complete, so a destination always has one writer.
 
-Connections to sources that no lease uses at the moment.
+A lease that ends in order leaves its connection to the next lease, because making a connection costs more than reading
+a small model. `IdleLinkPool` stores the connections to sources that no lease uses at the moment.
 
-Always true: nothing is under way on a connection in here, and the source has said so; one that goes down is closed and
-forgotten, and at most `IDLE_LINKS_MAX` stand.
+`engine.py` is the thread that runs UCX, `session.py` is the reader, and `server.py` is the source.
+
+Invariants:
+- Nothing is under way on an idle connection, and the source has said so.
+- An idle connection that goes down is closed and forgotten.
+- At most `IDLE_LINKS_MAX` idle connections exist.
 """
 
 import asyncio

@@ -1,33 +1,35 @@
-"""What reader and source say to each other on the ucxx transport, beside the bytes.
+"""The frames that reader and source send each other on the ucxx transport, beside the bytes.
 
-The frames of `lease_frames.py` go over the stream of the same connection that brings the bytes, and these. (Active
-messages would not do: ucxx keeps an unanswered receive of a closed connection, and gives it what the next one at the
-same address sends.)
+These frames and those of `lease_messages.py` go over the stream of the same connection that brings the bytes. Active
+messages are not usable: ucxx keeps an unanswered receive of a closed connection, and gives it the message of the next
+connection at the same address.
 
-    reader                                 source
+    reader                                         source
       receives are posted, then
-      Want(tag, origin, nbytes)        →
-                                       ←   message i, `nbytes[i]` bytes from `origin[i]`, under tag + i
-      WantPatches(tag, pieces, sizes)  →
-                                       ←   their patches one after another, cut into messages under tag, tag + 1, ...
-      Pack(number, origin, nbytes, units)  →
-                                       ←   Packed(number, sizes): 0 where a piece does not shrink
+      PieceRequest(tag, origin, nbytes)            →
+                                                   ←   message i, `nbytes[i]` bytes from `origin[i]`, under tag + i
+      PatchRequest(tag, pieces, sizes)             →
+                                                   ←   their patches one after another, cut into messages under tag,
+                                                       tag + 1, ...
+      PackRequest(number, origin, nbytes, units)   →
+                                                   ←   PackReply(number, sizes): 0 where a piece does not shrink
       receives are posted, then
-      Fetch(number, tag)               →
-                                       ←   what was packed, one piece after another, cut in the same way
-      Done                             →
-                                       ←   Idle: the lease has ended; the connection may open another one
+      FetchPacked(number, tag)                     →
+                                                   ←   what was packed, one piece after another, cut in the same way
+      ReaderDone                                   →
+                                                   ←   LeaseClosed: the lease has ended; the connection may open another
 
-A source sends only what an open lease's reader has asked for and has memory waiting for. What it can't read, or what
-reaches beyond the segment, ends the connection.
+Boxes are asked for with frames of their own:
 
-What reader and source of the ucxx transport say to each other about boxes, beside the frames of `ucxx_frames.py`.
+    reader                                         source
+      receives are posted, then
+      GatherRequest(tag, ...)                      →
+                                                   ←   its messages under tag, tag + 1, ..., in any order
+                                                   ←   GatherDigests(tag, sums), if they were wanted
 
-reader                                 source
-receives are posted, then
-Gather(tag, ...)                 →
-←   its messages under tag, tag + 1, ..., in any order
-←   Sums(tag, sums), if they were wanted
+Invariants:
+- A source sends only what an open lease's reader has asked for and has memory waiting for.
+- A frame that the source cannot read, or that reaches beyond the segment, ends the connection.
 """
 
 from typing import Final
