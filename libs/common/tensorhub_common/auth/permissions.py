@@ -1,13 +1,17 @@
-"""What each user of a hub may publish and subscribe to on NATS, as a table. Pure.
+"""The NATS permissions of each user of a hub, as allow lists and as nats-server configuration. Pure.
 
-The lists are allow lists: what is not named here is refused by the server. Always true: a user subscribes to no inbox
-but its own, so nobody reads another's replies; an agent publishes commands, beats and questions under its own id alone;
-events, snapshots, leases and streams are the registry's; a client of one job can name no other job.
+The server refuses every subject that a user's allow lists do not name. `users_conf` renders all users for nats-server,
+in the server's own configuration format: their public keys and their allow lists.
 
-What these lists can't say: JetStream sends its answers wherever a request's reply subject points, so whoever may ask it
-anything can make *its* words appear on any subject. `bus/entry.py` tells such words from those of a user.
+Invariants:
+- A user subscribes to no inbox but its own, so no user reads another user's replies.
+- An agent publishes commands, beats and questions under its own id only.
+- Events, snapshots, leases and streams belong to the registry.
+- A client of one job can name no other job.
 
-What nats-server is told of a hub's users: public keys and allow lists, in its own configuration's form. Pure.
+Allow lists have one gap. JetStream sends its answers to the reply subject of a request. A user that may send JetStream
+a request can therefore make JetStream's own words appear on any subject. `jetstream/log_entry.py` tells such messages
+from those of a user.
 """
 
 import json

@@ -1,20 +1,24 @@
-"""nats-py's client, made robust and lean where the hub needs it.
+"""The nats-py client, made robust against malformed messages and cheaper per message.
 
-Three things are different. A message that is not well formed (a subject that is no UTF-8, a header block without
-line ends) is delivered as well as it can be read: nats-py's own reading loop dies of it, and since anybody may write
-such a message into a job's log, every follower would. A message goes to its handler as soon as it comes, without a
-queue and tasks in between, and what is sent goes to the socket without one: with thirty messages for each update of a
-replica, that is a good part of a process's work. Handlers therefore don't wait; nothing is kept for them here.
+`NatsClient` differs from nats-py's client in three ways:
+- It delivers a malformed message as far as the message can be read. Examples are a subject that is not UTF-8 and a
+  header block without line ends. The reading loop of nats-py ends at such a message. Any client may write one into a
+  job's log, where it would end the reading loop of every follower.
+- It calls a handler as soon as a message arrives, without a queue and tasks in between. Each update of a replica takes
+  thirty messages, so the queue and the tasks are a good part of a process's work. Handlers therefore don't wait, and
+  the client stores no message for them.
+- It writes outgoing messages to the socket directly, without a queue, for the same reason.
 
-Always true: whatever comes over the wire, reading goes on, and messages are handled in the order in which they came; a
-handler's exception ends neither it nor the handler; while the socket takes nothing, nats-py's own bound on what waits
-to be sent holds.
+nats-py wakes a task for all incoming data, copies the data twice and applies regular expressions to it. Incoming data
+is nearly always a sequence of whole messages. `take_messages` parses the whole messages at the beginning of the data
+in place. It leaves everything else to nats-py: a message that has arrived in part, the server's pings, errors and
+news, and anything that can't be parsed.
 
-Reading NATS's protocol, where what has come is whole messages, which is nearly always.
-
-nats-py wakes a task for all that comes, copies it twice and tries regular expressions on it. `take_messages` reads the
-messages at the beginning of what has come where it stands, and leaves the rest to nats-py: a message of which a part is
-still on its way, the server's pings, errors and news, and whatever can't be understood.
+Invariants:
+- Reading goes on, whatever bytes arrive.
+- Messages are handled in the order in which they arrive.
+- A handler's exception ends neither the reading nor the handler.
+- While the socket accepts no data, nats-py's own bound on pending data holds.
 """
 
 import asyncio

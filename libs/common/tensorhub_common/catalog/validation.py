@@ -1,11 +1,13 @@
-"""Is what a command says well formed? Whatever the catalog keeps or repeats in an event has passed here.
+"""Checks of commands before the fold applies them: values, senders, and the objects that they name.
 
-A registry must be able to write every event that the fold makes of a command, whoever sent it: so names fit into
-subjects, digests are short (one event names those of all shards), and numbers are what every JSON reader keeps exact.
+Every value that the catalog stores or repeats in an event has passed these checks. A registry must be able to write
+every event that the fold makes of a command, from any sender. Names therefore fit into subjects. Digests are short,
+since one event names those of all shards. Numbers are within the range that every JSON reader keeps exact.
 
-How a handler says no: before it has changed anything.
+A handler refuses a command by raising `CommandRefused`, before it has changed anything. The lookup functions find the
+object that a command names, or refuse the command.
 
-Finding what a command is about, or refusing it: nothing here changes the catalog.
+Invariant: no function of this module changes the catalog.
 """
 
 from typing import Final

@@ -1,16 +1,16 @@
-"""What reader, planner and source say to each other about one read.
+"""Messages between reader, planner and source about one read, and the packed form of a plan. Pure.
 
-A reader's agent asks the planner with a `PlanRequest` and gets a `Plan` or a `Refusal`. It asks each source's agent for
-a lease with a `LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the
-source's pieces.
+A reader's agent sends the planner a `PlanRequest` and receives a `Plan` or a `Refusal`. It sends each source's agent a
+`LeaseRequest`. The grant carries the digests of the source's pieces and a single-use ticket, which opens the transport.
 
-A plan as one message: compressed where it has many sources. Pure.
+A plan with thousands of sources names each source by agent, layout and root. Such a plan is larger than NATS allows
+(1 MiB by default); compressed it is a small part of that. `packed` compresses a large answer. The planner sends the
+packed form only to a reader that says it can read it (`PlanRequest.packs`). Agents of older releases receive the plain
+form.
 
-A plan from thousands of sources names each by its agent, layout and root, and has more bytes than NATS lets through
-(1 MiB by default). Compressed it is a small part of that. Only who says that it can read it so is answered so
-(`PlanRequest.packs`): a planner answers agents of older releases as ever.
-
-Always true: what is packed begins unlike any JSON, and nothing inflates beyond `PLAN_BYTES_MAX`.
+Invariants:
+- The first bytes of a packed plan differ from those of any JSON text.
+- Unpacking produces at most `PLAN_BYTES_MAX` bytes.
 """
 
 from typing import Final, Literal
@@ -99,7 +99,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     uncrossed: tuple[SourceId, ...] = ()
     """Of the reader's group, who does not bring these pieces over to the site, though it would be its part."""
     packs: bool = False
-    """The reader can read an answer that is compressed (`plan_packing.py`)."""
+    """The reader can read an answer that is compressed (`packed`)."""
     crossers: tuple[SourceId, ...] = ()
     """The reader's group, as its first plan had it: what is shared out anew is so among the same ones, whoever was lost
     or has become ready meanwhile."""

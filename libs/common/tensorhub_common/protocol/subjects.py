@@ -1,23 +1,21 @@
-"""Every subject and stream name that the hub uses, in one place.
+"""Every NATS subject and stream name of the hub, and the rules for names in them.
 
-A subject is built here or nowhere, and each token of it has been checked, so that no name from outside can widen into a
-wildcard or reach another job's subjects. `parse_subject` is the way back: it takes exactly what the functions above it
-make.
+All subjects are built in this module. Each token of a subject has been checked, so that no name from outside can widen
+into a wildcard or reach another job's subjects. `parse_subject` is the inverse of the functions that build subjects,
+and accepts exactly their results.
 
     tensorhub.v1.<job>.cmd.<verb>[.<agent>]          in the job's log
     tensorhub.v1.<job>.event.<model>.<noun>.<what>   in the job's log
     tensorhub.v1.<job>.blob.<digest>.<i>             in the job's blob stream
     tensorhub.v1.<job>.snapshot.<digest>.<i>         in the job's snapshot stream
-    tensorhub.v1.<job>.snapshot.index                the same: which snapshots there are
+    tensorhub.v1.<job>.snapshot.index                in the job's snapshot stream: the list of snapshots
     tensorhub.v1.<job>.ask.<what>                    request and reply: the registry or the planner answers
     tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
     tensorhub.v1._hub.agent.<agent>.<what>.<asker>   request and reply: that agent answers, and knows which one asks
     tensorhub.v1._hub.beat.<agent>                   an agent lives
 
-Which names may stand in a NATS subject.
-
-Jobs, models, replicas, agents and sites appear as subject tokens, so anything but letters, digits, `_` and `-` is
-refused before it reaches NATS. Names that begin with `_` are the hub's own.
+Names of jobs, models, replicas, agents and sites are subject tokens. A name with a character other than letters,
+digits, `_` and `-` is refused before it reaches NATS. Names that begin with `_` are reserved for the hub.
 """
 
 import re

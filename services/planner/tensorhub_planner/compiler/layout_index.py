@@ -1,16 +1,18 @@
-"""Joins the atoms of several layouts by tensor: what all sources have of each. Pure.
+"""An index of several source layouts by tensor, and the grouping of a reader's atoms by it. Pure.
 
-Thousands of ranks have most of their tensors in the same order, and differ in which experts stand in between. So their
-atoms are looked at by column: the first of all ranks, the second, and so on. In most columns all have one tensor; in
-the others each has an expert that stands nowhere else. What is neither is joined box by box.
+`TensorIndex` joins the atoms of all sources by tensor. Thousands of ranks have most of their tensors in the same order
+and differ only in the experts between them. The index therefore compares atoms by column: the first atom of all ranks,
+then the second, and so on. In most columns all ranks have the same tensor. In the other columns each rank has an
+expert that occurs in no other place. The remaining atoms are joined box by box.
 
-Always true: a tensor's boxes are in the order of the layouts, and those of one layout in its own.
+`GroupingCache` finds the atoms of a reader's layout that form one group of its program. Atoms form a group if they
+have the same cutout and the sources have their tensors alike (`kind`). Thousands of ranks differ in their experts, and
+hardly in the grouping of their atoms. The grouping and the atoms' offsets in the segment are therefore one object,
+computed once and shared by many readers.
 
-Which atoms of a reader's layout make up a group of its program, worked out once for all that are alike. Pure.
-
-Atoms are of one group where they have one cutout and the sources have their tensors alike (`kind`). Thousands of ranks
-differ in which experts they have, and hardly in which of their atoms go together: so that, and where these begin in the
-segment, is one object for many readers.
+Invariants:
+- A tensor's boxes are in the order of the layouts.
+- The boxes of one layout are in that layout's own order.
 """
 
 from collections import Counter, defaultdict
@@ -39,7 +41,7 @@ _Boxes = tuple[_Ints, _Ints, _Ints]
 class TensorSources(msgspec.Struct, frozen=True, gc=False):
     """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`.
 
-    Where all begin at the same byte `at` has that alone (`Group.at`).
+    Where all begin at the same byte `at` has that alone (`TensorGroup.at`).
     """
 
     kind: int

@@ -1,23 +1,21 @@
-"""Reads layouts out of their blobs; what many ranks have alike is read and checked once, and is one object. Pure.
+"""A reader of layout blobs that parses and checks equal content once and shares it as one object. Pure.
 
-The ranks of a stage hold the same norms and the same rows of a projection many times over, and thousands of layouts
-have ten times as many entries as there are different ones. An entry's encoded form is its content: the same bytes are
-the same entry.
+`LayoutReader` stores entries by their encoded form: equal bytes are the same entry. The ranks of a stage repeat the
+same norms and the same rows of a projection. Thousands of layouts have ten times as many entries as there are
+different ones. If layouts share nothing, the reader skips the search (`LookupBudget`). If layouts share all but a few
+entries, it looks up only those few (`LayoutTemplates`).
 
-Where nothing is alike nothing is looked for (`trials`); where all is alike but for a few entries, only these are taken
-by themselves (`templates`).
+`LayoutTemplates` compares a layout as a whole with earlier ones. Ranks of a stage that cut alike differ in their
+experts' rows alone. A *template* is the common part of two such layouts. It consists of *runs* of rows, stored byte by
+byte, and the number of rows in each *gap* between two runs. A few comparisons tell whether a layout has the same runs,
+however many rows they have. The rows in the gaps are read as if there was no template.
 
-Always true: at most `ENTRIES_MAX` entries are kept, each of which was checked by itself; how the entries of a layout go
-together is checked for each layout.
-
-Layouts that have all rows alike but for a few: what one had at a place the next is looked at for as a whole. Pure.
-
-Ranks of a stage that cut alike differ in their experts' rows alone. A *template* is what two of them have alike: *runs*
-of rows, byte by byte, and how many rows stand in each *gap* between two runs. Whether a layout has the same runs is
-told by few comparisons, however many rows these have; what it has in the gaps is read as if there was no template.
-
-Always true: a template's runs are whole rows that were read before; at most `PLACES_MAX` rows of layouts are remembered
-to compare others with (`remembered`), and of those that begin alike at most `ALIKE_MAX` layouts and as many templates.
+Invariants:
+- At most `ENTRIES_MAX` entries are kept, and each of them was checked by itself.
+- Each layout is checked for how its entries go together.
+- A template's runs are whole rows that were read before.
+- At most `PLACES_MAX` (`memo.py`) rows of layouts are remembered for comparison.
+- Of layouts that begin alike, at most `ALIKE_MAX` layouts and as many templates are remembered.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,12 @@
-"""What was worked out of lists that many layouts have alike. Pure.
+"""A bounded memo of values computed from lists, and a budget for lookups of known entries. Pure.
 
-Always true: at most `PLACES_MAX` places of all lists that are remembered, or those of one that has more.
+`BoundedMemo` stores the results computed from lists that many layouts have alike.
 
-Whether it pays to look for what is known already, by whether it did so far. Pure.
+`LookupBudget` decides whether it pays to look for known entries, by the success of earlier lookups. Thousands of ranks
+by stages and experts have most of their entries alike, so recognising known entries saves most of the work. Ranks of
+FSDP have no entries alike, so looking for them adds half of the work again.
 
-Thousands of ranks by stages and experts have most of their entries alike, and to know those again saves most of the
-work; ranks of FSDP have nothing alike, and to look for it makes the work half as much again.
+Invariant: the lists in a `BoundedMemo` have at most `PLACES_MAX` places together, or it holds one list that has more.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,24 +1,25 @@
-"""Who reads how much from whom just now: a ledger of the bytes that this planner's plans assigned, and what agents say.
+"""A ledger of current reads: the bytes assigned by this planner's plans, and the readers reported by agents. Pure.
 
-An assignment counts until the log says that its read is over, or for `limits.assigned_s_max` when it never does. The
-load is an agent's, not a shard's, and counted by transport: a local reader copies by itself and leaves the source's
-network card alone. Readers of all jobs share it, since an agent serves all of them.
+An assignment counts until the log says that its read is over, or for `limits.assigned_s_max` if the log never does.
+Load belongs to an agent, not to a shard, and is counted by transport: a local reader copies by itself and does not use
+the source's network card. Readers of all jobs share the load, since an agent serves all of them.
 
-A planner knows only of its own plans, and of those only since it was started. So agents say with each beat who reads
-from them (`said.py`), and whoever is named there and not assigned here counts too, unless the log has said since that
-its read is over (`ended.py`). Where an agent names nobody, or not all, the larger number counts: of those known here or
-of those that it said and that are not over. All of it steers, and nothing that must be true depends on it.
+A planner knows only its own plans, and only those since its start. Agents therefore report their readers with each
+beat (`reports.py`). A reported reader without an assignment here counts too, unless the log has said since then that
+its read is over. For an agent that names no readers, or not all, the larger of two numbers counts: the readers known
+here, or the reported readers whose reads are not over. The load only steers plans; no correctness property depends on
+it.
 
-Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and nobody whom an
-agent names is load once the log has said that its read is over, whenever that is heard.
+`FinishedReads` stores the position in a job's log at which each shard's read ended, so that later reports of that read
+don't count. Beats arrive by another way than the log, and only at the rate of beats. Each reader in a beat is named
+with the log position at which its round was decided. The log has the last word. A read is over if it was decided
+before the entry by which its shard was filled, or by which its round failed or was decided anew.
 
-Where in a job's log it stands that a shard's read is over: so what is heard of it afterwards counts no more. Pure.
-
-Agents say who reads from them with beats, which come by another way than the log, and as rarely as they beat. Each
-reader in them is named with the place in the log where its round was decided. The log has the last word: a read that
-was decided before the entry by which its shard was filled, its round failed or was decided anew is over.
-
-Always true: at most `readers_max` shards and as many replicas are known, those of which the log spoke last.
+Invariants:
+- `_busy` is the sum of the assignments.
+- The assignments are in the order of their time.
+- A reader reported by an agent is no load once the log has said that its read is over, whenever the report arrives.
+- At most `readers_max` shards and as many replicas have a known end: those that the log mentioned last.
 """
 
 from collections import Counter

@@ -1,29 +1,34 @@
-"""What a reader's agent has measured, in place of the model's constants where it has measured enough. Pure.
+"""The cost model of a read: link rates measured by the reader's agent, and the division of bytes among sources. Pure.
 
-An agent measures links by names that are given here, and tells what it measured with each demand. So a planner keeps no
-rate of its own, forgets none when it is restarted, and agrees with others that never heard of it.
+Measured rates replace the model's constants where an agent has measured enough. An agent measures links by the names
+that `link_of` gives, and sends its measurements with each demand. A planner therefore stores no rate of its own, loses
+none at a restart, and agrees with planners that don't know of it.
 
-A link is a source's host as seen from the reader's (its own host: memory; another one: the network), or another site as
-a whole, whichever of its hosts the bytes come from. What is not measured itself is taken to be as its like: a host as
-the median of those at the same distance, and the most that a reader takes in as the best that it got from any. So a
-source of which nothing is known is neither avoided nor sought, and the model's ratios hold for measured rates too.
+A link is a source's host as seen from the reader's host, or another site as a whole, for all of its hosts. The link to
+the reader's own host is memory, and the link to another host is the network. An unmeasured link takes the rate of
+similar ones: a host takes the median of the hosts at the same distance. The most that a reader takes in is the best
+rate that it got from any source. An unmeasured source is therefore neither avoided nor preferred, and the model's
+ratios hold for measured rates too.
 
-Rates count in steps of `STEP`: what differs by less than a rate is wrong by is equal, and then load and lot decide.
-Else all readers would go to whichever of a hundred equal sources was measured a little faster.
+Rates are rounded to steps of `STEP`, since a smaller difference is within the error of a rate. Load and lot decide
+between equal rates. Otherwise all readers would choose the one of a hundred equal sources that was measured a little
+faster.
 
-How many sources to read equal pieces from, and how many bytes from each.
-
-The model. A reader takes in `ingest_bps` at most. A source gives `source_bps`, shared by its readers, so one with n
-readers gives the next one `source_bps / (n + 1)`. Each source more costs `setup_s`. With k sources that begin together
-and also end together,
+`stripe` decides how many sources to read equal pieces from, and how many bytes from each. A reader takes in at most
+`ingest_bps`. A source gives `source_bps`, shared by its readers, so a source with n readers gives the next one
+`source_bps / (n + 1)`. Each further source costs `setup_s`. With k sources that begin together and end together,
 
     seconds(k) = max(bytes / ingest_bps, level(k)) + k · setup_s
 
-where `level` is when the last of them would end if the reader took in everything at once. No read ends before the
-reader has taken in all that its plan brings (`floor_s`), so a part of it need not either. Taken are the fewest sources
-whose time is within `slack` of the least. It follows that one idle source is enough where it fills the reader by
-itself; that sources which are busy are striped; that small reads are not; and that nothing is where the reader's own
-copying is the bound (`source_bps` is None), as on one host.
+where `level` is the time at which the last of them would end if the reader took in everything at once. No read ends
+before the reader has taken in all bytes of its plan (`floor_s`), so a part of the read need not end earlier either.
+The fewest sources with a time within `slack` of the least are used.
+
+Consequences of the model:
+- One idle source is enough if it fills the reader by itself.
+- Busy sources are striped.
+- Small reads are not striped.
+- No read is striped if the reader's own copying is the bound (`source_bps` is None), as on one host.
 """
 
 import math

@@ -1,23 +1,26 @@
-"""The decision: in goes a demand and what the log and the ledger know, out comes a plan with its reasons, or a refusal.
+"""The plan decision: from a demand, the log's state and the ledger's load to a plan with reasons, or a refusal. Pure.
 
-Nearest first (same agent, host, rack, site, any other; `nearness` has the exception); among equals the one that brings
-all soonest by what the reader measured, which of ready ones that are as fast is the one with the fewest readers, then
-the fewest bytes assigned; among those still equal a lot that is fixed for each pair of reader and source and differs
-from reader to reader, so that planners which don't know of each other spread their readers all the same. Farther
-sources serve only what no nearer one has. `striping` decides how many equal ones to use. A mapped reader has one
-source, whole and on its own host (`mapping`).
-What has to come from another site is shared out over the readers that one command has decided there (`crossing`).
+Sources are used in this order:
+1. The nearest first: same agent, host, rack, site, any other (`selection.py` has the exception).
+2. Among equally near sources, the one that brings all soonest by the reader's measurements. Among ready sources that
+   are equally fast, this is the one with the fewest readers, then the one with the fewest bytes assigned.
+3. Among sources that are still equal, a lot. It is fixed for each pair of reader and source and differs from reader to
+   reader. Planners that don't know of each other therefore spread their readers as well.
 
-All pieces are numbered as in the reader's layout; where the demand names a transfer program, as its units. Which of
-them a holder has to offer is decided in one place (`_offered`): a holder of an equal key numbers them alike, and what
-one of another layout has of a program's units `resharding` has found out before.
+Farther sources serve only pieces that no nearer source has. `cost_model.py` decides how many equal sources to use. The
+readers that one command has decided in a site share out the pieces that come from another site (`wan_fanout.py`).
 
-Always true: equal arguments give equal plans; a plan has passed `coverage.prove`; there is a refusal only when some
-wanted piece has no source left, and it says who was left out, and why.
+A mapped reader has exactly one source: a ready holder of equal bytes on the reader's own host (`the_one`). A mapping
+is of one segment, so it is not striped. A half-filled holder and a holder on another host can't be mapped.
 
-The one source of a reader that maps: a ready holder of equal bytes on the reader's own host. Pure.
+Pieces are numbered as in the reader's layout, or as units of the transfer program if the demand names one. `_offered`
+alone decides which of them a holder can offer. A holder of an equal key numbers them alike. For a holder of another
+layout, `resharding.py` has found its units of the program before.
 
-A mapping is of one segment, so nothing is striped, nothing half-filled is mapped, and another host's memory can't be.
+Invariants:
+- Equal arguments give equal plans.
+- A plan has passed `verify_plan`.
+- A refusal occurs only if some wanted piece has no source left. It names the sources that were left out, and why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +75,7 @@ LOTS_KEPT_MAX: Final = 16_384
 
 
 class OnlyOtherLayouts(msgspec.Struct, frozen=True):
-    """Every holder has another layout. `mismatch.explain` makes a refusal of it, given the layouts of these two."""
+    """Every holder has another layout. `turns_to_program` (`resharding.py`) then has the reader go by a program."""
 
     seat: ReaderShard
     holder: Holder

@@ -1,26 +1,26 @@
-"""Which of the usable sources give which pieces: nearest first, then who brings all soonest, striped where it pays.
+"""The selection of sources for the wanted pieces: by distance, then by time to bring all, striped where it pays. Pure.
 
-What is nearest `nearness` says: by distance, unless a nearer source was measured to be far slower than a farther one.
+`ranks` orders the distances: near before far, unless measurements clearly contradict it. Reading from near is not only
+for the speed of one reader, since it leaves the network to readers that have no near source. A nearer source is
+therefore placed behind a farther one only if both are measured and it brings less than one part in `nearer_times` of
+the farther one's rate. It is not left out, and still serves the pieces that no source before it has. Another site is
+always last, however fast, because all readers of a site share the link to it.
 
-Who brings all soonest is a model of two costs: a source shares what it gives among its readers, and each half-filled
-replica on the way makes the end later by what `hop_bytes` take. So while a reader more on the one ready holder is
-dearer than a hop, readers form a chain; where a model is small they all read from the holder; in between it is a tree.
-A half-filled replica counts only where it brings all sooner than the nearest ready holder: never where that stands on
-the reader's own host, since the reader's copying is the bound there. docs/adr/0006 has the figures.
+A model of two costs tells which source brings all soonest. A source divides its rate among its readers. Each
+half-filled replica on the way delays the end by the time for `hop_bytes`. Readers form a chain while one more reader
+on the one ready holder costs more than a hop. Readers of a small model all read from the holder. Between the two cases
+they form a tree. A half-filled replica counts only if it brings all sooner than the nearest ready holder. It never
+counts if that holder is on the reader's own host, since the reader's copying is the bound there. docs/adr/0006 has the
+figures.
 
-Holders that have everything are the common case and form one group. Holders of parts divide what is wanted into groups
-of pieces that the same holders have; those with the fewest holders are settled first, since they have the least choice.
+Holders that have everything are the common case and form one group. Holders of parts divide the wanted pieces into
+groups of pieces with the same holders. The groups with the fewest holders are settled first, since they have the least
+choice.
 
-Always true: a piece is chosen once or is missing; it is missing only if no offer has it, or every one that has it would
-be one source more than a plan may have.
-
-In which order the distances are read from: near before far, unless measurement speaks clearly against it. Pure.
-
-Near before far is not only about one reader's speed: what is read near by leaves the network to those who have nothing
-near. So a nearer source goes behind a farther one only when both are measured and it brings less than one part in
-`nearer_times` of what the farther one does. It is not left out: what nobody before it has is still read from it.
-
-Another site always stays last, however fast: what crosses the link to it all readers of a site pay for.
+Invariants:
+- A piece is chosen once or is missing.
+- A piece is missing only if no offer has it, or if every offer that has it would be one source more than a plan may
+  have.
 """
 
 from collections.abc import Iterator, Sequence

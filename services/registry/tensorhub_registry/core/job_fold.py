@@ -1,16 +1,18 @@
-"""The fold of one job's log, and which of its events still have to be said: exactly one whole group per command.
+"""The fold of one job's log, and the events that are still to be published: exactly one whole group per command.
 
-Commands and events stand in one total order, and the fold decides the same events on every machine. Events are
-published in the order of their commands, each against the sequence of the last event in the log; so the log's last
-event tells, to whoever reads it, where publication stands, and a publisher that is not up to date is refused. A
-registry can therefore be killed between any two of its steps: the next one folds from the beginning, or from a
-snapshot on, finds in the log what was said already, and goes on with the next event, also in the middle of a group.
+Commands and events have one total order, and the fold decides the same events on every machine. Events are published
+in the order of their commands, each against the sequence of the last event in the log. The log's last event therefore
+tells every reader how far publication is, and a publisher that is not up to date is refused. A registry can be killed
+between any two of its steps. The next registry folds from the beginning or from a snapshot, finds the published events
+in the log, and goes on with the next event, also in the middle of a group.
 
-Always true: the events in the log are a prefix of all that the fold has decided or will decide; what stands in the log
-is compared with what was decided here in all that both releases know (`agreement.py`), and a difference there stops the
-fold (`FoldMismatch`); at most one publication is under way.
+The message types of this module are the inputs and outputs of `JobFold`.
 
-What goes into a job's fold and what comes out of it: the inputs and outputs of `outcomes.JobFold`.
+Invariants:
+- The events in the log are a prefix of all events that the fold has decided or will decide.
+- Each event in the log is compared with the decided one, in all fields that both releases know
+  (`release_agreement.py`). A difference stops the fold (`FoldMismatch`).
+- At most one publication is under way.
 """
 
 from collections import deque

@@ -1,19 +1,20 @@
-"""Which agents are lost: those that were silent for a whole window in which this registry could have heard them.
+"""Detection of lost agents: agents silent for a whole window in which this registry could receive their beats. Pure.
 
-Agents beat once for all jobs; each job's catalog says which incarnation of which agent is live there, and that
-incarnation alone is watched. A beat keeps alive the incarnation that it names and no other, so a new process under an
-old name does not hide that the old memory is gone.
+Agents beat once for all jobs. Each job's catalog says which incarnation of an agent is live in that job, and only that
+incarnation is watched. A beat keeps alive only the incarnation that it names. A new process under an old name
+therefore does not hide the loss of the old memory.
 
-A leader's own silence is not an agent's: the window begins anew when it begins to lead, when its connection comes back,
-and when it finds that it was itself stopped, which shows as a gap between two calls of `handle` above `pause_max_s`. So
-it must be called at `deadline()`, which is never farther away than a part of that bound.
+A leader's own silence does not count as an agent's. The window begins anew in three cases: the registry begins to
+lead, its connection comes back, or it finds that it was stopped itself. The sign of a stop is a gap above
+`pause_max_s` between two calls of `handle`. `handle` must therefore be called at `deadline()`, which is never farther
+away than a part of that bound.
 
-Always true: an agent is expired only after `lost_after_s` without its beat and without any pause of ours.
+`LostAgentLog` reduces lost agents to one line each in the registry's own log, in however many jobs an agent is lost.
 
-Which agents are lost, for the log of a registry: one line for an agent, in however many jobs it is lost. Pure.
-
-Always true: an agent that is lost is told once until it beats again, and then that it is back; at most `LOST_MAX` are
-remembered.
+Invariants:
+- An agent is expired only after `lost_after_s` without its beat and without any pause of this registry.
+- A lost agent is reported once until it beats again, and its return is then reported.
+- At most `LOST_MAX` lost agents are remembered.
 """
 
 from collections import OrderedDict

@@ -1,17 +1,18 @@
-"""One job as a registry drives it: follows the log, folds it, and speaks its outcomes if it leads.
+"""One job in a registry: it follows and folds the log, and publishes the outcomes while this registry leads.
 
-It begins with the newest snapshot, if there is one, and goes back to one where the log no longer reaches back to what
-it has folded. Two tasks share the pure `JobFold` and never touch it between an await and its result's handling:
-`_follow` gives it the log's entries, `_speak` publishes what it has decided and tells it what became of that. So
-folding goes on while an acknowledgement is awaited.
+A job begins with the newest snapshot, if there is one. It goes back to a snapshot if the log no longer reaches back to
+the entries that it has folded. Two tasks share the pure `JobFold`. `_follow` gives it the log's entries. `_speak`
+publishes its decided events and gives it the result. Neither task touches the fold between an await and the handling
+of its result, so folding goes on while an acknowledgement is awaited.
+
+`CommandCounts` counts the outcomes of a job's commands as they are folded, as plain numbers for the metrics.
 
 Invariants:
-- Only while this registry leads does it publish.
-- What the job can't go on from (another fold spoke, the log was replaced), and any error that escapes from its tasks,
-  sets this job aside (`failure`). The process and the other jobs go on, and the registry tries the job again.
-- Nothing of another job waits for a task of this one.
-
-What one job's commands came to: plain numbers for the metrics, counted as they are folded.
+- The job publishes only while this registry leads.
+- A condition that the job can't go on from (another fold has published, the log was replaced), and any error that
+  escapes from its tasks, sets this job aside (`failure`). The process and the other jobs go on, and the registry tries
+  the job again.
+- No part of another job waits for a task of this one.
 """
 
 import asyncio

@@ -1,14 +1,19 @@
-"""Rounds: one answer for all shards of a replica (TensorHub paper, model-parallel consistency).
+"""Rounds of replicas, from the shards' joining to a replica that holds the version.
 
-Every shard joins with what it wants; when the last has joined the fold decides once for all of them. Each shard asking
-for "latest" by itself is the bug that this prevents. What the replica does about the decision is in `filling.py`.
+A round gives one answer for all shards of a replica (TensorHub paper, model-parallel consistency). Every shard joins
+with the version that it wants. The fold decides once for all shards when the last one has joined. A round prevents the
+bug in which each shard asks for "latest" by itself.
 
-From a round's decision to a replica that holds the version: the leases of all shards, the start, shards filled.
+After the decision each shard reports its leases (`granted`). The round starts when the leases of all shards are
+granted (`start_round`). Each shard then reports that it is filled (`filled`).
 
-Always true: nothing is drained or overwritten before every lease of every shard is granted; no round starts that
-would take the last counting copy of a retained version away; and a replica holds the version with all of its shards.
+A newer version may be published while a replica reads an older one (`report_overtaken`). The replica's shards then
+judge whether to go on, and one of them may turn the round to the newer version (`drop`).
 
-A newer version comes while a replica reads an older one: its shards judge, and one of them may turn the round.
+Invariants:
+- No memory is drained or overwritten before every lease of every shard is granted.
+- No round starts that would take away the last counting copy of a retained version.
+- A replica holds a version with all of its shards.
 """
 
 from collections.abc import Container

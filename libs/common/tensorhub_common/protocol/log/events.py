@@ -1,18 +1,15 @@
-"""What all events have in common, and what those about one model, replica, shard or round have.
+"""All events of a job's log that this version knows, as message types.
 
-What happens to the hub itself: who leads, which agents and jobs there are, and what became of a command.
+`Event` has the fields of all events. `ModelEvent`, `ReplicaEvent`, `ShardEvent` and `RoundEvent` add those of events
+about one model, replica, shard or round. `AnyEvent` is the union of all events, and `KINDS` has their kinds.
 
-What becomes of a publication before the version exists: who has joined it, and why it came to nothing.
-
-What happens to a replica as a whole: that it holds a version, loses one, or is made to keep one.
-
-What happens in a round of a replica: all its shards join it, and one answer is decided for all.
-
-What happens to one shard: whose it is, what it holds, and when it holds it no longer.
-
-What happens to versions and to models: that they exist, can be read, and are kept.
-
-Every event that this version knows.
+The events are grouped by subject, in this order:
+- The hub itself: the registry that leads, agents, jobs, and the outcome of a command.
+- A publication before its version exists: the shards that have joined it, and the reason of its failure.
+- A replica as a whole: it holds a version, loses one, or must keep one.
+- A round of a replica: all shards join it, and one answer is decided for all of them.
+- A shard: its owner, the version that it holds, and the end of that holding.
+- Versions and models: they exist, can be read, and are kept.
 """
 
 from typing import Final, get_args
