@@ -113,7 +113,7 @@ class Read:
 
     def _take(self) -> None:
         self.transfer.tick(self.now)
-        todo, answers = self.transfer.todo(), self._answers
+        todo, answers = self.transfer.take_actions(), self._answers
         answers.extend(("open", number, 0) for number, _ in todo.open)
         if hasattr(todo, "hold"):
             answers.extend(("lease", number, 0) for number, _ in todo.hold)

@@ -82,7 +82,7 @@ def test_background_work_has_a_supervisor() -> None:
     "line",
     [
         "loop.call_soon_threadsafe(self.core.tick, now)",
-        "future.add_done_callback(lambda _: self.core.on_news(news))",
+        "future.add_done_callback(lambda _: self.core.on_outcome(news))",
         "loop.add_reader(fd, self.core.tick)",
         "await loop.run_in_executor(None, work)",
         "Thread(target=work).start()",

@@ -143,7 +143,7 @@ class Crowd:
     def step(self) -> None:
         """Carry out what the transfer wants."""
         self.transfer.tick(self.now)
-        todo = self.transfer.todo()
+        todo = self.transfer.take_actions()
         if todo.plan is not None:
             self.plan(*todo.plan)
         for inside, shares in ((True, todo.open), (False, todo.hold)):

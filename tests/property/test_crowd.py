@@ -42,7 +42,7 @@ def test_whoever_is_stopped_keeps_nobody_else_waiting() -> None:
         peer.stops = 0.8 * calm.began
     read(crowd)
     others = [each for each in crowd.transfer.sources.values() if each.share.source.shard >= TRANSPORTS_MAX // 2]
-    assert max(each.since for each in others) < 3 * calm.now, "those were done long before"
+    assert max(each.last_progress_at for each in others) < 3 * calm.now, "those were done long before"
     assert STALL_S < crowd.now < STOPPED_S, "and who stood still was left"
 
 

@@ -181,9 +181,9 @@ def fill(reader: Layout, sources: dict[str, tuple[Layout, memoryview]], original
         partials = fresh(digest, 0, execution.partials)
         if not partials:
             continue
-        memory, regions = table.room(digest, partials)
+        memory, regions = table.batch_buffer(digest, partials)
         bring(memory, source, regions, by_wire=by_wire)
-        table.came(number, partials, memory)
+        table.batch_arrived(number, partials, memory)
         table.fold(number, partials)
     assert brought == set(range(execution.partials))
     table.write_scales([(execution.partials, execution.scales - execution.partials)], memoryview(destination))

@@ -75,7 +75,7 @@ def read(line: LineEstimate, way: Way, batches: int, depth: int) -> Read:
     for number in range(batches):
         if len(flying) == depth:
             now = came(line, way, flying)
-        packed = line.takes_packed and not line.looks_again()
+        packed = line.prefers_compressed and not line.probes_plain()
         done.packed.append(packed)
         done.asked.append(now)
         if not packed:

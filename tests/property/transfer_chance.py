@@ -196,7 +196,7 @@ class World:
     def step(self) -> None:
         """Carry out what the transfer wants, as production's driver does."""
         self.transfer.tick(self.now)
-        todo = self.transfer.todo()
+        todo = self.transfer.take_actions()
         self.transfer.check()
         if todo.plan is not None:
             self.plan(*todo.plan)
@@ -211,7 +211,7 @@ class World:
         self.confirm_and_close(todo)
         inside = sum(not session.closed and session.inside for session in self.sessions.values())
         assert inside <= admission.TRANSPORTS_MAX
-        flying = [source.flying_bytes for source in self.transfer.sources.values() if source.flying]
+        flying = [source.flying_bytes for source in self.transfer.sources.values() if source.in_flight]
         assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
     # The planner.

@@ -75,7 +75,7 @@ class Driven:
                 return todo.close
 
     def take(self) -> TransferActions:
-        self.todo = self.transfer.todo()
+        self.todo = self.transfer.take_actions()
         self.transfer.check()
         return self.todo
 
@@ -103,7 +103,7 @@ class Driven:
     def brings(self, number: int, after_s: float = 0.0) -> TransferActions:
         """Let a source bring its oldest batch."""
         self.wait_exactly(after_s)
-        batch, (ranges, _) = next(iter(self.transfer.sources[number].flying.items()))
+        batch, (ranges, _) = next(iter(self.transfer.sources[number].in_flight.items()))
         return self.done(number, batch, digests_of(ranges))
 
     def wait_exactly(self, seconds: float) -> None:

@@ -61,8 +61,8 @@ class Mate:
             now=0.0,
         )
         self.table = LeaseTable()
-        self.table.expect(self.key, 1, root_digest(site.digests), ReadPriority(1, number), site.pieces)
-        self.table.vouch(self.key, site.digests)
+        self.table.begin_fill(self.key, 1, root_digest(site.digests), ReadPriority(1, number), site.pieces)
+        self.table.set_digests(self.key, site.digests)
         self.sources: dict[int, Source] = {}
         self.crossed_bytes = 0
         self.stopped_until = 0.0
@@ -82,11 +82,11 @@ class Mate:
             while source.words and source.opened:
                 self._hear(source, source.words.popleft(), now)
         transfer.tick(now)
-        todo = transfer.todo()
+        todo = transfer.take_actions()
         if todo.plan is not None:
             transfer.planned(site.plan(self, *todo.plan), now)
         if todo.proven:
-            for lease in self.table.prove(self.key, todo.proven):
+            for lease in self.table.pieces_available(self.key, todo.proven):
                 site.say(lease, PiecesAvailable(tuple(todo.proven)))
         self._promise(todo.ceded)
         for number, share in todo.open:
@@ -101,11 +101,13 @@ class Mate:
 
     def _promise(self, ceded: list[Handoff]) -> None:
         """As `Carrier` does."""
-        self.transfer.is_counted_on = self.table.counts_on_promises(self.key)
+        self.transfer.has_promised_readers = self.table.counts_on_promises(self.key)
         for each in ceded:
             for lease in self.table.cede(self.key, each.pieces):
                 self.site.say(lease, PiecesHandedOff(each.pieces, each.heir))
-        news = self.table.promise(self.key, self.transfer.readings.firm(), self.transfer.readings.awaited())
+        news = self.table.promise(
+            self.key, self.transfer.readings.committed(), self.transfer.readings.awaiting_others()
+        )
         for word in () if news is None else (PromiseRetracted(news.broken), PiecesPromised(news.fresh)):
             for lease in news.leases if news is not None and word.pieces else ():
                 self.site.say(lease, word)
@@ -147,10 +149,10 @@ class Mate:
                 self.transfer.promised(source.number, word.pieces)
             case PromiseRetracted():
                 self.transfer.retracted(source.number, word.pieces, now)
-            case PiecesHandedOff() if word.heir == self.id:
+            case PiecesHandedOff() if word.new_owner == self.id:
                 self.transfer.inherited(source.number, word.pieces, now)
             case PiecesHandedOff():
-                self.transfer.ceded(source.number, word.pieces, word.heir, now)
+                self.transfer.ceded(source.number, word.pieces, word.new_owner, now)
 
     def bring(self, now: float) -> None:
         """Let what is under way come: over the line at this mate's rate, in the site at once."""
@@ -199,7 +201,7 @@ class Site:
     def plan(self, me: Mate, pieces: Ranges, avoid: tuple[SourceId, ...]) -> Plan:
         """As the planner divides."""
         crossers = tuple(mate.id for mate in self.mates)
-        out = {*avoid, *me.transfer.readings.mates.uncrossed} - {me.id}
+        out = {*avoid, *me.transfer.readings.mates.not_bringing} - {me.id}
         if me.transfer.readings.mates.asks_for_inherited:
             out = set(crossers) - {me.id}
         parts = {

@@ -85,7 +85,7 @@ class OneAgent:
 
     def kept(self, effect: Keep, failure: str | None = None) -> list[AnyEffect]:
         """Answer that a manifest was written, or why not."""
-        return self.do(self.core.on_news(Kept(effect.key, effect.number, failure), self.now))
+        return self.do(self.core.on_outcome(Kept(effect.key, effect.number, failure), self.now))
 
     def join(self, incarnation: int = 1) -> None:
         self.do(self.core.join(incarnation, "host", "site", self.now))
@@ -137,7 +137,7 @@ class OneAgent:
         digest = self.last(DigestMemory)
         if digest is not None:
             found = digests_of(text) if self.core.limits.digests else b""
-            self.do(self.core.on_news(Digested(key, digest.number, found), self.now))
+            self.do(self.core.on_outcome(Digested(key, digest.number, found), self.now))
         return call
 
     def unpublish(self, key: ShardKey) -> int:
@@ -194,13 +194,13 @@ class OneAgent:
         """Answer the last probe."""
         probe = self.last(ProbeMapping)
         assert probe is not None
-        self.do(self.core.on_news(Probed(probe.key, probe.spare, lent), self.now))
+        self.do(self.core.on_outcome(Probed(probe.key, probe.spare, lent), self.now))
 
     def siblings_checked(self, mismatch: str | None = None) -> None:
         """Answer the last comparison of layouts."""
         check = self.last(CompareLayouts)
         assert check is not None
-        self.do(self.core.on_news(SiblingsChecked(check.key, check.number, mismatch), self.now))
+        self.do(self.core.on_outcome(SiblingsChecked(check.key, check.number, mismatch), self.now))
 
     # A read, step by step.
 
@@ -212,24 +212,24 @@ class OneAgent:
         its = SourceId(source, 1, "trainer", key.shard)
         share = Share(source=its, transport="local", pieces=pieces, nbytes=12, why="", link=link)
         answer = Plan(version=asked.demand.version, shares=(share,), why="")
-        self.do(self.core.on_news(PlanReceived(key, asked.number, answer), self.now))
+        self.do(self.core.on_outcome(PlanReceived(key, asked.number, answer), self.now))
 
     def opened(self, key: ShardKey, text: str) -> None:
         opening = self.last(RequestLease)
         assert opening is not None
-        self.do(self.core.on_news(SourceOpened(key, opening.source, digests_of(text)), self.now))
+        self.do(self.core.on_outcome(SourceOpened(key, opening.source, digests_of(text)), self.now))
 
     def brought(self, key: ShardKey, text: str) -> None:
         post = self.last(ReadBatch)
         assert post is not None
-        self.do(self.core.on_news(BatchDone(key, post.source, post.batch, digests_of(text)), self.now))
+        self.do(self.core.on_outcome(BatchDone(key, post.source, post.batch, digests_of(text)), self.now))
 
     def confirmed(self, key: ShardKey) -> None:
         confirm = self.last(ConfirmLease)
         assert confirm is not None
-        self.do(self.core.on_news(LeaseConfirmed(key, confirm.source, holds=True), self.now))
+        self.do(self.core.on_outcome(LeaseConfirmed(key, confirm.source, holds=True), self.now))
 
     def closed(self, key: ShardKey) -> None:
         close = self.last(CloseSource)
         assert close is not None
-        self.do(self.core.on_news(SourceClosed(key, close.source), self.now))
+        self.do(self.core.on_outcome(SourceClosed(key, close.source), self.now))

@@ -26,10 +26,10 @@ def partials(layout: str) -> list[tuple[int, int]]:
 def bring(table: NumpyAmaxTable, source: int, layout: str, value: float) -> list[tuple[int, int]]:
     """Let a source say the same of all its parts of blocks."""
     units = partials(layout)
-    memory, regions = table.room(layout, units)
+    memory, regions = table.batch_buffer(layout, units)
     assert list(regions.to) == sorted(regions.to)
     memory[:] = np.full(len(memory) // 4, value, np.float32).tobytes()
-    table.came(source, units, memory)
+    table.batch_arrived(source, units, memory)
     return units
 
 

@@ -50,7 +50,7 @@ def test_what_is_not_wanted_yet_is_wanted_from_now_on() -> None:
 
 def test_silence_is_asked_again_for_ever_and_says_nothing_of_sources() -> None:
     asking, trust = PlanRequests(0.0), Exclusions()
-    trust.suspect(SOURCE)
+    trust.exclude_for_now(SOURCE)
     for second in range(100):
         assert asking.refused(SILENCE, trust, LOST_S, float(second))
         assert asking.at == second + PLAN_AGAIN_S
@@ -59,7 +59,7 @@ def test_silence_is_asked_again_for_ever_and_says_nothing_of_sources() -> None:
 
 def test_suspects_are_forgiven_and_asked_for_at_once() -> None:
     asking, trust = PlanRequests(0.0), Exclusions()
-    trust.suspect(SOURCE)
+    trust.exclude_for_now(SOURCE)
     assert asking.refused(NOBODY, trust, 0.0, 4.0)
     assert (asking.at, trust.left_out()) == (4.0, ())
 
@@ -107,13 +107,13 @@ def test_pauses_are_short_again_once_bytes_have_come() -> None:
 
 def test_once_the_log_counts_none_it_ends_at_once() -> None:
     asking, trust = PlanRequests(0.0), Exclusions()
-    trust.suspect(SOURCE)
+    trust.exclude_for_now(SOURCE)
     assert not asking.refused(GONE, trust, LOST_S, 1.0)
 
 
 def test_a_holder_whose_bytes_were_wrong_is_not_waited_for() -> None:
     asking, trust = PlanRequests(0.0), Exclusions()
-    trust.reject(SOURCE)
+    trust.exclude_for_good(SOURCE)
     assert not asking.refused(HELD, trust, LOST_S, 1.0)
     assert trust.left_out() == (SOURCE,)
     trust.fail(SourceId("agent", 1, "another", 0))

@@ -155,7 +155,7 @@ def test_a_copy_that_the_log_lets_go_is_freed() -> None:
     read(agent, copy)
     agent.take(Retain(model=MODEL, last=0))
     assert agent.last(FreeShard) == FreeShard(copy)
-    assert copy not in agent.core.keeper.copies
+    assert copy not in agent.core.retained_copies.copies
 
 
 def test_a_copy_that_is_let_go_while_its_memory_is_made_is_freed_when_that_comes() -> None:
@@ -194,7 +194,7 @@ def test_a_source_that_goes_is_replaced_within_the_same_try() -> None:
     agent.plan(copy)
     opening = agent.core.shards[copy].operation
     assert opening is not None
-    agent.do(agent.core.on_news(SourceLost(copy, 99, "gone"), agent.now))
+    agent.do(agent.core.on_outcome(SourceLost(copy, 99, "gone"), agent.now))
     assert agent.core.shards[copy].operation is opening
 
 

@@ -114,7 +114,7 @@ async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(tmp_path: Path, 
     shelf.free(KEY)
     await shelf.files.idle()
     assert (files(store), store.total_bytes) == ([], 0)
-    store.settle(place.segment)
+    store.make_durable(place.segment)
     assert files(store) == []
 
 

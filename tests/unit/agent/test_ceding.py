@@ -100,7 +100,7 @@ def test_one_that_is_silent_and_that_the_log_has_not_lost_is_waited_for() -> Non
 
 def test_an_heir_that_is_stopped_before_it_hears_is_not_waited_for() -> None:
     found = site(FAST_BPS / 8)
-    while not any(mate.transfer.readings.firm() == [] for mate in found.mates[1:]):
+    while not any(mate.transfer.readings.committed() == [] for mate in found.mates[1:]):
         found.run(found.now + 0.1)
     for mate in found.mates[1:3]:
         mate.stopped_until = found.now + 10.0
@@ -150,13 +150,13 @@ def reading() -> tuple[OneAgent, Transfer]:
 def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_it_is() -> None:
     reader, transfer = reading()
     (key,) = reader.core.shards
-    reader.do(reader.core.on_news(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
+    reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
     promised = reader.core.table.coming[key].promised
     assert promised.count(1) == 3
-    transfer.todo()
+    transfer.take_actions()
     transfer.readings.todo.ceded.append(Handoff(HEIR, ((1, 2),)))
     reader.seen.clear()
-    reader.do(reader.core.on_news(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
+    reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
     assert PiecesHandedOff(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, SendAvailability)]
 
 
@@ -173,7 +173,7 @@ def test_a_silent_mate_has_long_until_the_log_has_lost_it(is_lost: bool) -> None
     share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", crosses=True)
     source = Source(1, share, SourcePhase.OPEN, 0.0)
     source.is_lost = is_lost
-    source.parked.append((0, 1))
+    source.awaiting_source.append((0, 1))
     assert source.due(stall_s=5.0) == (WAITING_SILENT_S if is_lost else CROSSER_SILENT_S)
     source.queue.append((0, 1))
     source.asked(1, ((0, 1),), 1, 0.0)
@@ -184,7 +184,7 @@ def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None
     many = tuple((2 * number, 1) for number in range(HAVE_RANGES_MAX + 1))
     frames = split_update(PiecesHandedOff(many, HEIR))
     assert [len(each.pieces) for each in frames] == [HAVE_RANGES_MAX, 1]
-    assert all(isinstance(each, PiecesHandedOff) and each.heir == HEIR for each in frames)
+    assert all(isinstance(each, PiecesHandedOff) and each.new_owner == HEIR for each in frames)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(frames[1]), type=PiecesHandedOff) == frames[1]
 
 
@@ -218,7 +218,7 @@ def source(name: str, nbytes: int, *, far: bool = False, shown_at: float | None 
 def slow(bps: float) -> Source:
     """Return a far source of this rate, of which everything is to be asked for yet."""
     made = source("far", 0, far=True)
-    made.pace.came(int(bps), 1.0)
+    made.pace.record(int(bps), 1.0)
     made.give([(0, len(UNEVEN))])
     return made
 
@@ -232,13 +232,13 @@ def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain(monk
         ceded = hand_off([far, heir], UNEVEN, began=0.0, now=0.0)
         assert [each.heir.agent for each in ceded] == ["a"] * is_ceded
         assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])
-        assert heir.parked == ([(51, 49)] if is_ceded else [])
+        assert heir.awaiting_source == ([(51, 49)] if is_ceded else [])
 
 
 def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() -> None:
     """Each by what it has shown since the read began; the first piece stays, however many there are."""
     far = slow(FAST_BPS)
-    far.since = 20.0
+    far.last_progress_at = 20.0
     heirs = [source("a", int(2 * FAST_BPS), shown_at=12.0), source("b", int(FAST_BPS), shown_at=11.0)]
     ceded = hand_off([far, *heirs], UNEVEN, began=10.0, now=20.0)
     whole = sum(UNEVEN) / 3
@@ -261,7 +261,7 @@ def test_only_who_is_open_and_has_shown_its_part_inherits(busy: str) -> None:
         case "parked":
             heir.give([(3, 1)])
         case "doubted":
-            heir.doubted = True
+            heir.is_suspect = True
         case "closed":
             heir.phase = SourcePhase.CLOSING
         case "not shown":
@@ -279,7 +279,7 @@ def test_nobody_else_hands_over(which: str) -> None:
         case "asked for its word":
             far.confirming = True
         case "asked for everything":
-            far.asked(1, tuple(far.let_go(len(UNEVEN), None)), sum(UNEVEN), 0.0)
+            far.asked(1, tuple(far.take_back(len(UNEVEN), None)), sum(UNEVEN), 0.0)
     assert hand_off([far, heir], UNEVEN, began=0.0, now=1.0) == []
     assert hand_off([heir], UNEVEN, began=0.0, now=1.0) == []
 

@@ -65,36 +65,36 @@ def line(rate: float) -> LineEstimate:
 
 @pytest.mark.parametrize(("rate", "expected"), [(25 * MB, True), (100 * MB, True), (0.95 * PACK_RATE, False)])
 def test_packed_pieces_are_for_slow_lines(rate: float, expected: bool) -> None:  # noqa: FBT001
-    assert line(rate).takes_packed is expected
+    assert line(rate).prefers_compressed is expected
 
 
 def test_nothing_is_packed_for_a_line_of_which_this_read_has_seen_nothing() -> None:
     """What comes packed does not measure a line: one that has become fast would stay slow for ever."""
-    assert not LineEstimate().takes_packed
-    assert not LineEstimate(known=25 * MB).takes_packed
+    assert not LineEstimate().prefers_compressed
+    assert not LineEstimate(known=25 * MB).prefers_compressed
 
 
 def test_one_slow_batch_over_a_link_that_is_known_as_fast_is_no_slow_line() -> None:
     known = line(25 * MB)
-    assert known.takes_packed
+    assert known.prefers_compressed
     known.known = 600 * MB
-    assert not known.takes_packed
+    assert not known.prefers_compressed
 
 
 def test_what_other_reads_got_is_believed_until_this_one_knows() -> None:
     known = LineEstimate(known=25 * MB)
-    assert known.believed == 25 * MB
+    assert known.best_rate == 25 * MB
     known.asked(0.0)
     known.came(10 * MB, 1.0)
-    assert known.believed == pytest.approx(10 * MB)
+    assert known.best_rate == pytest.approx(10 * MB)
 
 
 def test_what_has_not_shrunk_is_not_packed_any_more() -> None:
     slow = line(25 * MB)
     slow.packed(100, 95)
-    assert not slow.takes_packed
+    assert not slow.prefers_compressed
     slow.packed(1000, 300)
-    assert slow.takes_packed
+    assert slow.prefers_compressed
 
 
 def test_what_comes_at_a_time_shares_the_line() -> None:

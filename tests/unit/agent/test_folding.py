@@ -47,7 +47,7 @@ def test_without_folds_there_is_nothing_to_wait_for() -> None:
     assert folding.choice([(0, 5)]) == ((0, 5),)
     assert folding.spread(plan((0, 3)), [(0, 5)], 5)[1] == [(3, 2)]
     assert folding.follow([(3, 2)]) == ([(3, 2)], [])
-    assert (folding.partials, folding.wake([(0, 5)]), folding.sleep([])) == (0, [], ([], []))
+    assert (folding.partials, folding.request_partials([(0, 5)]), folding.defer_partials([])) == (0, [], ([], []))
 
 
 def test_partials_sleep_and_a_planner_may_choose_of_them() -> None:
@@ -69,7 +69,7 @@ def test_what_a_plan_names_wakes_and_the_rest_sleeps_on() -> None:
 def test_scales_follow_of_a_fold_that_is_under_way_and_of_no_other() -> None:
     folding = FoldProgress(FOLDS, UNITS)
     assert folding.follow([SCALE]) == ([SCALE], [])
-    folding.wake([SCALE])
+    folding.request_partials([SCALE])
     assert folding.follow([SCALE, VALUE]) == ([VALUE], [])
     assert folding.folded(partials_of(SCALE)[:-1]) == ([], False)
     assert folding.folded(partials_of(SCALE)[-1:]) == ([SCALE], True)
@@ -79,7 +79,7 @@ def test_scales_follow_of_a_fold_that_is_under_way_and_of_no_other() -> None:
 def test_what_is_loose_on_either_side_of_the_scales_stays_loose() -> None:
     """Of one range the scales follow, partials and all behind the scales are as loose as before."""
     folding = FoldProgress(FOLDS, UNITS)
-    folding.wake([SCALE])
+    folding.request_partials([SCALE])
     rest, known = folding.follow([(0, UNITS)])
     following = set(FOLDS.rest_of(FOLDS.of[SCALE[0]]))
     assert SCALE[0] in following
@@ -104,15 +104,15 @@ def test_values_are_unknown_until_their_last_partial_is_folded() -> None:
     assert folding.unknown[VALUE[0]]
     folding.folded(partials_of(VALUE)[-1:])
     assert not folding.unknown[VALUE[0]]
-    assert folding.wake([VALUE]) == []
+    assert folding.request_partials([VALUE]) == []
 
 
 def test_partials_that_nobody_has_sleep_and_what_waited_for_them_is_told() -> None:
     """Then a plan may do without them."""
     folding = FoldProgress(FOLDS, UNITS)
-    folding.wake([SCALE, VALUE])
+    folding.request_partials([SCALE, VALUE])
     folding.follow([SCALE])
-    scales, values = folding.sleep([partials_of(SCALE)[0], partials_of(VALUE)[0]])
+    scales, values = folding.defer_partials([partials_of(SCALE)[0], partials_of(VALUE)[0]])
     assert scales == [SCALE]
     assert VALUE in values
     assert units_of(list(folding.choice([SCALE]))) == {SCALE[0], partials_of(SCALE)[0][0]}

@@ -97,7 +97,7 @@ async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobDriver, ef
     await made(job)
     job.carry_out([effect, FreeShard(KEY)])
     await ended(job)
-    assert job.aside is None
+    assert job.set_aside_reason is None
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -109,14 +109,14 @@ async def test_the_core_is_told_whether_what_was_filled_is_kept(
     await made(job)
     told: asyncio.Queue[object] = asyncio.Queue()
 
-    def on_news(news: object, _: float) -> list[AnyEffect]:
+    def on_outcome(news: object, _: float) -> list[AnyEffect]:
         told.put_nowait(news)
         return []
 
     def full(*_: object) -> None:
         raise MemoryExhausted("no room")
 
-    monkeypatch.setattr(job.core, "on_news", on_news)
+    monkeypatch.setattr(job.core, "on_outcome", on_outcome)
     if not room:
         monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     job.carry_out([KEEP])
@@ -163,7 +163,7 @@ async def test_a_fault_in_looking_for_late_reads_is_the_jobs_alone(
 
     monkeypatch.setattr(job._watch, "look", fails)
     job.look()
-    assert "planted" in (job.aside or "")
+    assert "planted" in (job.set_aside_reason or "")
 
 
 class Told:
@@ -345,7 +345,7 @@ async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
     worker: Any = Told()
     monkeypatch.setattr(Segment, "open_writable", scarce)
     job.carry_out([CompleteCall(call=job.callers.begin(PendingCall(worker, 5, 1, registers=KEY)))])
-    assert job.aside is None
+    assert job.set_aside_reason is None
     assert descriptors() == before
     [failed] = worker.frames
     assert isinstance(failed, Failed)

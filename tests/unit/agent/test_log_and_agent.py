@@ -133,7 +133,7 @@ def test_a_fill_that_the_log_refuses_leaves_the_round(staged: bool) -> None:  # 
     trusts.log()
     proves.brought(key, "a")
     if (digest := proves.last(DigestMemory)) is not None:
-        proves.do(proves.core.on_news(Digested(key, digest.number, digests_of("a")), proves.now))
+        proves.do(proves.core.on_outcome(Digested(key, digest.number, digests_of("a")), proves.now))
     proves.closed(key)
     proves.log()
     assert proves.error_of(call) == "IntegrityError"
@@ -156,13 +156,13 @@ def test_what_the_log_gave_up_for_a_read_that_failed_in_that_moment_is_not_held(
     operation = reader.core.shards[key].operation
     assert operation is not None
     number = operation.transfer.sources  # type: ignore[attr-defined]  # It is a read.
-    reader.do(reader.core.on_news(SourceLost(key, max(number), "killed"), reader.now))
+    reader.do(reader.core.on_outcome(SourceLost(key, max(number), "killed"), reader.now))
     reader.closed(key)
     for _ in range(60):
         asked = reader.last(RequestPlan)
         assert asked is not None
         refused = Refusal(error="VersionUnavailable", reason="gone")
-        reader.do(reader.core.on_news(PlanReceived(key, asked.number, refused), reader.now))
+        reader.do(reader.core.on_outcome(PlanReceived(key, asked.number, refused), reader.now))
         reader.tick(PLAN_AGAIN_S)
     reader.log()
     end = reader.end_of(call)
@@ -236,10 +236,10 @@ def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> N
     assert check is not None
     stale = SiblingsChecked(check.key, check.number, "tensor 'w' differs")
     second = register()
-    agent.do(agent.core.on_news(stale, agent.now))
+    agent.do(agent.core.on_outcome(stale, agent.now))
     assert agent.end_of(second) is None
     agent.log()
-    agent.do(agent.core.on_news(stale, agent.now))
+    agent.do(agent.core.on_outcome(stale, agent.now))
     assert agent.end_of(second) is None
     agent.siblings_checked()
     assert agent.end_of(second) == CompleteCall(call=second)

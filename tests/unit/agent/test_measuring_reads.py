@@ -69,7 +69,7 @@ def test_a_read_that_is_given_up_for_its_slow_source_tells_of_it_too() -> None:
     for _ in range(2):
         for _ in range(8):
             reader.tick(LOOK_S)
-        reader.do(reader.core.on_news(BytesReceived(key, post.source, 4), reader.now))
+        reader.do(reader.core.on_outcome(BytesReceived(key, post.source, 4), reader.now))
     reader.tick(10.0)
     reader.log()
     [told] = reader.core.measured.told(reader.now)

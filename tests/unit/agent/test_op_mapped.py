@@ -92,7 +92,7 @@ def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on() -> None:
     agent.probed(lent=True)
     assert agent.last(CopyToSpare) is not None
     assert not drained(agent)
-    agent.do(agent.core.on_news(Duplicated(key), agent.now))
+    agent.do(agent.core.on_outcome(Duplicated(key), agent.now))
     saved = agent.last(SaveManifest)
     assert saved is not None
     assert saved.swap
@@ -128,7 +128,7 @@ def test_a_copy_under_way_is_waited_for_beyond_the_bound() -> None:
     agent.probed(lent=True)
     agent.tick(60)
     assert agent.end_of(call) is None
-    agent.do(agent.core.on_news(Duplicated(key), agent.now))
+    agent.do(agent.core.on_outcome(Duplicated(key), agent.now))
     agent.log()
     assert agent.end_of(call) is not None
     assert agent.error_of(call) is None
@@ -278,7 +278,7 @@ def read_one(agent: OneAgent, key: ShardKey) -> int:
     agent.log()
     answered = 0
     while answered < len(posts := [effect for effect in agent.seen if isinstance(effect, ReadBatch)]):
-        agent.do(agent.core.on_news(BatchDone(key, posts[answered].source, posts[answered].batch, b""), agent.now))
+        agent.do(agent.core.on_outcome(BatchDone(key, posts[answered].source, posts[answered].batch, b""), agent.now))
         answered += 1
     return call
 

@@ -94,7 +94,9 @@ def test_a_planner_that_is_silent_is_asked_again_as_long_as_the_call_may_last() 
     for _ in range(4):
         asked = reader.last(RequestPlan)
         assert asked is not None
-        reader.do(reader.core.on_news(PlanReceived(key, asked.number, Refusal(error=NO_ANSWER, reason="")), reader.now))
+        reader.do(
+            reader.core.on_outcome(PlanReceived(key, asked.number, Refusal(error=NO_ANSWER, reason="")), reader.now)
+        )
         reader.tick(PLAN_AGAIN_S)
     reader.tick(2.0)
     reader.tick(PLAN_AGAIN_S)
@@ -112,7 +114,7 @@ def test_a_read_that_ends_for_want_of_a_planner_says_so() -> None:
     asked = reader.last(RequestPlan)
     assert asked is not None
     refusal = Refusal(error=NO_ANSWER, reason="no planner listens")
-    reader.do(reader.core.on_news(PlanReceived(key, asked.number, refusal), reader.now))
+    reader.do(reader.core.on_outcome(PlanReceived(key, asked.number, refusal), reader.now))
     reader.tick(10.0)
     reader.log()
     end = reader.end_of(call)
@@ -128,7 +130,7 @@ def test_leases_that_cant_be_had_are_planned_again_by_the_log() -> None:
     asked = reader.last(RequestPlan)
     assert asked is not None
     gone = Refusal(error="VersionUnavailable", reason="nobody has it")
-    reader.do(reader.core.on_news(PlanReceived(key, asked.number, gone), reader.now))
+    reader.do(reader.core.on_outcome(PlanReceived(key, asked.number, gone), reader.now))
     reader.tick(REPLAN_S)
     assert [type(command) for command in reader.unsaid] == [Replan]
     reader.log()
@@ -143,15 +145,19 @@ def test_a_round_that_was_taken_up_again_after_giving_up_is_left_for_good_by_a_f
     key = reader.key("rollout")
     opening = reader.last(ReadBatch)
     assert opening is not None
-    reader.do(reader.core.on_news(SourceLost(key, opening.source, "gone"), reader.now))
+    reader.do(reader.core.on_outcome(SourceLost(key, opening.source, "gone"), reader.now))
     reader.closed(key)
     asked = reader.last(RequestPlan)
     assert asked is not None
-    reader.do(reader.core.on_news(PlanReceived(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 0.0))
+    reader.do(
+        reader.core.on_outcome(PlanReceived(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 0.0)
+    )
     reader.tick(1.5)
     asked = reader.last(RequestPlan)
     assert asked is not None
-    reader.do(reader.core.on_news(PlanReceived(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 1.5))
+    reader.do(
+        reader.core.on_outcome(PlanReceived(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 1.5)
+    )
     assert [type(command) for command in reader.unsaid] == [GiveUp]
     reader.tick(OUTCOME_S_MAX + 10.0)
     assert reader.error_of(call) == "RegistryUnavailable"

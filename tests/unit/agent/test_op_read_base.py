@@ -49,7 +49,7 @@ def read(reader: OneAgent, key: ShardKey, text: str, *encoded: EncodedBytes) -> 
     reader.log()
     post = reader.last(ReadBatch)
     assert post is not None
-    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, digests_of(text), encoded), reader.now))
+    reader.do(reader.core.on_outcome(BatchDone(key, post.source, post.batch, digests_of(text), encoded), reader.now))
     reader.log()
     assert reader.memory(key) is MemoryState.READY
 
@@ -100,7 +100,7 @@ def test_without_digests_nothing_would_judge_a_patch() -> None:
     reader.log()
     post = reader.last(ReadBatch)
     assert post is not None
-    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, b""), reader.now))
+    reader.do(reader.core.on_outcome(BatchDone(key, post.source, post.batch, b""), reader.now))
     reader.confirmed(key)
     reader.log()
     assert reader.memory(key) is MemoryState.READY

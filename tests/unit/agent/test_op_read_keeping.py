@@ -155,4 +155,4 @@ def test_the_failure_of_an_earlier_fill_gives_up_no_copy() -> None:
     agent.tick(AGAIN_S)
     agent.log()
     assert agent.memory(copy) is MemoryState.READY
-    assert not agent.core.keeper.copies[copy].releasing
+    assert not agent.core.retained_copies.copies[copy].releasing

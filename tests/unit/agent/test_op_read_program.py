@@ -60,7 +60,7 @@ def program_for(reader: OneAgent, key: ShardKey, fills: str | None = None) -> Pl
 
 
 def told(reader: OneAgent, news: PlanReceived) -> None:
-    reader.do(reader.core.on_news(news, reader.now))
+    reader.do(reader.core.on_outcome(news, reader.now))
 
 
 def refuse(reader: OneAgent, key: ShardKey) -> RequestPlan:
@@ -92,12 +92,12 @@ def begun(*, digests: bool = True) -> tuple[OneAgent, ShardKey]:
 def bring(reader: OneAgent, key: ShardKey) -> None:
     """Let the source that was opened last bring everything."""
     opening = opened(reader)[-1]
-    reader.do(reader.core.on_news(SourceOpened(key, opening.source, b""), reader.now))
+    reader.do(reader.core.on_outcome(SourceOpened(key, opening.source, b""), reader.now))
     reader.log()
     post = reader.last(ReadBatch)
     assert post is not None
     assert post.source == opening.source
-    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, b""), reader.now))
+    reader.do(reader.core.on_outcome(BatchDone(key, post.source, post.batch, b""), reader.now))
     reader.confirmed(key)
     reader.closed(key)
 
@@ -133,7 +133,7 @@ def test_a_program_that_comes_when_all_sources_are_gone_and_have_brought_nothing
     if writes:
         reader.log()
     lost = opened(reader)[-1]
-    reader.do(reader.core.on_news(SourceLost(key, lost.source, "it died"), reader.now))
+    reader.do(reader.core.on_outcome(SourceLost(key, lost.source, "it died"), reader.now))
     reader.closed(key)
     told(reader, program_for(reader, key))
     if not writes:
@@ -145,7 +145,7 @@ def test_a_program_that_comes_when_all_sources_are_gone_and_have_brought_nothing
     digest = reader.last(DigestMemory)
     assert digest is not None
     assert digest.filled
-    reader.do(reader.core.on_news(Digested(key, digest.number, digests_of("a")), reader.now))
+    reader.do(reader.core.on_outcome(Digested(key, digest.number, digests_of("a")), reader.now))
     reader.log()
     assert reader.memory(key) is MemoryState.READY
 
@@ -159,8 +159,8 @@ def lose_all_but_one_piece(reader: OneAgent, key: ShardKey) -> None:
     assert post is not None
     digests = digests_of("a")
     damaged = digests[: len(digests) // 3] + b"x" * (len(digests) * 2 // 3)
-    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, damaged), reader.now))
-    reader.do(reader.core.on_news(SourceLost(key, post.source, "it died"), reader.now))
+    reader.do(reader.core.on_outcome(BatchDone(key, post.source, post.batch, damaged), reader.now))
+    reader.do(reader.core.on_outcome(SourceLost(key, post.source, "it died"), reader.now))
     reader.closed(key)
 
 
@@ -215,7 +215,7 @@ def test_what_hashes_to_another_root_than_the_log_keeps_is_no_version_and_its_re
     assert reader.last(BreakLease) is None
     digest = reader.last(DigestMemory)
     assert digest is not None
-    reader.do(reader.core.on_news(Digested(key, digest.number, digests_of("b")), reader.now))
+    reader.do(reader.core.on_outcome(Digested(key, digest.number, digests_of("b")), reader.now))
     reader.log()
     end, broken = reader.last(FailCall), reader.last(BreakLease)
     assert end is not None
@@ -237,7 +237,7 @@ def test_what_the_log_has_no_digest_of_is_not_hashed() -> None:
 
 def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_too() -> None:
     table, key = LeaseTable(), ShardKey(MODEL, "middle", 0)
-    table.expect(key, 1, None, ReadPriority(1, 1), 3, units=completion("program"))
+    table.begin_fill(key, 1, None, ReadPriority(1, 1), 3, units=completion("program"))
     middle = SourceId("a", 1, "middle", 0)
     ask = LeaseRequest(
         job="j", model=MODEL, source=middle, version=1, root="none", reader=OTHER, turn=ReadPriority(2, 2), units=True
@@ -254,7 +254,7 @@ MIDDLE = ShardKey(MODEL, "middle", 0)
 
 def filled_by_a_program() -> LeaseTable:
     table = LeaseTable()
-    table.expect(MIDDLE, 1, None, ReadPriority(2, 2), 3, units=completion("program"))
+    table.begin_fill(MIDDLE, 1, None, ReadPriority(2, 2), 3, units=completion("program"))
     return table
 
 
@@ -293,7 +293,7 @@ def test_readers_of_other_programs_are_told_of_pieces_and_those_of_the_same_of_u
         assert isinstance(granted, LeaseGrant)
         assert (granted.promises, granted.program) == (False, "program" if program == "program" else None)
         assert table.redeem(f"ticket-{number}", 0.0) is not None
-    assert table.prove(MIDDLE, [(0, 1)]) == ["lease-4"]
+    assert table.pieces_available(MIDDLE, [(0, 1)]) == ["lease-4"]
     assert table.prove_units(MIDDLE, [(0, 2)]) == ["lease-3"]
     late = asks(table, ReadPriority(2, 5), "program", promises=True)
     assert isinstance(late, LeaseGrant)

@@ -41,7 +41,7 @@ def pair(want: str = "latest") -> tuple[OneAgent, OneAgent, ShardKey, int]:
 def refused(reader: OneAgent, key: ShardKey, refusal: Refusal) -> None:
     asked = reader.last(RequestPlan)
     assert asked is not None
-    reader.do(reader.core.on_news(PlanReceived(key, asked.number, refusal), reader.now))
+    reader.do(reader.core.on_outcome(PlanReceived(key, asked.number, refusal), reader.now))
 
 
 def stalls(reader: OneAgent, key: ShardKey, seconds: float, *, awake: bool = False) -> None:
@@ -51,7 +51,7 @@ def stalls(reader: OneAgent, key: ShardKey, seconds: float, *, awake: bool = Fal
         effects, seen = reader.seen[seen:], len(reader.seen)
         for effect in effects:
             if isinstance(effect, RequestPlan) and effect.demand.avoid:
-                reader.do(reader.core.on_news(PlanReceived(key, effect.number, HELD), reader.now))
+                reader.do(reader.core.on_outcome(PlanReceived(key, effect.number, HELD), reader.now))
             elif isinstance(effect, RequestPlan):
                 reader.seen.append(effect)
                 reader.plan(key)
@@ -60,8 +60,8 @@ def stalls(reader: OneAgent, key: ShardKey, seconds: float, *, awake: bool = Fal
             elif isinstance(effect, ReadBatch):
                 reader.brought(key, "a")
             elif isinstance(effect, RequestLease):
-                reader.do(reader.core.on_news(SourceLost(key, effect.source, "it does not answer"), reader.now))
-                reader.do(reader.core.on_news(SourceClosed(key, effect.source), reader.now))
+                reader.do(reader.core.on_outcome(SourceLost(key, effect.source, "it does not answer"), reader.now))
+                reader.do(reader.core.on_outcome(SourceClosed(key, effect.source), reader.now))
         reader.log()
         reader.tick(0.05)
 
@@ -131,8 +131,8 @@ def test_an_update_that_has_begun_to_overwrite_raises() -> None:
     assert reader.memory(key) is MemoryState.FILLING
     opening = reader.last(RequestLease)
     assert opening is not None
-    reader.do(reader.core.on_news(SourceLost(key, opening.source, "gone"), reader.now))
-    reader.do(reader.core.on_news(SourceClosed(key, opening.source), reader.now))
+    reader.do(reader.core.on_outcome(SourceLost(key, opening.source, "gone"), reader.now))
+    reader.do(reader.core.on_outcome(SourceClosed(key, opening.source), reader.now))
     refused(reader, key, GONE)
     reader.log()
     assert reader.error_of(call) == "VersionUnavailable"
@@ -155,7 +155,7 @@ def test_many_reads_ask_for_their_plans_in_turn(refusal: Refusal) -> None:
     assert [each.key for each in asked] == keys[:16]
     reader.tick(0.5)
     for each in asked[:3]:
-        reader.do(reader.core.on_news(PlanReceived(each.key, each.number, refusal), reader.now))
+        reader.do(reader.core.on_outcome(PlanReceived(each.key, each.number, refusal), reader.now))
     more = [effect for effect in reader.seen if isinstance(effect, RequestPlan)][16:]
     assert [each.key for each in more] == keys[16:19]
     reader.tick(0.6)

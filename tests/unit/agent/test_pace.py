@@ -22,7 +22,7 @@ STALL_S = 60.0
 def at(mib_in_s: float) -> SourceRate:
     """Return a source between hosts that has brought so many MiB in one second."""
     pace = SourceRate("ucxx")
-    pace.came(round(mib_in_s * MIB), 1.0)
+    pace.record(round(mib_in_s * MIB), 1.0)
     return pace
 
 
@@ -33,21 +33,21 @@ def test_a_batch_is_larger_within_a_host() -> None:
 def test_the_rate_is_what_came_lately() -> None:
     pace = SourceRate("ucxx")
     assert pace.rate is None
-    pace.came(0, 1.0)
+    pace.record(0, 1.0)
     assert pace.rate is None, "nothing has come, however long that took"
     pace = SourceRate("ucxx")
-    pace.came(100, 0.0)
+    pace.record(100, 0.0)
     assert pace.rate is None
-    pace.came(200, 2.0)
+    pace.record(200, 2.0)
     assert pace.rate == pytest.approx((100 * FADE + 200) / 2.0)
-    pace.came(40, 4.0)
+    pace.record(40, 4.0)
     assert pace.rate == pytest.approx(((100 * FADE + 200) * FADE + 40) / (2.0 * FADE + 4.0))
 
 
 def test_it_is_asked_for_no_more_ahead_than_its_part_and_what_it_brings_in_a_moment() -> None:
-    assert SourceRate("ucxx").ahead_bytes(64 * MIB) == 0
-    assert at(100).ahead_bytes(64 * MIB) == 100 * MIB * AHEAD_S
-    assert at(100).ahead_bytes(MIB) == MIB
+    assert SourceRate("ucxx").in_flight_limit(64 * MIB) == 0
+    assert at(100).in_flight_limit(64 * MIB) == 100 * MIB * AHEAD_S
+    assert at(100).in_flight_limit(MIB) == MIB
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_who_is_not_measured_or_was_forgiven_or_is_on_this_host_has_the_long_bou
     forgiven.is_trusted = True
     assert forgiven.patience_s(MIB, STALL_S) == STALL_S
     local = SourceRate("local")
-    local.came(1000 * MIB, 1.0)
+    local.record(1000 * MIB, 1.0)
     assert local.patience_s(MIB, STALL_S) == STALL_S
 
 

@@ -38,8 +38,8 @@ def ask(turn: ReadPriority, *, promises: bool) -> LeaseRequest:
 @pytest.fixture
 def table() -> LeaseTable:
     table = LeaseTable()
-    table.expect(KEY, 7, "root", TURN, 6)
-    table.vouch(KEY, bytes(6 * PIECE_DIGEST_BYTES))
+    table.begin_fill(KEY, 7, "root", TURN, 6)
+    table.set_digests(KEY, bytes(6 * PIECE_DIGEST_BYTES))
     return table
 
 
@@ -129,8 +129,8 @@ def test_what_is_promised_is_awaited() -> None:
     driven.brings(far)
     keep_alive(driven, mate, 2 * UNPROMISED_WAIT_S)
     assert driven.todo.plan is None
-    assert driven.transfer.readings.awaited() == [*ITS]
-    assert driven.transfer.readings.firm() == []
+    assert driven.transfer.readings.awaiting_others() == [*ITS]
+    assert driven.transfer.readings.committed() == []
 
 
 def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
@@ -140,8 +140,8 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     keep_alive(driven, mate, UNPROMISED_WAIT_S / 2)
     assert driven.todo.plan is None
     keep_alive(driven, mate, UNPROMISED_WAIT_S / 2 + RENEWED_S)
-    assert list(driven.transfer.readings.mates.uncrossed) == [source_id("mate")]
-    assert driven.transfer.readings.awaited() == [(2, 1)], "what is promised stays"
+    assert list(driven.transfer.readings.mates.not_bringing) == [source_id("mate")]
+    assert driven.transfer.readings.awaiting_others() == [(2, 1)], "what is promised stays"
     assert driven.transfer.asking.count == 2
 
 
@@ -153,7 +153,7 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
     driven.transfer.retracted(mate, ((4, 2),), driven.now)
     todo = driven.take()
     assert todo.plan == (((4, 2),), ())
-    assert list(driven.transfer.readings.mates.uncrossed) == [source_id("mate")]
+    assert list(driven.transfer.readings.mates.not_bringing) == [source_id("mate")]
     assert todo.close == [], "it is good for what it has"
 
 

@@ -51,7 +51,7 @@ async def test_a_read_that_turns_to_a_program_gets_what_its_units_complete() -> 
     found = await questions(Programs()).plan(DEMAND, {}, MINE)
     assert found.program is not None
     assert found.completion is not None
-    assert found.completion.stand([(0, 1)]) == [(0, 1)]
+    assert found.completion.units_arrived([(0, 1)]) == [(0, 1)]
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"type":"plan","version":1,"shares":[],"why":"\xff"}', b"[" * 100_000])

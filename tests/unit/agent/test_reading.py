@@ -54,7 +54,7 @@ def test_pieces_may_be_given_before_it_is_open_and_asked_for_only_then(
 
 def test_a_source_in_doubt_gets_nothing_more_and_one_that_is_asked_to_confirm_waits() -> None:
     made = source()
-    made.doubted = True
+    made.is_suspect = True
     assert not made.is_live
     made = source()
     made.confirming = True
@@ -85,7 +85,7 @@ def test_a_source_that_is_opened_has_its_bound_and_one_that_is_closed_has_none()
 
 def test_a_source_that_is_asked_has_its_patience_and_for_its_word_the_whole() -> None:
     made = source()
-    made.pace.came(1000 * MIB, 1.0)
+    made.pace.record(1000 * MIB, 1.0)
     made.asked(7, ((0, 1),), MIB, 20.0)
     assert made.due(STALL_S) == 20.0 + STALL_MIN_S
     made.confirming = True
@@ -119,18 +119,18 @@ def test_a_half_filled_source_that_brings_something_is_not_judged_by_what_it_lac
 
 def test_it_is_asked_for_what_it_has_and_for_the_rest_as_it_comes() -> None:
     made = half_filled((0, 2), queue=((0, 3),))
-    assert (list(made.queue), made.parked) == ([(0, 2)], [(2, 1)])
+    assert (list(made.queue), made.awaiting_source) == ([(0, 2)], [(2, 1)])
     made.give([(1, 1), (4, 2)])
-    assert (list(made.queue), made.parked) == ([(0, 2), (1, 1)], [(2, 1), (4, 2)])
+    assert (list(made.queue), made.awaiting_source) == ([(0, 2), (1, 1)], [(2, 1), (4, 2)])
     made.available([(2, 3)], 12.0)
     assert pieces(list(made.queue)) == [0, 1, 1, 2, 4]
-    assert made.parked == [(5, 1)]
+    assert made.awaiting_source == [(5, 1)]
 
 
 def test_a_whole_source_does_not_tell_what_it_has() -> None:
     made = source((0, 1))
     made.available([(0, 1)], 99.0)
-    assert (made.has, made.since) == (None, 10.0)
+    assert (made.has, made.last_progress_at) == (None, 10.0)
 
 
 # Pieces that are taken away.
@@ -139,20 +139,20 @@ def test_a_whole_source_does_not_tell_what_it_has() -> None:
 def test_the_last_waiting_ones_go_first_and_those_that_it_lacks_before() -> None:
     made = half_filled((0, 10))
     made.give([(0, 4), (12, 2)])
-    assert made.let_go(3, None) == [(3, 1), (12, 2)]
-    assert (list(made.queue), made.parked) == ([(0, 3)], [])
+    assert made.take_back(3, None) == [(3, 1), (12, 2)]
+    assert (list(made.queue), made.awaiting_source) == ([(0, 3)], [])
 
 
 def test_what_is_left_is_asked_for_in_the_order_in_which_it_was_given() -> None:
     made = source((9, 3), (4, 1), (0, 6))
-    assert made.let_go(2, None) == [(4, 2)]
+    assert made.take_back(2, None) == [(4, 2)]
     assert list(made.queue) == [(9, 3), (4, 1), (0, 4)]
 
 
 def test_only_pieces_that_the_taker_has_go() -> None:
     made = source((0, 6))
-    assert made.let_go(2, bytearray([1, 1, 0, 1, 0, 0])) == [(1, 1), (3, 1)]
-    assert source((0, 6)).let_go(1, bytearray([1, 1, 0, 1, 0, 0])) == [(3, 1)]
+    assert made.take_back(2, bytearray([1, 1, 0, 1, 0, 0])) == [(1, 1), (3, 1)]
+    assert source((0, 6)).take_back(1, bytearray([1, 1, 0, 1, 0, 0])) == [(3, 1)]
     assert pieces(list(made.queue)) == [0, 2, 4, 5]
 
 
@@ -168,14 +168,14 @@ def test_no_piece_is_lost_or_doubled_when_some_are_taken(
     made = half_filled((0, 7), (13, 2))
     made.give([(piece, 1) for piece in sorted(mine)])
     able = mine if whole else {piece for piece in mine if marks[piece]}
-    taken = made.let_go(wanted, None if whole else bytearray(marks))
+    taken = made.take_back(wanted, None if whole else bytearray(marks))
     assert total_count(taken) == min(wanted, len(able))
     assert set(pieces(taken)) <= able
-    left = [*made.queue, *made.parked]
+    left = [*made.queue, *made.awaiting_source]
     assert pieces([*taken, *left]) == sorted(mine)
     assert all(count > 0 for _, count in [*taken, *left])
     lacked = {piece for piece in mine if not (piece < 7 or piece in (13, 14))}
-    assert set(pieces(made.parked)) <= lacked
+    assert set(pieces(made.awaiting_source)) <= lacked
 
 
 # Batches.
@@ -227,9 +227,9 @@ def test_its_time_begins_with_the_first_batch_that_is_under_way() -> None:
     made = source()
     made.asked(7, ((0, 1),), 100, 20.0)
     made.asked(8, ((1, 2),), 200, 25.0)
-    assert (made.since, made.flying_bytes) == (20.0, 300)
+    assert (made.last_progress_at, made.flying_bytes) == (20.0, 300)
     made.answered(7, 30.0)
-    assert (made.since, made.pace.rate) == (30.0, 100 / 10.0)
+    assert (made.last_progress_at, made.pace.rate) == (30.0, 100 / 10.0)
 
 
 def test_what_came_early_is_not_counted_again() -> None:
@@ -237,12 +237,12 @@ def test_what_came_early_is_not_counted_again() -> None:
     made.asked(7, ((0, 1),), 100, 20.0)
     made.asked(8, ((1, 1),), 100, 20.0)
     made.progressed(130, 22.0)
-    assert (made.early_bytes, made.since, made.pace.rate) == (130, 22.0, 130 / 2.0)
+    assert (made.early_bytes, made.last_progress_at, made.pace.rate) == (130, 22.0, 130 / 2.0)
     assert made.remaining_s(22.0) == pytest.approx(70 / 65.0)
     made.progressed(500, 23.0)
     assert made.early_bytes == 200
     made.progressed(1, 50.0)
-    assert made.since == 23.0, "there is nothing that could have come"
+    assert made.last_progress_at == 23.0, "there is nothing that could have come"
     assert made.answered(7, 24.0) == (((0, 1),), 100)
     assert made.early_bytes == 100
     made.answered(8, 25.0)
@@ -255,11 +255,11 @@ def test_each_byte_makes_its_source_faster_once() -> None:
     made.asked(7, ((0, 1),), 100, 20.0)
     made.asked(8, ((1, 1),), 100, 20.0)
     made.progressed(130, 22.0)
-    pace.came(130, 2.0)
+    pace.record(130, 2.0)
     made.answered(7, 24.0)
-    pace.came(0, 2.0)
+    pace.record(0, 2.0)
     made.answered(8, 25.0)
-    pace.came(70, 1.0)
+    pace.record(70, 1.0)
     assert made.pace == pace
 
 
@@ -267,7 +267,7 @@ def test_one_byte_is_a_sign_of_life() -> None:
     made = source()
     made.asked(7, ((0, 1),), 100, 20.0)
     made.progressed(1, 22.0)
-    assert (made.early_bytes, made.since) == (1, 22.0)
+    assert (made.early_bytes, made.last_progress_at) == (1, 22.0)
 
 
 def test_what_was_early_belongs_to_what_was_under_way_then() -> None:
@@ -287,7 +287,7 @@ def test_what_counts_and_what_is_read_again_is_told() -> None:
     made.unconfirmed, made.unconfirmed_bytes, made.early_bytes = [(9, 2)], 20, 5
     assert pieces(made.give_up()) == [0, 1, 4, 5, 6, 9, 10]
     assert (made.retried, made.wasted_bytes) == (5, 50)
-    assert (made.flying, made.unconfirmed, made.unconfirmed_bytes, made.early_bytes) == ({}, [], 0, 0)
+    assert (made.in_flight, made.unconfirmed, made.unconfirmed_bytes, made.early_bytes) == ({}, [], 0, 0)
     assert made.waiting == 0
 
 

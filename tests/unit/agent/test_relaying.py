@@ -32,8 +32,8 @@ def ask(turn: ReadPriority | None, version: int = 7, root: str | None = "root") 
 def table() -> LeaseTable:
     """A shard that is to be filled with version 7, of whose digests the log's root has vouched."""
     made = LeaseTable()
-    made.expect(KEY, 7, "root", TURN, PIECES)
-    made.vouch(KEY, LIST)
+    made.begin_fill(KEY, 7, "root", TURN, PIECES)
+    made.set_digests(KEY, LIST)
     return made
 
 
@@ -70,44 +70,44 @@ def test_only_what_is_filled_in_is_granted(table: LeaseTable, wrong: LeaseReques
 
 def test_the_answer_waits_for_the_digests() -> None:
     table = LeaseTable()
-    table.expect(KEY, 7, "root", TURN, PIECES)
+    table.begin_fill(KEY, 7, "root", TURN, PIECES)
     assert table.grant(ask(ReadPriority(11, 1)), "one", "ticket", "here", 0.0) is None
-    table.vouch(KEY, LIST)
+    table.set_digests(KEY, LIST)
     assert granted(table).digests == LIST
 
 
 def test_a_reader_is_told_what_stands_there(table: LeaseTable) -> None:
     """At the opening what there is, then each piece; and before that it may not be asked for."""
     assert granted(table).filling
-    assert table.prove(KEY, [(0, 1)]) == [], "nobody has shown a ticket"
+    assert table.pieces_available(KEY, [(0, 1)]) == [], "nobody has shown a ticket"
     lease = table.redeem("ticket-one", 0.0)
     assert lease is not None
     assert lease.pieces() == ((0, 1),)
-    assert not table.lacks("one", 0, 1)
-    assert table.lacks("one", 0, 2)
-    assert table.prove(KEY, [(1, 1)]) == ["one"]
-    assert not table.lacks("one", 0, 2)
+    assert not table.is_missing("one", 0, 1)
+    assert table.is_missing("one", 0, 2)
+    assert table.pieces_available(KEY, [(1, 1)]) == ["one"]
+    assert not table.is_missing("one", 0, 2)
     assert table.waits("one")
 
 
 def test_what_is_not_there_yet_keeps_nobody_from_what_is(table: LeaseTable) -> None:
     opened(table)
-    table.prove(KEY, [(2, 1)])
-    assert not table.lacks("one", 2, 3)
-    assert table.lacks("one", 1, 3)
-    assert table.lacks("one", 2, 4)
+    table.pieces_available(KEY, [(2, 1)])
+    assert not table.is_missing("one", 2, 3)
+    assert table.is_missing("one", 1, 3)
+    assert table.is_missing("one", 2, 4)
 
 
 def test_leases_go_on_when_the_shard_is_ready(table: LeaseTable) -> None:
     """One was opened before, one is opened after; both have everything, and an unpublish waits for both."""
     opened(table, "one")
     granted(table, "two")
-    table.prove(KEY, ALL)
+    table.pieces_available(KEY, ALL)
     table.offer(KEY, 7, "root", LIST)
     table.check()
     assert table.reading(KEY) == 2
     assert not table.waits("one")
-    assert not table.lacks("one", 0, PIECES)
+    assert not table.is_missing("one", 0, PIECES)
     lease = table.redeem("ticket-two", 0.0)
     assert lease is not None
     assert lease.pieces() == ALL, "it was told to wait for being told"
@@ -117,10 +117,10 @@ def test_leases_go_on_when_the_shard_is_ready(table: LeaseTable) -> None:
 
 def test_a_fill_that_is_given_up_breaks_its_readers_leases(table: LeaseTable) -> None:
     opened(table, "one")
-    assert table.abandon(KEY) == ["one"]
+    assert table.cancel_fill(KEY) == ["one"]
     table.check()
     assert not table.holds("one")
-    assert table.lacks("one", 0, 1)
+    assert table.is_missing("one", 0, 1)
     assert isinstance(table.grant(ask(ReadPriority(11, 1)), "two", "ticket", "here", 0.0), LeaseRefusal)
 
 
@@ -130,8 +130,8 @@ def test_readers_of_what_stood_there_before_are_others() -> None:
     other.offer(KEY, 6, "old", LIST)
     old = ask(None, version=6, root="old")
     assert isinstance(other.grant(old, "old", "ticket-old", "here", 0.0), LeaseGrant)
-    other.expect(KEY, 7, "root", TURN, PIECES)
-    other.vouch(KEY, LIST)
+    other.begin_fill(KEY, 7, "root", TURN, PIECES)
+    other.set_digests(KEY, LIST)
     opened(other, "new")
     assert other.break_all(KEY) == ["old"]
     assert other.holds("new")

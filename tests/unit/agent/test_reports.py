@@ -24,7 +24,7 @@ def test_names_each_source_and_what_it_gave() -> None:
     transfer.planned(Plan(version=1, shares=(share,), why=""), 0.25)
     transfer.opened(1, b"", 0.5)
     transfer.start(1.0)
-    [(source, batch, _)] = transfer.todo().post
+    [(source, batch, _)] = transfer.take_actions().post
     transfer.batch_done(source, batch, b"", 2.0)
     transfer.confirmed(source, holds=True, now=3.0)
     report = report_of(transfer, [5, 7], total_s=4.0)

@@ -15,7 +15,7 @@ STALL_S = 5.0
 def source(number: int, layout: str = "") -> Source:
     who = SourceId(f"agent-{number}", 1, "trainer", 0)
     share = Share(source=who, transport="ucxx", pieces=(), nbytes=0, why="", layout=layout)
-    return Source(number, share, SourcePhase.OPENING, 0.0, able=bytearray(8) if layout else None)
+    return Source(number, share, SourcePhase.OPENING, 0.0, covered=bytearray(8) if layout else None)
 
 
 def roster_of(*sources: Source) -> RoleIndex:
@@ -96,7 +96,7 @@ def moves(each: Source, now: float) -> None:
         case SourcePhase.OPENING:
             each.opens(now)
         case SourcePhase.HELD:
-            each.enters(now)
+            each.request_transport(now)
         case SourcePhase.OPEN if now > 100:
             each.closes("gone")
             each.let_all_go()
@@ -125,8 +125,8 @@ def test_whatever_happens_everybody_is_counted_as_what_it_is(seed: int) -> None:
                 ranges, nbytes = each.cut_batch([3] * 8, 100)
                 batch += 1
                 each.asked(batch, ranges, nbytes, now)
-            case 3 if each.flying:
-                each.answered(next(iter(each.flying)), now)
+            case 3 if each.in_flight:
+                each.answered(next(iter(each.in_flight)), now)
             case 4:
                 roster.begins()
         if rng.random() < 0.5:
@@ -139,7 +139,7 @@ def test_who_waits_for_folds_takes_no_place() -> None:
     """All places might be taken by such, and the parts that they wait for be with those who wait for a place."""
     one = source(1, "a")
     roster = roster_of(one)
-    one.takes_turn(0.0, inside=True)
+    one.request_lease(0.0, inside=True)
     one.opens(0.0)
     roster.settle()
     assert roster.count(INSIDE) == 1
@@ -147,7 +147,7 @@ def test_who_waits_for_folds_takes_no_place() -> None:
     one.by_amax = bytearray(b"\x01" * 8)
     one.give([(0, 1)])
     roster.settle()
-    assert (list(one.queue), one.gated, roster.count(INSIDE)) == ([], [(0, 1)], 0)
+    assert (list(one.queue), one.awaiting_fold, roster.count(INSIDE)) == ([], [(0, 1)], 0)
     one.unknown[0] = 0
     one.freed()
     roster.check()

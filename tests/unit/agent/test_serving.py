@@ -99,7 +99,7 @@ def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> 
     table.finish("done", LeaseTransition.DONE)
     table.finish("gone", LeaseTransition.READER_GONE)
     table.expire(SILENCE_S_MAX)
-    table.forget(KEY)
+    table.withdraw_offer(KEY)
     assert {name: lease and lease.state for name, lease in leases.items()} == {
         "done": LeaseState.ENDED,
         "gone": LeaseState.ENDED,
@@ -150,7 +150,7 @@ def test_who_asks_for_a_page_without_a_lease_or_before_its_beginning_gets_nothin
 
 def test_a_draining_shard_keeps_its_readers_and_takes_no_more(table: LeaseTable) -> None:
     opened(table)
-    table.stop(KEY)
+    table.stop_granting(KEY)
     refusal = table.grant(ask(), "two", "t-two", "here", 0.0)
     assert refusal == LeaseRefusal(reason="the shard is not published here, or it is draining")
     assert table.holds("one")
@@ -159,9 +159,9 @@ def test_a_draining_shard_keeps_its_readers_and_takes_no_more(table: LeaseTable)
 
 def test_a_broken_lease_holds_no_more_and_is_told_once(table: LeaseTable) -> None:
     opened(table)
-    assert table.forget(KEY) == ["one"]
+    assert table.withdraw_offer(KEY) == ["one"]
     assert not table.holds("one")
-    assert table.forget(KEY) == []
+    assert table.withdraw_offer(KEY) == []
     table.check()
 
 

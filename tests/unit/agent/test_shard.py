@@ -61,7 +61,7 @@ def test_a_wish_from_outside_is_gated_digested_and_said_ready() -> None:
     agent.take(Publish(model="policy", replica="trainer"))
     digest = agent.last(DigestMemory)
     assert digest is not None
-    agent.do(agent.core.on_news(Digested(key, digest.number, digests_of("a")), agent.now))
+    agent.do(agent.core.on_outcome(Digested(key, digest.number, digests_of("a")), agent.now))
     agent.log()
     assert agent.memory(key) is MemoryState.READY
 
@@ -73,7 +73,7 @@ def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
         agent.core.shards[key].operation = None if key.shard else agent.core.shards[key].operation
     key = agent.key("trainer", 0)
     digests = [effect for effect in agent.seen if isinstance(effect, DigestMemory) and effect.key == key]
-    agent.do(agent.core.on_news(Digested(key, digests[0].number, digests_of("a")), agent.now))
+    agent.do(agent.core.on_outcome(Digested(key, digests[0].number, digests_of("a")), agent.now))
     agent.log()
     agent.tick(WISH_S_MAX)
     agent.log()

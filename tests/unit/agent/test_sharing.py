@@ -37,9 +37,9 @@ def source(
     reading = Source(number, share, SourcePhase.OPEN, 0.0)
     reading.queue.extend(queue)
     if rate:
-        reading.pace.came(round(rate), 1.0)
+        reading.pace.record(round(rate), 1.0)
     if flying:
-        reading.flying[1], reading.flying_bytes = (((100, 1),), flying), flying
+        reading.in_flight[1], reading.flying_bytes = (((100, 1),), flying), flying
     return reading
 
 
@@ -104,13 +104,13 @@ def test_a_local_source_is_never_too_slow() -> None:
 def test_a_slow_source_is_asked_for_little_at_a_time() -> None:
     pace = SourceRate("ucxx")
     assert pace.batch_bytes(64 * MIB) == UCXX_BATCH_BYTES
-    assert pace.ahead_bytes(64 * MIB) == 0, "beyond its first two batches"
-    pace.came(MIB, 1.0)
+    assert pace.in_flight_limit(64 * MIB) == 0, "beyond its first two batches"
+    pace.record(MIB, 1.0)
     assert pace.batch_bytes(64 * MIB) == BATCH_BYTES_MIN
-    assert pace.ahead_bytes(64 * MIB) == MIB * AHEAD_S
+    assert pace.in_flight_limit(64 * MIB) == MIB * AHEAD_S
     fast = SourceRate("ucxx")
-    fast.came(1000 * MIB, 1.0)
-    assert fast.ahead_bytes(64 * MIB) == 64 * MIB
+    fast.record(1000 * MIB, 1.0)
+    assert fast.in_flight_limit(64 * MIB) == 64 * MIB
     assert fast.batch_bytes(4 * MIB) == 2 * MIB, "two batches in its part of the window"
 
 
@@ -119,13 +119,13 @@ def test_a_suspect_is_forgiven_so_often_and_a_failure_never() -> None:
     suspect, failure = (SourceId(name, 1, "trainer", 0) for name in "ab")
     trust.fail(failure)
     for _ in range(FORGIVEN_MAX):
-        trust.suspect(suspect)
+        trust.exclude_for_now(suspect)
         assert trust.left_out() == (failure, suspect)
-        assert trust.forgive()
+        assert trust.readmit_suspects()
     assert trust.left_out() == (failure,)
-    trust.suspect(suspect)
+    trust.exclude_for_now(suspect)
     assert trust.has_failed(suspect)
-    assert not trust.forgive()
+    assert not trust.readmit_suspects()
 
 
 # What a plan gives, what idle ones take, and what is asked for.
@@ -158,7 +158,7 @@ def test_loose_pieces_go_to_whole_sources_and_to_half_filled_ones_only_what_they
     half = source(3)
     half.fills(10, [(1, 2)], 0.0)
     feed_idle_sources(roster_of([busy, half]), loose)
-    assert (list(half.queue), half.parked) == ([(1, 2)], [])
+    assert (list(half.queue), half.awaiting_source) == ([(1, 2)], [])
     assert loose == [(0, 1), (3, 3)]
 
 
@@ -176,7 +176,7 @@ def test_a_half_filled_source_takes_only_what_it_has() -> None:
     idle.fills(10, [(0, 2), (9, 1)], 0.0)
     steal_from_busiest(idle, [idle, busy])
     assert sorted(idle.queue) == [(0, 2)]
-    assert not idle.parked
+    assert not idle.awaiting_source
     assert busy.waiting == 6
 
 
@@ -194,7 +194,7 @@ def filled(reading: Source, share_bytes: int, room_bytes: int) -> list[int]:
     """Return the bytes of each batch that is cut, as a read asks for it."""
     found = []
     for ranges, nbytes in fill_window(reading, [MIB] * 100, share_bytes, room_bytes):
-        reading.asked(100 + len(reading.flying), ranges, nbytes, 0.0)
+        reading.asked(100 + len(reading.in_flight), ranges, nbytes, 0.0)
         found.append(nbytes // MIB)
     return found
 
@@ -259,16 +259,16 @@ def test_the_check_names_a_piece_that_is_nowhere_or_twice() -> None:
 def test_who_failed_is_not_suspected_and_who_was_forgiven_is_known() -> None:
     trust = Exclusions()
     source_id = SourceId("a", 1, "trainer", 0)
-    trust.suspect(source_id)
+    trust.exclude_for_now(source_id)
     assert not trust.has_forgiven(source_id)
-    trust.forgive()
+    trust.readmit_suspects()
     assert trust.has_forgiven(source_id)
-    trust.suspect(source_id)
+    trust.exclude_for_now(source_id)
     trust.fail(source_id)
     assert trust.left_out() == (source_id,)
-    trust.suspect(source_id)
+    trust.exclude_for_now(source_id)
     assert trust.left_out() == (source_id,)
-    assert not trust.forgive()
+    assert not trust.readmit_suspects()
 
 
 def test_whoever_is_late_is_kept_where_nobody_idle_is_known_to_be_faster() -> None:
@@ -328,7 +328,7 @@ def of_a_program(number: int, *, far: bool, units: int = 4, queue: tuple[Range, 
     reading = source(number, queue=queue, rate=1.0)
     layout = "theirs" if far else "own"
     reading.share = msgspec.structs.replace(reading.share, far=far, crosses=not far, layout=layout)
-    reading.able = bytearray(b"\1" * units)
+    reading.covered = bytearray(b"\1" * units)
     return reading
 
 

@@ -98,7 +98,7 @@ def test_what_waits_for_its_sources_word_is_told_as_come(monkeypatch: pytest.Mon
     monkeypatch.setattr(source_rate, "LOCAL_BATCH_BYTES", 2 * PIECE_BYTES)
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
     for came, confirms in ((20, []), (40, []), (60, [number])):
-        batch = next(iter(driven.transfer.sources[number].flying))
+        batch = next(iter(driven.transfer.sources[number].in_flight))
         todo = driven.done(number, batch, b"")
         assert (driven.transfer.done_bytes(), todo.confirm) == (came, confirms)
     driven.transfer.confirmed(number, holds=True, now=driven.now)
@@ -194,7 +194,7 @@ def test_batches_are_short_while_others_wait_for_what_comes() -> None:
     driven.tick()
     [number] = driven.planned(("a", ((0, PIECES),)))
     driven.opened(number)
-    driven.transfer.is_relayed = True
+    driven.transfer.has_downstream_readers = True
     driven.transfer.start(driven.now)
     assert [ranges for _, _, ranges in driven.take().post] == [((0, 1),), ((1, 1),)]
 
@@ -252,7 +252,7 @@ def test_one_slow_source_is_closed_after_the_other() -> None:
     assert driven.wait(SLOW_MIN_S) == [], "the first one is being closed still"
     [number] = first
     driven.closed(number)
-    while driven.transfer.sources[fast].flying:
+    while driven.transfer.sources[fast].in_flight:
         driven.brings(fast, 0.01)
     assert driven.wait(STALL_BOUND_S) == [each for each in slow if each != number]
     assert driven.transfer.readings._slow_closed == 2
@@ -264,12 +264,12 @@ STALL_BOUND_S = 4.0
 
 def test_a_doubted_source_is_asked_once_and_gets_nothing_more() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), window_bytes=20)
-    todo = driven.done(number, next(iter(driven.transfer.sources[number].flying)), WRONG)
+    todo = driven.done(number, next(iter(driven.transfer.sources[number].in_flight)), WRONG)
     assert todo.confirm == [number]
     assert driven.transfer.sources[number].phase is SourcePhase.OPEN
     assert driven.transfer.readings.trust.has_failed(source_id("a"))
-    while driven.transfer.sources[number].flying:
-        assert driven.done(number, next(iter(driven.transfer.sources[number].flying)), WRONG).confirm == []
+    while driven.transfer.sources[number].in_flight:
+        assert driven.done(number, next(iter(driven.transfer.sources[number].in_flight)), WRONG).confirm == []
 
 
 def test_the_digests_that_count_are_those_of_the_pieces() -> None:
@@ -295,7 +295,7 @@ def test_a_read_that_has_begun_waits_for_a_source_for_a_while() -> None:
 
 def test_a_source_that_has_given_its_word_is_asked_for_more() -> None:
     driven, [one, two] = running(("a", ((0, 3),)), ("b", ((3, 3),)), verify=False)
-    batch = next(iter(driven.transfer.sources[one].flying))
+    batch = next(iter(driven.transfer.sources[one].in_flight))
     assert driven.done(one, batch, b"").confirm == [one]
     driven.transfer.confirmed(one, holds=True, now=driven.now)
     driven.transfer.lost(two, "gone", driven.now)
@@ -344,7 +344,7 @@ def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two
     read.start(0.0)
 
     def bring(number: int, now: float = 0.001) -> None:
-        read.batch_done(number, next(iter(read.sources[number].flying)), b"", now)
+        read.batch_done(number, next(iter(read.sources[number].in_flight)), b"", now)
 
     for number in (one, two, one, two):
         bring(number)
@@ -382,8 +382,8 @@ def test_a_pause_of_the_reader_is_not_what_a_half_filled_source_lacks() -> None:
     driven.now += 100.0
     assert driven.tick().close == []
     source = driven.transfer.sources[number]
-    assert source.fed > 90.0
-    assert source.since > 90.0
+    assert source.last_new_at > 90.0
+    assert source.last_progress_at > 90.0
 
 
 def test_a_plan_that_comes_after_the_end_opens_nothing() -> None:

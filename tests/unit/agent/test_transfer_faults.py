@@ -24,7 +24,7 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flying(driven: Driven, number: int) -> int:
-    return len(driven.transfer.sources[number].flying)
+    return len(driven.transfer.sources[number].in_flight)
 
 
 def counts(driven: Driven) -> tuple[int, int, int]:
@@ -50,7 +50,7 @@ def test_a_source_of_unknown_rate_has_two_batches_under_way_then_its_part_of_the
     driven.brings(one, 0.001)
     assert flying(driven, one) == 4, "half of the window, for the other one has something under way"
     driven.brings(other, 0.001)
-    assert sum(len(source.flying) for source in driven.transfer.sources.values()) == 4
+    assert sum(len(source.in_flight) for source in driven.transfer.sources.values()) == 4
 
 
 # Silence.
@@ -260,8 +260,8 @@ def test_an_empty_plan_and_one_with_far_too_many_sources_are_bounded(shares: int
 
 def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
-    while driven.transfer.sources[number].flying:
-        batch = next(iter(driven.transfer.sources[number].flying))
+    while driven.transfer.sources[number].in_flight:
+        batch = next(iter(driven.transfer.sources[number].in_flight))
         driven.done(number, batch, b"")
     assert driven.todo.confirm == [number]
     assert driven.transfer.done_bytes() == 60, "a progress bar shows what has come"
@@ -274,7 +274,7 @@ def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
 
 def test_words_that_come_twice_or_too_late_change_nothing() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [batch, later] = driven.transfer.sources[number].flying
+    [batch, later] = driven.transfer.sources[number].in_flight
     driven.brings(number)
     before = counts(driven)
     driven.done(number, batch, LIST[:16])

@@ -123,7 +123,7 @@ def test_who_has_brought_its_part_leaves_and_the_next_one_enters(crowded: tuple[
     driven.transfer.held(held[0], b"", driven.now)
     assert driven.opened(held[0], b"").post, "a word that comes twice changes nothing"
     while driven.phase() is TransferPhase.RUNNING:
-        number = next(each.number for each in driven.transfer.sources.values() if each.flying)
+        number = next(each.number for each in driven.transfer.sources.values() if each.in_flight)
         ends(driven, number)
         for closing in driven.todo.close:
             for entering in driven.closed(closing).enter:

@@ -31,7 +31,7 @@ class Fake:
     def break_lease(self, lease: str, reason: str) -> None:
         self.told.append(f"break {lease}: {reason}")
 
-    def show(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
         self.told.append(f"show {lease}: {news}")
 
     async def open(

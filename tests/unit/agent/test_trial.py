@@ -213,18 +213,18 @@ def test_trials_come_ever_later_and_end() -> None:
     behind = Behind((0, 1))
     behind.brings(behind.middle)
     for number in range(TRIALS_MAX):
-        behind.transfer.sources[behind.middle].fed = behind.now
+        behind.transfer.sources[behind.middle].last_new_at = behind.now
         wait_s = TRIAL_S * TRIAL_TIMES**number
         while behind.transfer.readings.trial.count == number:
             began = behind.now
             assert behind.now - began < 2 * wait_s
             behind.lives(0.2)
-            behind.transfer.sources[behind.middle].fed = behind.now
+            behind.transfer.sources[behind.middle].last_new_at = behind.now
         behind.transfer.planned(NOBODY, behind.now)
     assert behind.now >= TRIAL_S * (TRIAL_TIMES**TRIALS_MAX - 1)
     for _ in range(100):
         assert behind.lives(5.0).plan is None
-        behind.transfer.sources[behind.middle].fed = behind.now
+        behind.transfer.sources[behind.middle].last_new_at = behind.now
 
 
 def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: pytest.MonkeyPatch) -> float:
@@ -245,7 +245,7 @@ def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: py
             behind.transfer.opened(number, LIST, behind.now)
         for number, source in list(behind.transfer.sources.items()):
             each_s = 0.01 if number == behind.middle else origin_s
-            for batch, (ranges, _) in list(source.flying.items()):
+            for batch, (ranges, _) in list(source.in_flight.items()):
                 due = busy_until.setdefault((number, batch), behind.now + each_s * total_count(ranges))
                 if behind.now >= due:
                     behind.transfer.batch_done(number, batch, digests_of(ranges), behind.now)

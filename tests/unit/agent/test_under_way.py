@@ -63,12 +63,12 @@ def test_a_source_that_was_lost_and_is_read_from_again_is_told_once() -> None:
     reader.log()
     opening = reader.last(RequestLease)
     assert opening is not None
-    reader.do(reader.core.on_news(SourceLost(key, opening.source, "its connection ended"), reader.now))
+    reader.do(reader.core.on_outcome(SourceLost(key, opening.source, "its connection ended"), reader.now))
     reader.closed(key)
     asked = reader.last(RequestPlan)
     assert asked is not None
     held = Refusal(error="VersionUnavailable", reason="no source is left", is_held=True)
-    reader.do(reader.core.on_news(PlanReceived(key, asked.number, held), reader.now))
+    reader.do(reader.core.on_outcome(PlanReceived(key, asked.number, held), reader.now))
     reader.now += PLAN_AGAIN_S
     reader.do(reader.core.tick(reader.now))
     reader.plan(key)

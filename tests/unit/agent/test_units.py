@@ -61,7 +61,7 @@ def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
         giver = next(layout for layout in map(layout_digest, sources) if _gives(execution, layout, unit))
         regions = execution.regions(giver, [(unit, 1)])
         painted[box(regions.to[0], regions.form[0], regions.form[0].to_strides, regions.form[0].to_itemsize)] = True
-        for first, count in completion.stand([(unit, 1)]):
+        for first, count in completion.units_arrived([(unit, 1)]):
             told[first : first + count] += 1
             for piece in range(first, first + count):
                 assert painted[table.at[piece] : table.at[piece] + table.nbytes[piece]].all()
@@ -109,25 +109,25 @@ def test_a_piece_stands_with_the_last_of_its_units() -> None:
     table = small_pieces(matrix())
     completion = PieceCompletion(of_rows(1, matrix(), matrix()), table)
     assert len(table) == 3
-    assert completion.stand([(0, 2), (3, 1)]) == []
-    assert completion.stand([(2, 1), (4, 2)]) == [(0, 2)], "two of one call"
-    assert completion.stand([(6, 2)]) == []
-    assert completion.stand([(8, 1)]) == [(2, 1)]
+    assert completion.units_arrived([(0, 2), (3, 1)]) == []
+    assert completion.units_arrived([(2, 1), (4, 2)]) == [(0, 2)], "two of one call"
+    assert completion.units_arrived([(6, 2)]) == []
+    assert completion.units_arrived([(8, 1)]) == [(2, 1)]
 
 
 def test_a_unit_may_bring_the_end_of_one_piece_and_the_beginning_of_the_next() -> None:
     completion = PieceCompletion(of_rows(2, matrix(), matrix()), small_pieces(matrix()))
-    assert completion.stand([(0, 1)]) == []
-    assert completion.stand([(2, 1)]) == []
-    assert completion.stand([(1, 1)]) == [(0, 2)]
-    assert completion.stand([(3, 2)]) == [(2, 1)]
+    assert completion.units_arrived([(0, 1)]) == []
+    assert completion.units_arrived([(2, 1)]) == []
+    assert completion.units_arrived([(1, 1)]) == [(0, 2)]
+    assert completion.units_arrived([(3, 2)]) == [(2, 1)]
 
 
 def test_a_tensor_of_columns_stands_when_all_of_it_does() -> None:
     halves = (matrix((0, 0), (9, 4)), matrix((0, 4), (9, 8)))
     completion = PieceCompletion(of_rows(1000, matrix(), *halves), small_pieces(matrix()))
-    assert completion.stand([(1, 1)]) == []
-    assert completion.stand([(0, 1)]) == [(0, 3)]
+    assert completion.units_arrived([(1, 1)]) == []
+    assert completion.units_arrived([(0, 1)]) == [(0, 3)]
 
 
 def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
@@ -138,8 +138,8 @@ def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
     scales = (execution.partials, execution.scales - execution.partials)
     assert scales[1] > 0
     completion = PieceCompletion(execution, table)
-    assert completion.stand([(execution.scales, len(execution) - execution.scales)]) == [(1, 1)], "the values"
-    assert completion.stand([scales]) == [(0, 1)]
+    assert completion.units_arrived([(execution.scales, len(execution) - execution.scales)]) == [(1, 1)], "the values"
+    assert completion.units_arrived([scales]) == [(0, 1)]
 
 
 def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there() -> None:
@@ -173,7 +173,9 @@ def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(t
     cell = Cell(to, UnitSplit((rows,), (1,), 1, 0, rows, 1), (SourceBox(0, 0, (1,), 1, ""),))
     program = TransferProgram("reader", ("source",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),))
     if (to, rows) == (0, 3):
-        assert PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry]))).stand([(0, 1)]) == [(0, 1)]
+        assert PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry]))).units_arrived(
+            [(0, 1)]
+        ) == [(0, 1)]
         return
     with pytest.raises(LayoutMismatch, match="lies in no tensor of the shard"):
         PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry])))

@@ -74,7 +74,7 @@ class ToldAgent(OneAgent):
 
     def hear(self, news: EffectOutcome) -> None:
         """Tell it what came of an effect."""
-        self.do(self.core.on_news(news, self.now))
+        self.do(self.core.on_outcome(news, self.now))
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -105,9 +105,9 @@ class _Noted:
         self._agent.chronicle.event(event, self._agent.headers.get(kind_of(event), {}), self._agent.at)
         return self._core.on_event(event, now)
 
-    def on_news(self, news: Any, now: float) -> list[AnyEffect]:
+    def on_outcome(self, news: Any, now: float) -> list[AnyEffect]:
         self._agent.chronicle.news(news, self._agent.at)
-        return self._core.on_news(news, now)
+        return self._core.on_outcome(news, now)
 
 
 def names(spans: list[SpanRecord]) -> list[str]:

@@ -285,7 +285,7 @@ class AgentService:
     def _set_aside(self, job: JobDriver) -> None:
         """Serve the others: end what the job has under way, and keep its memory as it is for the next process."""
         self._jobs.pop(job.job, None)
-        why = job.aside or "it failed"
+        why = job.set_aside_reason or "it failed"
         self._aside[job.job] = why, time.time()
         for lease in job.core.table.names():
             self._around.transports.break_lease(lease, "its job was set aside by the agent that it is of")

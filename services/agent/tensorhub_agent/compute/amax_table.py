@@ -34,7 +34,7 @@ class NumpyAmaxTable:
         self._came: dict[tuple[int, int], Floats] = {}
         """What a source has said of a partial, by both their numbers."""
 
-    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
+    def batch_buffer(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
         """Return memory for a batch of partials of a source of this layout, and how they are brought into it."""
         regions = self._program.regions(layout, partials)
         packed: dict[int, StridedForm] = {}
@@ -51,7 +51,7 @@ class NumpyAmaxTable:
             end += own.nbytes
         return memoryview(bytearray(end)), StridedCopies(to, regions.origin, form)
 
-    def came(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
+    def batch_arrived(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
         """Take a batch that has come whole; it is not to be counted yet."""
         found, at = np.frombuffer(memory, np.float32), 0
         for unit, entries in zip(_units(partials), self._program.entries(partials), strict=True):

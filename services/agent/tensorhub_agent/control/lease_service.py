@@ -200,7 +200,7 @@ class LeaseService:
             if lease.units is not None:
                 return table.lacks_units(lease.name, origin, nbytes)
             at = place.table.piece_at
-            return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
+            return table.is_missing(lease.name, at(origin), at(origin + nbytes - 1) + 1)
 
         return LeaseOpened(lease.name, place.segment, pieces, lacks, promised=promised)
 

@@ -126,7 +126,7 @@ class AgentCore:
         self.deleted: str | None = None
         """What whoever speaks of this job is told, once it is deleted."""
         self._host = self._site = ""
-        self.keeper = RetainedCopies(agent)
+        self.retained_copies = RetainedCopies(agent)
         self.aside: set[ShardKey] = set()
         """Shards whose memory stands here and could not be taken back."""
         self._plans = PlanQueue()
@@ -142,7 +142,7 @@ class AgentCore:
         """Take a shard that an earlier process of this agent left behind, before joining. Raises `MemoryExhausted`."""
         self.check_room()
         self._add(place, held)
-        self.keeper.found(place.key)
+        self.retained_copies.found(place.key)
 
     def set_aside(self, key: ShardKey) -> None:
         """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
@@ -172,7 +172,7 @@ class AgentCore:
         self._unsaid.clear()
         self._unsaid_of.clear()
         self._stated = dict(self.shards)
-        self.keeper.only(self.shards)
+        self.retained_copies.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
         holds += tuple(_holding_aside(key) for key in sorted(self.aside))
         by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
@@ -213,7 +213,7 @@ class AgentCore:
                 core.overwritten_for_log(event.version)
             effects += self._take(core)
         if isinstance(event, RoundJoined):
-            self.keeper.called_for(event)
+            self.retained_copies.called_for(event)
         if isinstance(event, CopyPlaced) and self.joined:
             effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
@@ -227,10 +227,10 @@ class AgentCore:
         self.deleted = why
         self._unsaid.clear()
         self._unsaid_of.clear()
-        self.keeper.only(())
+        self.retained_copies.only(())
         effects: list[AnyEffect] = []
         for core in list(self.shards.values()):
-            core.doom(why, now)
+            core.job_deleted(why, now)
             effects += self._take(core)
         effects += [FreeShard(key) for key in sorted(self.aside)]
         self.aside.clear()
@@ -244,15 +244,15 @@ class AgentCore:
     def _copies_placed(self, event: CopyPlaced) -> list[AnyEffect]:
         """Make the copies that the log wants here, as many as there may be shards."""
         effects: list[AnyEffect] = []
-        for wanted in self.keeper.placed(event):
-            coming = sum(key not in self.shards for key in self.keeper.copies)
+        for wanted in self.retained_copies.placed(event):
+            coming = sum(key not in self.shards for key in self.retained_copies.copies)
             full = len(self.shards) + coming > SHARDS_MAX
             effects += self._copy_refused(wanted.key) if full else [wanted]
         return effects
 
     def _copy_released(self, key: ShardKey) -> list[AnyEffect]:
         """Forget a copy, and free what was set aside of it: the name of a copy is never used again."""
-        self.keeper.forget(key)
+        self.retained_copies.forget(key)
         if key not in self.aside or cached_version(key.replica) is None:
             return []
         self.aside.discard(key)
@@ -261,7 +261,7 @@ class AgentCore:
     def _copy_refused(self, key: ShardKey) -> list[AnyEffect]:
         """Let the log know that there is no memory for a copy, so that it is placed elsewhere."""
         release = Release(model=key.model, replica=key.replica, shard=key.shard)
-        wanted = self.keeper.copies.pop(key, None)
+        wanted = self.retained_copies.copies.pop(key, None)
         said = [] if wanted is None else [self._say_for(key, release)]
         return [effect for effect in said if self.joined or not self._kept_back(effect)]
 
@@ -270,7 +270,7 @@ class AgentCore:
         key = made.key
         if made.failure is not None:
             return self._copy_refused(key)
-        if key not in self.keeper.copies:
+        if key not in self.retained_copies.copies:
             # The log has let it go while it was made.
             return [FreeShard(key)]
         if len(self.shards) >= SHARDS_MAX:
@@ -280,7 +280,7 @@ class AgentCore:
 
     def copy_failed(self, key: ShardKey, now: float) -> list[AnyEffect]:
         """What a copy stands on does not keep it: let it go, so that the log places it elsewhere."""
-        self.keeper.give_up(key)
+        self.retained_copies.give_up(key)
         return self._tend_copies(now)
 
     def _say_for(self, key: ShardKey, command: Release) -> AnyEffect:
@@ -293,14 +293,14 @@ class AgentCore:
         effects: list[AnyEffect] = []
         if not self.joined:
             return effects
-        for key, copy in list(self.keeper.copies.items()):
+        for key, copy in list(self.retained_copies.copies.items()):
             core = self.shards.get(key)
             if core is not None:
-                self.keeper.tend(core, now)
+                self.retained_copies.tend(core, now)
                 effects += self._take(core)
             elif copy.again is not None:
                 # It was tried, and is gone from here since.
-                self.keeper.forget(key)
+                self.retained_copies.forget(key)
         return effects
 
     def _is_given_up(self, core: ShardCore, event: RoundStarted) -> bool:
@@ -345,7 +345,7 @@ class AgentCore:
         for holding in event.dropped:
             core = self._stated_core(holding)
             if core is not None:
-                self.keeper.forget(core.key)
+                self.retained_copies.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
             elif (key := ShardKey(holding.model, holding.replica, holding.shard)) in self.aside:
@@ -425,7 +425,7 @@ class AgentCore:
         core = self.shards.get(key)
         if core is None or core.held.memory is not MemoryState.EMPTY or core.operation is not None:
             return []
-        core.become(MemoryState.EMPTY, partial=False, kept=None)
+        core.set_memory(MemoryState.EMPTY, partial=False, kept=None)
         return self._take(core)
 
     def worker_gone(self, session: int, now: float) -> list[AnyEffect]:
@@ -436,7 +436,7 @@ class AgentCore:
             effects += self._take(core)
         return effects
 
-    def on_news(self, news: EffectOutcome, now: float) -> list[AnyEffect]:
+    def on_outcome(self, news: EffectOutcome, now: float) -> list[AnyEffect]:
         """Take what came of an effect."""
         core = self.shards.get(news.key)
         if core is None:
@@ -444,8 +444,8 @@ class AgentCore:
         if isinstance(news, PlanReceived):
             self._plans.answered(news.key, news.number)
         elif isinstance(news, Kept) and news.failure is not None and _is_awaited(core, news):
-            self.keeper.give_up(news.key)
-        core.on_news(news, now)
+            self.retained_copies.give_up(news.key)
+        core.on_outcome(news, now)
         return self._take(core) + self._ask_plans(now)
 
     # Leases.
@@ -506,7 +506,7 @@ class AgentCore:
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
-        again = self.keeper.deadline() if self.joined else None
+        again = self.retained_copies.deadline() if self.joined else None
         times = (self._deadlines.earliest(), self.table.deadline(), again)
         return min((each for each in times if each is not None), default=None)
 
@@ -558,7 +558,7 @@ class AgentCore:
     def _goes_out(self, core: ShardCore, effect: AnyEffect) -> bool:
         """Tell whether an effect is for the driver, and now."""
         if isinstance(effect, CompleteCall | FailCall):
-            return not self.keeper.ended(effect)
+            return not self.retained_copies.ended(effect)
         if isinstance(effect, RequestPlan) and not self._plans.admit(effect):
             if isinstance(core.operation, ReadOperation):
                 core.operation.plan_kept_back()

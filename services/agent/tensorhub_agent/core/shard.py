@@ -90,7 +90,7 @@ class ShardCore:
 
     # What operations use.
 
-    def say(self, command: AnyCommand) -> Sender:
+    def append_command(self, command: AnyCommand) -> Sender:
         """Send a command on this shard's lane."""
         by = self._sender()
         self.out.append(AppendCommand(msgspec.structs.replace(command, by=by)))
@@ -111,7 +111,7 @@ class ShardCore:
             self.replica_version = version
             self.out.append(ReportReplicaVersion(self.key, version))
 
-    def become(self, memory: MemoryState, *, swap: bool = False, **changes: object) -> None:
+    def set_memory(self, memory: MemoryState, *, swap: bool = False, **changes: object) -> None:
         """Change what the memory is, and have the manifest say so before anything later is done.
 
         With `swap` this is said of the spare memory, which is the shard's from now on. Memory that somebody may have
@@ -166,7 +166,7 @@ class ShardCore:
         elif not self.gone:
             self._decline(self._wish, name, message)
 
-    def linger(self, what: DetachedOperation) -> None:
+    def detach(self, what: DetachedOperation) -> None:
         """The call under way was told that the log is silent; what it had begun goes on."""
         if not self.gone:
             self.lingering = what
@@ -180,7 +180,7 @@ class ShardCore:
         call = self.operation.call.call if self.operation is not None else NO_CALL
         self.operation = None
         if self.session is None:
-            self.forsake()
+            self.worker_mapping_gone()
         self.break_waiting("nothing is filled in here any more")
         if self.dismissed:
             self.leave()
@@ -205,12 +205,12 @@ class ShardCore:
 
     def break_readers(self, reason: str) -> None:
         """End the offer, and tell whoever reads."""
-        for lease in self.table.forget(self.key):
+        for lease in self.table.withdraw_offer(self.key):
             self.out.append(BreakLease(lease, reason))
 
     def break_waiting(self, reason: str) -> None:
         """The memory will not be filled as was expected: tell whoever reads what is there."""
-        for lease in self.table.abandon(self.key):
+        for lease in self.table.cancel_fill(self.key):
             self.out.append(BreakLease(lease, reason))
 
     def dismiss(self, now: float) -> None:
@@ -222,7 +222,7 @@ class ShardCore:
         if self.operation is None:
             self.leave()
 
-    def doom(self, why: str, now: float) -> None:
+    def job_deleted(self, why: str, now: float) -> None:
         """The job is deleted: the same, and whoever calls or waits is told that."""
         self.doomed = why
         self.dismiss(now)
@@ -284,7 +284,7 @@ class ShardCore:
         if self.session == session:
             self.session = None
             if self.operation is None:
-                self.forsake()
+                self.worker_mapping_gone()
         if self.queued is not None and self.queued.session == session:
             self._refuse_queued(f"the worker of {self.where} is gone")
         operation = self.operation
@@ -292,12 +292,12 @@ class ShardCore:
             operation.abandon(now)
         self._begin_queued(now)
 
-    def forsake(self) -> None:
+    def worker_mapping_gone(self) -> None:
         """What a worker had mapped is gone with it, so a mapped shard holds nothing before it says anything else."""
         if self.place.mapped and self.held.memory is MemoryState.READY:
             self.take_back()
             self.hold(None)
-            self.become(MemoryState.EMPTY)
+            self.set_memory(MemoryState.EMPTY)
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event of the log that is about this shard's replica or answers its lane."""
@@ -321,12 +321,12 @@ class ShardCore:
             self._without_operation(event, now)
         self._begin_queued(now)
 
-    def on_news(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
         if self.lingering is not None:
-            self.lingering.on_news(news, now)
+            self.lingering.on_outcome(news, now)
         if self.operation is not None:
-            self.operation.on_news(news, now)
+            self.operation.on_outcome(news, now)
         self._begin_queued(now)
 
     def readers_changed(self, now: float) -> None:
@@ -369,7 +369,7 @@ class ShardCore:
         """Take what the log believes after the agent joined: memory that it can't vouch for is no version."""
         if self.held.memory is MemoryState.READY and root != self.held.root:
             self.break_readers("the log does not know what stands here")
-            self.become(MemoryState.EMPTY)
+            self.set_memory(MemoryState.EMPTY)
             version = None
         self.hold(version)
 
@@ -378,7 +378,7 @@ class ShardCore:
         if not self.place.swaps and self.held.memory is MemoryState.READY and self.held.version != version:
             self.hold(None)
             self.break_readers("the log has given up what stands here")
-            self.become(MemoryState.EMPTY)
+            self.set_memory(MemoryState.EMPTY)
 
     def check(self) -> None:
         """Raise AssertionError when memory and offers disagree."""
@@ -420,7 +420,7 @@ class ShardCore:
     def _decline(self, wish: int, error: str, message: str) -> None:
         """Tell everybody why a wish from outside is not fulfilled: its sender has no call that could raise."""
         key = self.key
-        self.say(
+        self.append_command(
             Decline(model=key.model, replica=key.replica, shard=key.shard, wish=wish, error=error, message=message)
         )
 
@@ -430,5 +430,5 @@ class ShardCore:
         This stands in the lane behind what was fenced and before whatever the shard says next.
         """
         key = self.key
-        self.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard, void=True))
-        self.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
+        self.append_command(Unpublish(model=key.model, replica=key.replica, shard=key.shard, void=True))
+        self.append_command(Drained(model=key.model, replica=key.replica, shard=key.shard))

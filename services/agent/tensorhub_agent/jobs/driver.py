@@ -111,7 +111,7 @@ class JobDriver:
         `rejoin_all` raises the incarnation, and has all jobs join anew.
         """
         self.job = job
-        self.aside: str | None = None
+        self.set_aside_reason: str | None = None
         """Why the job was set aside."""
         self._work = Supervisor(f"job {job}", on_fault=self._set_aside)
         self._around, self._rejoin_all = around, rejoin_all
@@ -199,8 +199,8 @@ class JobDriver:
                 f"no registry let agent {self._around.agent!r} into job {self.job!r} within {timeout_s:g} s: is one "
                 "running? ('tensorhub status', 'tensorhub doctor')"
             ) from None
-        if self.aside is not None:
-            raise AgentUnavailable(self.aside)
+        if self.set_aside_reason is not None:
+            raise AgentUnavailable(self.set_aside_reason)
         if self.core.deleted is not None:
             raise JobGone(self.core.deleted)
 
@@ -251,7 +251,7 @@ class JobDriver:
 
     def rejoin(self, incarnation: int) -> None:
         """Speak under this incarnation from now on; the log must not have heard it in this job before."""
-        if self.core.deleted is not None or self.aside is not None:
+        if self.core.deleted is not None or self.set_aside_reason is not None:
             return
         self._joined.clear()
         self._around.registry.forget(self.job)
@@ -319,9 +319,9 @@ class JobDriver:
             self._work.fault(what, why)
 
     def _set_aside(self, fault: Fault) -> None:
-        if self.aside is not None:
+        if self.set_aside_reason is not None:
             return
-        self.aside = (
+        self.set_aside_reason = (
             f"agent {self._around.agent!r} has set job {self.job!r} aside, for it failed while {fault.work} "
             f"({fault.error!r}). Its memory is kept: start the agent again to take it back, and report the agent's log"
         )
@@ -333,7 +333,7 @@ class JobDriver:
 
     def carry_out(self, effects: list[AnyEffect]) -> None:
         """Do what the core wants, in order."""
-        if self.aside is not None:
+        if self.set_aside_reason is not None:
             return
         with self.isolated("carrying out what was decided"):
             self._carry_out(effects)
@@ -401,7 +401,7 @@ class JobDriver:
             case BreakLease():
                 self._around.transports.break_lease(effect.lease, effect.reason)
             case SendAvailability():
-                self._around.transports.show(effect.lease, effect.news)
+                self._around.transports.announce(effect.lease, effect.news)
             case FreeShard():
                 self.deltas.freed(effect.key)
                 self.shelf.free(effect.key)
@@ -441,7 +441,7 @@ class JobDriver:
         return None if transfer is None else transfer.sources.get(source)
 
     def _news(self, news: EffectOutcome) -> None:
-        if self.aside is not None:
+        if self.set_aside_reason is not None:
             return
         if isinstance(news, BatchDone) and self._around.sources.any_lost:
             reading = self._reading(news.key, news.source)
@@ -449,7 +449,7 @@ class JobDriver:
                 self._around.sources.back(reading.share.source.agent)
         with self.isolated(f"taking {type(news).__name__}"):
             self._tracing.news(news)
-            self.carry_out(self.core.on_news(news, self._loop.time()))
+            self.carry_out(self.core.on_outcome(news, self._loop.time()))
 
     def _tick(self) -> None:
         self.carry_out(self.core.tick(self._loop.time()))
@@ -508,8 +508,8 @@ class JobDriver:
 
     def call(self, key: ShardKey, call: AnyCall, now: float, traceparent: str | None = None) -> None:
         """Begin a call on a shard; `callers` knows who waits for it, and `traceparent` names the caller's span."""
-        if self.aside is not None:
-            effect = FailCall(call.call, AgentUnavailable.__name__, self.aside)
+        if self.set_aside_reason is not None:
+            effect = FailCall(call.call, AgentUnavailable.__name__, self.set_aside_reason)
             if isinstance(call, CallRead):
                 self._tell_refused(NotBegun.ASIDE, key, effect)
             self.callers.answer(effect, None)
@@ -541,9 +541,9 @@ class JobDriver:
 
     def register(self, place: ShardSpec, call: AnyCall, now: float) -> None:
         """Bring a new shard whose memory stands already; `callers` knows who waits for it."""
-        if self.aside is not None:
+        if self.set_aside_reason is not None:
             self.shelf.free(place.key)
-            self.callers.answer(FailCall(call.call, AgentUnavailable.__name__, self.aside), None)
+            self.callers.answer(FailCall(call.call, AgentUnavailable.__name__, self.set_aside_reason), None)
             return
         self.concern(place.key.replica)
         with self.isolated("taking a new shard"):
@@ -580,13 +580,13 @@ class JobDriver:
     def worker_gone(self, worker: WorkerConnection) -> None:
         """A worker's connection ended."""
         with self.isolated("taking the end of a worker"):
-            if self.aside is None:
+            if self.set_aside_reason is None:
                 self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
 
     async def end_aside(self) -> None:
         """End what was set aside. A call ends once nothing is written any more, as any other."""
         await self.stop()
-        why = self.aside or "the job was set aside"
+        why = self.set_aside_reason or "the job was set aside"
         for call in self.callers.under_way():
             effect, place = FailCall(call, AgentUnavailable.__name__, why), None
             # What has failed may be what the line or the span is made of, and its worker is answered all the same.

@@ -136,13 +136,13 @@ class LeaseTable:
                 offered.leases[lease.name] = lease
         self.offers[key] = offered
 
-    def stop(self, key: ShardKey) -> None:
+    def stop_granting(self, key: ShardKey) -> None:
         """Grant no new lease on the shard."""
         offered = self.offers.get(key)
         if offered is not None:
             offered.granting = False
 
-    def expect(
+    def begin_fill(
         self,
         key: ShardKey,
         version: int,
@@ -163,13 +163,13 @@ class LeaseTable:
         coming.promised = bytearray(numbers)
         self.coming[key] = coming
 
-    def vouch(self, key: ShardKey, digests: bytes) -> None:
+    def set_digests(self, key: ShardKey, digests: bytes) -> None:
         """Grant leases on a shard that is being filled: the log vouches for these digests."""
         coming = self.coming.get(key)
         if coming is not None:
             coming.digests = digests
 
-    def prove(self, key: ShardKey, pieces: Sequence[Range]) -> list[str]:
+    def pieces_available(self, key: ShardKey, pieces: Sequence[Range]) -> list[str]:
         """These pieces stand in a shard that is being filled, verified; returns the open leases, whose readers wait."""
         coming = self.coming.get(key)
         if coming is None or coming.has is None:
@@ -219,7 +219,7 @@ class LeaseTable:
         clear_marks(coming.promised, pieces)
         return _counting(coming)
 
-    def abandon(self, key: ShardKey) -> list[str]:
+    def cancel_fill(self, key: ShardKey) -> list[str]:
         """The shard will not hold the version: break its leases; returns their names."""
         coming = self.coming.get(key)
         names = self._break(coming)
@@ -236,7 +236,7 @@ class LeaseTable:
         offered = self.offers.get(key)
         return len(offered.leases) if offered is not None else 0
 
-    def forget(self, key: ShardKey) -> list[str]:
+    def withdraw_offer(self, key: ShardKey) -> list[str]:
         """End the offer; returns the leases that were broken by it."""
         broken = self.break_all(key)
         self.offers.pop(key, None)
@@ -398,7 +398,7 @@ class LeaseTable:
         lease = self._leases.get(name)
         return lease is not None and lease.offered.has is not None
 
-    def lacks(self, name: str, first: int, stop: int) -> bool:
+    def is_missing(self, name: str, first: int, stop: int) -> bool:
         """Tell whether a lease may not ask for all of these pieces: some don't stand there yet, or it is over."""
         lease = self._leases.get(name)
         if lease is None:

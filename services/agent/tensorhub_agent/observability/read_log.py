@@ -157,7 +157,7 @@ def _stages(report: ReadReport) -> str:
 
 
 def _under_way(transfer: Transfer) -> str:
-    waits = [source for source in transfer.sources.values() if source.flying]
+    waits = [source for source in transfer.sources.values() if source.in_flight]
     if not waits:
         return "no source has anything for it"
     named = ", ".join(f"{each.share.source.agent} ({each.share.transport})" for each in waits[:SOURCES_NAMED_MAX])

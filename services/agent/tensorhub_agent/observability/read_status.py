@@ -51,7 +51,7 @@ def _told(read: ReadOperation, now: float, trace: str | None) -> ActiveRead:
 
 def still_s(transfer: Transfer, now: float) -> float:
     """Return for how long nothing has come of a read that is being filled."""
-    last = max((source.since for source in transfer.sources.values() if source.flying), default=0.0)
+    last = max((source.last_progress_at for source in transfer.sources.values() if source.in_flight), default=0.0)
     return now - max(transfer.started, transfer.last_at, last)
 
 
@@ -72,5 +72,5 @@ def _source(source: Source, now: float) -> ReadSource:
         transport=str(source.share.transport),
         phase=str(source.phase),
         nbytes=source.got_bytes + source.unconfirmed_bytes,
-        silent_s=round(now - source.since, 3),
+        silent_s=round(now - source.last_progress_at, 3),
     )

@@ -13,10 +13,10 @@ class AmaxTable(Protocol):
     partials: int
     """So many units, the first ones, are brought here, and not into the destination."""
 
-    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
+    def batch_buffer(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
         """Return memory of its own for a batch of partials, and how they are brought into it."""
 
-    def came(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
+    def batch_arrived(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
         """Take a batch that has come whole."""
 
     def fold(self, source: int, partials: Sequence[Range]) -> None:

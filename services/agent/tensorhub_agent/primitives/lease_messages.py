@@ -107,7 +107,7 @@ class PiecesHandedOff(LeaseMessage, frozen=True, tag="cede"):
     """These pieces of the source's part are brought over to the site by that mate of its group from now on."""
 
     pieces: tuple[Range, ...]
-    heir: SourceId
+    new_owner: SourceId = msgspec.field(name="heir")
 
 
 AvailabilityUpdate = PiecesAvailable | PiecesPromised | PromiseRetracted | PiecesHandedOff

@@ -54,7 +54,7 @@ class PieceCompletion:
         """Where the units stand. Only who serves another reader of the same program needs that."""
         return UnitSpans(self._program)
 
-    def stand(self, units: Iterable[Range]) -> list[Range]:
+    def units_arrived(self, units: Iterable[Range]) -> list[Range]:
         """Take note of units that stand; return the pieces that are whole by that, and were not before."""
         table, found = self._table, []
         for place in self._program.places(units):

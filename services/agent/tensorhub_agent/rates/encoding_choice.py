@@ -88,7 +88,7 @@ class LineEstimate:
         return self._pace.rate
 
     @property
-    def believed(self) -> float | None:
+    def best_rate(self) -> float | None:
         """Bytes in a second by this read, or else by others."""
         return self.rate or self.known
 
@@ -103,7 +103,7 @@ class LineEstimate:
         """They have come; none, if they won't. What is under way beside them is not counted twice."""
         self._flying -= 1
         if nbytes:
-            self._pace.came(nbytes, now - self._since)
+            self._pace.record(nbytes, now - self._since)
             self._busy_bytes += nbytes
             self._see(now - self._busy_since)
         self._since = now
@@ -117,7 +117,7 @@ class LineEstimate:
         rate = self._pace.rate
         if rate is not None and self._busy_bytes > rate * busy_s:
             self._pace = SourceRate("ucxx")
-            self._pace.came(self._busy_bytes, busy_s)
+            self._pace.record(self._busy_bytes, busy_s)
         if self._is_slow:
             self._slow += 1
         else:
@@ -129,7 +129,7 @@ class LineEstimate:
         self._packed_bytes += packed_bytes
 
     @property
-    def takes_packed(self) -> bool:
+    def prefers_compressed(self) -> bool:
         """Whether packed pieces come sooner. Each read sees for itself first: packed ones tell of no line."""
         return self._slow >= SLOW_BATCHES_MIN and self._is_slow
 
@@ -149,12 +149,12 @@ class LineEstimate:
         What both have found is so. Of a line that came to be known in one bad moment no read would see anything, if
         patches came of all its pieces.
         """
-        if self.believed is None or not takes_patches(nbytes, patch_bytes, self.believed):
+        if self.best_rate is None or not takes_patches(nbytes, patch_bytes, self.best_rate):
             return False
         fast = RATE_GUESSED if self.rate is None else max(self.rate, self.known or RATE_GUESSED)
         return not takes_patches(nbytes, patch_bytes, fast)
 
-    def looks_again(self) -> bool:
+    def probes_plain(self) -> bool:
         """Tell of a batch that would come otherwise, since the line seems slow, whether it comes as it is instead."""
         if self._unseen < self._look_after:
             self._unseen += 1

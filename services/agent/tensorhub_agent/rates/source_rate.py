@@ -59,12 +59,12 @@ class SourceRate:
         """Bytes in a second, once something has come."""
         return self._bytes / self._seconds if self._bytes and self._seconds else None
 
-    def came(self, nbytes: int, took_s: float) -> None:
+    def record(self, nbytes: int, took_s: float) -> None:
         """Take note of bytes that came `took_s` after the last ones."""
         self._bytes = self._bytes * FADE + nbytes
         self._seconds = self._seconds * FADE + took_s
 
-    def ahead_bytes(self, share_bytes: int) -> float:
+    def in_flight_limit(self, share_bytes: int) -> float:
         """Return how much may be under way beyond `BATCHES_MIN` batches, out of an equal share of the window."""
         rate = self.rate
         return 0 if rate is None else min(share_bytes, rate * AHEAD_S)

@@ -93,13 +93,13 @@ class BatchReader:
         """Bring a batch. Raises `TransportLost`."""
         if self.more is not None:
             await self._await_patches(pieces)
-        packs = self.line.takes_packed
+        packs = self.line.prefers_compressed
         if not self.sizes and not packs:
             spans = Spans.of(where.table, pieces)
             return BatchResult(await self._timed(where, spans, progress))
         numbers = [number for first, count in pieces for number in range(first, first + count)]
         patched = self._patched(numbers, where.table)
-        if (packs or self._only_slow(patched, where.table)) and self.line.looks_again():
+        if (packs or self._only_slow(patched, where.table)) and self.line.probes_plain():
             packs, patched = False, _unchanged(patched)
         others = [number for number in numbers if number not in patched]
         packed, plain = (others, []) if packs else ([], others)
@@ -124,7 +124,7 @@ class BatchReader:
         """Choose the pieces for which patches are asked for; returns the sizes of these."""
         sizes = {number: size for number in numbers if (size := self._size(number)) < COMING}
         nbytes = sum(table.nbytes[number] for number, size in sizes.items() if size)
-        if takes_patches(nbytes, sum(sizes.values()), self.line.believed):
+        if takes_patches(nbytes, sum(sizes.values()), self.line.best_rate):
             return sizes
         return _unchanged(sizes)
 

@@ -271,7 +271,7 @@ class SourceManager:
             return
         work: Coroutine[None, None, None]
         if source.table is not None and effect.pieces[0][0] < source.table.partials:
-            memory, regions = source.table.room(source.layout, effect.pieces)
+            memory, regions = source.table.batch_buffer(source.layout, effect.pieces)
             work = self._gathered(effect, source, source.session, memory, regions, digests=digests)
         elif source.program is not None:
             regions = source.program.regions(source.layout, effect.pieces)
@@ -338,7 +338,7 @@ class SourceManager:
         else:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
             if source.table is not None and effect.pieces[0][0] < source.table.partials:
-                source.table.came(effect.source, effect.pieces, memory)
+                source.table.batch_arrived(effect.source, effect.pieces, memory)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
     async def _read(self, effect: ReadBatch, source: SourceConnection, reader: BatchReader, where: BatchTarget) -> None:

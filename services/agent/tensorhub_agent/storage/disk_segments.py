@@ -90,7 +90,7 @@ class DiskSegmentStore(SegmentStore):
                 f"most {self.bytes_max} bytes; raise TENSORHUB_CACHE_DISK_BYTES or retain fewer versions"
             )
 
-    def settle(self, segment: Segment) -> None:
+    def make_durable(self, segment: Segment) -> None:
         """Bring a whole file and its manifest to the disk, and give it its name. Raises `OSError`; may take long."""
         with self._lock:
             if segment.name not in self._segments:

@@ -333,7 +333,7 @@ class JobShardStore:
         place = self.places.get(key)
         if place is not None and self._disk is not None:
             await self.files.written(place)
-            await asyncio.to_thread(self._disk.settle, place.segment)
+            await asyncio.to_thread(self._disk.make_durable, place.segment)
 
     def copies(self) -> CopyQuota:
         """Return how many bytes the copies of retained versions take."""

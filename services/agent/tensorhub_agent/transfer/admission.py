@@ -51,7 +51,7 @@ class Admission:
         """Whether anybody waits for a turn."""
         return bool(self._held or self._unasked or self._crossing)
 
-    def let_in(self, roster: RoleIndex, now: float) -> list[int]:
+    def admit(self, roster: RoleIndex, now: float) -> list[int]:
         """Return who enters now, of those whose lease is held."""
         entering: list[int] = []
         roster.settle()
@@ -59,12 +59,12 @@ class Admission:
         while self._held and room > 0:
             source = self._held.popleft()
             if source.phase is SourcePhase.HELD:
-                source.enters(now)
+                source.request_transport(now)
                 entering.append(source.number)
                 room -= 1
         return entering
 
-    def ask(self, roster: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
+    def request_leases(self, roster: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
         """Yield who is asked now for a lease, and whether it is only to be held."""
         roster.settle()
         turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
@@ -77,7 +77,7 @@ class Admission:
         for source in sorted(turns, key=lambda each: each.number):
             inside = places > 0 or source.share.crosses
             places -= not source.share.crosses
-            source.takes_turn(now, inside=inside)
+            source.request_lease(now, inside=inside)
             yield source.number, source.share, not inside
 
     def leaving(self, roster: RoleIndex) -> list[Source]:
@@ -85,4 +85,4 @@ class Admission:
         wanted = roster.count(HELD) - roster.count(CLOSING)
         if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < TRANSPORTS_MAX:
             return []
-        return [source for source in by_number(roster.of(IDLE)) if source.is_done_with][:wanted]
+        return [source for source in by_number(roster.of(IDLE)) if source.is_finished][:wanted]

@@ -34,12 +34,12 @@ def distribute(loose: list[Range], sources: Sequence[Source]) -> None:
     What a source could be asked for only once a fold is known stays loose: a plan may know better.
     """
     for source in sorted(sources, key=lambda each: each.share.crosses):
-        if source.able is not None and loose:
-            there, loose[:] = split_by_marks(source.able, loose)
+        if source.covered is not None and loose:
+            there, loose[:] = split_by_marks(source.covered, loose)
             waiting, there = source.apart(there)
             loose.extend(waiting)
             source.give(there)
-    able = [source for source in sources if source.able is None]
+    able = [source for source in sources if source.covered is None]
     for number, source in enumerate(able):
         source.give(take_first(loose, -(-total_count(loose) // (len(able) - number))))
 
@@ -101,7 +101,7 @@ def _contested(roster: RoleIndex) -> list[str | None]:
     kinds: dict[str | None, None] = {}
     for source in roster.fresh.values():
         if source.roles & IDLE:
-            kinds[source.kind] = None
+            kinds[source.takeover_group] = None
         if source.roles & GIVING:
             kinds[source.layout] = kinds[None] = None
     return list(kinds)
@@ -126,10 +126,10 @@ def fill_window(
     """
     own, began = source.flying_bytes, source.flying_bytes
     while source.queue:
-        if source.queue[0][0] < source.partials and source.owed:
+        if source.queue[0][0] < source.partials and source.partials_outstanding:
             return
-        room = own - began < room_bytes and own < source.pace.ahead_bytes(share_bytes)
-        if not room and len(source.flying) >= BATCHES_MIN:
+        room = own - began < room_bytes and own < source.pace.in_flight_limit(share_bytes)
+        if not room and len(source.in_flight) >= BATCHES_MIN:
             return
         ranges, nbytes = source.cut_batch(sizes, share_bytes, relayed=relayed)
         own += nbytes
@@ -138,14 +138,14 @@ def fill_window(
 
 def steal_from_busiest(taker: Source, others: Iterable[Source]) -> None:
     """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
-    if taker.kind is not None:
-        others = [other for other in others if other.layout == taker.kind]
+    if taker.takeover_group is not None:
+        others = [other for other in others if other.layout == taker.takeover_group]
     able = (other for other in others if other is not taker and not (taker.share.far and other.share.crosses))
     busiest = max(able, key=lambda other: (other.waiting, -other.number), default=None)
     if busiest is None or not busiest.waiting:
         return
     wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
-    taker.give(busiest.let_go(wanted, taker.able if taker.has is None else taker.has))
+    taker.give(busiest.take_back(wanted, taker.covered if taker.has is None else taker.has))
 
 
 def _part(waiting: int, taker: float | None, giver: float | None) -> int:

@@ -29,26 +29,26 @@ class Exclusions:
         self._suspects.pop(source, None)
         self._failed[source] = None
 
-    def reject(self, source: SourceId) -> None:
+    def exclude_for_good(self, source: SourceId) -> None:
         """Never use it again in this read: its bytes were wrong."""
         self.fail(source)
         self._wrong[source] = None
 
-    def suspect(self, source: SourceId) -> None:
+    def exclude_for_now(self, source: SourceId) -> None:
         """Leave it out while there are others."""
         if self._forgiven[source] >= FORGIVEN_MAX:
             self.fail(source)
         elif source not in self._failed:
             self._suspects[source] = None
 
-    def forgive(self) -> bool:
+    def readmit_suspects(self) -> bool:
         """Let all suspects come back; says whether there were any."""
         some = bool(self._suspects)
         self._forgiven.update(self._suspects.keys())
         self._suspects.clear()
         return some
 
-    def forgive_failed(self) -> bool:
+    def readmit_failed(self) -> bool:
         """Let all come back but those whose bytes were wrong; says whether there may be any to read from then."""
         others = len(self._failed) > len(self._wrong)
         self._failed = dict(self._wrong)

@@ -32,7 +32,7 @@ class RefillQueue:
     _part_bytes: int = 0
     """What a source's part of the window was when these were asked."""
 
-    def concerned(self, roster: RoleIndex, part_bytes: int) -> list[Source]:
+    def affected(self, roster: RoleIndex, part_bytes: int) -> list[Source]:
         """Return, by number, those that something has happened to, or whose part of the window has grown to this."""
         found = roster.fresh
         if self._for_part and part_bytes > self._part_bytes:
@@ -50,7 +50,7 @@ class RefillQueue:
         """Take note of what stops a source that was asked for as much as it may have."""
         if not source.queue:
             return
-        if source.flying_bytes < source.pace.ahead_bytes(part_bytes):
+        if source.flying_bytes < source.pace.in_flight_limit(part_bytes):
             self._for_room[source.number] = source
         elif source.flying_bytes >= part_bytes:
             self._for_part[source.number] = source
@@ -69,4 +69,4 @@ def wants_early_confirmation(source: Source, *, is_relayed: bool) -> bool:
     Partials are always asked about: the next ones come after that, and values wait for their folds.
     """
     wanted_bytes = RELAYED_FAR_BYTES if source.share.far else RELAYED_BYTES
-    return bool(source.owed) or (is_relayed and source.unconfirmed_bytes >= wanted_bytes)
+    return bool(source.partials_outstanding) or (is_relayed and source.unconfirmed_bytes >= wanted_bytes)

@@ -77,20 +77,20 @@ class FoldProgress:
                     rest.append((unit, 1))
                 elif self._left[fold]:
                     self._follows[unit] = 1
-                    rest += self.wake([(unit, 1)])
+                    rest += self.request_partials([(unit, 1)])
                 else:
                     known.append((unit, 1))
             ahead = max(folds.scales - first, 0)
             rest += [(first + ahead, count - ahead)] if count > ahead else []
         return merge_ranges(rest), merge_ranges(known)
 
-    def wake(self, wanted: Iterable[Range]) -> list[Range]:
+    def request_partials(self, wanted: Iterable[Range]) -> list[Range]:
         """Return partials that have slept until now, and without which these units can't be had of parts of blocks."""
         found = merge_ranges((unit, 1) for fold in self._of(wanted) for unit in self._sleepers(fold))
         clear_marks(self._asleep, found)
         return found
 
-    def sleep(self, partials: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+    def defer_partials(self, partials: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Let partials sleep that nobody has; return scales that do not follow now, and values that wait in vain."""
         set_marks(self._asleep, partials)
         folds = self._folds

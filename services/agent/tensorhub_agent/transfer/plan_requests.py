@@ -42,7 +42,7 @@ class PlanRequests:
         """Why the last question had no answer; None where it had one."""
         self.sent = now
         """When the question that is out went out; `FOREVER` while it is kept back."""
-        self.is_held = False
+        self.log_counts_holder = False
         """The last refusal said that the log counts a holder."""
         self._again_s = PLAN_AGAIN_S
         self._dry_since: float | None = None
@@ -93,7 +93,7 @@ class PlanRequests:
     def progressed(self) -> None:
         """Bytes have come: the next refusal is the first one."""
         self._again_s = PLAN_AGAIN_S
-        self.is_held = False
+        self.log_counts_holder = False
 
     def refused(self, refusal: Refusal, trust: Exclusions, lost_s: float, now: float) -> bool:
         """Ask again later, or forgive sources that the read left out; False when there is nothing to wait for.
@@ -103,14 +103,14 @@ class PlanRequests:
         if refusal.error == NO_ANSWER:
             self.at = now + PLAN_AGAIN_S
             return True
-        self.is_held = bool(refusal.is_held)
-        if refusal.is_held is not False and trust.forgive():
+        self.log_counts_holder = bool(refusal.is_held)
+        if refusal.is_held is not False and trust.readmit_suspects():
             self.at = now
             return True
         if refusal.is_held:
             self.at = now + self._again_s
             self._again_s = min(2 * self._again_s, PLAN_AGAIN_S_MAX)
-            return trust.forgive_failed()
+            return trust.readmit_failed()
         self._dry_since = now if self._dry_since is None else self._dry_since
         self.at = now + PLAN_AGAIN_S
         return refusal.is_held is None and now - self._dry_since < lost_s

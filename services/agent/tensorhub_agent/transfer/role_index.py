@@ -84,13 +84,13 @@ def _roles(source: Source) -> int:
     phase, crosses = source.phase, source.share.crosses
     if phase is SourcePhase.CLOSED:
         return 0
-    roles = FLYING if source.flying else 0
+    roles = FLYING if source.in_flight else 0
     if source.is_inside and source.is_asked and not (crosses or source.waits_for_folds):
         roles |= INSIDE
     if phase is SourcePhase.CLOSING:
         return roles | CLOSING
     roles |= _roles_of_pieces(source)
-    if not source.doubted:
+    if not source.is_suspect:
         roles |= LIVE | CROSSING if crosses else LIVE
     if phase is SourcePhase.OPEN:
         return roles | SETTLED | _roles_of_open(source, roles)
@@ -102,17 +102,17 @@ def _roles(source: Source) -> int:
 
 
 def _roles_of_pieces(source: Source) -> int:
-    roles = GIVING if source.queue or source.parked else 0
-    if source.gated:
+    roles = GIVING if source.queue or source.awaiting_source else 0
+    if source.awaiting_fold:
         roles |= GATED | UNWOKEN if source.fresh_gated else GATED
     return roles if source.promised is None else roles | PROMISING
 
 
 def _roles_of_open(source: Source, roles: int) -> int:
-    busy = BUSY if source.queue or source.flying else 0
+    busy = BUSY if source.queue or source.in_flight else 0
     if source.confirming:
         return busy
-    if source.flying:
+    if source.in_flight:
         return busy if source.share.transport == "local" else busy | SLOWABLE
     return busy if roles & GIVING else IDLE
 
@@ -139,7 +139,7 @@ class RoleIndex:
         """Take a new source."""
         self.by_number[source.number] = source
         source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, FOREVER
-        source.touch()
+        source.mark_changed()
 
     def begins(self) -> None:
         """Expect something of open sources from now on."""
@@ -226,7 +226,7 @@ class RoleIndex:
                 self._move_layout(source, role, joins=bool(roles & role))
 
     def _move_layout(self, source: Source, role: int, *, joins: bool) -> None:
-        kind = source.kind if role == IDLE else source.layout
+        kind = source.takeover_group if role == IDLE else source.layout
         all_of_it = self._by_layout[role]
         if joins:
             all_of_it.setdefault(kind, {})[source.number] = source

@@ -30,7 +30,7 @@ class SitePeers:
 
     def __init__(self, loose: list[Range], roster: RoleIndex, pieces: int) -> None:
         """Know nobody yet."""
-        self.uncrossed: dict[SourceId, None] = {}
+        self.not_bringing: dict[SourceId, None] = {}
         """Who does not bring over to the site what would be its part."""
         self.crossers: tuple[SourceId, ...] = ()
         """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
@@ -43,10 +43,10 @@ class SitePeers:
     def doubted(self, source: Source, given_up: Sequence[Range]) -> None:
         """Have others bring over what a source does not: it is good for what it has."""
         if given_up:
-            self.uncrossed[source.share.source] = None
+            self.not_bringing[source.share.source] = None
             self._loose.extend(given_up)
 
-    def inherit(self, source: Source, pieces: Sequence[Range]) -> None:
+    def accept_handoff(self, source: Source, pieces: Sequence[Range]) -> None:
         """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
         mine = source.retracts(pieces)
         self._roster.settle()
@@ -54,7 +54,7 @@ class SitePeers:
         set_marks(self._inherited, mine)
         self._loose.extend(mine)
 
-    def await_heir(self, source: Source, pieces: Sequence[Range], heir: SourceId) -> None:
+    def await_new_owner(self, source: Source, pieces: Sequence[Range], heir: SourceId) -> None:
         """Wait at the heir for what a mate has ceded to it."""
         given_up = source.retracts(pieces)
         self._roster.settle()
@@ -104,7 +104,7 @@ def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now:
         return []
     ceded = []
     for heir, rate in zip(heirs, rates, strict=True):
-        pieces = slow.let_go(_last(slow, sizes, waiting_bytes * part * rate / sum(rates)), None)
+        pieces = slow.take_back(_last(slow, sizes, waiting_bytes * part * rate / sum(rates)), None)
         heir.give(pieces)
         ceded += [Handoff(heir.share.source, tuple(pieces))] if pieces else []
     return ceded
@@ -118,7 +118,7 @@ def _far(sources: Iterable[Source]) -> list[Source]:
 def _free(sources: Iterable[Source]) -> list[Source]:
     """Return the mates, still being filled, that have shown all that is theirs to bring over."""
     open_ = (each for each in sources if each.phase is SourcePhase.OPEN and each.share.crosses)
-    return [each for each in open_ if each.shown_at is not None and not each.parked and not each.doubted]
+    return [each for each in open_ if each.shown_at is not None and not each.awaiting_source and not each.is_suspect]
 
 
 def _rate(mate: Source, began: float) -> float:

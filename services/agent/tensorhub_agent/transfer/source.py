@@ -3,8 +3,8 @@
 `Portion` stores the pieces that the source is to bring and was not asked for yet. Some can be asked for now, some once
 a half-filled source has them, and some once their fold is known.
 
-Invariant: every method that changes a source calls `touch`, so the read looks at the sources that an event concerned,
-and at no others (`role_index.py`).
+Invariant: every method that changes a source calls `mark_changed`, so the read looks at the sources that an event
+concerned, and at no others (`role_index.py`).
 """
 
 from collections import deque
@@ -35,11 +35,11 @@ class Portion:
 
     queue: deque[Range] = field(default_factory=deque)
     """To be asked for next: it has them."""
-    parked: list[Range] = field(default_factory=list)
+    awaiting_source: list[Range] = field(default_factory=list)
     """To be asked for as soon as the source, a half-filled one, has them."""
     has: bytearray | None = None
     """Marks of what a half-filled source has; None: everything."""
-    able: bytearray | None = None
+    covered: bytearray | None = None
     """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
     partials: int = 0
     """So many units, the first ones, are partials: they come in batches of their own."""
@@ -47,21 +47,21 @@ class Portion:
     """Marks of what it computes of parts of blocks; None: nothing."""
     unknown: bytearray | None = None
     """Marks of what can't be asked for so, since its fold is not known."""
-    gated: list[Range] = field(default_factory=list)
+    awaiting_fold: list[Range] = field(default_factory=list)
     """To be asked for as soon as their fold is known: it waits for others."""
     fresh_gated: list[Range] = field(default_factory=list)
     """Those of them that were not looked at yet."""
     promised: bytearray | None = None
     """Marks of what such a source promises; None: whatever it lacks may be waited for."""
 
-    def touch(self) -> None:
+    def mark_changed(self) -> None:
         """Have the read look at its source after this event."""
         raise NotImplementedError
 
     @property
     def waiting(self) -> int:
         """How many pieces have not been asked for yet."""
-        return total_count(self.queue) + total_count(self.parked)
+        return total_count(self.queue) + total_count(self.awaiting_source)
 
     def queued_bytes(self, sizes: Sequence[int]) -> int:
         """Return how much it is to be asked for yet."""
@@ -69,16 +69,16 @@ class Portion:
 
     def give(self, ranges: Iterable[Range]) -> None:
         """Let it bring these pieces, each as soon as it has it, and as it can be asked for it."""
-        self.touch()
+        self.mark_changed()
         waiting, ranges = self.apart(ranges)
-        self.gated += waiting
+        self.awaiting_fold += waiting
         self.fresh_gated += waiting
         if self.has is None:
             self.queue.extend(ranges)
             return
         there, awaited = split_by_marks(self.has, ranges)
         self.queue.extend(there)
-        self.parked.extend(awaited)
+        self.awaiting_source.extend(awaited)
 
     def apart(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
         """Divide pieces into those that wait for their fold and those that do not."""
@@ -90,52 +90,52 @@ class Portion:
 
     def freed(self) -> None:
         """Ask for what has waited for folds that are known now."""
-        if self.gated:
-            self.touch()
-            waiting, fresh = self.gated, self.fresh_gated
-            self.gated, self.fresh_gated = [], []
+        if self.awaiting_fold:
+            self.mark_changed()
+            waiting, fresh = self.awaiting_fold, self.fresh_gated
+            self.awaiting_fold, self.fresh_gated = [], []
             self.give(waiting)
             self.fresh_gated = fresh
 
     def unwoken(self) -> list[Range]:
         """Return the pieces that wait for folds and were not looked at; they are now."""
-        self.touch()
+        self.mark_changed()
         fresh, self.fresh_gated = self.fresh_gated, []
         return fresh
 
     def give_back(self, wanted: Iterable[Range]) -> list[Range]:
         """Take away what waits for its fold, of these."""
-        self.touch()
-        if not self.gated or self.unknown is None:
+        self.mark_changed()
+        if not self.awaiting_fold or self.unknown is None:
             return []
         marks = bytearray(len(self.unknown))
         set_marks(marks, wanted)
-        taken, self.gated = split_by_marks(marks, self.gated)
+        taken, self.awaiting_fold = split_by_marks(marks, self.awaiting_fold)
         return taken
 
     def promises(self, ranges: Iterable[Range]) -> None:
         """Take note of what it promises."""
-        self.touch()
+        self.mark_changed()
         if self.promised is not None:
             set_marks(self.promised, ranges)
 
     def retracts(self, ranges: Iterable[Range]) -> list[Range]:
         """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
-        self.touch()
+        self.mark_changed()
         if self.promised is None:
             return []
         gone = bytearray(len(self.promised))
         set_marks(gone, ranges)
         clear_marks(self.promised, ranges)
-        given_up, self.parked = split_by_marks(gone, self.parked)
+        given_up, self.awaiting_source = split_by_marks(gone, self.awaiting_source)
         return given_up
 
-    def let_go(self, wanted: int, which: bytearray | None) -> list[Range]:
+    def take_back(self, wanted: int, which: bytearray | None) -> list[Range]:
         """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
-        self.touch()
+        self.mark_changed()
         taken: list[Range] = []
         left: list[Range] = []
-        for place in (self.parked, self.queue):
+        for place in (self.awaiting_source, self.queue):
             left.clear()
             while place and wanted > 0:
                 first, count = place.pop()
@@ -151,9 +151,9 @@ class Portion:
 
     def let_all_go(self) -> list[Range]:
         """Take away all that waits."""
-        self.touch()
-        ranges = [*self.queue, *self.parked, *self.gated]
-        for place in (self.queue, self.parked, self.gated, self.fresh_gated):
+        self.mark_changed()
+        ranges = [*self.queue, *self.awaiting_source, *self.awaiting_fold]
+        for place in (self.queue, self.awaiting_source, self.awaiting_fold, self.fresh_gated):
             place.clear()
         return ranges
 
@@ -184,10 +184,10 @@ class Source(Portion):
     number: int
     share: Share
     phase: SourcePhase
-    since: float
-    owed: int = 0
+    last_progress_at: float
+    partials_outstanding: int = 0
     """So many partials of it are under way, or wait for its word: the next ones come after that."""
-    hopes_until: float = FOREVER
+    unpromised_until: float = FOREVER
     """Until then pieces are parked that it has not promised."""
     stream: int = 0
     """Which of the sessions that carry one share."""
@@ -199,9 +199,9 @@ class Source(Portion):
     """When a half-filled source had shown all that was parked here."""
     is_lost: bool = False
     """The log has lost its agent; its connection may stand."""
-    fed: float = 0.0
+    last_new_at: float = 0.0
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
-    flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
+    in_flight: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
     """What is under way by batch, and its bytes."""
     flying_bytes: int = 0
     """All of that."""
@@ -210,10 +210,10 @@ class Source(Portion):
     early_bytes: int = 0
     """Of what is under way so much is known to have come."""
     confirming: bool = False
-    checking: int = 0
+    confirming_early: int = 0
     """So many runs of `unconfirmed` are being asked about early, while more is brought."""
     checking_bytes: int = 0
-    doubted: bool = False
+    is_suspect: bool = False
     """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
     got_bytes: int = 0
     """What has come of it and counts."""
@@ -238,13 +238,13 @@ class Source(Portion):
 
     def __post_init__(self) -> None:
         """Begin to measure."""
-        self.fed = self.since
+        self.last_new_at = self.last_progress_at
         self.pace = SourceRate(self.share.transport, self.share.far)
 
     @property
     def is_live(self) -> bool:
         """Whether pieces may be given to it: it can be read from, or will be."""
-        return self.phase in (SourcePhase.OPEN, SourcePhase.HELD, SourcePhase.OPENING) and not self.doubted
+        return self.phase in (SourcePhase.OPEN, SourcePhase.HELD, SourcePhase.OPENING) and not self.is_suspect
 
     @property
     def is_ready(self) -> bool:
@@ -254,25 +254,25 @@ class Source(Portion):
     @property
     def is_idle(self) -> bool:
         """Whether it could be asked for pieces, and there are none for it."""
-        return self.is_ready and not self.queue and not self.flying and not self.parked
+        return self.is_ready and not self.queue and not self.in_flight and not self.awaiting_source
 
     @property
-    def is_done_with(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it has brought its part, and nothing of it is open."""
-        return self.is_idle and not (self.unconfirmed or self.checking or self.gated or self.doubted)
+        return self.is_idle and not (self.unconfirmed or self.confirming_early or self.awaiting_fold or self.is_suspect)
 
     @property
     def waits_for_folds(self) -> bool:
         """Whether nothing can be asked of it before others have brought parts of blocks."""
-        return bool(self.gated) and self.is_idle and not (self.unconfirmed or self.checking)
+        return bool(self.awaiting_fold) and self.is_idle and not (self.unconfirmed or self.confirming_early)
 
     @property
-    def kind(self) -> str | None:
+    def takeover_group(self) -> str | None:
         """The layout of those whose pieces it may take over; None: of whatever layout they are.
 
         Most sources of other layouts than the reader's have each their own.
         """
-        return None if self.able is None or self.share.crosses else self.layout
+        return None if self.covered is None or self.share.crosses else self.layout
 
     @property
     def layout(self) -> str:
@@ -282,140 +282,143 @@ class Source(Portion):
     def due(self, stall_s: float) -> float:
         """Return until when it may go on as it does, without progress or without anything new."""
         if self.phase is SourcePhase.OPEN:
-            if self.parked and not self.queue and not self.flying:
+            if self.awaiting_source and not self.queue and not self.in_flight:
                 return waiting_deadline(self, stall_s)
-            return self.since + silence_limit_s(self, stall_s)
+            return self.last_progress_at + silence_limit_s(self, stall_s)
         is_opening = self.phase is SourcePhase.OPENING and self.is_asked
-        return self.since + opening_s(self) if is_opening else FOREVER
+        return self.last_progress_at + opening_s(self) if is_opening else FOREVER
 
     def remaining_s(self, now: float) -> float:
         """Return how long what is under way is expected to take yet."""
-        return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.since)
+        return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.last_progress_at)
 
     def left_s(self, sizes: Sequence[int], now: float) -> float:
         """Return how long all that it is to bring is expected to take yet."""
         nbytes = self.queued_bytes(sizes) + self.flying_bytes - self.early_bytes
-        return self.pace.remaining_s(nbytes, now - self.since)
+        return self.pace.remaining_s(nbytes, now - self.last_progress_at)
 
     def places(self) -> Iterable[Iterable[Range]]:
         """Yield everything that is with this source."""
         yield self.queue
-        yield self.parked
-        yield self.gated
+        yield self.awaiting_source
+        yield self.awaiting_fold
         yield self.unconfirmed
-        for ranges, _ in self.flying.values():
+        for ranges, _ in self.in_flight.values():
             yield ranges
 
     # How far it is.
 
-    def touch(self) -> None:
+    def mark_changed(self) -> None:
         """Have the read look at it after this event."""
         self.touched[self.number] = self
 
-    def takes_turn(self, now: float, *, inside: bool) -> None:
+    def request_lease(self, now: float, *, inside: bool) -> None:
         """Its turn has come to be asked for a lease; `inside`: its transport is opened at once."""
-        self.is_asked, self.is_inside, self.since, self.fed = True, inside, now, now
-        self.touch()
+        self.is_asked, self.is_inside, self.last_progress_at, self.last_new_at = True, inside, now, now
+        self.mark_changed()
 
     def leased(self) -> None:
         """Its lease is there."""
         self.phase = SourcePhase.HELD
-        self.touch()
+        self.mark_changed()
 
-    def enters(self, now: float) -> None:
+    def request_transport(self, now: float) -> None:
         """Its turn has come to have its transport opened."""
-        self.phase, self.is_inside, self.since, self.fed = SourcePhase.OPENING, True, now, now
-        self.touch()
+        self.phase, self.is_inside, self.last_progress_at, self.last_new_at = SourcePhase.OPENING, True, now, now
+        self.mark_changed()
 
     def opens(self, now: float) -> None:
         """Its lease is there, and its transport."""
-        self.phase, self.since = SourcePhase.OPEN, now
-        self.touch()
+        self.phase, self.last_progress_at = SourcePhase.OPEN, now
+        self.mark_changed()
 
     def closes(self, reason: str = "") -> None:
         """It is to be closed, or is, where it was never asked; `reason` is why before its end."""
         self.phase = SourcePhase.CLOSING if self.is_asked else SourcePhase.CLOSED
         self.confirming, self.lost = False, reason or self.lost
-        self.touch()
+        self.mark_changed()
 
     def ends(self, now: float) -> None:
         """Nothing more can come from it."""
         self.phase = SourcePhase.CLOSED
-        if self.flying:
+        if self.in_flight:
             self.meter.ends(now)
-        self.touch()
+        self.mark_changed()
 
     def begins(self, now: float) -> None:
         """It is expected from now on to bring something."""
-        self.since = self.fed = now
-        self.touch()
+        self.last_progress_at = self.last_new_at = now
+        self.mark_changed()
 
     def paused(self, late_s: float, now: float) -> None:
         """Take a pause of the reader out of what it is silent for."""
-        self.since, self.fed = min(self.since + late_s, now), min(self.fed + late_s, now)
-        self.touch()
+        self.last_progress_at, self.last_new_at = (
+            min(self.last_progress_at + late_s, now),
+            min(self.last_new_at + late_s, now),
+        )
+        self.mark_changed()
 
-    def is_lost_to_log(self) -> None:
+    def mark_agent_lost(self) -> None:
         """The log has lost its agent."""
         self.is_lost = True
-        self.touch()
+        self.mark_changed()
 
     # What is asked of it about its lease.
 
     def asks_to_confirm(self, now: float) -> None:
         """Ask whether the lease has held for all that came."""
-        self.confirming, self.since = True, now
-        self.touch()
+        self.confirming, self.last_progress_at = True, now
+        self.mark_changed()
 
-    def is_doubted(self) -> None:
+    def mark_suspect(self) -> None:
         """Its bytes were wrong; ask whether its lease has held."""
-        self.doubted = self.confirming = True
-        self.touch()
+        self.is_suspect = self.confirming = True
+        self.mark_changed()
 
     def has_answered(self, now: float) -> None:
         """It has said whether its lease held."""
-        self.confirming, self.since = False, now
-        self.touch()
+        self.confirming, self.last_progress_at = False, now
+        self.mark_changed()
 
     # What happens to its pieces.
 
     def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
         """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
-        self.touch()
+        self.mark_changed()
         self.has = bytearray(pieces)
         self.promised = bytearray(pieces) if promises else None
         set_marks(self.has, there)
         given = list(self.queue)
         self.queue.clear()
         self.give(given)
-        self.fed = now
+        self.last_new_at = now
 
     def available(self, ranges: Iterable[Range], now: float) -> None:
         """Take note of what a half-filled source has now, or of its word that it lives."""
-        self.touch()
+        self.mark_changed()
         if self.has is None:
             return
-        if not self.flying:
-            self.since = now
+        if not self.in_flight:
+            self.last_progress_at = now
         before = self.has.count(1)
         set_marks(self.has, ranges)
         if self.has.count(1) > before:
-            self.fed = now
-            there, self.parked = split_by_marks(self.has, self.parked)
+            self.last_new_at = now
+            there, self.awaiting_source = split_by_marks(self.has, self.awaiting_source)
             self.queue.extend(there)
-            if there and not self.parked:
+            if there and not self.awaiting_source:
                 self.shown_at = now
 
-    def despair(self, now: float) -> list[Range]:
+    def give_up_unpromised(self, now: float) -> list[Range]:
         """Give up and return the pieces that were parked without a promise for `UNPROMISED_WAIT_S`."""
-        self.touch()
-        hopeless = split_by_marks(self.promised, self.parked)[1] if self.promised is not None else []
+        self.mark_changed()
+        hopeless = split_by_marks(self.promised, self.awaiting_source)[1] if self.promised is not None else []
         if not hopeless or self.phase is not SourcePhase.OPEN:
-            self.hopes_until = FOREVER
-        elif self.hopes_until == FOREVER:
-            self.hopes_until = now + UNPROMISED_WAIT_S
-        elif now >= self.hopes_until and self.promised is not None:
-            self.parked = split_by_marks(self.promised, self.parked)[0]
+            self.unpromised_until = FOREVER
+        elif self.unpromised_until == FOREVER:
+            self.unpromised_until = now + UNPROMISED_WAIT_S
+        elif now >= self.unpromised_until and self.promised is not None:
+            self.awaiting_source = split_by_marks(self.promised, self.awaiting_source)[0]
             return hopeless
         return []
 
@@ -432,7 +435,7 @@ class Source(Portion):
         self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
     ) -> tuple[tuple[Range, ...], int]:
         """Take the next pieces out of the queue, about a batch of them; returns them and their bytes."""
-        self.touch()
+        self.mark_changed()
         largest = self.pace.batch_bytes(share_bytes, relayed=relayed)
         ranges: list[Range] = []
         nbytes = pieces = 0
@@ -455,36 +458,36 @@ class Source(Portion):
 
     def asked(self, batch: int, ranges: tuple[Range, ...], nbytes: int, now: float) -> None:
         """Take note of a batch that is under way; with the first one its patience begins."""
-        self.touch()
-        if not self.flying:
-            self.since, self.early_bytes = now, 0
+        self.mark_changed()
+        if not self.in_flight:
+            self.last_progress_at, self.early_bytes = now, 0
             self.meter.begins(now)
-        self.flying[batch] = (ranges, nbytes)
+        self.in_flight[batch] = (ranges, nbytes)
         self.flying_bytes += nbytes
-        self.owed += total_count(ranges) if ranges[0][0] < self.partials else 0
+        self.partials_outstanding += total_count(ranges) if ranges[0][0] < self.partials else 0
 
     def progressed(self, nbytes: int, now: float) -> None:
         """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
         came = min(nbytes, self.flying_bytes - self.early_bytes)
         if came > 0:
             self.early_bytes += came
-            self.pace.came(came, now - self.since)
+            self.pace.record(came, now - self.last_progress_at)
             self.meter.came(came)
-            self.since = now
-            self.touch()
+            self.last_progress_at = now
+            self.mark_changed()
 
     def answered(self, batch: int, now: float) -> tuple[tuple[Range, ...], int]:
         """Take a batch out of what is under way; returns its pieces and bytes."""
-        self.touch()
-        ranges, nbytes = self.flying.pop(batch)
+        self.mark_changed()
+        ranges, nbytes = self.in_flight.pop(batch)
         self.flying_bytes -= nbytes
         late_bytes = max(nbytes - self.early_bytes, 0)
-        self.pace.came(late_bytes, now - self.since)
+        self.pace.record(late_bytes, now - self.last_progress_at)
         self.meter.came(late_bytes)
-        if not self.flying:
+        if not self.in_flight:
             self.meter.ends(now)
         self.early_bytes = max(self.early_bytes - nbytes, 0)
-        self.since = now
+        self.last_progress_at = now
         return ranges, nbytes
 
     def decoded(self, encoded: Sequence[EncodedBytes], now: float) -> None:
@@ -507,33 +510,33 @@ class Source(Portion):
 
     def check_early(self) -> None:
         """Ask about what has come so far: others wait for it."""
-        self.touch()
-        self.checking, self.checking_bytes = len(self.unconfirmed), self.unconfirmed_bytes
+        self.mark_changed()
+        self.confirming_early, self.checking_bytes = len(self.unconfirmed), self.unconfirmed_bytes
 
     def confirmed(self) -> list[Range]:
         """Count what waited for the source's word when it was asked, and return it."""
-        self.touch()
-        runs = self.checking or len(self.unconfirmed)
-        nbytes = self.checking_bytes if self.checking else self.unconfirmed_bytes
+        self.mark_changed()
+        runs = self.confirming_early or len(self.unconfirmed)
+        nbytes = self.checking_bytes if self.confirming_early else self.unconfirmed_bytes
         ranges, self.unconfirmed = self.unconfirmed[:runs], self.unconfirmed[runs:]
         self.got(total_count(ranges), nbytes)
         self.unconfirmed_bytes -= nbytes
-        self.checking = 0
-        self.owed -= total_count(each for each in ranges if each[0] < self.partials)
+        self.confirming_early = 0
+        self.partials_outstanding -= total_count(each for each in ranges if each[0] < self.partials)
         return ranges
 
     def give_up(self) -> list[Range]:
         """Return everything that is with it: nothing more comes."""
-        self.touch()
+        self.mark_changed()
         ranges = [*self.let_all_go(), *self.unconfirmed]
         asked = total_count(self.unconfirmed)
-        for batch, _ in self.flying.values():
+        for batch, _ in self.in_flight.values():
             ranges.extend(batch)
             asked += total_count(batch)
         self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
-        self.flying.clear()
+        self.in_flight.clear()
         self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
-        self.checking = self.owed = 0
+        self.confirming_early = self.partials_outstanding = 0
         return ranges
 
 

@@ -129,18 +129,18 @@ class SourcePool:
         """Return whom a plan is to name no more, or not now."""
         return (*self.trust.left_out(), *self.trial.avoid)
 
-    def firm(self) -> list[Range]:
+    def committed(self) -> list[Range]:
         """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
         self.roster.settle()
         there = by_number(self.roster.of(SETTLED))
-        flying = [run for source in there for ranges, _ in source.flying.values() for run in ranges]
+        flying = [run for source in there for ranges, _ in source.in_flight.values() for run in ranges]
         come = [run for source in there for run in source.unconfirmed]
         return [*flying, *come, *(run for source in there for run in source.queue)]
 
-    def awaited(self) -> list[Range]:
+    def awaiting_others(self) -> list[Range]:
         """Return what waits for others to get it."""
         self.roster.settle()
-        return [run for source in by_number(self.roster.of(GIVING)) for run in source.parked]
+        return [run for source in by_number(self.roster.of(GIVING)) for run in source.awaiting_source]
 
     def exist(self, pieces: Sequence[Range]) -> bool:
         """Tell whether these are pieces of this shard, whatever a source says."""
@@ -151,12 +151,12 @@ class SourcePool:
         check(done, self.loose, self.by_number.values(), self.folding.places())
         self.roster.check()
         for source in self.by_number.values():
-            assert source.flying_bytes == sum(nbytes for _, nbytes in source.flying.values()), source.number
+            assert source.flying_bytes == sum(nbytes for _, nbytes in source.in_flight.values()), source.number
 
     def check_fed(self) -> None:
         """Raise AssertionError when a source has nothing under way though it could."""
         for source in self.by_number.values():
-            starved = source.is_ready and source.queue and not source.flying and not source.checking
+            starved = source.is_ready and source.queue and not source.in_flight and not source.confirming_early
             assert not starved, f"source {source.number} has pieces to bring, and is asked for none"
 
     # Who brings what.
@@ -187,9 +187,9 @@ class SourcePool:
         self.roster.settle()
         live = self.roster.of(LIVE)
         if len(live) >= SHARES_MAX:
-            whole = [source for source in live.values() if source.able is None]
+            whole = [source for source in live.values() if source.covered is None]
             return min(whole, key=lambda each: (each.waiting, each.number), default=None)
-        source = Source(self.next_number, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
+        source = Source(self.next_number, share, SourcePhase.OPENING, now, covered=self._able(share), stream=stream)
         source.partials, source.unknown = self.folding.partials, self.folding.unknown
         source.by_amax = self._by_amax(share)
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
@@ -208,8 +208,8 @@ class SourcePool:
         """Let sources in, and ask others for their leases, whose turn it is."""
         if not self._doors.are_awaited:
             return
-        self.todo.enter += self._doors.let_in(self.roster, now)
-        for number, share, is_held in self._doors.ask(self.roster, now):
+        self.todo.enter += self._doors.admit(self.roster, now)
+        for number, share, is_held in self._doors.request_leases(self.roster, now):
             (self.todo.hold if is_held else self.todo.open).append((number, share))
 
     def share_out(self, *, is_told: bool) -> bool:
@@ -223,7 +223,7 @@ class SourcePool:
         if others:
             distribute(self.loose, others)
         if others and self.loose and not is_told:
-            self.loose += self.folding.wake(self.loose)
+            self.loose += self.folding.request_partials(self.loose)
             self._follow()
             distribute(self.loose, others)
         return bool(live) and not self.loose
@@ -235,7 +235,7 @@ class SourcePool:
         """
         others = []
         for source in sources:
-            if source.share.source in self.mates.uncrossed and source.has is not None:
+            if source.share.source in self.mates.not_bringing and source.has is not None:
                 source.give(source.of_use(self.loose))
             else:
                 others.append(source)
@@ -269,13 +269,13 @@ class SourcePool:
             return
         self.roster.settle()
         for source in by_number(self.roster.of(UNWOKEN)):
-            self.loose += self.folding.wake(source.unwoken())
+            self.loose += self.folding.request_partials(source.unwoken())
 
     def give_up_folds(self) -> None:
         """Let partials sleep that nobody has, so that the next plan may do without them."""
         partials, others = self.folding.apart(self.loose)
         if partials:
-            scales, values = self.folding.sleep(partials)
+            scales, values = self.folding.defer_partials(partials)
             self.roster.settle()
             back = [run for source in by_number(self.roster.of(GATED)) for run in source.give_back(values)]
             self.loose[:] = merge_ranges([*others, *scales, *back])
@@ -294,7 +294,7 @@ class SourcePool:
         """Take note that the log has lost an agent: who is silent there is not waited for much longer."""
         for source in self.by_number.values():
             if source.share.source.agent == agent and source.share.source.incarnation <= incarnation:
-                source.is_lost_to_log()
+                source.mark_agent_lost()
 
     def pump(self, now: float, *, is_asking: bool, is_relayed: bool) -> None:
         """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting.
@@ -317,7 +317,7 @@ class SourcePool:
         roster.settle()
         part_bytes = self._window_bytes // max(roster.count(BUSY), 1)
         room_bytes = self._window_bytes - roster.flying_bytes
-        for source in self._hungry.concerned(roster, part_bytes):
+        for source in self._hungry.affected(roster, part_bytes):
             room_bytes -= self._ask(source, part_bytes, room_bytes, now)
         if room_bytes > 0:
             for source in self._hungry.waiting():
@@ -339,13 +339,13 @@ class SourcePool:
                 self.next_number += 1
                 asked_bytes += nbytes
             self._hungry.stopped(source, part_bytes)
-        if source.unconfirmed and not source.checking:
+        if source.unconfirmed and not source.confirming_early:
             self._ask_for_word(source, now, is_relayed=is_relayed)
         return asked_bytes
 
     def _ask_for_word(self, source: Source, now: float, *, is_relayed: bool) -> None:
         """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
-        if not source.queue and not source.flying:
+        if not source.queue and not source.in_flight:
             source.asks_to_confirm(now)
         elif wants_early_confirmation(source, is_relayed=is_relayed):
             source.check_early()
@@ -380,8 +380,8 @@ class SourcePool:
 
     def doubt(self, source: Source) -> None:
         """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
-        if source.phase is SourcePhase.OPEN and not source.doubted:
-            source.is_doubted()
+        if source.phase is SourcePhase.OPEN and not source.is_suspect:
+            source.mark_suspect()
             self.trust.fail(source.share.source)
             self.todo.confirm.append(source.number)
 
@@ -389,8 +389,8 @@ class SourcePool:
         """Close a source that may be good for something later: also one that was late to open, but once."""
         if source.phase is SourcePhase.OPENING and self.trust.has_forgiven(source.share.source):
             self.trust.fail(source.share.source)
-        elif not source.doubted:
-            self.trust.suspect(source.share.source)
+        elif not source.is_suspect:
+            self.trust.exclude_for_now(source.share.source)
         self.close(source, reason)
 
     def leave_slow(self, now: float) -> None:
@@ -409,7 +409,7 @@ class SourcePool:
         """Return whose patience has ended."""
         return self.roster.overdue(now)
 
-    def despairing(self) -> list[Source]:
+    def waiting_unpromised(self) -> list[Source]:
         """Return who may have pieces parked that it has not promised."""
         self.roster.settle()
         return by_number(self.roster.of(PROMISING))

@@ -47,19 +47,19 @@ def opening_s(source: "Source") -> float:
 def waiting_deadline(source: "Source", stall_s: float) -> float:
     """Return until when an open source may go on of which nothing but what it does not have yet is awaited."""
     if not source.share.crosses:
-        return min(source.since + WAITING_SILENT_S, source.fed + STARVED_TIMES * stall_s)
+        return min(source.last_progress_at + WAITING_SILENT_S, source.last_new_at + STARVED_TIMES * stall_s)
     silent_s = WAITING_SILENT_S if source.is_lost else CROSSER_SILENT_S
-    return min(source.since + silent_s, source.fed + CROSSER_STARVED_S)
+    return min(source.last_progress_at + silent_s, source.last_new_at + CROSSER_STARVED_S)
 
 
 def silence_limit_s(source: "Source", stall_s: float) -> float:
     """Return how long an open source may be silent."""
-    is_awaited = bool(source.flying) or source.confirming or bool(source.checking)
+    is_awaited = bool(source.in_flight) or source.confirming or bool(source.confirming_early)
     if is_awaited and not source.is_lost:
         if source.share.crosses:
             return CROSSER_SILENT_S
         if source.share.far:
             return min(FAR_SILENT_S, stall_s + (source.flying_bytes + source.unconfirmed_bytes) / FAR_BPS_MIN)
-    if source.confirming or (source.checking and not source.flying):
+    if source.confirming or (source.confirming_early and not source.in_flight):
         return stall_s
-    return source.pace.patience_s(source.flying_bytes, stall_s) if source.flying else FOREVER
+    return source.pace.patience_s(source.flying_bytes, stall_s) if source.in_flight else FOREVER

@@ -42,7 +42,7 @@ class TransferPhase(StrEnum):
 
 
 class Transfer:
-    """A read in progress. Feed it what happens; after each feed take `todo()` and look at `phase`."""
+    """A read in progress. Feed it what happens; after each feed take `take_actions()` and look at `phase`."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class Transfer:
         """Whose bytes were wrong though its lease held."""
         self.base: BaseVersion | None = None
         """What stood in the destination, whole, when the read began."""
-        self.is_relayed = False
+        self.has_downstream_readers = False
         """Others read what is being filled here, and wait for it."""
-        self.is_counted_on = False
+        self.has_promised_readers = False
         """Mates wait for what this reader brings over."""
         self._cedes_from = now
         self._seen = now
@@ -153,7 +153,7 @@ class Transfer:
             return None
         if self.proof.verify and not self.proof.vouched(digests):
             self._damaged = True
-            self.readings.trust.reject(source.share.source)
+            self.readings.trust.exclude_for_good(source.share.source)
             self.lost(number, "its digests are not those of the log", now)
             return None
         return source
@@ -183,14 +183,14 @@ class Transfer:
         source = self._telling(number, pieces)
         if source is not None:
             self._cedes_from = now + CEDE_PAUSE_S
-            self.readings.mates.inherit(source, pieces)
+            self.readings.mates.accept_handoff(source, pieces)
             self._advance(now)
 
     def ceded(self, number: int, pieces: Sequence[Range], heir: SourceId, now: float) -> None:
         """Take note of what a mate has ceded to another one: it is awaited there from now on."""
         source = self._telling(number, pieces)
         if source is not None:
-            self.readings.mates.await_heir(source, pieces, heir)
+            self.readings.mates.await_new_owner(source, pieces, heir)
             self._advance(now)
 
     def _telling(self, number: int, pieces: Sequence[Range]) -> Source | None:
@@ -208,7 +208,7 @@ class Transfer:
     ) -> None:
         """Take a batch that stands in the destination, with the digests taken there; `encoded` came in fewer bytes."""
         source = self.sources.get(number)
-        if source is None or batch not in source.flying:
+        if source is None or batch not in source.in_flight:
             return
         ranges, nbytes = source.answered(batch, now)
         self.asking.progressed()
@@ -226,15 +226,15 @@ class Transfer:
     def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
         """Take the source's word on whether the lease held up to its last byte."""
         source = self.readings.open_one(number)
-        if source is None or not (source.confirming or source.checking):
+        if source is None or not (source.confirming or source.confirming_early):
             return
         source.has_answered(now)
-        if source.doubted:
+        if source.is_suspect:
             if holds:
                 self._damaged = True
                 self._wrong = source.share.source
                 self.readings.todo.accuse.append(number)
-                self.readings.trust.reject(source.share.source)
+                self.readings.trust.exclude_for_good(source.share.source)
             self.lost(number, "its bytes did not match the digests of the log", now)
             return
         if not holds:
@@ -280,7 +280,7 @@ class Transfer:
     @property
     def is_dry(self) -> bool:
         """Whether the log counts a holder, and no lease can be had just now."""
-        return self.phase is TransferPhase.LEASING and self.asking.is_held
+        return self.phase is TransferPhase.LEASING and self.asking.log_counts_holder
 
     def goes_on(self, before: "Transfer") -> None:
         """Take the place of a read that has nothing: as far as that has come, this one has."""
@@ -299,15 +299,15 @@ class Transfer:
         self._look(now)
         for source in self.readings.overdue(now):
             self.readings.leave(source, "it made no progress")
-        for source in self.readings.despairing():
-            self.readings.mates.doubted(source, source.despair(now))
+        for source in self.readings.waiting_unpromised():
+            self.readings.mates.doubted(source, source.give_up_unpromised(now))
         if self.asking.is_silent(now):
             self.planned(
                 Refusal(error=NO_ANSWER, reason=f"the planner does not answer (nothing came within {PLAN_S_MAX:g} s)"),
                 now,
             )
         self._advance(now)
-        if self.phase is TransferPhase.RUNNING and self.is_counted_on and now >= self._cedes_from:
+        if self.phase is TransferPhase.RUNNING and self.has_promised_readers and now >= self._cedes_from:
             self.readings.cede(self.started, now)
         if self.phase is TransferPhase.RUNNING:
             self.readings.leave_slow(now)
@@ -324,7 +324,7 @@ class Transfer:
         """Whether no byte can be written into the destination any more."""
         return self.readings.roster.quiet
 
-    def todo(self) -> TransferActions:
+    def take_actions(self) -> TransferActions:
         """Take what is to be done; the next call returns only what is new."""
         todo, self.readings.todo = self.readings.todo, TransferActions()
         return todo
@@ -393,7 +393,7 @@ class Transfer:
         self.stop()
 
     def _ask_plan(self, now: float) -> None:
-        if self.asking.count >= PLANS_MAX and not self.asking.is_held:
+        if self.asking.count >= PLANS_MAX and not self.asking.log_counts_holder:
             self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
             return
         self.asking.asked(now)
@@ -419,7 +419,7 @@ class Transfer:
         self.readings.wake()
         self.readings.open(now)
         if self.phase is TransferPhase.RUNNING:
-            self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.is_relayed)
+            self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.has_downstream_readers)
             if self.proof.whole:
                 self.phase, self.ended = TransferPhase.DONE, now
                 self.stop()

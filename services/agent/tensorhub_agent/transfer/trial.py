@@ -111,7 +111,7 @@ class Trial:
             self._mark(now)
             return
         pieces = min(lone.waiting // 2, round(TRIAL_BYTES / mean_bytes), BATCH_PIECES_MAX)
-        loose.extend(lone.let_go(max(pieces, 1), None))
+        loose.extend(lone.take_back(max(pieces, 1), None))
         self.count += 1
         self.state = TrialState.ASKED
 

@@ -65,10 +65,10 @@ class TransportRegistry:
         for transport in self._by_name.values():
             transport.break_lease(lease, reason)
 
-    def show(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
         """See `Transport.show`; whichever transport serves it."""
         for transport in self._by_name.values():
-            transport.show(lease, news)
+            transport.announce(lease, news)
 
     async def open(
         self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability

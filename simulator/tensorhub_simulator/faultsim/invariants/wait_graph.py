@@ -50,7 +50,7 @@ def check_promises(cores: Iterable[AgentCore]) -> None:
             operation = core.shards[key].operation
             transfer = operation.transfer if isinstance(operation, ReadOperation) else None
             for source in transfer.sources.values() if transfer is not None else ():
-                both = split_by_marks(coming.promised, source.parked)[0]
+                both = split_by_marks(coming.promised, source.awaiting_source)[0]
                 if both:
                     raise Violation("no empty promise", f"{key} promises {both}, and waits for that itself")
 

@@ -38,7 +38,7 @@ class UnitCompute:
             amax = self._table.amax(self._layout, units)
             self._amax.update(zip(numbers, amax, strict=False))
             return
-        memory, regions = self._table.room(self._layout, units)
+        memory, regions = self._table.batch_buffer(self._layout, units)
         places = {unit: (at, form.nbytes) for unit, at, form in zip(numbers, regions.to, regions.form, strict=True)}
         self._rooms[batch] = units, bytearray(memory.nbytes), places
         self._room_of.update(dict.fromkeys(numbers, batch))
@@ -71,7 +71,7 @@ class UnitCompute:
         """Take note of a batch that has come whole."""
         room = self._rooms.pop(batch, None)
         if room is not None and self._table is not None:
-            self._table.came(source, room[0], memoryview(room[1]))
+            self._table.batch_arrived(source, room[0], memoryview(room[1]))
 
     def closed(self, source: int) -> None:
         """Drop what was not folded."""

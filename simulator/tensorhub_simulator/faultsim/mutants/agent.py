@@ -132,7 +132,7 @@ def place_kept() -> list["Replacement"]:
 
 def lease_not_asked() -> list["Replacement"]:
     """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
-    take = Transfer.todo
+    take = Transfer.take_actions
 
     def todo(self: Any) -> Any:
         while True:
@@ -144,7 +144,7 @@ def lease_not_asked() -> list["Replacement"]:
             for number in numbers:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 
-    return [(Transfer, "todo", todo)]
+    return [(Transfer, "take_actions", todo)]
 
 
 def values_without_a_drain() -> list["Replacement"]:
@@ -294,21 +294,21 @@ def change_not_switched() -> list["Replacement"]:
 
 def unpublish_forgotten() -> list["Replacement"]:
     """An unpublish that the log answers after its caller has given up is forgotten: a holder that grants no lease."""
-    linger = ShardCore.linger
+    linger = ShardCore.detach
 
     def forget(self: ShardCore, what: Any) -> None:
         if not isinstance(what, UnpublishOperation):
             linger(self, what)
 
-    return [(ShardCore, "linger", forget)]
+    return [(ShardCore, "detach", forget)]
 
 
 def release_forgotten() -> list["Replacement"]:
     """A release is given up with its caller, who was told that the shard goes as soon as the registry answers."""
-    linger = ShardCore.linger
+    linger = ShardCore.detach
 
     def forget(self: ShardCore, what: Any) -> None:
         if not isinstance(what, ReleaseOperation):
             linger(self, what)
 
-    return [(ShardCore, "linger", forget)]
+    return [(ShardCore, "detach", forget)]

@@ -88,7 +88,7 @@ def units_shown_early() -> list["Replacement"]:
 
     def batch_done(self: Any, number: int, batch: int, *rest: Any) -> None:
         source = self.sources.get(number)
-        flying = source.flying.get(batch) if source is not None else None
+        flying = source.in_flight.get(batch) if source is not None else None
         if flying is not None and not self.proof.verify:
             self.readings.todo.proven.extend(flying[0])
         done(self, number, batch, *rest)
@@ -99,13 +99,13 @@ def units_shown_early() -> list["Replacement"]:
         told |= fresh
         return once(self, merge_ranges((unit, 1) for unit in fresh))
 
-    once = PieceCompletion.stand
-    return [(Transfer, "batch_done", batch_done), (PieceCompletion, "stand", stand)]
+    once = PieceCompletion.units_arrived
+    return [(Transfer, "batch_done", batch_done), (PieceCompletion, "units_arrived", stand)]
 
 
 def tensor_stands_early() -> list["Replacement"]:
     """A tensor that is filled by strided boxes is said to stand with the first of them."""
-    stand = PieceCompletion.stand
+    stand = PieceCompletion.units_arrived
 
     def claim(self: Any, units: Iterable[Range]) -> list[Range]:
         ranges = list(units)
@@ -115,7 +115,7 @@ def tensor_stands_early() -> list["Replacement"]:
             found += self._fresh(first, count)
         return merge_ranges(found)
 
-    return [(PieceCompletion, "stand", claim)]
+    return [(PieceCompletion, "units_arrived", claim)]
 
 
 def foreign_view() -> list["Replacement"]:
@@ -139,11 +139,11 @@ def foreign_units_taken() -> list["Replacement"]:
     take_over = balancing.steal_from_busiest
 
     def take(taker: Source, others: Iterable[Source]) -> None:
-        able, taker.able = taker.able, None
+        able, taker.covered = taker.covered, None
         take_over(taker, others)
-        taker.able = able
+        taker.covered = able
 
-    return [(balancing, "steal_from_busiest", take), (Source, "kind", property(lambda _: None))]
+    return [(balancing, "steal_from_busiest", take), (Source, "takeover_group", property(lambda _: None))]
 
 
 def root_of_another() -> list["Replacement"]:

@@ -49,9 +49,9 @@ def _no_drain() -> list[Replacement]:
         if event.by is None:
             return
         if event.by == self._unpublish_by and self._drained_by is None:
-            self._drained_by = self.core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
+            self._drained_by = self.core.append_command(Drained(model=key.model, replica=key.replica, shard=key.shard))
         elif event.by == self._drained_by:
-            self.core.become(MemoryState.EMPTY)
+            self.core.set_memory(MemoryState.EMPTY)
             self.drained(now)
 
     return [(DrainOperation, "on_event", on_event)]
@@ -183,23 +183,23 @@ def _swap_per_shard() -> list[Replacement]:
 
 def _mapped_not_waited_for() -> list[Replacement]:
     """Whoever maps the memory is found, and taken for gone."""
-    take = MemoryReclaim.on_news
+    take = MemoryReclaim.on_outcome
 
-    def on_news(self: MemoryReclaim, news: Any, now: float) -> None:
+    def on_outcome(self: MemoryReclaim, news: Any, now: float) -> None:
         take(self, msgspec.structs.replace(news, lent=False) if isinstance(news, Probed) else news, now)
 
-    return [(MemoryReclaim, "on_news", on_news)]
+    return [(MemoryReclaim, "on_outcome", on_outcome)]
 
 
 def _partial_serves_all() -> list[Replacement]:
     """A half-filled replica says that it has everything as soon as it is being filled."""
-    prove = LeaseTable.prove
+    prove = LeaseTable.pieces_available
 
     def claim(self: LeaseTable, key: Any, pieces: Any) -> list[str]:
         coming = self.coming.get(key)
         return prove(self, key, pieces if coming is None or coming.has is None else [(0, len(coming.has))])
 
-    return [(LeaseTable, "prove", claim)]
+    return [(LeaseTable, "pieces_available", claim)]
 
 
 def _wait_cycle() -> list[Replacement]:
@@ -213,7 +213,7 @@ def _wait_cycle() -> list[Replacement]:
 
 def _promise_kept() -> list[Replacement]:
     """A shard goes on promising what it waits for itself since its own source of it went."""
-    return [(SourcePool, "awaited", lambda _self: [])]
+    return [(SourcePool, "awaiting_others", lambda _self: [])]
 
 
 def _promises_all() -> list[Replacement]:
@@ -223,7 +223,7 @@ def _promises_all() -> list[Replacement]:
         given = [run for source in self.by_number.values() for place in source.places() for run in place]
         return [*self.loose, *given]
 
-    return [(SourcePool, "firm", firm), (SourcePool, "awaited", lambda _self: [])]
+    return [(SourcePool, "committed", firm), (SourcePool, "awaiting_others", lambda _self: [])]
 
 
 def _other_units_promised() -> list[Replacement]:

@@ -459,7 +459,7 @@ class AgentNode(Node):
             case SendAvailability():
                 shown = self.world.links.get(effect.lease)
                 if shown is not None and shown.reader.up:
-                    shown.telling.show(effect.news)
+                    shown.telling.announce(effect.news)
             case FreeShard():
                 self._free(effect.key)
             case EndFenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
@@ -521,7 +521,7 @@ class AgentNode(Node):
 
     def news(self, news: EffectOutcome) -> None:
         """Tell the core what came of an effect."""
-        self.carry_out(self.core.on_news(news, self.now))
+        self.carry_out(self.core.on_outcome(news, self.now))
 
     def _on_entry(self, entry: Entry) -> None:
         assert entry.event is not None

@@ -165,7 +165,7 @@ class Announcements:
         self._untold: deque[AvailabilityUpdate] = deque()
         """What the source has said and the reader has not heard: a connection keeps the order."""
 
-    def show(self, news: AvailabilityUpdate) -> None:
+    def announce(self, news: AvailabilityUpdate) -> None:
         """The source tells of its pieces."""
         self._untold.append(news)
         if len(self._untold) == 1:
@@ -396,7 +396,7 @@ class ReadSession:
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
         if lease.promised():
-            self.telling.show(PiecesPromised(lease.promised()))
+            self.telling.announce(PiecesPromised(lease.promised()))
         delta = None
         if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)

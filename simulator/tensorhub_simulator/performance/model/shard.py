@@ -109,9 +109,9 @@ class ShardNode:
         transfer, now = self.transfer, self.world.agenda.now
         if transfer is None or not self.alive:
             return
-        transfer.is_relayed = bool(self.readers)
+        transfer.has_downstream_readers = bool(self.readers)
         transfer.tick(now)
-        todo = transfer.todo()
+        todo = transfer.take_actions()
         if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED) or todo.plan is not None:
             self.measured.note(transfer.readings.meters.take(now), now)
         self._numbers = max(self._numbers, transfer.readings.next_number)
@@ -173,7 +173,7 @@ class ShardNode:
             if source.phase is not SourcePhase.OPEN or number not in self.connections:
                 continue
             upstream, connection = self.connections[number]
-            if source.flying:
+            if source.in_flight:
                 partial = int(self.world.network.look(connection)) // MESSAGE_BYTES_MAX * MESSAGE_BYTES_MAX
                 if partial > source.early_bytes:
                     transfer.progressed(number, partial - source.early_bytes, now)

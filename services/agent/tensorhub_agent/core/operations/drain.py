@@ -63,10 +63,10 @@ class DrainOperation(ABC):
     def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Begin, or go on after a bound that was reached before."""
         core, key = self.core, self.core.key
-        core.table.stop(key)
+        core.table.stop_granting(key)
         core.hold(None)
-        core.become(MemoryState.DRAINING)
-        self._unpublish_by = core.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
+        core.set_memory(MemoryState.DRAINING)
+        self._unpublish_by = core.append_command(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take the log's word."""
@@ -89,8 +89,8 @@ class DrainOperation(ABC):
                 self._counted = True
                 self.counted(now)
         elif event.by == self._drained_by and isinstance(event, ShardDrained | CommandRejected | CommandRepeated):
-            self.core.become(MemoryState.EMPTY)
-            self.core.table.forget(self.core.key)
+            self.core.set_memory(MemoryState.EMPTY)
+            self.core.table.withdraw_offer(self.core.key)
             self.drained(now)
 
     def _resume(self, version: int | None) -> None:
@@ -102,7 +102,7 @@ class DrainOperation(ABC):
         self._held, self._bounded = True, False
         if held.root is not None:
             core.table.offer(core.key, held.version, held.root, held.digests)
-        core.become(MemoryState.READY)
+        core.set_memory(MemoryState.READY)
         core.hold(version)
 
     def _on_word_of_hold(self, event: AnyEvent, now: float) -> None:
@@ -118,9 +118,9 @@ class DrainOperation(ABC):
         if isinstance(event, ShardStays):
             self.stays(RetentionFull, event.message or self._no_copy())
             return
-        core.table.stop(core.key)
+        core.table.stop_granting(core.key)
         core.hold(None)
-        core.become(MemoryState.DRAINING)
+        core.set_memory(MemoryState.DRAINING)
         self._counted = True
         self.counted(now)
 
@@ -153,7 +153,7 @@ class DrainOperation(ABC):
         """Ask the log to leave the shard published; it decides."""
         key = self.core.key
         self._deadline = now + self.call.outcome_s
-        self._stay_by = self.core.say(Stay(model=key.model, replica=key.replica, shard=key.shard))
+        self._stay_by = self.core.append_command(Stay(model=key.model, replica=key.replica, shard=key.shard))
 
     def _when_read_out(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         core, key = self.core, self.core.key
@@ -161,7 +161,7 @@ class DrainOperation(ABC):
             return
         self._vacancy.seek()
         if self._vacancy.is_found:
-            self._drained_by = core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
+            self._drained_by = core.append_command(Drained(model=key.model, replica=key.replica, shard=key.shard))
 
     def on_readers_gone(self, now: float) -> None:
         """The last reader went."""
@@ -171,9 +171,9 @@ class DrainOperation(ABC):
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
 
-    def on_news(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Take what was found out about who maps the memory."""
-        self._vacancy.on_news(news, now)
+        self._vacancy.on_outcome(news, now)
         self._when_read_out(now)
         self._fail_if_mapped()
 
@@ -200,8 +200,8 @@ class DrainOperation(ABC):
             return
         if self._held:
             # Nobody knows whether the log lets it go just now, so it may not be published on, nor overwritten.
-            core.table.stop(core.key)
-            core.become(MemoryState.DRAINING)
+            core.table.stop_granting(core.key)
+            core.set_memory(MemoryState.DRAINING)
             self._leave_to_log()
             return
         if not self._bounded:
@@ -218,7 +218,7 @@ class DrainOperation(ABC):
         """Tell the caller that the log is silent, and go on without it."""
         self.core.fail(RegistryUnavailable, self.silence())
         self._lingers = True
-        self.core.linger(self)
+        self.core.detach(self)
 
     @abstractmethod
     def restart(self, now: float) -> None:
@@ -291,7 +291,7 @@ class UnpublishOperation(DrainOperation):
             self._drained_by = None
             self._when_read_out(now)
             return
-        core.become(MemoryState.EMPTY)
+        core.set_memory(MemoryState.EMPTY)
         core.finish()
 
 
@@ -303,7 +303,7 @@ class AttachOperation(UnpublishOperation):
         core = self.core
         goes_on, core.lingering = core.lingering is not None, None
         # What another worker had mapped this one does not show.
-        core.forsake()
+        core.worker_mapping_gone()
         if core.held.memory is MemoryState.DRAINING or (goes_on and core.held.memory is MemoryState.READY):
             # Nobody else is there any more to take the log's word that it drains.
             self.drain(now)
@@ -341,7 +341,7 @@ class ReleaseOperation(DrainOperation):
     def drained(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
         key = self.core.key
-        self._release_by = self.core.say(Release(model=key.model, replica=key.replica, shard=key.shard))
+        self._release_by = self.core.append_command(Release(model=key.model, replica=key.replica, shard=key.shard))
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take the log's word on the release too."""
@@ -381,5 +381,5 @@ class ReleaseOperation(DrainOperation):
             return
         core.break_readers("the agent joined anew")
         if core.held.memory is not MemoryState.EMPTY:
-            core.become(MemoryState.EMPTY)
+            core.set_memory(MemoryState.EMPTY)
         self.drained(now)

@@ -72,7 +72,7 @@ class PublishOperation:
             self._digesting = core.number()
             core.out.append(DigestMemory(core.key, self._digesting))
 
-    def on_news(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the digests."""
         if isinstance(news, Digested) and news.number == self._digesting and self._ready_by is None:
             core = self.core
@@ -84,7 +84,7 @@ class PublishOperation:
             key = core.key
             if self._root != NO_ROOT:
                 core.table.offer(key, self.version, self._root, self._digests)
-            self._ready_by = core.say(
+            self._ready_by = core.append_command(
                 Ready(model=key.model, replica=key.replica, shard=key.shard, version=self.version, root=self._root)
             )
 
@@ -123,14 +123,14 @@ class PublishOperation:
 
     def _published(self, version: int) -> None:
         core = self.core
-        core.become(MemoryState.READY, version=version, root=self._root, digests=self._digests, kept=None)
+        core.set_memory(MemoryState.READY, version=version, root=self._root, digests=self._digests, kept=None)
         core.table.offer(core.key, version, self._root, self._digests)
         core.finish(version=version)
 
     def _unoffer(self) -> None:
         """Grant nothing more. A reader can be here only if the log has published already what is taken back now."""
         core = self.core
-        for lease in core.table.forget(core.key):
+        for lease in core.table.withdraw_offer(core.key):
             core.out.append(BreakLease(lease, "the publication was taken back"))
 
     def _late(self, missing: tuple[int, ...]) -> str:
@@ -151,7 +151,7 @@ class PublishOperation:
                 core.fail(RoundTimeout, f"{core.where} could not be digested within the bound: allow more time")
                 return
             key = core.key
-            self._withdraw_by = core.say(Withdraw(model=key.model, replica=key.replica, shard=key.shard))
+            self._withdraw_by = core.append_command(Withdraw(model=key.model, replica=key.replica, shard=key.shard))
             self._deadline = now + self.call.outcome_s
             return
         self._unoffer()

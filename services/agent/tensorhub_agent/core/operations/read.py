@@ -331,9 +331,9 @@ class ReadOperation:
 
     # The read.
 
-    def on_news(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
-        if self._destination.on_news(news, now):
+        if self._destination.on_outcome(news, now):
             self._write(now)
         if self._carrier.has_digested(news):
             if self.stage is ReadStage.DIGESTING:
@@ -341,7 +341,7 @@ class ReadOperation:
         elif isinstance(news, Kept):
             self._kept(news, now)
         elif self.transfer is not None:
-            self._carrier.tell(news, now)
+            self._carrier.on_outcome(news, now)
             self._drive(now)
 
     def _drive(self, now: float) -> None:
@@ -529,7 +529,7 @@ class ReadOperation:
         if self._verdict is None or not self._carrier.is_quiet:
             return
         report = self.report(now)
-        self._carrier.remember()
+        self._carrier.keep_verified()
         self._destination.leave()
         error, message = self._verdict
         if error in NOT_NOW and self.call.want == "newer" and self._was_decided and not self._gave_up_old:

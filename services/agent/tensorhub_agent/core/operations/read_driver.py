@@ -71,13 +71,14 @@ class AvailabilityAnnouncer:
         core = self._core
         if pieces:
             core.out.extend(
-                SendAvailability(lease, PiecesAvailable(pieces)) for lease in core.table.prove(core.key, pieces)
+                SendAvailability(lease, PiecesAvailable(pieces))
+                for lease in core.table.pieces_available(core.key, pieces)
             )
 
     def units(self, units: tuple[Range, ...], completion: PieceCompletion) -> None:
         """Tell readers of the same program of units, and all others of the pieces that are whole by them."""
         core = self._core
-        self.pieces(tuple(completion.stand(units)))
+        self.pieces(tuple(completion.units_arrived(units)))
         if units:
             core.out.extend(
                 SendAvailability(lease, PiecesAvailable(units)) for lease in core.table.prove_units(core.key, units)
@@ -86,13 +87,13 @@ class AvailabilityAnnouncer:
     def promise(self, transfer: Transfer, ceded_now: Sequence[Handoff]) -> None:
         """Let those who count on it know what this shard has under way, and what it waits for itself."""
         core = self._core
-        transfer.is_counted_on = core.table.counts_on_promises(core.key)
-        if not transfer.is_counted_on:
+        transfer.has_promised_readers = core.table.counts_on_promises(core.key)
+        if not transfer.has_promised_readers:
             return
         for ceded in ceded_now:
             leases = core.table.cede(core.key, ceded.pieces)
             core.out.extend(SendAvailability(lease, PiecesHandedOff(ceded.pieces, ceded.heir)) for lease in leases)
-        news = core.table.promise(core.key, transfer.readings.firm(), transfer.readings.awaited())
+        news = core.table.promise(core.key, transfer.readings.committed(), transfer.readings.awaiting_others())
         if news is not None:
             said = [each for each in (PromiseRetracted(news.broken), PiecesPromised(news.fresh)) if each.pieces]
             core.out.extend(SendAvailability(lease, each) for lease in news.leases for each in said)
@@ -149,7 +150,7 @@ class ReadDriver:
         self._base = self.transfer.base = self._base_for(root)
         if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
-            core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
+            core.table.begin_fill(core.key, version, root, turn, len(core.place.nbytes))
 
     def forgo_kept(self) -> None:
         """Read all pieces from now on: nobody was found for those that an earlier read has not proven.
@@ -249,7 +250,7 @@ class ReadDriver:
         core.break_waiting("the shard is filled from other layouts than its own")
         if self._turn is not None and not core.place.swaps:
             pieces, units = len(core.place.nbytes), self._completion
-            core.table.expect(core.key, transfer.version, transfer.root, self._turn, pieces, units=units)
+            core.table.begin_fill(core.key, transfer.version, transfer.root, self._turn, pieces, units=units)
 
     def digest(self) -> None:
         """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
@@ -270,7 +271,7 @@ class ReadDriver:
             done = self.transfer.proof.done
             self._showing.pieces(tuple(ranges_of_marks(done, 0, len(done))))
 
-    def tell(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
         transfer = self.transfer
         assert transfer is not None
@@ -303,7 +304,7 @@ class ReadDriver:
             case PromiseRetracted():
                 transfer.retracted(source, news.pieces, now)
             case PiecesHandedOff():
-                key, heir = self._core.key, news.heir
+                key, heir = self._core.key, news.new_owner
                 if (heir.replica, heir.shard) == (key.replica, key.shard):
                     transfer.inherited(source, news.pieces, now)
                 else:
@@ -314,14 +315,14 @@ class ReadDriver:
         transfer = self.transfer
         assert transfer is not None
         core = self._core
-        transfer.is_relayed = core.table.awaiting(core.key) > 0
+        transfer.has_downstream_readers = core.table.awaiting(core.key) > 0
         transfer.tick(now)
-        todo = transfer.todo()
+        todo = transfer.take_actions()
         self._driven_at = now
         if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED):
             self._measure()
         if transfer.proof.digests is not None:
-            core.table.vouch(core.key, transfer.proof.digests)
+            core.table.set_digests(core.key, transfer.proof.digests)
         self._fold(todo)
         if self._completion is None:
             self._showing.pieces(tuple(todo.proven))
@@ -349,7 +350,7 @@ class ReadDriver:
         if self.transfer is not None:
             self._measure()
             self.transfer.stop()
-            self._emit(self.transfer.todo())
+            self._emit(self.transfer.take_actions())
 
     def _measure(self) -> None:
         """Take note of how fast each link was, also of a read that is given up: it may be for a slow one."""
@@ -359,7 +360,7 @@ class ReadDriver:
     def forget_if_quiet(self) -> None:
         """Forget an abandoned transfer that can write nothing any more."""
         if self.abandoned and self.is_quiet:
-            self.remember()
+            self.keep_verified()
             self._retried = self.retried
             self.transfer, self.abandoned = None, False
 
@@ -379,7 +380,7 @@ class ReadDriver:
         """Whether nothing can be written into the destination any more."""
         return self.transfer is None or self.transfer.quiet
 
-    def remember(self) -> None:
+    def keep_verified(self) -> None:
         """Remember which pieces are proven, for a later read of the same bytes."""
         transfer, held = self.transfer, self._core.held
         written = held.memory is MemoryState.FILLING or self._core.place.staged
@@ -430,7 +431,7 @@ class ReadDriver:
         """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
         key, mates = self._core.key, transfer.readings.mates
         if not mates.asks_for_inherited:
-            return tuple(mates.uncrossed)
+            return tuple(mates.not_bringing)
         return tuple(each for each in mates.crossers if (each.replica, each.shard) != (key.replica, key.shard))
 
     def _root_of(self, share: Share) -> str | None:

@@ -39,7 +39,7 @@ class ReadTarget:
             self._vacancy = MemoryReclaim(core, MemoryChoice.SPARE)
             return self._take()
         core.hold(None)
-        core.table.stop(core.key)
+        core.table.stop_granting(core.key)
         self._vacated = True
         self._drain_until = now + core.limits.refill_drain_s
         return self._when_read_out(now)
@@ -63,14 +63,14 @@ class ReadTarget:
         self._vacancy = None
         self._vacated = False
         if not core.place.swaps:
-            core.become(MemoryState.FILLING, partial=True, kept=None)
+            core.set_memory(MemoryState.FILLING, partial=True, kept=None)
         return True
 
-    def on_news(self, news: EffectOutcome, now: float) -> bool:
+    def on_outcome(self, news: EffectOutcome, now: float) -> bool:
         """Take what was found out about who maps the memory."""
         if self._vacancy is None:
             return False
-        self._vacancy.on_news(news, now)
+        self._vacancy.on_outcome(news, now)
         return self._take()
 
     def on_readers_gone(self, now: float) -> bool:
@@ -127,7 +127,9 @@ class ReadTarget:
         core = self._core
         if swap:
             core.break_readers("the shard has swapped to another version")
-        core.become(MemoryState.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
+        core.set_memory(
+            MemoryState.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None
+        )
         if not core.place.mapped:
             core.table.offer(core.key, version, root, digests)
 
@@ -149,8 +151,8 @@ class ReadTarget:
         core = self._core
         if core.held.memory is MemoryState.FILLING:
             # The memory stays as it is: a part of a version.
-            core.become(MemoryState.EMPTY, partial=True)
+            core.set_memory(MemoryState.EMPTY, partial=True)
         elif self._vacated and core.held.memory is MemoryState.READY:
             # The log counts it as given up, and nobody has written yet.
             core.break_readers("the shard was to be filled with another version")
-            core.become(MemoryState.EMPTY)
+            core.set_memory(MemoryState.EMPTY)

@@ -61,12 +61,12 @@ class MemoryReclaim:
         self._asked = True
         self._core.out.append(ProbeMapping(self._core.key, spare))
 
-    def on_news(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Take what a probe has found, or that the copy is done."""
         core = self._core
         if isinstance(news, Duplicated) and self._copying:
             self._copying = False
-            core.become(MemoryState.DRAINING, swap=True)
+            core.set_memory(MemoryState.DRAINING, swap=True)
         elif isinstance(news, Probed) and self._asked:
             self._asked = False
             if news.spare:

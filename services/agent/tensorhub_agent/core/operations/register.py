@@ -24,7 +24,7 @@ class RegisterOperation:
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
         place, key = self.core.place, self.core.key
-        self._by = self.core.say(
+        self._by = self.core.append_command(
             Register(
                 model=key.model,
                 replica=key.replica,
@@ -50,7 +50,7 @@ class RegisterOperation:
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._drop(event.error, event.message or "")
 
-    def on_news(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_outcome(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take what the siblings' layouts say."""
         if isinstance(news, SiblingsChecked) and news.number == self._checks:
             if news.mismatch is None:
@@ -65,7 +65,7 @@ class RegisterOperation:
 
     def _release(self) -> None:
         key = self.core.key
-        self.core.say(Release(model=key.model, replica=key.replica, shard=key.shard))
+        self.core.append_command(Release(model=key.model, replica=key.replica, shard=key.shard))
 
     def _drop(self, error: str, message: str) -> None:
         self.core.fail(error, message)

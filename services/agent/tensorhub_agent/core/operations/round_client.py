@@ -58,19 +58,19 @@ class RoundClient:
             supersede=True,
             staged=self._core.place.swaps,
         )
-        self.want_by = self._core.say(command)
+        self.want_by = self._core.append_command(command)
 
     def settle(self) -> None:
         """Wait for nothing newer any more."""
         key = self._core.key
         assert self.round is not None
-        self._core.say(Settle(model=key.model, replica=key.replica, shard=key.shard, round=self.round))
+        self._core.append_command(Settle(model=key.model, replica=key.replica, shard=key.shard, round=self.round))
 
     def granted(self) -> None:
         """All leases are there."""
         key = self._core.key
         assert self.round is not None
-        self._core.say(
+        self._core.append_command(
             Granted(model=key.model, replica=key.replica, shard=key.shard, round=self.round, attempt=self.attempt)
         )
 
@@ -78,7 +78,7 @@ class RoundClient:
         """The leases can't be had."""
         key = self._core.key
         assert self.round is not None
-        self._core.say(
+        self._core.append_command(
             Replan(model=key.model, replica=key.replica, shard=key.shard, round=self.round, attempt=self.attempt)
         )
 
@@ -86,7 +86,7 @@ class RoundClient:
         """A newer version stands, and this attempt at an older one is not worth its end."""
         key = self._core.key
         assert self.round is not None
-        self._core.say(
+        self._core.append_command(
             Drop(model=key.model, replica=key.replica, shard=key.shard, round=self.round, attempt=self.attempt)
         )
 
@@ -94,7 +94,7 @@ class RoundClient:
         """All bytes are there and verified. `at_once`: the log has not been told of the leases."""
         key = self._core.key
         assert self.round is not None
-        self.filled_by = self._core.say(
+        self.filled_by = self._core.append_command(
             Filled(
                 model=key.model,
                 replica=key.replica,
@@ -126,11 +126,11 @@ class RoundClient:
                 # Nobody knows whether the log has swapped, so the shard is no holder of either version.
                 core.hold(None)
                 core.break_readers("the log did not say which version stands here")
-                core.become(MemoryState.EMPTY)
+                core.set_memory(MemoryState.EMPTY)
 
     def _leave(self, number: int | None, error: str, message: str, attempt: int | None = None) -> Sender:
         key = self._core.key
-        return self._core.say(
+        return self._core.append_command(
             GiveUp(
                 model=key.model,
                 replica=key.replica,

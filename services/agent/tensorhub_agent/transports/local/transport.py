@@ -87,7 +87,7 @@ class _Served:
         self._untold: list[AvailabilityUpdate] = []
         self._telling: asyncio.Task[None] | None = None
 
-    def show(self, news: AvailabilityUpdate) -> None:
+    def announce(self, news: AvailabilityUpdate) -> None:
         """Tell the reader of pieces; of what stands here, what comes while it is told goes with the next frame."""
         self._untold.append(news)
         if self._telling is None:
@@ -182,11 +182,11 @@ class LocalTransport:
         if served is not None:
             served.end(reason)
 
-    def show(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
         """See `Transport.show`."""
         served = self._served.get(lease)
         if served is not None and served.breaking is None:
-            served.show(news)
+            served.announce(news)
 
     async def open(
         self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
@@ -302,9 +302,9 @@ class LocalTransport:
             finally:
                 os.close(fd)
             if opened.pieces is not None:
-                served.show(PiecesAvailable(opened.pieces))
+                served.announce(PiecesAvailable(opened.pieces))
             if opened.promised:
-                served.show(PiecesPromised(opened.promised))
+                served.announce(PiecesPromised(opened.promised))
             done = await self._answer(served)
         finally:
             del self._served[opened.lease]

@@ -127,7 +127,7 @@ class Served:
             raise fault.error
         self.end(f"the agent failed: {fault.error!r}")
 
-    def show(self, news: AvailabilityUpdate) -> None:
+    def announce(self, news: AvailabilityUpdate) -> None:
         """Tell the reader of the pieces here."""
         if self._ending is None and not self._is_done:
             for frame in split_update(news):
@@ -204,9 +204,9 @@ class Served:
         self._gathering = self._new_gathering(self._mapping.view, opened.lacks, self._sent, self.end)
         self._packing = PackServer(self._link, self._pool, self._mapping.view, opened.lacks, self._settle, self.end)
         if opened.pieces is not None:
-            self.show(PiecesAvailable(opened.pieces))
+            self.announce(PiecesAvailable(opened.pieces))
         if opened.promised:
-            self.show(PiecesPromised(opened.promised))
+            self.announce(PiecesPromised(opened.promised))
 
     def _opened(self, hello: Hello) -> LeaseOpened | TicketRejected:
         try:
@@ -230,7 +230,7 @@ class Served:
                 self._send_patches(frame)
             case Renew():
                 if self._book.renew(lease):
-                    self.show(PiecesAvailable())
+                    self.announce(PiecesAvailable())
             case ConfirmRequest(number):
                 self._link.send(encode(ConfirmReply(number, self._book.holds(lease))))
             case ReaderDone():

@@ -152,11 +152,11 @@ class UcxxTransport:
                 served.break_off(reason)
                 return
 
-    def show(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
         """See `Transport.show`."""
         for served in self._served:
             if served.lease == lease:
-                served.show(news)
+                served.announce(news)
                 return
 
     async def open(
