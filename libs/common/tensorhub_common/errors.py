@@ -72,7 +72,7 @@ class JobGone(TensorHubError):
 
 
 class InvalidName(TensorHubError):
-    """A job, model, replica or agent name can't stand in a subject."""
+    """A job, model, replica or agent name is not valid in a subject."""
 
 
 class BadCommand(TensorHubError):
@@ -118,7 +118,7 @@ def from_code(code: str, message: str) -> TensorHubError:
 
 
 def gone(job: str) -> JobGone:
-    """Return what whoever speaks of a deleted job is told, by whomever."""
+    """Return the error of each request about a deleted job."""
     return JobGone(
         f"job {job!r} was deleted: take another name, or let this one be used anew with 'tensorhub delete --job {job} "
         "--forget'"

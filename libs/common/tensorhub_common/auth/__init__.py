@@ -1,1 +1,1 @@
-"""Who may say what on NATS: the users of a hub, their keys, and what the server is told of them."""
+"""Permissions on NATS: the users of a hub, their keys, and their part of the server's configuration."""

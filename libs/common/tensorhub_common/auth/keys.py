@@ -1,7 +1,7 @@
-"""A user's key: a file with its secret half, and the public half, which is all that the server is told.
+"""A user's key: a file with its secret half, and the public half, which is all that the server knows.
 
 Keys are NATS's own (nkeys, Ed25519): the server sends a nonce and the user signs it, so no secret crosses the wire or
-stands in the server's configuration. Always true: a key file is readable by its owner alone and is never overwritten
+is part of the server's configuration. Always true: a key file is readable by its owner alone and is never overwritten
 by `make_key`; a secret is in no error's text.
 """
 

@@ -56,7 +56,7 @@ class User(msgspec.Struct, frozen=True, order=True):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the name, which comes to stand in subjects."""
+        """Check the name, which becomes part of subjects."""
         if self.role is Role.AGENT:
             check_name("agent", self.name or "")
         elif self.role is Role.CLIENT and self.name is not None:

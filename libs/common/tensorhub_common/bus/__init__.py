@@ -1,1 +1,1 @@
-"""The bus: everything that the hub says and hears over NATS. Thin I/O, no decisions."""
+"""The bus: everything that the hub sends and receives over NATS. Thin I/O, no decisions."""

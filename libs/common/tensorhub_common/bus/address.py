@@ -2,8 +2,8 @@
 
 Where NATS is goes as one text everywhere: an address, or those of several nodes of one cluster with commas between.
 A file of credentials is one of three: a key (NATS's nkey, which `tensorhub credentials` makes), NATS's own `.creds`, or
-one line "user:password". Always true: no secret of it stands in an error or in a log; with files for TLS nothing is
-said to a server that does not speak TLS.
+one line "user:password". Invariants: none of its secrets appears in an error or in a log; with files for TLS nothing
+is sent to a server that does not speak TLS.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ def addresses(nats: str) -> list[str]:
 
 
 def shown(nats: str) -> str:
-    """Return one address, or several, without the secrets that may stand in them."""
+    """Return one address, or several, without the secrets that they may contain."""
     return ", ".join(_shown(url) for url in addresses(nats))
 
 
@@ -80,5 +80,5 @@ def _user_in(nats: str) -> str | None:
 
 
 def _inbox_of_name(user: str | None) -> str:
-    """Return the inboxes of somebody who has no key: under the user's name, if it may stand in a subject."""
+    """Return the inbox prefix of a user without a key: under the user's name, if it is valid in a subject."""
     return inbox_of(user) if user is not None and is_name(user) else INBOX

@@ -44,7 +44,7 @@ _WITH_HEADERS: Final = (b"HMSG", 5)
 
 
 def take_messages(came: bytes, deliver: Deliver) -> int:
-    """Deliver the whole messages that stand at the beginning, and return how many bytes they are."""
+    """Deliver the whole messages at the beginning of the buffer, and return how many bytes they are."""
     at, length = 0, len(came)
     while at < length:
         line_end = came.find(_LINE_END, at)
@@ -162,8 +162,8 @@ class NatsClient(Client):
         return self._server_info
 
     def _connect_command(self) -> bytes:
-        # nats-py goes on in the clear where the server doesn't ask for TLS, so whoever stands between the two could
-        # have it tell who it is, and all else. This is the last moment before that.
+        # nats-py goes on in the clear where the server doesn't ask for TLS, so a machine between the two could read
+        # the credentials and everything else. This is the last moment before that.
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
             raise SecureConnRequiredError
         if self._server_info.get("tls_required"):
@@ -230,7 +230,7 @@ class NatsClient(Client):
         self.stats["in_bytes"] += len(data)
         handler = self._handlers.get(sid)
         if handler is None:
-            # Its subscription was closed just now, or is being made: nobody waits for the message.
+            # Its subscription was closed just now, or is being made: no handler waits for the message.
             return
         message = Message(
             subject.decode(errors="replace"),

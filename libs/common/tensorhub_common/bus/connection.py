@@ -59,8 +59,8 @@ class Bus:
     def __init__(self, nats: str, name: str, user: Login, ping_every_s: float = PING_EVERY_S) -> None:
         self.url = nats
         self._addresses = addresses(nats) or [nats]
-        # Not all clients at one node. From here on the order stands, so that after a failure the next one's turn comes
-        # before that of the one which failed.
+        # Clients start at different nodes. From here on the order is fixed, so that after a failure the next node is
+        # tried before the one that failed.
         SystemRandom().shuffle(self._addresses)
         self._ping_every_s = ping_every_s
         self._refusals_left = len(self._addresses)
@@ -96,7 +96,7 @@ class Bus:
 
     @property
     def connected_since(self) -> float | None:
-        """Since when (`time.monotonic`) the connection has stood without a pause; None while there is none."""
+        """Since when (`time.monotonic`) the connection has lasted without a break; None while there is none."""
         return self._presence.since
 
     @property
@@ -117,7 +117,7 @@ class Bus:
     # ---------------------------------------------------------------------------------------- messages
 
     def new_inbox(self) -> str:
-        """Return a subject that nobody else uses, and that nobody else may listen on."""
+        """Return a subject that no other client uses, and that no other user may listen on."""
         return f"{self._user.inbox}.{token_hex(TOKEN_BYTES)}"
 
     async def publish(
@@ -147,7 +147,7 @@ class Bus:
     ) -> bytes:
         """Ask and return the answer, or raise the error that the answering side raised.
 
-        Raises `NoResponder` when nobody listens, `NoAnswer` after `timeout_s`, `NoBus` without a connection,
+        Raises `NoResponder` when no service listens, `NoAnswer` after `timeout_s`, `NoBus` without a connection,
         `NotPermitted` where this user may not ask that.
         """
         return answer_or_raise(await self.request_message(subject, body, timeout_s, headers))
@@ -162,7 +162,7 @@ class Bus:
         """Ask and return the whole answer, headers and all, as it came."""
         message = await self._exchange(subject, body, timeout_s, headers)
         if message.status == NO_RESPONDERS:
-            raise NoResponder(f"nobody answers on {subject}: the service is not running")
+            raise NoResponder(f"no service answers on {subject}: it is not running")
         return message
 
     async def _exchange(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> Message:
@@ -190,7 +190,7 @@ class Bus:
         if self._revival is None or self._revival.done():
             await subscription.attach(self._client)
         if self.is_connected:
-            # A message to ourselves comes back after the server has read the subscription, which stands before it.
+            # A message to ourselves comes back after the server has read the subscription, which was sent before it.
             with contextlib.suppress(NoBus, NoAnswer):
                 await self._exchange("", b"", REQUEST_TIMEOUT_S, NO_HEADERS)
             if (refused := self._refusals.of_subscription(subject)) is not None:
@@ -328,7 +328,7 @@ class Bus:
 
     # -------------------------------------------------------------------------- what nats-py tells us
 
-    def _on_change(self, connected: bool) -> None:  # noqa: FBT001 (as it is told to watchers)
+    def _on_change(self, connected: bool) -> None:  # noqa: FBT001 (the signature of a watcher)
         if not connected:
             self._awaited.give_up()
         if not self._closing:
@@ -347,7 +347,7 @@ class Bus:
             self._lost_at = None
 
     def _take_refusal(self, text: str) -> bool:
-        """Tell whoever waits for an answer that its question was not let through; False: it is another complaint."""
+        """End the request whose publish was refused with that error; False: the text is another complaint."""
         refused = self._refusals.take(text)
         if refused is None:
             return False
@@ -381,7 +381,7 @@ class Bus:
         self._last_error = "it does not answer" if is_silent else str(error) or type(error).__name__
         why = why_never(error)
         if why is not None:
-            # One node that was not told of a new key yet is no reason not to ask the others.
+            # One node that does not know a new key yet is no reason not to try the others.
             self._refusals_left -= 1
             if self._refusals_left <= 0 and not self._refused.done():
                 self._refused.set_result(why)

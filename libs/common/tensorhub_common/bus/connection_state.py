@@ -1,6 +1,6 @@
 """Whether there is a connection, since when, and who wants to know.
 
-Always true: whoever watches hears of each change once, and of none that is no change.
+Invariant: each watcher is called once for each change, and never without one.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ class ConnectionState:
     def __init__(self) -> None:
         """Begin without a connection."""
         self.since: float | None = None
-        """Since when (`time.monotonic`) it has stood without a pause; None while it does not."""
+        """Since when (`time.monotonic`) it has lasted without a break; None while there is none."""
         self.lost_count = 0
         """How many times it was lost."""
         self._there = asyncio.Event()
@@ -28,7 +28,7 @@ class ConnectionState:
         return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def note(self, *, connected: bool) -> None:
-        """Take note of how it is, and tell whoever watches if that is news."""
+        """Record the state, and call the watchers if it has changed."""
         if connected == (self.since is not None):
             return
         if connected:

@@ -1,8 +1,7 @@
 """How the bus can fail, as errors of our own.
 
 No caller above the bus ever sees an exception of nats-py. What is uncertain is said to be so: after `NoBus` and
-`NoAnswer` the other side may have done what was asked, so whoever tries again must be able to repeat itself
-harmlessly.
+`NoAnswer` the other side may have done what was asked, so the caller may try again only where a repeat is harmless.
 """
 
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
@@ -17,7 +16,7 @@ class NotPermitted(RegistryUnavailable):
 
 
 class NoResponder(TensorHubError):
-    """Nobody listens on the subject that was asked."""
+    """No service listens on the subject of the request."""
 
 
 class NoAnswer(TensorHubError):
@@ -41,7 +40,7 @@ class StreamFailure(TensorHubError):
 
 
 class WrongLastSequence(TensorHubError):
-    """Somebody else has written since. `last_seq` is the sequence that stands there; None when NATS does not say."""
+    """Another writer has appended since. `last_seq` is the last sequence in the stream; None when NATS does not say."""
 
     def __init__(self, message: str, last_seq: int | None) -> None:
         super().__init__(message)
@@ -53,7 +52,7 @@ class LogFull(TensorHubError):
 
 
 class LogMissing(TensorHubError):
-    """The job has no log: nobody has opened the job, or its log was deleted."""
+    """The job has no log: the job was never opened, or its log was deleted."""
 
 
 class LogGap(TensorHubError):

@@ -12,7 +12,7 @@ _STATUS_DIGITS: Final = 3
 
 
 STREAM: Final = "Nats-Stream"
-"""Stands on what the server reads out of a stream for somebody: the other headers are then those of its writer."""
+"""Marks a message that the server read out of a stream: its other headers are then those of the writer."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Headers(Mapping[str, str]):
         return repr(self._read())
 
     def count(self, name: bytes) -> int:
-        """Tell how often a header of this name stands there, which the mapping hides; it may count a value too."""
+        """Count the headers of this name, which the mapping hides; a value with the same text counts too."""
         return self._raw.count(b"\r\n" + name + b":")
 
     def _read(self) -> dict[str, str]:
@@ -78,7 +78,7 @@ class Headers(Mapping[str, str]):
 
 
 def parse_headers(raw: bytes) -> dict[str, str]:
-    """Read a header block; what can't be a header is left out. The server's status stands under "Status"."""
+    """Read a header block; what can't be a header is left out. The server's status is under "Status"."""
     parsed: dict[str, str] = {}
     first, *lines = raw.split(b"\r\n")
     status = first.removeprefix(_LINE).strip()

@@ -1,7 +1,7 @@
 """What NATS does not let this user do, as errors and as one line in the log for each subject.
 
-The server tells of a refused publish or subscribe by a line of its own, and answers nothing else: without this, whoever
-waits would learn of it by a time-out. Always true: each refused subject is logged once, and at most
+The server reports a refused publish or subscribe by a line of its own, and answers nothing else: without this module
+the caller would learn of it by a time-out. Always true: each refused subject is logged once, and at most
 `SUBJECTS_KEPT_MAX` are remembered.
 """
 

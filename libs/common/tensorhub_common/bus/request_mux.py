@@ -1,7 +1,7 @@
 """The questions of one process that are under way, and where their answers come in.
 
-Always true: an answer reaches the question that it is to, or nobody; where the connection breaks, or the server does
-not let a question through, whoever asked is told at once, and doesn't wait for a time-out.
+Invariants: a reply reaches the request that it answers, or is dropped; where the connection breaks, or the server
+refuses a request, the caller gets the error at once instead of a time-out.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class RequestMux:
     def begin(self, subject: str) -> tuple[str, asyncio.Future[Message]]:
         """Expect an answer to what is asked on a subject; return where it comes in, and the answer to come.
 
-        Without a subject the question goes to where its answer comes in. Whoever begins must `end`.
+        Without a subject the request goes to its own reply subject. Each `begin` needs an `end`.
         """
         token = token_hex(TOKEN_BYTES)
         inbox = f"{self.inbox}.{token}"

@@ -1,12 +1,12 @@
 """The answering side of request and reply: runs a handler for each question, and for a bounded number at a time.
 
 Always true: at most `concurrent_max` handlers run and at most `pending_max` questions wait, and of either one subject
-has at most half; what comes on top is told `Busy` at once. A subject names the job, or the agent that asks, so a flood
-from one leaves room for all others, and they take turns. Every question gets an answer (what the handler returned, or
-its error under the error's name; none past `BUSY_MAX`), and no answer goes anywhere but to an inbox: a reply subject
-comes from outside, and this process may publish where the asker may not. Where askers are known to wait no longer than
-`age_s_max`, an older question is dropped when its turn comes: the work would be for nobody, and in a storm of questions
-it would be all that is done, since whoever gave up asks again behind it.
+has at most half; what comes on top is answered `Busy` at once. A subject names the job, or the agent that asks, so a
+flood from one leaves room for all others, and they take turns. Every question gets an answer (what the handler
+returned, or its error under the error's name; none past `BUSY_MAX`), and no answer goes anywhere but to an inbox: a
+reply subject comes from outside, and this process may publish where the asker may not. Where askers are known to wait
+no longer than `age_s_max`, an older question is dropped when its turn comes: its asker has given up, and in a storm of
+questions such work would be all that is done, since each asker that gave up asks again behind it.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from tensorhub_common.runtime.supervision import Supervisor, log_only
 CONCURRENT_MAX: Final = 64
 PENDING_MAX: Final = 1024
 BUSY_MAX: Final = 256
-"""So many askers are being told `Busy`; while the socket takes not even that, others hear nothing and time out."""
+"""Limit of answers `Busy` under way; while the socket takes not even those, other askers get no answer and time out."""
 HANDLER_S_MAX: Final = 300.0
-"""No question is worth more than this; whoever asks has given up long before."""
+"""The time after which a handler is stopped; its asker has given up long before."""
 
 ERROR_HEADER: Final = "Tensorhub-Error"
 """Carries the name of the error when the body of an answer is its message."""
@@ -61,7 +61,7 @@ class RequestServer:
         self._running: dict[asyncio.Task[None], str] = {}
         self._running_of: Counter[str] = Counter()
         self._pending: dict[str, deque[tuple[Message, float]]] = {}
-        """By subject, with the time of arrival; the one whose turn is next stands first."""
+        """By subject, with the time of arrival; the subject whose turn is next is first."""
         self._pending_count = 0
         self._refusing: set[asyncio.Task[None]] = set()
         self._foreign_replies = 0
@@ -96,7 +96,7 @@ class RequestServer:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _begin(self, question: Message, arrived: float) -> None:
-        # What fails here fails this question alone, and its asker hears nothing.
+        # What fails here fails this question alone, and its asker gets no answer.
         task = self._work.start(self._answer(question, arrived), "answering a question", on_fault=log_only)
         self._running[task] = question.subject
         self._running_of[question.subject] += 1
@@ -142,7 +142,7 @@ class RequestServer:
                 body = await self._handler(question)
         except TensorHubError as error:
             headers, body = {ERROR_HEADER: error.code}, str(error).encode()
-        except Exception as error:  # noqa: BLE001 (whatever it is, the asker must hear of it)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the asker must get an answer)
             # A fault of ours: the asker learns that it is one, the log learns which.
             self._work.fault(f"answering a question on {question.subject}", error, log_only)
             fault = f"the answering process failed with {type(error).__name__}; its log says where"

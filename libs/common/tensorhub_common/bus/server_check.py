@@ -1,7 +1,7 @@
 """Whether a NATS server can do what the hub needs, and lets in none but whom it knows.
 
-Always true of a server that passed: leases on it end by themselves, and if it listens beyond loopback, nobody reaches
-the hub through it without credentials.
+Always true of a server that passed: leases on it end by themselves, and if it listens beyond loopback, it asks each
+client for credentials.
 """
 
 import asyncio

@@ -24,7 +24,7 @@ class Subscription:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it stands on a connection, rather than waiting for one."""
+        """Whether it is active on a connection, rather than waiting for one."""
         return self._inner is not None
 
     def detach(self) -> None:
@@ -48,4 +48,4 @@ class Subscription:
 
 
 async def _never(_: object) -> None:
-    """Stand where nats-py wants a callback; `NatsClient` hands messages to the handler instead."""
+    """Fill the place of the callback that nats-py wants; `NatsClient` hands messages to the handler instead."""

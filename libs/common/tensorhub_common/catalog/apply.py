@@ -87,7 +87,7 @@ MESSAGE_CHARS_MAX: Final = 2000
 
 
 def apply(catalog: Catalog, seq: int, time: float, command: AnyCommand | Unreadable) -> tuple[Event, ...]:
-    """Fold the command that stands at `seq` since `time` (seconds) and return its numbered events, at least one."""
+    """Fold the command stored as entry `seq` at `time` (seconds) and return its numbered events, at least one."""
     if seq <= catalog.seq:
         raise ValueError(f"command {seq} was folded before: the catalog is at {catalog.seq}")
     catalog.seq, catalog.time = seq, time
@@ -178,7 +178,7 @@ def _rejection(command: AnyCommand | Unreadable, no: CommandRefused) -> CommandR
 
 
 def _model_token(command: AnyCommand) -> str:
-    """Return the model for the event's subject; a name that can't stand in a subject is the hub's matter."""
+    """Return the model for the event's subject; a name that is not valid in a subject is the hub's matter."""
     model = getattr(command, "model", None)
     return model if isinstance(model, str) and is_name(model) and not model.startswith("_") else HUB_MODEL
 

@@ -59,7 +59,7 @@ def refresh_availability(model: Model, replica: Replica, reason: str, out: Out) 
         return
     replica.version = after
     if replica.mapped:
-        # It has no bytes of its own, so no version stands or falls with it.
+        # It has no bytes of its own, so no version depends on it.
         return
     # The new holder counts before the old one goes, so that a version never flickers.
     if after is not None:
@@ -69,7 +69,7 @@ def refresh_availability(model: Model, replica: Replica, reason: str, out: Out) 
 
 
 def common_version(replica: Replica) -> int | None:
-    """Return the version at which all shards of the replica stand ready, or None."""
+    """Return the version at which all shards of the replica are ready, or None."""
     if len(replica.members) < replica.shards:
         return None
     first = replica.members[0].version
@@ -94,7 +94,7 @@ def _holder_went(version: Version, model: Model, reason: str, out: Out) -> None:
 
 
 def _retire(model: Model, out: Out) -> None:
-    """Forget the oldest versions that nobody holds a part of, so that the catalog stays small."""
+    """Forget the oldest versions without a shard that holds a part of them, so that the catalog stays small."""
     gone = sorted(number for number, version in model.versions.items() if version.state is VersionState.UNAVAILABLE)
     if len(gone) <= VERSIONS_KEPT_MAX:
         return

@@ -1,4 +1,4 @@
-"""Cache replicas: where a copy of a retained version is to stand, decided by the fold for all of its shards at once.
+"""Cache replicas: where a copy of a retained version is placed, decided by the fold for all of its shards at once.
 
 A cache replica is cut like one that holds the version, so each piece of it is one that the log vouches for. It is no
 worker's: the agents that are named make its shards, join its round as any other replica does, and let it go when the
@@ -35,7 +35,7 @@ def place_copy(catalog: Catalog, model: Model, version: Version, out: Out) -> bo
     if pattern is None or len(model.replicas) >= REPLICAS_MAX:
         return False
     if any(version.roots.get(root_key(pattern.shards, s.index, s.layout)) == NO_ROOT for s in pattern.members.values()):
-        # Nothing vouches for bytes that were published without digests, so no copy could be told from another.
+        # Bytes that were published without digests can't be verified, so no copy could be known to be equal.
         return False
     members = _choose(catalog, model, version, pattern)
     if members is None:
@@ -99,7 +99,7 @@ def taken_bytes(catalog: Catalog) -> int:
 
 
 def over_quota(catalog: Catalog, nbytes: int) -> str | None:
-    """Say why so many more bytes don't fit, or None."""
+    """Say why `nbytes` more don't fit, or None."""
     taken = taken_bytes(catalog) if catalog.quota_bytes else 0
     if not catalog.quota_bytes or taken + nbytes <= catalog.quota_bytes:
         return None
@@ -149,7 +149,8 @@ def is_useless(catalog: Catalog, model: Model, replica: Replica, keep: set[int])
     if is_whole(catalog, replica):
         return False
     if any(shard.aside for shard in replica.members.values()):
-        # It takes its room, and stands again once its agent can: until another copy stands it may come to be the last.
+        # It takes its room, and is a copy again once its agent can take it back: until there is another, it may be the
+        # last.
         return len(replica.members) < replica.shards
     # A part of it is on an agent that is away or leaves. It may still be all that there is.
     others = [

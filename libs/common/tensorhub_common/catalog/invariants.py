@@ -18,10 +18,10 @@ def check_invariants(catalog: Catalog) -> None:
         cached = sum(replica.members[i].nbytes for replica, i in replicas if replica.cache is not None)
         assert agent.cached_bytes == cached, f"{agent.name} counts {agent.cached_bytes} bytes of copies, of {cached}"
         assert agent.draining == (agent.name in catalog.leaving)
-    assert not (catalog.deleted and (catalog.models or catalog.agents)), "something stands in a deleted job"
+    assert not (catalog.deleted and (catalog.models or catalog.agents)), "a deleted job is not empty"
     for lane, last in catalog.lanes.items():
         known = catalog.agents.get(lane.partition("/")[0])
-        assert known.incarnation == last.incarnation if known else lane.startswith("_"), f"lane {lane} is nobody's"
+        assert known.incarnation == last.incarnation if known else lane.startswith("_"), f"lane {lane} has no agent"
     for model in catalog.models.values():
         assert set(model.waiting) <= set(model.replicas)
         assert set(catalog.tended) <= set(catalog.models)
@@ -33,7 +33,7 @@ def check_invariants(catalog: Catalog) -> None:
 
 
 def _check_retention(catalog: Catalog, model: Model) -> None:
-    """Nobody is held back for nothing, or for ever: another copy is on its way."""
+    """No replica is held back without need, or for ever: another copy is on its way."""
     tended = bool(model.retain or model.pins)
     for replica in model.replicas.values():
         leaving = any(shard.leaving for shard in replica.members.values())
@@ -47,7 +47,7 @@ def _check_retention(catalog: Catalog, model: Model) -> None:
             assert replica.round is not None
             filled = replica.round.state is RoundState.STARTED and len(replica.round.filled) == replica.shards
             assert filled or replica.round.state is RoundState.DECIDED
-    assert not tended or model.name in catalog.tended, f"{model.name} is retained, and nobody tends it"
+    assert not tended or model.name in catalog.tended, f"{model.name} is retained, and not tended"
 
 
 def _check_versions(model: Model) -> None:
@@ -58,7 +58,7 @@ def _check_versions(model: Model) -> None:
         assert version.holders == holders, f"version {number} counts {version.holders} holders and has {holders}"
         if version.state is VersionState.RETIRED:
             held = any(shard.version == number for r in model.replicas.values() for shard in r.members.values())
-            assert held, f"version {number} of {model.name} is retired, and nobody holds a part of it"
+            assert held, f"version {number} of {model.name} is retired, and no shard holds a part of it"
             continue
         able = version.state is VersionState.AVAILABLE
         assert able == (holders > 0), f"version {number} is {version.state} with {holders} holders"

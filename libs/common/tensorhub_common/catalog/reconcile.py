@@ -1,6 +1,6 @@
-"""What the catalog does by itself after each command: copies are placed and let go, and whoever was held back goes on.
+"""What the catalog does by itself after each command: place copies, let copies go, let go on what was held back.
 
-`reconcile` is the end of every fold, so its events stand behind those of the command that made them possible. Where
+`reconcile` is the end of every fold, so its events follow those of the command that made them possible. Where
 nothing is retained, rewound or drained it does nothing, and an old log folds as it always did.
 """
 
@@ -23,7 +23,7 @@ def reconcile(catalog: Catalog, command: AnyCommand, out: Out) -> None:
         return
     concerned = _concerned(catalog, command)
     for model in concerned:
-        # All of them before anything is placed: one model's copy may stand where another's is to go.
+        # All of them before anything is placed: one model's copy may be where another's is to go.
         _let_go(catalog, model, out)
     for model in concerned:
         _settle(catalog, model, out)
@@ -34,7 +34,7 @@ def _concerned(catalog: Catalog, command: AnyCommand) -> list[Model]:
     """Return the models about which the command may have changed anything.
 
     What it says of one model changes nothing about another, but for the room that it takes or leaves: in the quota, or
-    where copies of both stand. A model that was deleted is no longer among those whose copies stand.
+    where both have copies. A model that was deleted is no longer among those with copies.
     """
     about = getattr(command, "model", None)
     shared = catalog.quota_bytes > 0 or len(catalog.tended) > 1 or isinstance(command, Delete)
@@ -54,22 +54,22 @@ def _settle(catalog: Catalog, model: Model, out: Out) -> None:
     for number in sorted(keep, reverse=True):
         if model.versions[number].state is VersionState.AVAILABLE and not _is_cached(catalog, model, number):
             cache_replicas.place_copy(catalog, model, model.versions[number], out)
-    told = -1
-    while told != len(out):
-        # Whoever goes on, or fails, may be what another one of them was waiting for.
-        told = len(out)
+    events_before = -1
+    while events_before != len(out):
+        # A replica that goes on, or fails, may be what another one was waiting for.
+        events_before = len(out)
         for replica in list(model.replicas.values()):
             _release_held(catalog, model, replica, out)
     _report_retained(model, keep, out)
     _forget_retired(model)
     retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
     if not model.retain and not model.pins and not retired:
-        # So nothing is kept: all copies were let go of above, and whoever was held back went on.
+        # So nothing is kept: all copies were let go above, and the replicas that were held back went on.
         del catalog.tended[model.name]
 
 
 def _is_cached(catalog: Catalog, model: Model, version: int) -> bool:
-    """Tell whether a copy stands or is being made where it can stay."""
+    """Tell whether a copy exists or is being made where it can stay."""
     return any(each.cache == version and retention.is_whole(catalog, each) for each in model.replicas.values())
 
 
@@ -123,7 +123,7 @@ def _report_retained(model: Model, keep: set[int], out: Out) -> None:
 
 
 def _forget_retired(model: Model) -> None:
-    """Forget what was rewound once nobody holds a part of it."""
+    """Forget what was rewound once no shard holds a part of it."""
     held = {shard.version for replica in model.replicas.values() for shard in replica.members.values()}
     for number, version in list(model.versions.items()):
         if version.state is VersionState.RETIRED and number not in held:

@@ -33,7 +33,7 @@ def is_durable_copy(replica: Replica, version: int) -> bool:
 
 
 def counts_as_copy(catalog: Catalog, replica: Replica, version: int) -> bool:
-    """Tell whether a copy will stand when all that is under way now has ended, so that another one may go."""
+    """Tell whether there will be a copy when everything under way now has ended, so that another one may go."""
     current = replica.round
     if not is_durable_copy(replica, version) or (
         current is not None and (current.held or current.state is RoundState.STARTED)
@@ -52,7 +52,7 @@ def counted_copies(catalog: Catalog, model: Model, version: int, without: Replic
 
 
 def must_stay(catalog: Catalog, model: Model, replica: Replica) -> bool:
-    """Tell whether what the replica holds may not go now: it is retained, and no other counting copy stands."""
+    """Tell whether what the replica holds may not go now: it is retained, and there is no other counting copy."""
     version = replica.version
     if version is None or not is_durable_copy(replica, version) or version not in retained(model):
         return False

@@ -1,8 +1,8 @@
 """A job's whole state as bytes and back: what a fold begins with that does not begin at the log's first entry.
 
-A snapshot at `seq` follows from the entries up to `seq` alone, whoever makes it. It holds the catalog, with the lanes'
-table by which repeats are recognised, and how far the commands' outcomes stand in the log: so a command may be trimmed
-whose outcome is still to be said, and none is said twice.
+A snapshot at `seq` follows from the entries up to `seq` alone, on every host. It holds the catalog, with the lanes'
+table by which repeats are recognised, and how far the log has the commands' outcomes: so a command may be trimmed
+before its outcome is appended, and none is appended twice.
 
 It is generic: what the state grows comes along, by the annotations of its dataclasses. Always true: `decode(encode(x))`
 equals `x`; a field that an older release did not write has its default; a snapshot that names a field which this
@@ -24,7 +24,7 @@ from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.log.levels import STATE_FIELDS_SINCE, LevelUnknown, check_level
 
 FORMAT: Final = 1
-"""Raised when what stands in a field means something else than before."""
+"""Raised when the value of a field means something else than before."""
 
 Fields = dict[str, tuple[str, ...]]
 NO_TRACE: Final[Mapping[str, str]] = {}
@@ -40,7 +40,7 @@ class SnapshotNewer(SnapshotUnreadable):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An event that was decided and did not stand in the log, and what its command's headers asked of it."""
+    """An event that was decided and not in the log yet, and what its command's headers asked of it."""
 
     event: AnyEvent
     trace: Mapping[str, str] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How far the outcomes stood in the log."""
+    """How far the log had the outcomes."""
 
     last_event_seq: int = 0
-    """Where the last event stood, 0: there was none."""
+    """The sequence of the last event, 0: there was none."""
     last_event: tuple[int, int, int] | None = None
     """Its command, and which of how many it was."""
     begun: tuple[AnyEvent, ...] = ()
-    """The events of the last group that stood there, if the group was not whole."""
+    """The events of the last group in the log, if the group was not whole."""
     due: tuple[Due, ...] = ()
 
 
@@ -92,7 +92,7 @@ def decode(job: str, body: bytes) -> Snapshot:
         raise SnapshotUnreadable(f"a snapshot of job {job!r} can't be read: {why}"[:500]) from None
     if snapshot.catalog.job != job:
         raise SnapshotUnreadable(
-            f"a snapshot of job {snapshot.catalog.job!r:.80} stands where job {job!r} keeps its own"
+            f"a snapshot of job {snapshot.catalog.job!r:.80} is stored where job {job!r} keeps its own"
         )
     _check_level(job, snapshot.catalog.level)
     return snapshot

@@ -13,22 +13,22 @@ from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_common.protocol.queries import VersionState
 
 VERSIONS_KEPT_MAX: Final = 64
-"""So many unavailable versions of a model are remembered before the oldest is retired."""
+"""Limit of a model's unavailable versions that are remembered; beyond it the oldest is retired."""
 
 REPLICAS_MAX: Final = 4096
-"""A model has at most so many replicas."""
+"""Limit of a model's replicas."""
 
 MODELS_MAX: Final = 1024
-"""A job has at most so many models."""
+"""Limit of a job's models."""
 
 AGENTS_MAX: Final = 8192
-"""A job knows at most so many agents, live and lost."""
+"""Limit of the agents that a job knows, live and lost."""
 
 LANES_MAX: Final = 1024
-"""An agent has at most so many lanes; each costs the catalog one remembered outcome."""
+"""Limit of an agent's lanes; each costs the catalog one remembered outcome."""
 
 HUB_LANES_MAX: Final = 16
-"""So many lanes of the hub's own are remembered; all registries speak on one."""
+"""Limit of the hub's own lanes that are remembered; all registries use one."""
 
 ATTEMPTS_MAX: Final = 64
 """A round is planned again at most so often before it fails."""
@@ -63,7 +63,7 @@ class Shard:
     leaving: bool = False
     """It is being unpublished, and held back because the replica is the last counting copy of a retained version."""
     aside: bool = False
-    """Its agent has this part of a copy, and can't take it back before it starts anew: nobody fills or serves it."""
+    """Its agent has this part of a copy, and takes it back only when it starts anew: not filled, not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class Round:
     patient: dict[int, bool] = field(default_factory=dict)
     attempt: int = 0
     decided: int = 0
-    """Where the command stands by which it was decided last; 0 in a snapshot of a release that did not keep it."""
+    """The number of the command that decided it last; 0 in a snapshot of a release that did not keep it."""
     version: int | None = None
     started: bool = False
     """It was started once: memory was overwritten, so "go on with what you hold" is no answer any more."""
     granted: set[int] = field(default_factory=set)
     filled: set[int] = field(default_factory=set)
     staged: dict[int, str | None] = field(default_factory=dict)
-    """Shards that are filled beside what they hold, and swap when all are filled: the root, once it stands there."""
+    """Shards that are filled beside what they hold, and swap when all are filled: the root, once it is filled."""
     supersede: bool = False
     """All of its shards have said that they know of superseding."""
     superseded: int = 0
@@ -122,7 +122,7 @@ class Replica:
     cache: int | None = None
     """A cache replica, placed by the fold: the retained version that it is for."""
     mapped: bool = False
-    """It maps what a holder on its host has: it is no holder, and nobody's source or copy."""
+    """It maps what a holder on its host has: it is neither a holder nor a source nor a copy."""
 
     def missing(self, present: Container[int]) -> tuple[int, ...]:
         """Name the shards that are not in `present`."""
@@ -157,7 +157,7 @@ class Model:
     replicas: dict[str, Replica] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
     retain: int = 0
-    """So many of the last versions are retained."""
+    """The number of last versions that are retained."""
     pins: dict[int, None] = field(default_factory=dict)
 
 
@@ -172,9 +172,9 @@ class AgentRecord:
     state: AgentState = AgentState.UNKNOWN
     shards: dict[tuple[str, str, int], None] = field(default_factory=dict)
     cache_bytes: int = 0
-    """So many bytes of copies of retained versions it takes in."""
+    """The bytes of copies of retained versions that it takes in at most."""
     cached_bytes: int = 0
-    """So many of these are taken."""
+    """The bytes of these that are taken."""
     draining: bool = False
     drained: bool = False
     rack: str = ""
@@ -207,7 +207,7 @@ class Catalog:
     models: dict[str, Model] = field(default_factory=dict)
     lanes: dict[str, Remembered] = field(default_factory=dict)
     quota_bytes: int = 0
-    """All shards together take at most so many bytes; 0 means no bound."""
+    """The limit of bytes of all shards together; 0 means none."""
     tended: dict[str, None] = field(default_factory=dict)
     """Models of which something is retained, rewound or copied: what `retention.settle` looks at."""
     leaving: dict[str, None] = field(default_factory=dict)
@@ -244,7 +244,7 @@ def is_retired(model: Model, version: int | None) -> bool:
 
 
 def holds(model: Model, replica: Replica, index: int, version: int) -> bool:
-    """Tell whether the shard stands ready at `version`."""
+    """Tell whether the shard is ready at `version`."""
     shard = replica.members.get(index)
     return (
         shard is not None and shard.state is ShardState.READY and shard.version == version and version in model.versions

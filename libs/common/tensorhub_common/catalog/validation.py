@@ -20,7 +20,7 @@ from tensorhub_common.protocol.subjects import check_name, is_name
 
 
 class CommandRefused(Exception):
-    """The command changes nothing; its sender is told this error."""
+    """The command changes nothing; its sender gets this error."""
 
     def __init__(self, error: type[TensorHubError], message: str) -> None:
         """Take the class that the caller shall see, and its sentence."""
@@ -63,7 +63,7 @@ def _is_lane(text: str) -> bool:
 
 
 def checked_digest(what: str, text: str) -> str:
-    """Return a digest (or what stands for one): 1 to 64 letters, digits, `_` or `-`."""
+    """Return a digest (or its placeholder): 1 to 64 letters, digits, `_` or `-`."""
     if not is_name(text):
         raise CommandRefused(BadCommand, f"{what} {text!r:.80} is no digest: send the hexadecimal digits of it")
     return text

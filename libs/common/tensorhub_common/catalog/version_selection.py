@@ -65,7 +65,7 @@ def _decide_number(model: Model, number: int) -> Decision:
 
 
 def is_overtaken(model: Model, current: Round) -> bool:
-    """Tell whether a newer version stands, and the round may still take it up: nobody begins with an overtaken one."""
+    """Tell whether a newer version is available that the round may still take: no read begins with an overtaken one."""
     best = newest(model)
     numbered = any(isinstance(wish, int) for wish in current.wants.values())
     may = current.supersede and current.superseded < SUPERSEDED_MAX and current.attempt < ATTEMPTS_MAX

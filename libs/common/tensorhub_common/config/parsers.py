@@ -95,7 +95,7 @@ def switch(text: str) -> bool:
 
 
 def name(what: str) -> Callable[[str], str]:
-    """Take a name that may stand in a subject."""
+    """Take a name that is valid in a subject."""
 
     def parse(text: str) -> str:
         try:
@@ -107,7 +107,7 @@ def name(what: str) -> Callable[[str], str]:
 
 
 def optional_name(what: str) -> Callable[[str], str]:
-    """Take a name that may stand in a subject, or none, which is the empty text."""
+    """Take a name that is valid in a subject, or none, which is the empty text."""
     parse = name(what)
     return lambda text: parse(text) if text else ""
 

@@ -1,11 +1,11 @@
-"""How the shared segments of one hub are named, so that whoever looks for them finds its own and no other hub's."""
+"""How the shared segments of one hub are named, so that a process finds those of its own hub and of no other."""
 
 import hashlib
 from pathlib import Path
 from typing import Final
 
 HUB_ID_BYTES: Final = 4
-"""Of the digest of the hub's directory, as it stands in the names of its segments."""
+"""The length of the digest of the hub's directory in the names of its segments."""
 
 
 def segment_beginning(directory: Path) -> str:

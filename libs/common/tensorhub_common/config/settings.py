@@ -28,8 +28,8 @@ HOST_CHARS_MAX: Final = 48
 BEATS_MISSED: Final = 6
 """By default an agent is lost once it has not said so often that it lives."""
 
-STRANGERS_TOLD: Final = 8
-"""Of variables that are no settings so many are told at most."""
+UNKNOWN_NAMED_MAX: Final = 8
+"""A warning names this many variables that are no settings."""
 
 NEAR: Final = 0.8
 """How alike (0 to 1) two names must be for the one to be taken for a slip of the other."""
@@ -46,7 +46,7 @@ class InvalidSetting(TensorHubError):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One row of the table. `default` is text as in the environment; `$OTHER` in it stands for another variable."""
+    """One row of the table. `default` is text as in the environment; `$OTHER` is the value of another variable."""
 
     parse: Callable[[str], object]
     default: str
@@ -66,7 +66,7 @@ def _variable(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a process was told by its environment. Make it with `load`; a default may refer to fields above it."""
+    """A process's configuration, from its environment. Make it with `load`; a default may refer to fields above it."""
 
     nats: str | None = _variable(
         values.nats_urls,
@@ -138,14 +138,14 @@ class Settings:
         "site-0",
         unit="name",
         example="berlin",
-        meaning="The datacenter that this host stands in.",
+        meaning="The datacenter of this host.",
     )
     rack: str = _variable(
         values.optional_name("rack"),
         "",
         unit="name",
         example="r07",
-        meaning="The rack that this host stands in; hosts of one are nearer to each other. By default none is known,"
+        meaning="The rack of this host; hosts of one rack are nearer to each other. By default none is known,"
         " and all hosts of a site are equally near. Set it once all registries and planners know of racks.",
     )
     agent: str | None = _variable(
@@ -181,7 +181,7 @@ class Settings:
         "/dev/shm",  # noqa: S108 (shared memory has this one place on Linux)
         unit="path",
         example="/dev/shm",  # noqa: S108
-        meaning="The memory file system in which segments stand.",
+        meaning="The memory file system that holds the segments.",
     )
     memory_bytes_max: int = _variable(
         values.byte_count(0),
@@ -253,7 +253,7 @@ class Settings:
         "8",
         unit="streams",
         example="16",
-        meaning="So many connections bring one shard to another site, shared out over its replicas there.",
+        meaning="The number of connections that bring one shard to another site, shared by its replicas there.",
     )
     copy_threads: int = _variable(
         values.count,
@@ -309,8 +309,8 @@ class Settings:
         "2.0",
         unit="s",
         example="10",
-        meaning="A read of a shard that takes longer than this, and a second for each 100 MB on top, is told as slow "
-        "in its agent's log.",
+        meaning="A read of a shard that takes longer than this, and a second for each 100 MB on top, is logged as slow "
+        "by its agent.",
     )
     refill_drain_s: float = _variable(
         values.seconds(0),
@@ -429,7 +429,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     found = sorted(
         name for name in environ if name.startswith(PREFIX) and name not in VARIABLES and not _OF_OTHERS.search(name)
     )
-    return [f"{name} is set, which is no setting of TensorHub{_meant(name)}" for name in found[:STRANGERS_TOLD]]
+    return [f"{name} is set, which is no setting of TensorHub{_meant(name)}" for name in found[:UNKNOWN_NAMED_MAX]]
 
 
 def _meant(name: str) -> str:
@@ -446,5 +446,5 @@ def _parse(name: str, variable: Variable, text: str) -> object:
 
 
 def host_name(real: str) -> str:
-    """Make a host's real name one that may stand in a subject."""
+    """Make a host's real name valid in a subject."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", real).lstrip("_-")[:HOST_CHARS_MAX] or "host"

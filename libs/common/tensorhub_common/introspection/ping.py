@@ -1,6 +1,7 @@
 """Whether a process of the hub lives, by its id: each answers `subjects.ping(id)` once it is ready to serve.
 
-Registries and planners fold logs, and answer `subjects.folders()` too: so it can be told which releases fold a job.
+Registries and planners fold logs, and answer `subjects.folders()` too: so an upgrade can check which releases fold a
+job.
 """
 
 import asyncio

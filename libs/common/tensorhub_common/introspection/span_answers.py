@@ -39,7 +39,7 @@ async def answer_traces(bus: Bus, process: str) -> None:
 
 
 SPANS_MAX: Final = 10_000
-"""One process answers with at most so many spans; the bytes of an answer are bounded besides."""
+"""The limit of spans in one process's answer; the bytes of an answer are bounded besides."""
 
 
 class _Answer:
@@ -85,6 +85,6 @@ def _transfers(keeper: SpanStore, job: str, question: bytes) -> tuple[list[Finis
 
 
 def _spans(keeper: SpanStore, _: str, question: bytes) -> tuple[list[FinishedSpan], int]:
-    """Whoever knows the id of a trace may see it; not all of its spans name their job."""
+    """The id of a trace is enough to see it; not all of its spans name their job."""
     wanted = msgspec.json.decode(question, type=SpansAsk)
     return keeper.newest(wanted.trace.encode(), lambda _: True, SPANS_MAX)

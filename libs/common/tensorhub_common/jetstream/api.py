@@ -1,7 +1,7 @@
 """The few requests of JetStream that the hub makes, as plain functions over a bus.
 
 They speak JetStream's JSON API directly: what goes over the wire is then all that happens, and a request ends as soon
-as the connection breaks. Whoever calls knows whether a repeat is harmless, and says so with `insist`.
+as the connection breaks. The caller knows whether a repeat is harmless, and says so with `insist`.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ _answers: Final = msgspec.json.Decoder(_Answer)
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """One message as it stands in a stream. `time_ns` is the server's time of storing it, since the epoch."""
+    """One message as a stream holds it. `time_ns` is the server's time of storing it, since the epoch."""
 
     seq: int
     time_ns: int
@@ -86,7 +86,7 @@ class Stored(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     data: bytes
     is_relayed: bool = False
-    """It came there as an answer of JetStream's own, whoever had asked for it (see `entry`)."""
+    """It is a copy of an answer of JetStream itself (see `entry`)."""
 
 
 def is_relayed(headers: Mapping[str, str], marks_max: int = 0) -> bool:
@@ -113,10 +113,10 @@ async def store(
     headers: Mapping[str, str] = NO_HEADERS,
     timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> Ack:
-    """Publish into a stream and wait until it stands there.
+    """Publish into a stream and wait until it is stored.
 
     Raises `WrongLastSequence`, `LogFull`, `MessageTooLarge` or `StreamFailure`: nothing was stored. After `NoAnswer`
-    and `NoBus` it may stand there all the same. `NoResponder`: no stream takes the subject, or its leader is being
+    and `NoBus` it may be stored all the same. `NoResponder`: no stream takes the subject, or its leader is being
     elected.
     """
     answer = _answers.decode(await bus.request(subject, body, timeout_s, headers))
@@ -185,7 +185,7 @@ def is_clustered(bus: Bus) -> bool:
 
 
 async def ensure_stream(bus: Bus, config: Mapping[str, Any], fixed: Iterable[str]) -> dict[str, Any]:
-    """Create a stream, or check that the one that stands agrees in its `fixed` properties. Returns its information.
+    """Create a stream, or check that the existing one agrees in its `fixed` properties. Returns its information.
 
     What is not fixed (limits, replicas) an operator may have changed since, and keeps.
     """
@@ -207,7 +207,7 @@ async def ensure_stream(bus: Bus, config: Mapping[str, Any], fixed: Iterable[str
 
 
 async def delete_stream(bus: Bus, name: str) -> None:
-    """Delete a stream with all that stands in it; where there is none, nothing is done."""
+    """Delete a stream with everything in it; where there is none, nothing is done."""
     try:
         await insist(lambda: api(bus, f"STREAM.DELETE.{name}"))
     except StreamFailure as failure:

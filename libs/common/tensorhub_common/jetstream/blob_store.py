@@ -1,12 +1,12 @@
 """Large things by digest: a content-addressed store in a JetStream stream of its own.
 
-What is too large for a message (a layout of many thousand tensors) stands here, and messages carry its digest. A blob
-is cut into chunks of a fixed length and each is compressed for itself, so a chunk means the same whoever wrote it,
-and puts of one blob that cross each other can't spoil it. Chunk 0 is written last: where it stands, the whole blob
-stands.
+What is too large for a message (a layout of many thousand tensors) is stored here, and messages carry its digest. A
+blob is cut into chunks of a fixed length and each is compressed for itself, so all writers of a blob write equal
+chunks, and puts of one blob that cross each other can't spoil it. Chunk 0 is written last: where it exists, the whole
+blob does.
 
-Always true: `get` returns exactly the bytes whose BLAKE2b-256 digest was asked for, or raises; no message is longer
-than `CHUNK_BYTES_MAX` and nothing inflates beyond its stated length, whatever was written by whomever.
+Invariants: `get` returns exactly the bytes whose BLAKE2b-256 digest was asked for, or raises; no message is longer
+than `CHUNK_BYTES_MAX` and nothing inflates beyond its stated length, whatever was written.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class BlobStore:
         self._cache: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     async def open(self, job: str, replicas: int = 1) -> None:
-        """Make the job's blob stream, or check the one that stands. Who opens a job calls it."""
+        """Make the job's blob stream, or check the existing one. Called when a job is opened."""
         config: dict[str, Any] = {
             "name": blob_stream(job),
             "description": f"TensorHub's blobs of job {job}",
@@ -92,14 +92,14 @@ class BlobStore:
         await api.delete_stream(self._bus, blob_stream(job))
 
     async def put(self, job: str, data: bytes) -> str:
-        """Store bytes and return their digest; what stands there already is not sent again.
+        """Store bytes and return their digest; what is stored already is not sent again.
 
         Raises `BlobTooLarge`, `LogFull`, or `NoBus` when NATS doesn't answer.
         """
         if len(data) > BLOB_BYTES_MAX:
             raise BlobTooLarge(f"{len(data)} bytes are more than a blob may have ({BLOB_BYTES_MAX}): split them up")
         digest = await _maybe_in_thread(blob_digest, data)
-        # It is looked for where it has to stand, and not in the cache: with a deleted job its store goes, and its name
+        # It is looked for in the store, and not in the cache: with a deleted job its store goes, and its name
         # may be used anew while this process goes on.
         if await self._chunk(job, digest, 0) is not None:
             self._keep(job, digest, data)
@@ -112,7 +112,7 @@ class BlobStore:
     async def get(self, job: str, digest: str) -> bytes:
         """Return the bytes with this digest.
 
-        Raises `BlobMissing`, `IntegrityError` when what stands there is something else, or `NoBus`.
+        Raises `BlobMissing`, `IntegrityError` when the stored bytes are others, or `NoBus`.
         """
         cached = self._cache.get((job, check_digest(digest)))
         if cached is not None:
@@ -120,7 +120,7 @@ class BlobStore:
             return cached
         first = await self._patiently(job, digest, 0)
         if first is None:
-            raise BlobMissing(f"job {job} has no blob {digest}: whoever names it must put it there first")
+            raise BlobMissing(f"job {job} has no blob {digest}: put it there before a message names it")
         length = _length(first.headers.get(LENGTH, ""), digest)
         parts = [b""] * chunks_of(length)
         parts[0] = _inflate(first.data, digest, min(length, CHUNK_INFLATED_BYTES))

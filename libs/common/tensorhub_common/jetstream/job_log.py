@@ -1,9 +1,9 @@
-"""A job's log: one JetStream stream in which all its commands and events stand in one total order.
+"""A job's log: one JetStream stream that holds all its commands and events in one total order.
 
 The log is the truth of the hub: the catalog is a fold over it. So nothing is dropped from it by age or to make room
-(it is refused instead), and nobody can delete an entry out of its middle. Always true of `append`: tried as often as
+(it is refused instead), and no user may delete an entry out of its middle. Invariants of `append`: tried as often as
 needed within its bound, it writes the entry at most once, by the entry's id within the stream's duplicate window; an
-entry that was appended against the last event's sequence stands there only if no other event came between.
+entry that was appended against the last event's sequence is stored only if no other event came between.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def _config(job: str, replicas: int) -> dict[str, Any]:
 
 
 async def open_job(bus: Bus, job: str, replicas: int = 1) -> "JobLog":
-    """Make the job's log, or check the one that stands. Raises `StreamMismatch` when it is not fit to be one."""
+    """Make the job's log, or check the existing one. Raises `StreamMismatch` when it is not fit to be one."""
     await api.ensure_stream(bus, _config(job, replicas), _FIXED)
     return JobLog(bus, job)
 
@@ -131,7 +131,7 @@ class JobLog:
         expected_last_event_seq: int | None = None,
         timeout_s: float = APPEND_TIMEOUT_S,
     ) -> int:
-        """Write an entry and return its sequence number, also when it stood there already.
+        """Write an entry and return its sequence number, also when the log has it already.
 
         With `expected_last_event_seq` (0: there is no event yet) it is written only if the job's last event has that
         number, and `WrongLastSequence` is raised otherwise. Raises `LogFull`, `LogMissing`, `MessageTooLarge`:
@@ -187,7 +187,7 @@ class JobLog:
         return (await self.extent()).last
 
     async def extent(self) -> LogExtent:
-        """Return what stands in the log now. Raises `LogMissing`."""
+        """Return the first and last sequence of the log now. Raises `LogMissing`."""
         try:
             info = await api.insist(lambda: api.stream_info(self._bus, self.stream))
         except StreamFailure as failure:
@@ -202,7 +202,7 @@ class JobLog:
         )
 
     async def trim(self, first: int) -> None:
-        """Remove all entries before number `first`. Whoever folds from there must have their sum elsewhere."""
+        """Remove all entries before number `first`. A fold that starts there needs a snapshot of them."""
         verb = f"STREAM.PURGE.{self.stream}"
         await api.insist(lambda: api.api(self._bus, verb, {"seq": first}))
 
@@ -237,16 +237,16 @@ class JobLog:
         start_seq: int = 1,
         *filter_subjects: str,
         wanted: EntryFilter | None = None,
-        told: OnReadState | None = None,
+        on_read_state: OnReadState | None = None,
     ) -> AsyncGenerator[StoredEntry, None]:
         """Yield every entry from `start_seq` on, for ever, in order, each exactly once, whatever becomes of NATS.
 
         While NATS is away it waits. Raises `LogGap` where an entry is no longer there, `LogShorter` when the log ends
         before what was read or before `start_seq - 1`, `LogMissing` without a log. With filters only entries on these
         subjects come; with `wanted`, of those whose body isn't wanted, only some. Close it (`aclose`) when done.
-        `told` is told why the log can't be read just now.
+        `on_read_state` is called with the reason while the log can't be read.
         """
-        return LogReader(self._bus, self.job, start_seq, filter_subjects, wanted, told).entries()
+        return LogReader(self._bus, self.job, start_seq, filter_subjects, wanted, on_read_state).entries()
 
     async def _last(self, subject: str) -> StoredEntry | None:
         try:

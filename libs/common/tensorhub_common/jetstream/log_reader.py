@@ -4,8 +4,8 @@ It pulls from a consumer of its own that is kept in the server's memory and made
 on, whenever something is in doubt: after a reconnection, when heartbeats stay away, when a message was lost on the
 way. (Measured on one machine: push and pull deliver equally fast, in about 0.5 ms from publish; a pull bounds what is
 under way without flow control, and a consumer made anew at the reconnection resumes in some tens of ms where
-nats-py's own took 1 to 20 s.) Whoever wants only some of the entries, by what stands in them, says so with `wanted`:
-what comes while its reader waits, and isn't wanted, is counted and wakes nobody.
+nats-py's own took 1 to 20 s.) A reader that wants only some of the entries, by their content, passes `wanted`: an
+entry that comes while the reader waits, and isn't wanted, is counted and wakes no task.
 
 Always true: what is yielded has a higher sequence than all before, and without a filter exactly the next one; at most
 `BATCH` messages lie unread; a silent skip (a consumer that is asked for a purged sequence starts later) is an error.
@@ -34,7 +34,7 @@ PULL_EXPIRES_S: Final = 30.0
 HEARTBEAT_S: Final = 0.5
 HEARTBEATS_MISSED_MAX: Final = 3
 CONSUMER_IDLE_S: Final = 5.0
-"""The server drops a consumer that nobody pulls from for this long."""
+"""The server drops a consumer without a pull for this long."""
 
 OPEN_TIMEOUT_S: Final = 2.0
 OPEN_WAIT_S: Final = 0.05
@@ -54,7 +54,7 @@ EntryFilter = Callable[[bytes], bool]
 """Tells by an entry's body whether it is wanted. It is asked while all entries before were taken and acted upon."""
 
 OnReadState = Callable[[Exception | None], None]
-"""Is told why the stream can't be read just now, at each attempt, and with None once it can."""
+"""Called at each attempt with the reason why the stream can't be read just now, and with None once it can."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -69,14 +69,14 @@ class LogReader:
         start_seq: int,
         filter_subjects: Sequence[str],
         wanted: EntryFilter | None = None,
-        told: OnReadState | None = None,
+        on_read_state: OnReadState | None = None,
     ) -> None:
         self._bus = bus
         self._job = job
         self._stream = log_stream(job)
         self._filters = list(filter_subjects)
         self._wanted = wanted
-        self._told = told
+        self._on_read_state = on_read_state
         self._server = PeerStatus(
             f"stream {self._stream}", lost="can't be followed, so that is tried again", back="is followed again"
         )
@@ -119,7 +119,7 @@ class LogReader:
     # -------------------------------------------------------------------------------------- opening
 
     async def _open(self) -> None:
-        """Make the consumer anew, trying until it stands: a follower outlives every outage."""
+        """Make the consumer anew, trying until it exists: a follower outlives every outage."""
         wait_s = OPEN_WAIT_S
         while True:
             try:
@@ -139,8 +139,8 @@ class LogReader:
             wait_s = min(2 * wait_s, OPEN_WAIT_MAX_S)
 
     def _tell(self, why: Exception | None) -> None:
-        if self._told is not None:
-            self._told(why)
+        if self._on_read_state is not None:
+            self._on_read_state(why)
 
     async def _begin(self) -> None:
         # Cleared first, so that a connection that breaks in the middle of this puts it in doubt again.
@@ -153,7 +153,7 @@ class LogReader:
         self._consumer = self._replies.rpartition(".")[2]
         self._consumer_next = 1
         await self._create()
-        # Asked after the consumer stands, so that a purge between the two can't go unseen.
+        # Asked after the consumer exists, so that a purge between the two can't go unseen.
         info = await api.api(self._bus, f"STREAM.INFO.{self._stream}", None, OPEN_TIMEOUT_S)
         self._check_log(info)
         await self._pull()
@@ -171,7 +171,7 @@ class LogReader:
         }
         verb = f"CONSUMER.CREATE.{self._stream}.{self._consumer}"
         if len(self._filters) == 1:
-            # A single one stands in the subject too, where a server's permissions may name it.
+            # A single filter is part of the subject too, where a server's permissions may name it.
             config["filter_subject"] = self._filters[0]
             verb = f"{verb}.{self._filters[0]}"
         elif self._filters:
@@ -196,7 +196,7 @@ class LogReader:
         self._created = created
 
     async def _is_missing(self) -> bool:
-        """Tell whether there is no log, by more than one node's first word; where nobody answers, nothing is known."""
+        """Tell whether there is no log, by more than one node's first answer; without an answer, nothing is known."""
         try:
             return await api.is_missing(self._bus, self._stream, OPEN_TIMEOUT_S)
         except (NoBus, NoAnswer, NoResponder, StreamFailure):

@@ -1,10 +1,10 @@
-"""A job's snapshots: where they stand, and which of them there are.
+"""A job's snapshots: where they are stored, and which of them exist.
 
-They stand in a JetStream stream of their own, compressed and cut into parts, since the object store reads at 13 MiB/s.
-The last two are kept, and one word, the index, names both: it is written last, against the index that was read before,
-so that a snapshot which is half written, or another leader's, is never taken for a whole one.
+They are stored in a JetStream stream of their own, compressed and cut into parts, since the object store reads at 13
+MiB/s. The last two are kept, and one word, the index, names both: it is written last, against the index that was read
+before, so that a snapshot which is half written, or another leader's, is never taken for a whole one.
 
-Always true: `read` returns exactly the bytes whose BLAKE2b-256 digest stands in the index, or raises; the index only
+Invariants: `read` returns exactly the bytes whose BLAKE2b-256 digest is in the index, or raises; the index only
 goes forward in the log; what the index names is not removed.
 """
 
@@ -46,7 +46,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
     nbytes: int
     packed: int
     first: int
-    """The first of its parts in the stream; all that stands before belongs to older snapshots."""
+    """The first of its parts in the stream; everything before it belongs to older snapshots."""
 
     @property
     def parts(self) -> int:
@@ -154,7 +154,7 @@ class SnapshotStore:
         return await asyncio.to_thread(self._unpack, record, b"".join(parts))
 
     async def drop_older(self, index: SnapshotIndex) -> None:
-        """Remove all that stands before what the index names."""
+        """Remove everything before what the index names."""
         first = min(record.first for record in index.records)
         purge = {"seq": first}
         await self._insist(lambda: api.api(self._bus, f"STREAM.PURGE.{self._stream}", purge, ATTEMPT_S))
@@ -221,7 +221,7 @@ class SnapshotStore:
         try:
             return await api.insist(attempt, on_no_responder=on_no_responder)
         except NoResponder:
-            # Without a stream nobody answers. The same is so while its leader is elected, or it was made just now.
+            # Without a stream there is no answer. The same is so while its leader is elected, or it was made just now.
             if await api.is_missing(self._bus, self._stream, ATTEMPT_S):
                 raise
         try:

@@ -5,7 +5,7 @@ float32 becomes bfloat16. *fp8 with scales* makes two tensors of one: values in 
 each block of them. A value depends on the largest magnitude of its whole block, so a box of values, or of scales,
 needs a box of whole blocks (`values_need`, `scales_need`).
 
-The arithmetic stands where numpy is: in the agent's `casting`. Here is geometry alone, because the planner runs on
+The arithmetic is in the agent's `casting`, which has numpy. This module is geometry alone, because the planner runs on
 hosts without numpy. docs/casts.md says how exact all of it is, and whose formula each scheme is.
 
 Always true of a scheme: blocks are counted from index 0 of the global tensor, over its last two dimensions; the
@@ -45,7 +45,7 @@ Span = tuple[Shape, Shape]
 
 
 def check_value_cast(from_dtype: str, to_dtype: str) -> None:
-    """Raise `LayoutMismatch` when a value cast would lose what the numbers mean; whoever calls names the tensor."""
+    """Raise `LayoutMismatch` when a value cast would lose what the numbers mean; the caller names the tensor."""
     if from_dtype == to_dtype or (from_dtype in CASTABLE and to_dtype in CASTABLE):
         return
     raise LayoutMismatch(

@@ -1,4 +1,4 @@
-"""The layout of a shard: which boxes of which tensors stand where in its segment.
+"""The layout of a shard: where in its segment each box of each tensor is.
 
 A layout is what two holders must agree on before bytes move. It is a value: tensors sorted by name, so
 that the same tensors given in another order are the same layout, and content-addressed by a digest, so that
@@ -8,7 +8,7 @@ A *piece* is the unit of transfer: a box of one tensor in global index space, so
 every layout. The canonical pieces of a layout follow from the layout alone (`pieces`), and so two holders
 of one layout number their pieces alike and their root digests can be compared.
 
-Always true of a layout's pieces: they are in segment order, each stands contiguous in the segment, each has at
+Invariants of a layout's pieces: they are in segment order, each is contiguous in the segment, each has at
 least one byte and at most `PIECE_BYTES_MAX` (or one element), and together they cover every element exactly once.
 """
 
@@ -43,10 +43,10 @@ ALIGNMENT_BYTES: Final = 256
 """Every tensor starts at a multiple of this, which suits vector loads, CUDA and every dtype's itemsize."""
 
 TENSORS_MAX: Final = 1_000_000
-_PARTS_TOLD: Final = 4
-"""A sentence about a tensor names at most so many of its parts."""
+_PARTS_NAMED: Final = 4
+"""A sentence about a tensor names at most this many of its parts."""
 TENSOR_BYTES_MAX: Final = 2**53 - 1
-"""What every reader of JSON counts exactly; sizes stand in commands."""
+"""What every reader of JSON counts exactly; sizes are part of commands."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
@@ -342,23 +342,23 @@ def difference(one: Layout, other: Layout, names_max: int = 5) -> str:
     left = {entry.name: entry for entry in one.tensors}
     right = {entry.name: entry for entry in other.tensors}
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
-    told = [
+    described = [
         f"{name!r} ({_describe(left.get(name))} against {_describe(right.get(name))})" for name in names[:names_max]
     ]
     more = f" and {len(names) - names_max} more" if len(names) > names_max else ""
-    return ", ".join(told) + more
+    return ", ".join(described) + more
 
 
 def _describe(entry: TensorEntry | None) -> str:
     if entry is None:
         return "absent"
     if entry.parts:
-        told = entry.parts[:_PARTS_TOLD]
-        parts = ["padding" if part.is_padding else _told(part) for part in told]
-        more = f" and {len(entry.parts) - _PARTS_TOLD} parts more" if len(entry.parts) > _PARTS_TOLD else ""
+        named = entry.parts[:_PARTS_NAMED]
+        parts = ["padding" if part.is_padding else _describe_part(part) for part in named]
+        more = f" and {len(entry.parts) - _PARTS_NAMED} parts more" if len(entry.parts) > _PARTS_NAMED else ""
         return f"{entry.dtype}{list(entry.shape)} of {', '.join(parts)}{more}"
     return f"{entry.dtype}{list(entry.shape)} of {list(entry.global_shape)} at {list(entry.offset)}"
 
 
-def _told(part: Part) -> str:
+def _describe_part(part: Part) -> str:
     return f"{part.name}{f' as {part.cast}' if part.cast else ''} at {list(part.offset)}"

@@ -19,14 +19,14 @@ from tensorhub_common.errors import LayoutMismatch
 NAME_BYTES_MAX: Final = 4096
 
 SIZE_MAX: Final = 2**63 - 1
-"""A dimension of a global tensor has at most so many elements: indices are 64-bit integers."""
+"""Limit of a global tensor's elements along a dimension: indices are 64-bit integers."""
 
 PARTS_MAX: Final = 65_536
-"""A tensor has at most so many parts; 256 experts with two matrices each have 512."""
+"""Limit of a tensor's parts; 256 experts with two matrices each have 512."""
 
 TILED_DIMS_MAX: Final = 6
-"""Parts that divide so many dimensions at most are checked by their corners, of which each has two to that power; all
-others are compared with one another."""
+"""Parts that divide at most this many dimensions are checked by their corners, of which each has two to that power;
+all others are compared with one another."""
 
 Shape = tuple[int, ...]
 Bounds = tuple[Shape, Shape]

@@ -18,7 +18,7 @@ BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
 """A block of the source is so long at most: it is looked at for each box that has some of it."""
 
 LARGEST_SOURCE_ITEMSIZE: Final = 4
-"""The largest element that fp8 is made of has so many bytes."""
+"""The size in bytes of the largest element that fp8 is made of."""
 
 
 @dataclass(frozen=True, slots=True)

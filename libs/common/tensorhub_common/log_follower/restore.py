@@ -1,6 +1,6 @@
 """Finding what a fold may begin with: the newest of a job's snapshots that is whole and that this release knows.
 
-Always true: what is returned lies within the log that stands now, and lies after what was folded already.
+Invariant: what is returned lies within the present log, and after what was folded already.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ async def newest_snapshot(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | N
 async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, LogExtent]:
     extent = await JobLog(bus, job).extent()
     snapshots = SnapshotStore(bus, job)
-    told: list[str] = []
+    unreadable: list[str] = []
     is_newer = False
-    for record in _records(await _index(snapshots, extent, told)):
+    for record in _records(await _index(snapshots, extent, unreadable)):
         if record.seq <= beyond:
             break
         if record.seq > extent.last:
@@ -53,21 +53,21 @@ async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Log
         try:
             return decode(job, await snapshots.read(record)), extent
         except (SnapshotBroken, SnapshotUnreadable) as why:
-            told.append(str(why))
+            unreadable.append(str(why))
             is_newer = is_newer or isinstance(why, SnapshotNewer)
             _log.error("a snapshot can't be used", job=job, seq=record.seq, why=str(why))
     if extent.first > beyond + 1:
-        reasons = "; ".join(told) or "there is none after it"
+        reasons = "; ".join(unreadable) or "there is none after it"
         why_not = f"the log of job {job!r} begins at {extent.first}, and no snapshot leads there: {reasons}"
         raise LevelUnknown(why_not) if is_newer else LogGap(why_not)
     return None, extent
 
 
-async def _index(snapshots: SnapshotStore, extent: LogExtent, told: list[str]) -> SnapshotIndex | None:
+async def _index(snapshots: SnapshotStore, extent: LogExtent, unreadable: list[str]) -> SnapshotIndex | None:
     try:
         return await snapshots.index(extent.created)
     except SnapshotBroken as why:
-        told.append(str(why))
+        unreadable.append(str(why))
         return None
 
 

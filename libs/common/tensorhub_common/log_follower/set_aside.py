@@ -39,7 +39,7 @@ class SetAside:
 
 
 def wait_s(failures: int) -> float:
-    """Return how long a job is left alone after so many failures in a row."""
+    """Return how long a job is left alone after this many failures in a row."""
     return min(AGAIN_S_MAX, AGAIN_S_MIN * (1 << min(failures - 1, _DOUBLINGS_MAX)))
 
 

@@ -26,11 +26,11 @@ _TURN: Final = "making spans"
 
 
 TURN_STORIES_MAX: Final = 4
-"""In one turn of the event loop the spans of so many stories are made, which takes some tenths of a millisecond."""
+"""The spans of this many stories are made in one turn of the event loop, which takes some tenths of a millisecond."""
 
 
 STORIES_MAX: Final = 1024
-"""So many finished stories wait for their spans; the oldest are dropped."""
+"""Limit of finished stories that wait for their spans; the oldest are dropped."""
 
 
 MakeSpans = Callable[[], None]

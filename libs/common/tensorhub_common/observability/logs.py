@@ -84,7 +84,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """The one handler that `start` puts on the root logger."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let pass what is ours; of other libraries we only want to hear what is wrong."""
+        """Let pass what is ours, and warnings and errors of other libraries."""
         return (record.name.startswith(_OURS) or record.levelno >= logging.WARNING) and bool(super().filter(record))
 
 
@@ -93,7 +93,7 @@ REQUEST_HEADERS: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("answe
 
 
 def trace_ids() -> dict[str, str]:
-    """Return the ids of the active span, or of whoever asked, as log fields; nothing when there is none."""
+    """Return the ids of the active span, or of the request in hand, as log fields; nothing when there is none."""
     span = trace.get_current_span().get_span_context()
     if span.is_valid:
         return {"trace_id": trace.format_trace_id(span.trace_id), "span_id": trace.format_span_id(span.span_id)}

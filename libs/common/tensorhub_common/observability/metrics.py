@@ -1,8 +1,8 @@
 """The metrics of the hub: one table of them, and how a service gives them their values.
 
-A value is read where it stands when somebody looks: a service hands over a function for each of its metrics, which is
-called at each scrape or push, in a thread of its own. So a metric costs nothing while nobody looks. Only durations are
-recorded as they come about, once for each read or plan.
+A value is read when a scrape or push asks for it: a service hands over a function for each of its metrics, which is
+called at each scrape or push, in a thread of its own. So a metric costs nothing between them. Only durations are
+recorded as they occur, once for each read or plan.
 
 Always true: a metric that is not in the table can't be given values, and docs/metrics.md is written from the table.
 """
@@ -28,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Metric(NamedTuple):
-    """One row. `unit` is UCUM's, as OpenTelemetry has it; what stands in braces there is no part of the name."""
+    """One row. `unit` is UCUM's, as OpenTelemetry has it; what is in braces is no part of the name."""
 
     role: MetricRole
     name: str
@@ -67,7 +67,7 @@ _ROWS: Final = (
         "tensorhub.agent.encoded",
         "counter",
         "By",
-        "Weights that stand here by a delta, or came packed: so many bytes of pieces, for which fewer came.",
+        "Bytes of pieces that were received as a delta or packed, so that fewer bytes crossed the wire.",
         ("encoding",),
     ),
     Metric(
@@ -176,7 +176,7 @@ _ROWS: Final = (
         "tensorhub.registry.unpublished",
         "gauge",
         "{command}",
-        "Commands that were folded and whose outcome is not known to stand in the log yet.",
+        "Commands that were folded and whose outcome is not known to be in the log yet.",
         ("job",),
     ),
     Metric(

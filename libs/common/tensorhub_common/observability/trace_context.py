@@ -1,7 +1,7 @@
-"""Where a span stands in a trace, and what a finished one says. Pure: making spans is `telemetry/span_maker.py`.
+"""The place of a span in a trace, and what a finished one says. Pure: making spans is `telemetry/span_maker.py`.
 
-Ids are given out before a span is made: whoever asks another process names the span that it will make of the question
-when all is over, so nothing has to be made while anybody waits.
+Ids are given out before a span is made: a request to another process names the span that will be made of it when all
+is over, so no span has to be made while a caller waits.
 """
 
 import re
@@ -14,7 +14,7 @@ TRACEPARENT: Final = "traceparent"
 """W3C's header: the span that caused this message."""
 
 PUBLISH_HEADER: Final = "tensorhub-publish"
-"""The header of a decision that stands in a trace of its own: the traceparent of the version's publish span."""
+"""The header of a decision that has a trace of its own: the traceparent of the version's publish span."""
 
 SAMPLED: Final = 1
 HEX: Final = 16
@@ -76,7 +76,7 @@ def finished_span(
     error: str | None = None,
 ) -> SpanRecord:
     """Return the record of a span that is over. It never ends before it begins, and its parent is of its trace."""
-    assert place.sampled, "of a trace that is not sampled nobody records anything"
+    assert place.sampled, "nothing of a trace that is not sampled is recorded"
     assert parent is None or parent.trace_id == place.trace_id, "a span's parent is of the same trace"
     start_ns, end_ns = times_ns
     return SpanRecord(

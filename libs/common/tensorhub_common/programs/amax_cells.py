@@ -16,8 +16,8 @@ AMAX_ENTRY_BYTES: Final = 4
 """An entry is a float32."""
 
 TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A reader keeps so many largest magnitudes of blocks that are cut, 4 bytes each: enough for 10^12 values in blocks of
-128 × 128."""
+"""Limit of a reader's table of largest magnitudes of blocks that are cut, 4 bytes each: enough for 10^12 values in
+blocks of 128 × 128."""
 
 
 class UnitKind(enum.IntEnum):
@@ -31,34 +31,34 @@ class UnitKind(enum.IntEnum):
 
 
 class AmaxReduction(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a cell of one unit has to do with a fold, and where the entries of its blocks stand in the table."""
+    """What a cell of one unit has to do with a fold, and where the entries of its blocks are in the table."""
 
     kind: UnitKind
     number: int
     """Of the fold, within the pattern."""
     at: int
-    """The first block's entry, so many bytes behind where the tensor's entries begin."""
+    """The first block's entry, in bytes from where the tensor's entries begin."""
     strides: Sizes
     """Bytes from a block's entry to the next one's."""
     grain: Sizes
-    """So many of the cell's elements belong to a block; it begins with one, or lies within one."""
+    """The number of the cell's elements in a block; the cell begins with a block, or lies within one."""
     scheme: str
 
 
 class AmaxEntries(NamedTuple):
-    """Where the entries of a unit's blocks stand in the table, and what the unit is made of by them."""
+    """Where the entries of a unit's blocks are in the table, and what the unit is made of by them."""
 
     at: int
     strides: Sizes
     counts: Sizes
     to: int
     form: StridedForm
-    """Of what stands at `to`: its own elements, in the destination; of a partial they are the entries."""
+    """Of what is at `to`: its own elements, in the destination; of a partial they are the entries."""
     scheme: str
 
 
 def is_valid_reduction(fold: AmaxReduction, shape: Sizes, units: int, owners: int, table_bytes: int) -> bool:
-    """Tell whether a fold can be that of such a cell, whoever has made it. A tensor has so many bytes of the table."""
+    """Tell whether a fold from outside can be that of such a cell. A tensor has `table_bytes` of the table."""
     rank = len(shape)
     if units != 1 or fold.kind is UnitKind.PLAIN or not len(fold.strides) == len(fold.grain) == rank:
         return False

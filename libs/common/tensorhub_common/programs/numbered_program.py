@@ -19,13 +19,13 @@ from tensorhub_common.programs.program import Cell, Range, SourceBox, TensorGrou
 from tensorhub_common.programs.regions import Blocks, StridedCopies, StridedForm
 
 UNITS_MAX: Final = 4_000_000
-"""A program has at most so many units, as a layout has pieces."""
+"""Limit of a program's units, as of a layout's pieces."""
 
 HERE: Final = 0
-"""Stands for no owner, where the forms of units are kept: an identity is never 0."""
+"""Means no owner, where the forms of units are kept: an identity is never 0."""
 
 PATTERNS_MAX: Final = 100_000
-"""What follows of so many patterns is kept; then all is forgotten, and found out again when it is wanted."""
+"""Limit of patterns whose results are kept; beyond it all are dropped, and computed again when needed."""
 
 
 class UnitTarget(NamedTuple):
@@ -38,7 +38,7 @@ class UnitTarget(NamedTuple):
 
 
 class UnitRun(NamedTuple):
-    """Units of one kind that repeat: `count` of them for each of so many tensors, the first one's from `first` on."""
+    """Units of one kind that repeat: `count` of them for each of `tensors` tensors, the first one's from `first` on."""
 
     kind: UnitKind
     first: int
@@ -54,7 +54,7 @@ class _Alike(NamedTuple):
     boxes: tuple[int, ...]
     cells: Sequence[Cell]
     units: Sequence[int]
-    """Behind so many units each cell begins, and the last one ends."""
+    """The units before each cell, and behind the last one."""
     ends: Sequence[int]
     """The bytes before each unit, and of all."""
 
@@ -68,7 +68,7 @@ class PatternCache:
         """With the pattern itself, so that no other one comes to have its identity."""
 
     def alike(self, cells: Sequence[Cell], boxes: int) -> Sequence[_Alike]:
-        """Divide a pattern's cells, which lie in so many boxes, by what they are and who has them."""
+        """Divide a pattern's cells, which lie in `boxes` boxes, by what they are and which sources have them."""
         key = (id(cells), boxes == 1)
         known = self._known.get(key)
         if known is None:
@@ -99,7 +99,7 @@ def _alike(kind: UnitKind, boxes: tuple[int, ...], cells: Sequence[Cell]) -> _Al
 
 
 class _Block(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The cells of a group that the same sources have. Blocks stand in the order of what is first here."""
+    """The cells of a group that the same sources have. Blocks are in the order of these fields."""
 
     kind: UnitKind
     owners: tuple[int, ...]
@@ -180,7 +180,7 @@ class NumberedProgram:
     def _given_by_all(self) -> list[tuple[Range, ...]]:
         """Return the units of each source, found in one pass. Neighbouring ranges are joined."""
         given: list[tuple[Range, ...]] = [()] * len(self.program.sources)
-        # Blocks of the same sources stand side by side, and most blocks have the same sources as others.
+        # Blocks of the same sources are side by side, and most blocks have the same sources as others.
         firsts = [number for number, (a, b) in enumerate(pairwise(self._blocks), 1) if a.owners != b.owners]
         for begin, end in pairwise((0, *firsts, len(self._blocks))):
             first, units = self._first[begin], self._first[end] - self._first[begin]
@@ -207,7 +207,7 @@ class NumberedProgram:
         )
 
     def _is_cast(self, block: _Block, source: int | None) -> bool:
-        """Tell whether the first of its cells' owners which stands in that source casts, as in all of them."""
+        """Tell whether the first of its cells' owners in that source casts, as in all of them."""
         sources = self.program.groups[block.number].sources
         owners = (each for each in block.alike.cells[0].owners if sources[each.box] == source)
         return any(bool(each.cast) for each in islice(owners, 1))
@@ -220,7 +220,7 @@ class NumberedProgram:
                 yield UnitRun(block.kind, first, block.number, tensors, block.alike.cells)
 
     def entries(self, ranges: Iterable[Range]) -> Iterator[AmaxEntries]:
-        """Yield where in the table the entries of these units stand, all of which have to do with folds."""
+        """Yield where in the table the entries of these units are, all of which have to do with folds."""
         for group, tensor, cell, _ in self._units(ranges):
             fold, cut = cell.fold, cell.cut
             assert fold is not None
@@ -256,7 +256,7 @@ class NumberedProgram:
         return StridedCopies(to, origin, form)
 
     def _regions_here(self, ranges: Iterable[Range]) -> StridedCopies:
-        """Return these units as they stand in memory of the destination's layout: where they belong."""
+        """Return these units as they are in memory of the destination's layout: where they belong."""
         to: list[int] = []
         form: list[StridedForm] = []
         for group, tensor, cell, unit in self._units(ranges):
@@ -266,7 +266,7 @@ class NumberedProgram:
         return StridedCopies(to, to, form)
 
     def places(self, ranges: Iterable[Range]) -> Iterator[UnitTarget]:
-        """Yield where these units go, whoever gives them. Partials go nowhere."""
+        """Yield where these units go, from any source. Partials go nowhere."""
         for group, tensor, cell, unit in self._units(ranges):
             cut = cell.cut
             form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, unit)
@@ -334,7 +334,7 @@ def _blocks(program: TransferProgram, patterns: PatternCache) -> list[_Block]:
                 for each in patterns.alike(cells, len(sources))
             ]
         else:
-            # Several boxes stand in one source: whoever has one of them has the others too.
+            # Several boxes are in one source: a source with one of them has the others too.
             found += [
                 _Block(each.kind, each.boxes, number, each, each.units[-1] * tensors)
                 for each in _divided(cells, sources)

@@ -9,15 +9,15 @@ Tensors that are cut alike (all experts of all layers) share a *pattern* of cell
 come from the same sources. So a program is a few patterns, and for each tensor where it begins at both ends.
 
 Units are numbered block by block (`execution`): a *block* are the cells of a group that the same sources have. Blocks
-stand in the order of their sources, so what one source gives is few ranges of numbers, however many tensors there are.
+are in the order of their sources, so what one source gives is few ranges of numbers, for any number of tensors.
 
 Memory of the destination's own layout has every unit, at the same place: it is a source of any program that fills the
 layout, and no program need name it.
 
-Where sources' edges cut through blocks of fp8 nobody has whole, a *fold* is a box of such blocks: *partials* are units
-whose elements are the largest magnitudes (amax) in what one source has of each block. They go into the read's *table*
-and not into the destination. Once a fold's partials are all there, its scales follow, and its values are asked for with
-them (docs/adr/0013).
+Where sources' edges cut through blocks of fp8 that no source has whole, a *fold* is a box of such blocks: *partials*
+are units whose elements are the largest magnitudes (amax) in what one source has of each block. They go into the read's
+*table* and not into the destination. Once a fold's partials are all there, its scales follow, and its values are asked
+for with them (docs/adr/0013).
 
 Always true: every element of the destination that is to be filled is in exactly one cell (proved where it is compiled),
 partials aside.
@@ -59,14 +59,14 @@ class SourceBox(msgspec.Struct, frozen=True, array_like=True, gc=False):
     box: int
     """Which of the group's boxes."""
     ahead: int
-    """So many bytes behind the beginning of the box."""
+    """The bytes from the beginning of the box."""
     strides: Sizes
     itemsize: int
     cast: str
     blocks: Blocks | None = None
     """What the whole cell is made of, where that are whole blocks; `ahead` is where these begin."""
     step: int = 1
-    """So many of the source's elements along the dimension of the cut make one of the cell's."""
+    """The number of the source's elements along the dimension of the cut that make one of the cell's."""
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,13 +92,13 @@ class TensorGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     pattern: int
     sources: tuple[int, ...]
-    """Of each box, the number of the source layout that it stands in."""
+    """Of each box, the number of its source layout."""
     to: tuple[int, ...]
     at: tuple[tuple[int, ...], ...]
     table: int = 0
     """In the table the first tensor's entries begin here,"""
     table_bytes: int = 0
-    """and each tensor has so many bytes there."""
+    """and each tensor has this many bytes of it."""
 
     def begin(self, tensor: int, box: int) -> int:
         """Return where a box of a tensor begins, in its source's layout."""
@@ -107,7 +107,7 @@ class TensorGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 UNREAD_MAX: Final = 8
-"""A program names so many of the tensors that it leaves out."""
+"""A program names at most this many of the tensors that it leaves out."""
 
 
 class TransferProgram(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -136,9 +136,9 @@ def decoded(data: bytes) -> TransferProgram:
     try:
         program: TransferProgram = _decoder.decode(data)
     except MALFORMED as why:
-        raise LayoutMismatch(f"what stands in the blob store as a transfer program is none: {why}") from None
+        raise LayoutMismatch(f"the blob that should be a transfer program is none: {why}") from None
     if not all(_is_whole(group, program) for group in program.groups):
-        raise LayoutMismatch("what stands in the blob store as a transfer program names what it does not have")
+        raise LayoutMismatch("the blob that should be a transfer program names what it does not have")
     return program
 
 
@@ -169,7 +169,7 @@ def _is_cut(cell: Cell, boxes: int, table_bytes: int, folds_max: int) -> bool:
         return False
     if cell.fold is None:
         return bool(cell.owners)
-    # Whoever carries it out keeps something of each number: there are at most as many as cells.
+    # A reader keeps state for each number: there are at most as many as cells.
     return cell.fold.number < folds_max and is_valid_reduction(
         cell.fold, cut.shape, cut.units, len(cell.owners), table_bytes
     )

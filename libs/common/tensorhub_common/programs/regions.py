@@ -3,8 +3,8 @@
 What a transport has to know to bring boxes between unlike layouts, and nothing of tensors. Many boxes are alike but for
 where they begin, so what they have in common is a `StridedForm`, kept once.
 
-Always true of a form: `shape`, `to_strides` and `origin_strides` are of one length, which may be 0 (one element); every
-size is at least 1; strides are in bytes, and not negative. Elements of different index stand in different bytes.
+Invariants of a form: `shape`, `to_strides` and `origin_strides` are of one length, which may be 0 (one element); every
+size is at least 1; strides are in bytes, and not negative. Elements of different index are in different bytes.
 """
 
 import math
@@ -19,7 +19,7 @@ Dim = tuple[int, int, int]
 """A dimension: how many elements, and how far they lie apart in the destination and in the source."""
 
 DIMS_MAX: Final = 16
-"""A box has so many dimensions at most once those are joined that can be; tensors have five or six."""
+"""Limit of a box's dimensions once those are joined that can be; tensors have five or six."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ READS_TOLD_MAX: Final = 256
 
 
 SOURCES_TOLD_MAX: Final = 16
-"""Of one read at most this many sources are told, those that have brought most first."""
+"""Limit of the sources named for one read, those that have brought most first."""
 
 
 class ReadSource(msgspec.Struct, frozen=True, kw_only=True):

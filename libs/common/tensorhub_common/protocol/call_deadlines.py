@@ -11,11 +11,11 @@ that is longer.
 from typing import Final, NamedTuple
 
 END_S_MIN: Final = 2.0
-"""An answer is waited for so long in any case: a bound of 0 means that readers are not waited for, not that nobody may
-answer."""
+"""The least time to wait for an answer: a bound of 0 means that readers are not waited for, not that there is no time
+to answer."""
 
 LAST_SHARE: Final = 0.25
-"""Of a bound, what is left for the log's word and the answer, from `LAST_S_MIN` to `LAST_S_MAX`."""
+"""The share of a bound that is left for the log's outcome and the answer, from `LAST_S_MIN` to `LAST_S_MAX`."""
 
 LAST_S_MAX: Final = 2.5
 LAST_S_MIN: Final = 0.5

@@ -5,5 +5,5 @@ from typing import Final
 import msgspec
 
 MALFORMED: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""A text may hold bytes that are no UTF-8, and lists may stand in lists however deep: msgspec has no error of its own
-for these."""
+"""A text may hold bytes that are no UTF-8, and lists may be nested to any depth: msgspec has no error of its own for
+these."""

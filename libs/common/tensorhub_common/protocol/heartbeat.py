@@ -7,7 +7,7 @@ import msgspec
 from tensorhub_common.protocol.plans import Transport
 
 SERVED_MAX: Final = 128
-"""A beat names so many readers of each transport at most; of the others it tells how many there are."""
+"""A heartbeat names at most this many readers of each transport, and the count of the others."""
 
 
 class ReaderLoad(msgspec.Struct, frozen=True, array_like=True):

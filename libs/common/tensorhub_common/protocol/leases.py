@@ -7,7 +7,7 @@ import msgspec
 from tensorhub_common.protocol.plans import ReadPriority, SourceId, Transport
 
 DIGESTS_PAGE_PIECES: Final = 16_384
-"""A grant carries the digests of so many pieces at most (256 KiB); the rest is asked for by page."""
+"""A grant carries the digests of at most this many pieces (256 KiB); the rest is asked for by page."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,17 +27,17 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     units: bool = False
     """The reader goes by a transfer program, and needs no digests of the source's pieces."""
     nbytes: int = 0
-    """So much of it the reader was planned to read."""
+    """How much of it the reader was planned to read, in bytes."""
     base: str | None = None
     """The root of a version whose bytes the reader holds: patches from there to what it wants would do."""
     awaits_patches: bool = True
     """To wait until they are made takes the reader less time than to read the pieces at once."""
     promises: bool = False
-    """Of what does not stand there yet the reader waits only for what is promised, so the source's turn may be any."""
+    """Of what the source lacks the reader waits only for what is promised, so the source's turn may be any."""
     program: str | None = None
     """The transfer program by which the reader goes: a source that is filled by the same one may tell of its units."""
     hold_s: float = 0.0
-    """The ticket is shown later, since the reader has many sources: it is to be good for so long, if it may."""
+    """The ticket is shown later, since the reader has many sources: it should be valid for this long, if it may."""
     wrong: bool = False
     """No lease is asked for: bytes that came under one that held were not those that the log has of the version. The
     source's agent looks whether its memory still has them, and tells the worker if not."""
@@ -47,7 +47,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """The lease stands. `ticket` opens the transport once, within `ticket_s`. `digests` is the first page of them."""
+    """Granted. `ticket` opens the transport once, within `ticket_s`. `digests` is the first page of them."""
 
     lease: str
     ticket: str

@@ -25,10 +25,10 @@ PLAN_ASK_S: Final = 0.9
 """Who asks for a plan has given up after this, a little before a read asks again: a planner drops what is older."""
 
 SHARES_MAX: Final = 4096
-"""A plan reads from at most so many sources: a shard may consist of parts of as many others."""
+"""Limit of a plan's sources: a shard may consist of parts of as many others."""
 
 RATES_MAX: Final = 64
-"""A demand tells the rates of so many links at most."""
+"""Limit of the links whose rates a demand has."""
 
 Transport = Literal["local", "ucxx"]
 
@@ -55,13 +55,13 @@ class ReadPriority(msgspec.Struct, frozen=True, array_like=True, order=True, gc=
 def has_priority(source: ReadPriority, reader: ReadPriority | None) -> bool:
     """Tell whether a half-filled source may serve a reader.
 
-    So whoever waits for bytes waits for somebody of an earlier turn, and no chain of waiting comes back to itself.
+    A reader thus waits only for a source of an earlier turn, and no chain of waiting comes back to itself.
     """
     return reader is not None and source < reader
 
 
 class LinkRate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How fast bytes came to a reader's agent over a link, as it has measured: in so many samples, the last so old."""
+    """How fast bytes came to a reader's agent over a link, as it has measured."""
 
     link: str
     """As the planner named it in a share."""
@@ -101,8 +101,8 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     packs: bool = False
     """The reader can read an answer that is compressed (`packed`)."""
     crossers: tuple[SourceId, ...] = ()
-    """The reader's group, as its first plan had it: what is shared out anew is so among the same ones, whoever was lost
-    or has become ready meanwhile."""
+    """The reader's group, as its first plan had it: what is shared out anew is so among the same ones, also after
+    losses and new ready sources."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -123,9 +123,9 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     link: str = ""
     """What the bytes come by; what the reader gets over it, it tells under this name. Empty: it tells nothing."""
     far: bool = False
-    """It stands in another site: nobody takes over from a nearer source what it has promised."""
+    """It is in another site: no other source takes over what a nearer one has promised."""
     streams: int = 1
-    """So many sessions carry it side by side."""
+    """The number of sessions that carry it side by side."""
     crosses: bool = False
     """It is half-filled, of the reader's own group, and brings these pieces over to the site for all of the group."""
 
@@ -163,7 +163,7 @@ PACK_BYTES_MIN: Final = 64 * 1024
 """Shorter answers go as they are: most plans name a handful of sources."""
 
 PLAN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A plan has at most so many bytes when it is uncompressed."""
+"""Limit of an uncompressed plan's bytes."""
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 """What each frame of zstd begins with."""

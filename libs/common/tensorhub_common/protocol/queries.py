@@ -12,7 +12,7 @@ import msgspec
 from tensorhub_common.protocol.log.events import AnyEvent
 
 OUTCOMES_KEPT_MAX: Final = 65_536
-"""The registry answers `ask.outcome` for so many of the last commands."""
+"""The registry answers `ask.outcome` for this many of the last commands."""
 
 STORY_LINES_MAX: Final = 2_000
 """A story is cut to its last lines."""
@@ -49,7 +49,7 @@ class OpenAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOpened(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
-    """The job's stream stands."""
+    """The job's stream exists."""
 
     job: str
     level: int = 0
@@ -178,7 +178,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
 
 
 HEALTH_JOBS_MAX: Final = 1_000
-"""An answer about the whole hub names so many jobs at most; `Health.ailing` counts all."""
+"""An answer about the whole hub names at most this many jobs; `Health.ailing` counts all."""
 
 
 class JobState(StrEnum):
@@ -189,7 +189,7 @@ class JobState(StrEnum):
     WAITING = "waiting"
     """The log can't be read or written just now. Nothing is wrong with the job, and it goes on by itself."""
     SET_ASIDE = "set-aside"
-    """It can't go on from what stands in the log. The others go on; this one is tried again at `again_at`, and stays in
+    """It can't go on from what the log holds. The others go on; this one is tried again at `again_at`, and stays in
     this state until it has got on."""
 
 

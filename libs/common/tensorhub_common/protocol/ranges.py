@@ -14,7 +14,7 @@ NOTHING: Final[Ranges] = ()
 
 
 def merge_ranges(ranges: Iterable[Range]) -> Ranges:
-    """Return the set of all pieces that stand in `ranges`, which may come in any order and overlap."""
+    """Return the set of all pieces in `ranges`, which may come in any order and overlap."""
     if isinstance(ranges, tuple) and len(ranges) == 1 and ranges[0][1] > 0:
         return ranges
     merged: list[Range] = []
@@ -35,7 +35,7 @@ def total_count(ranges: Ranges) -> int:
 
 
 def intersect_ranges(one: Ranges, other: Ranges) -> Ranges:
-    """Return the pieces that stand in both."""
+    """Return the pieces in both."""
     if one == other or not one or not other:
         return one if other else NOTHING
     if len(one) == 1 and one[0][0] <= other[0][0] and sum(other[-1]) <= sum(one[0]):
@@ -60,7 +60,7 @@ def intersect_ranges(one: Ranges, other: Ranges) -> Ranges:
 
 
 def subtract_ranges(one: Ranges, other: Ranges) -> Ranges:
-    """Return the pieces of `one` that don't stand in `other`."""
+    """Return the pieces of `one` that are not in `other`."""
     if not other:
         return one
     left: list[Range] = []

@@ -1,7 +1,7 @@
 """Finished spans, as they are kept, handed over and answered, and the two questions about them.
 
-Every process of the hub keeps its own spans; whoever asks hears all of them, each for itself. One form stands in the
-files, in the answers and in `tensorhub trace --json`, so its keys are an interface.
+Every process of the hub keeps its own spans and answers for itself. One form is used in the files, in the answers and
+in `tensorhub trace --json`, so its keys are an interface.
 """
 
 import re
@@ -13,7 +13,7 @@ TRANSFER: Final = "transfer"
 """The name of the span that is one shard's read of one version, from its plan to its end."""
 
 TRANSFERS_MAX: Final = 1_000
-"""One process names at most so many transfers in an answer."""
+"""Limit of transfers in one process's answer."""
 
 ANSWER_BYTES_MAX: Final = 768 * 1024
 """The spans of one answer, as JSON; it stays below the 1 MiB that NATS takes."""
@@ -49,7 +49,7 @@ class FinishedSpan(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[SpanLink, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what can't be a span, whoever sends it. Raises ValueError."""
+        """Refuse what can't be a span. Raises ValueError."""
         ids = [(self.trace, self.span), *((link.trace, link.span) for link in self.links)]
         if not all(_TRACE.fullmatch(trace) and _SPAN.fullmatch(span) for trace, span in ids):
             raise ValueError("the ids of a trace and a span are 32 and 16 lower-case hexadecimal digits")

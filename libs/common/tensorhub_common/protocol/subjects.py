@@ -31,7 +31,7 @@ _NAME: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARS_MAX}}}", re.ASCII)
 
 
 def is_name(text: object) -> bool:
-    """Tell whether `text` may stand in a subject, the hub's own names included."""
+    """Tell whether `text` is valid in a subject, the hub's own names included."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
@@ -59,9 +59,9 @@ def check_name(what: str, text: object) -> str:
 
 PREFIX: Final = "tensorhub.v1"
 HUB: Final = "_hub"
-"""Stands in the job's place for what belongs to the hub as a whole, and in the model's for what belongs to no model."""
+"""The job token of what belongs to the hub as a whole, and the model token of what belongs to no model."""
 REGISTRY: Final = "_registry"
-"""Stands in the sender's place of a registry's commands; no agent can be called so."""
+"""The sender token of a registry's commands; no agent can have this name."""
 
 INBOX: Final = "_INBOX"
 """The first token of all inboxes."""
@@ -249,7 +249,7 @@ def agent_ask(agent: str, what: str, asker: str) -> str:
 
 
 def agent_asks(agent: str, what: str) -> str:
-    """Return the wildcard under which an agent answers one question, whoever asks."""
+    """Return the wildcard under which an agent answers one question from any sender."""
     return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_token('question', what)}.*"
 
 
@@ -274,7 +274,7 @@ def beats() -> str:
 
 
 def is_inbox(subject: str) -> bool:
-    """Tell whether an answer may be sent there: only to inboxes, so that nobody makes a process speak elsewhere."""
+    """Tell whether an answer may be sent there: only to inboxes, so that no request redirects it."""
     if not subject.startswith(f"{INBOX}.") or len(subject) > INBOX_CHARS_MAX:
         return False
     if not subject.isascii() or not subject.isprintable() or any(c in subject for c in " *>"):
@@ -361,7 +361,7 @@ def _job(job: str) -> str:
 
 def _token(what: str, text: str) -> str:
     if not is_name(text):
-        raise InvalidName(f"{what} {text!r:.80} can't stand in a subject: take letters, digits, '_' or '-'")
+        raise InvalidName(f"{what} {text!r:.80} is not valid in a subject: take letters, digits, '_' or '-'")
     return text
 
 

@@ -16,11 +16,11 @@ FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 """A layout of a million tensors fits; anything larger is no frame of ours."""
 
 CALLS_MAX: Final = 4096
-"""A connection has at most so many calls under way."""
+"""Limit of calls under way on one connection."""
 
 
 REGISTERING_MAX: Final = 64
-"""A connection has so many shards on their way in at a time: the SDK lets further ones wait for their turn."""
+"""Limit of shards of one connection that register at a time: the SDK lets further ones wait for their turn."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
@@ -102,7 +102,7 @@ class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
     """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound.
 
     `traceparent` names the span that is active in the engine, if there is one; the transfer's is linked to it.
-    `segment` is the inode of the one in which the tensors of a staged shard stand, so the other one may be written.
+    `segment` is the inode of the segment that holds the tensors of a staged shard, so the other one may be written.
     """
 
     want: VersionRequest
@@ -122,7 +122,7 @@ class Loaded(Frame, frozen=True, kw_only=True, tag="loaded"):
 
 
 class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
-    """The shard stands. `version`: what it holds published, then the memory wins over the worker's values."""
+    """The shard is registered. `version`: what it holds published; the memory then wins over the worker's values."""
 
     call: int
     handle: int
@@ -139,7 +139,7 @@ class Spare(Frame, frozen=True, kw_only=True, tag="spare"):
 
 
 class Swapped(Frame, frozen=True, kw_only=True, tag="swapped"):
-    """In which of its two segments a staged shard stands, by the inode; comes before the answer to each call."""
+    """Which of its two segments a staged shard is in, by the inode; comes before the answer to each call."""
 
     handle: int
     segment: int
@@ -148,8 +148,8 @@ class Swapped(Frame, frozen=True, kw_only=True, tag="swapped"):
 class Mapped(Frame, frozen=True, kw_only=True, tag="mapped"):
     """Comes before the answer to a mapped shard's read, with a read-only descriptor of the holder's segment.
 
-    The descriptor's open file description holds a shared `flock`: whoever maps it keeps the memory from being
-    overwritten until the last mapping and the last descriptor of it are gone.
+    The descriptor's open file description holds a shared `flock`: it keeps the memory from being overwritten until
+    the last mapping and the last descriptor of it are gone.
     """
 
     handle: int
@@ -161,15 +161,15 @@ Encoding = Literal["delta", "zstd"]
 
 
 class EncodedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """What came otherwise than as it is."""
+    """Bytes that came by an encoding."""
 
     how: Encoding
     nbytes: int
-    """So many bytes of pieces stand there by it."""
+    """The bytes of pieces that were made from it."""
     wire_bytes: int
-    """So many came for them."""
+    """The bytes that crossed the wire for them."""
     why: str = ""
-    """The rate of the line by which this way was expected to be sooner there, when it was last taken."""
+    """The line's rate for which this encoding was expected to be quicker, when it was last chosen."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,12 +179,12 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     transport: str
     nbytes: int
-    """What came of it and counts."""
+    """The bytes that came from it and count."""
     pieces: int = 0
     retried: int = 0
-    """So many of its pieces were asked for again."""
+    """How many of its pieces were asked for again."""
     wasted_bytes: int = 0
-    """What was asked of it and did not count in the end."""
+    """The bytes that were asked of it and did not count in the end."""
     lost: str = ""
     """Why it was left out before its end; empty if it was not."""
     encoded: tuple[EncodedBytes, ...] = ()
@@ -207,13 +207,13 @@ class ReadStages(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float
     """Until every source has granted a lease and let this agent in."""
     start_s: float
-    """Until every shard of the replica has its leases, and what stood here is no longer served."""
+    """Until every shard of the replica has its leases, and the earlier version is no longer served."""
     first_s: float
-    """Until the first batch of pieces stands here."""
+    """Until the first batch of pieces is in place."""
     wire_s: float
-    """Until the last does, checked against its digests if these are on."""
+    """Until the last is, checked against its digests if these are on."""
     verify_s: float
-    """Until the whole is proven: without digests that takes the sources' word."""
+    """Until the whole is verified: without digests that takes the sources' confirmation."""
     ready_s: float
     """Until the log says that the replica is ready."""
 
@@ -236,7 +236,7 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     plans: int = 0
     """How often the planner was asked."""
     base: int | None = None
-    """The version that stood there before, from which deltas lead to this one, if any came."""
+    """The version that the shard held before, from which deltas lead to this one, if any came."""
     sources: tuple[SourceReport, ...]
     stages: ReadStages | None = None
     unread: tuple[str, ...] = ()

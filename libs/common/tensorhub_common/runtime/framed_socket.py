@@ -3,9 +3,9 @@
 A frame is four bytes of length (big endian) and its body. A descriptor travels with the first byte of its frame. Both
 sides of a connection between a worker and its agent, and between two agents of one host, use this.
 
-Always true: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole
-frame; descriptors that nobody takes are closed with the connection; whoever sends without a pause gives the rest of the
-process its turn all the same.
+Invariants: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole
+frame; descriptors that are not taken are closed with the connection; a peer that sends without a pause leaves the
+rest of the process its turn.
 """
 
 import array
@@ -25,10 +25,10 @@ LENGTH: Final = struct.Struct("!I")
 READ_BYTES: Final = 256 * 1024
 CONNECT_AGAIN_S: Final = 0.01
 FDS_MAX: Final = 16
-"""So many descriptors may arrive with one read, and wait to be taken."""
+"""Limit of descriptors that arrive with one read, and of those that wait to be taken."""
 
 FRAMES_BURST: Final = 64
-"""After so many frames at a stretch, which came faster than they were handled, others have their turn."""
+"""After this many frames at a stretch, which came faster than they were handled, other tasks have their turn."""
 
 _PEER: Final = struct.Struct("3i")
 
@@ -141,7 +141,7 @@ class FramedSocket:
                 os.set_inheritable(fd, False)  # noqa: FBT003 (the library's own form)
                 self._fds.append(fd)
             if len(self._fds) > FDS_MAX:
-                raise FrameTooLarge(f"more than {FDS_MAX} descriptors came that nobody asked for")
+                raise FrameTooLarge(f"more than {FDS_MAX} descriptors came that were not asked for")
             if not data:
                 raise PeerGone("the other side has closed the connection")
             self._buffer += data
@@ -198,7 +198,7 @@ def _connected(sock: socket.socket, path: Path) -> bool:
 
 
 async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> FramedSocket:
-    """Connect to a unix socket. Raises `PeerGone` when nobody listens there within the bound."""
+    """Connect to a unix socket. Raises `PeerGone` when no process listens there within the bound."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)  # noqa: FBT003 (the library's own form)
     try:
@@ -208,5 +208,5 @@ async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> FramedS
                 await asyncio.sleep(CONNECT_AGAIN_S)
     except (OSError, TimeoutError) as why:
         sock.close()
-        raise PeerGone(f"nobody answers on {path}: {why!r}") from None
+        raise PeerGone(f"no process answers on {path}: {why!r}") from None
     return FramedSocket(sock, frame_bytes_max)

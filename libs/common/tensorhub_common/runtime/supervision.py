@@ -1,9 +1,9 @@
 """Supervision: every task, timer, callback and thread of a service runs under a `Supervisor`, which owns its errors.
 
 An owner (a job, a connection, a service) has one supervisor. An error that escapes from something it runs is logged
-once with its traceback, counted by owner, and handed to whoever can end it in a defined way: the handler of that one
-task (a call fails), else the owner's (a job is set aside), else the process's last resort (the process ends, and is
-started anew). Nothing is left to asyncio's "exception was never retrieved".
+once with its traceback, counted by owner, and handed to the first of these that can end it in a defined way: the
+handler of that one task (a call fails), else the owner's (a job is set aside), else the process's last resort (the
+process ends, and is started anew). Nothing is left to asyncio's "exception was never retrieved".
 
 Invariants:
 - An escaped error is logged, counted and handed on exactly once, in the thread of the event loop.

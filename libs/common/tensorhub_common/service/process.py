@@ -131,7 +131,7 @@ async def _serve(
 
 async def _connect(settings: Settings, url: str, name: str) -> Bus:
     """Connect to NATS, trying for ever: the process may well be up before NATS is."""
-    told = ""
+    last_reason = ""
     while True:
         try:
             return await connect(
@@ -143,7 +143,7 @@ async def _connect(settings: Settings, url: str, name: str) -> Bus:
                 ping_every_s=ping_every_s(settings.lost_after_s),
             )
         except RegistryUnavailable as why:
-            if str(why) != told:
-                told = str(why)
-                _log.warning("waiting for NATS", nats=shown(url), why=told)
+            if str(why) != last_reason:
+                last_reason = str(why)
+                _log.warning("waiting for NATS", nats=shown(url), why=last_reason)
         await asyncio.sleep(CONNECT_AGAIN_S)

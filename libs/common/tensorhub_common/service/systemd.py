@@ -41,7 +41,7 @@ class ServiceManager:
             to.sendto("\n".join(lines).encode(), address)
 
     async def give_signs(self) -> None:
-        """Give signs of life until cancelled; return at once where nobody watches."""
+        """Give signs of life until cancelled; return at once where no watchdog is set."""
         while self.window_s is not None:
             self.tell("WATCHDOG=1")
             await asyncio.sleep(self.window_s / SIGNS_PER_WINDOW)

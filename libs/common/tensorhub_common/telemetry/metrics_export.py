@@ -2,8 +2,8 @@
 
     python -m tensorhub_common.telemetry.metrics_export < docs/metrics.md
 
-Always true: a page that can't be served is one warning, since a hub that moves weights unwatched is better than none.
-Where nobody asks for metrics this is not even imported, and what records one does nothing.
+Invariant: a page that can't be served is one warning, since a hub that moves weights unwatched is better than none.
+Where metrics are off this module is not imported, and recording one does nothing.
 """
 
 import logging

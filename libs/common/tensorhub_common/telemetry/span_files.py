@@ -6,8 +6,8 @@ is kept is always the newest, survives a restart, and has a bound.
 Always true:
 - A process that was killed in the middle of a line costs that line alone: it is skipped, and the next one begins on a
   line of its own.
-- Two processes that were given the same directory append whole lines in turn. Nobody waits for the other's lock.
-- Reading never fails because of what stands in the files, and locks nobody out.
+- Two processes that were given the same directory append whole lines in turn. Neither waits for the other's lock.
+- Reading never fails because of what is in the files, and locks no writer out.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ class SpanFiles:
                 fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
                 size = 0
             if size and os.pread(fd, 1, size - 1) != _END:
-                # Whoever wrote last was killed, or found the disk full, in the middle of its line.
+                # The last writer was killed, or found the disk full, in the middle of its line.
                 chunk = _END + chunk
             view = memoryview(chunk)
             while view:

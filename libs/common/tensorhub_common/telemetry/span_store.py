@@ -1,4 +1,4 @@
-"""Keeps a process's finished spans, without ever holding up whoever finishes one.
+"""Keeps a process's finished spans, without ever holding up the code that finishes one.
 
 `take` only appends to a queue. A thread of the keeper's own turns what is queued into lines and writes them, batch
 after batch. Always true: the queue has a bound, and what finds it full is dropped and counted; a full disk or a
@@ -22,11 +22,11 @@ from tensorhub_common.protocol.spans import FinishedSpan, SpanLink
 from tensorhub_common.telemetry.span_files import SpanFiles
 
 QUEUE_SPANS_MAX: Final = 8_192
-"""So many finished spans wait to be written; what comes on top is dropped."""
+"""Limit of finished spans that wait to be written; what comes on top is dropped."""
 
 BATCH_SPANS_MAX: Final = 512
 LOOK_EVERY_S: Final = 1.0
-"""A finished span stands in the files this much later, or when somebody asks for it."""
+"""A finished span is written this much later, or when a question asks for it."""
 
 WRITE_EVERY_S: Final = 5.0
 """Where spans end all the time they are written so seldom: most of what a write costs is its beginning."""
@@ -64,7 +64,7 @@ class SpanStore(SpanProcessor):
             self._queue.append(span)
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Write what is queued now. Tells whether all of it stands in the files."""
+        """Write what is queued now. Returns whether all of it is in the files."""
         deadline = time.monotonic() + timeout_millis / 1e3
         if not self._writing.acquire(timeout=max(timeout_millis / 1e3, 0)):
             return False

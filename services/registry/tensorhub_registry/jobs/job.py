@@ -336,7 +336,7 @@ class Job:
 
     async def _fold_on(self) -> None:
         folded = 0
-        follow = self.log.follow(min(self._recall_from, self.fold.seq + 1), told=self._note_reading)
+        follow = self.log.follow(min(self._recall_from, self.fold.seq + 1), on_read_state=self._note_reading)
         async with contextlib.aclosing(follow) as entries:
             async for entry in entries:
                 if entry.seq <= self.fold.seq:

@@ -52,7 +52,7 @@ from tensorhub_common.protocol.log.events import (
 from tensorhub_common.protocol.queries import VersionState
 
 NAMED_MAX = 8
-"""A refusal names at most so many replicas."""
+"""A refusal names at most this many replicas."""
 
 
 def retain(catalog: Catalog, command: Retain, out: Out) -> None:
@@ -92,7 +92,7 @@ def unpin(catalog: Catalog, command: Unpin, out: Out) -> None:
 
 
 def rewind(catalog: Catalog, command: Rewind, out: Out) -> None:
-    """Retire every version above `to`: nobody reads it any more, and its number is not used again."""
+    """Retire every version above `to`: no read takes it any more, and its number is not used again."""
     model = the_model(catalog, command.model)
     if model.last is None or not 0 <= command.to <= model.last:
         raise CommandRefused(
@@ -144,7 +144,7 @@ def _turn(catalog: Catalog, model: Model, replica: Replica, current: Round, out:
 
 
 def delete(catalog: Catalog, command: Delete, out: Out) -> None:
-    """Forget a model that nobody stands in any more."""
+    """Forget a model without replicas."""
     model = the_model(catalog, command.model)
     standing = [
         replica.name
@@ -168,7 +168,7 @@ def delete(catalog: Catalog, command: Delete, out: Out) -> None:
 
 
 def delete_job(catalog: Catalog, command: DeleteJob, out: Out) -> None:
-    """Close the job: nothing stands in it any more, whoever held it, and nobody's later word counts.
+    """Close the job: everything in it is dropped, and no later command counts.
 
     What is left has no size: it is the job's tombstone.
     """
@@ -194,6 +194,6 @@ def drain_agent(catalog: Catalog, command: DrainAgent, out: Out) -> None:
 
 
 def quota(catalog: Catalog, command: Quota, out: Out) -> None:
-    """Bound what the job's shards take in all. What stands already stays."""
+    """Bound the bytes of all of the job's shards. What is registered already stays."""
     catalog.quota_bytes = checked_number("quota", command.nbytes)
     out.append(JobQuota(nbytes=command.nbytes))

@@ -74,7 +74,7 @@ from tensorhub_common.protocol.log.events import (
 from tensorhub_common.protocol.log.levels import Level, check_level
 
 NEIGHBOURS_MAX: Final = 32
-"""A shard is compared with so many before it and so many after it, and with few farther ones."""
+"""A shard is compared with this many before it and this many after it, and with few farther ones."""
 
 
 def join(catalog: Catalog, command: Join, out: Out) -> None:
@@ -351,7 +351,7 @@ def _siblings(replica: Replica, index: int) -> tuple[Sibling, ...]:
     """Return shards that were registered before: neighbours, and those at distances that are powers of two.
 
     All of them would be two million pairs for 2,048 shards. Tensor parallel ranks are neighbours, stages and experts
-    mostly stand at powers of two, and so whoever shares tensors is compared with somebody who does.
+    mostly lie powers of two apart, so a shard that shares tensors is compared with another that does.
     """
     distances = [*range(1, NEIGHBOURS_MAX + 1), *(1 << bit for bit in range(replica.shards.bit_length()))]
     places = sorted({place for far in distances for place in (index - far, index + far)})

@@ -142,7 +142,7 @@ def _check_free(model: Model, replica: Replica, shard: Shard, version: int | Non
 
 
 def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None) -> str | None:
-    """Say why an offer can't become a version, or None. A wish has no root: nobody has digested its bytes yet."""
+    """Say why an offer can't become a version, or None. A wish has no root: its bytes are not digested yet."""
     last = model.last
     if last is None or (version is not None and version > last):
         return None
@@ -190,10 +190,10 @@ def _target(model: Model, offers: Mapping[int, Offer]) -> int:
 
 
 def _missing(model: Model, replica: Replica) -> tuple[int, ...]:
-    """Name the shards that have made no offer and don't stand ready at the offered version either."""
+    """Name the shards that have made no offer and are not ready at the offered version either."""
     version = _target(model, replica.offers)
     missing = replica.missing(replica.offers)
-    # A version that is new stands nowhere.
+    # A version that is new has no holder.
     if version not in model.versions:
         return missing
     return tuple(index for index in missing if not holds(model, replica, index, version))
@@ -266,7 +266,7 @@ def withdraw(catalog: Catalog, command: Withdraw, out: Out) -> None:
 def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
     """Count a shard as draining: it is no holder any more, and its memory still must not change.
 
-    One of the last counting copy of a retained version goes on being published until another one stands.
+    One of the last counting copy of a retained version goes on being published until another one is whole.
     """
     model, replica, shard = owned_shard(catalog, command)
     if shard.state is not ShardState.READY or shard.version is None:

@@ -204,7 +204,7 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
 
 
 def note_turns(catalog: Catalog, out: Out) -> None:
-    """Keep which command has decided a round, as its agents hear it: their turns come from that."""
+    """Keep which command has decided a round, as its event says it: the agents' turns come from that."""
     for event in out:
         if isinstance(event, RoundDecided):
             current = catalog.models[event.model].replicas[event.replica].round
@@ -339,7 +339,7 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
 
 
 def _went_in_good_order(model: Model, current: Round) -> bool:
-    """Tell whether the version was given up, not lost, or a newer one stands: "latest" can go on with another."""
+    """Tell whether the version was given up, not lost, or a newer one is available: "latest" can go on with another."""
     if any(isinstance(wish, int) for wish in current.wants.values()) or current.attempt >= ATTEMPTS_MAX:
         return False
     assert current.version is not None
@@ -370,9 +370,9 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
 
 
 def start_round(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
-    """All leases are granted: start, unless a newer version stands or the last copy of a retained one stands here.
+    """All leases are granted: start, unless a newer version is available or this is the last copy of a retained one.
 
-    Or all is filled beside what stands here, and the swap was held back: nothing holds it any more.
+    Or all is filled beside the present memory, and the swap was held back: nothing holds it any more.
     """
     if current.state is RoundState.STARTED:
         assert current.version is not None

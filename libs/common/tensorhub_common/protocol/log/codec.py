@@ -1,6 +1,6 @@
-"""Between bytes and structs for what stands in the log: JSON.
+"""Encodes and decodes the entries of a log: JSON.
 
-What a command says depends on the level of the job in whose log it stands (`levels.py`), so that every release that
+The meaning of a command depends on the level of its job (`levels.py`), so that every release that
 folds this level reads the same. An event has been decided already: of it, a field that this release does not know is
 passed over.
 """
@@ -46,7 +46,7 @@ def decode_event(data: bytes) -> AnyEvent:
 
 
 def read_event(data: bytes) -> AnyEvent | None:
-    """Read what stands on an event's subject: None for what was never meant to be an event, whoever put it there.
+    """Read the body of an entry on an event's subject: None for what was never meant to be an event.
 
     Raises one of `MALFORMED` for an event that this version does not know.
     """
@@ -60,8 +60,8 @@ def read_event(data: bytes) -> AnyEvent | None:
 def decode_command(verb: str, process: str | None, data: bytes, level: int) -> AnyCommand | Unreadable:
     """Read what came on `cmd.<verb>[.<process>]`, in the log of a job at this level.
 
-    What is no command becomes `Unreadable` with the reason. Whoever may publish on a subject with a process token is
-    that process (NATS permissions see to it), so a body that names another sender is refused here, and so is a hub verb
+    What is no command becomes `Unreadable` with the reason. Only the process of a subject's process token may publish
+    on it (NATS permissions see to it), so a body that names another sender is refused here, and so is a hub verb
     on a subject without one.
     """
     if len(data) > COMMAND_BYTES_MAX:
@@ -86,7 +86,7 @@ def decode_command(verb: str, process: str | None, data: bytes, level: int) -> A
 
 
 def _is_counted(number: int) -> bool:
-    """Tell whether the number may stand in an event and in a snapshot, which repeat the sender."""
+    """Tell whether the number is valid in an event and in a snapshot, which repeat the sender."""
     return 0 <= number <= VERSION_MAX
 
 

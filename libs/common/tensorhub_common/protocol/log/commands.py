@@ -1,4 +1,4 @@
-"""Commands: what somebody wants to happen, as it stands in a job's log.
+"""Commands: requests to change a job's catalog, as the job's log holds them.
 
 A command says its verb in its subject and in its body. `by` names the sender so that a repeat is recognised for ever,
 not only within JetStream's duplicate window: the catalog keeps, per lane, the last `n` and its outcome. Anyone with
@@ -11,13 +11,13 @@ from typing import Final, Literal
 import msgspec
 
 PROTOCOL: Final = 1
-"""Stands in every handshake. A peer that speaks another number is told so and refused."""
+"""Part of every handshake. A peer that speaks another number is refused with that reason."""
 
 VERSION_MAX: Final = 2**53 - 1
 """Versions are JSON numbers, so they stay within what every JSON reader keeps exact."""
 
 SHARDS_MAX: Final = 4096
-"""A replica has at most so many shards, so that one event can name them all. SDK and catalog both check it."""
+"""Limit of a replica's shards, so that one event can name them all. SDK and catalog both check it."""
 
 NO_ROOT: Final = "-"
 """The root of a shard that was published with digests off: it vouches for nothing, not even for equal bytes."""
@@ -56,7 +56,7 @@ class ShardCommand(Command, frozen=True, kw_only=True):
 
 
 class HeldShard(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says of one shard that stands in its memory when it joins.
+    """What an agent says of one shard in its memory when it joins.
 
     A version without a root is a part of a copy that this process of the agent can't take back.
     """
@@ -111,7 +111,7 @@ class Delete(Command, frozen=True, kw_only=True, tag="delete"):
 
 
 class DeleteJob(Command, frozen=True, kw_only=True, tag="delete_job"):
-    """Close the job for good: every later command is refused, and agents free all that stands in it."""
+    """Close the job for good: every later command is refused, and agents free all of its memory."""
 
 
 class DrainAgent(Command, frozen=True, kw_only=True, tag="drain"):
@@ -122,7 +122,7 @@ class DrainAgent(Command, frozen=True, kw_only=True, tag="drain"):
 
 
 class Quota(Command, frozen=True, kw_only=True, tag="quota"):
-    """All shards of the job together take at most so many bytes; 0 means no bound."""
+    """The limit of bytes of all of the job's shards together; 0 means none."""
 
     nbytes: int
 
@@ -165,9 +165,9 @@ class Join(Command, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     site: str
     holds: tuple[HeldShard, ...] = ()
     cache_bytes: int = 0
-    """So many bytes of copies of retained versions this agent takes in, in all."""
+    """The bytes of copies of retained versions that this agent takes in at most."""
     rack: str = ""
-    """The rack of the site that the host stands in; empty: none is known, and it shares one with nobody."""
+    """The host's rack in its site; empty: none is known, and the host shares a rack with no other."""
 
 
 class Register(ShardCommand, frozen=True, kw_only=True, tag="register"):
@@ -195,7 +195,7 @@ class Ready(ShardCommand, frozen=True, kw_only=True, tag="ready"):
 
 
 class Decline(ShardCommand, frozen=True, kw_only=True, tag="decline"):
-    """The shard can't fulfil the wish for a publication that stands at log sequence `wish`; everybody is told why."""
+    """The shard can't fulfil the wish for a publication at log sequence `wish`; the event says why."""
 
     wish: int
     error: str
@@ -227,9 +227,9 @@ class Stay(ShardCommand, frozen=True, kw_only=True, tag="stay"):
 class Want(ShardCommand, frozen=True, kw_only=True, tag="want"):
     """The shard joins its replica's round. `patient`: a wish for newer may wait until there is one.
 
-    `supersede`: a version that is overtaken before the first byte is written is not begun any more, and the shard is
-    told when one is overtaken while it is read. Rounds of senders that don't say so fold as they always did.
-    `staged`: it is filled beside what it holds, which stands until every shard of the replica is filled.
+    `supersede`: a version that is overtaken before the first byte is written is not begun any more, and an event says
+    when one is overtaken while it is read. Rounds of senders that don't say so fold as they always did. `staged`: it
+    is filled beside what it holds, which is kept until every shard of the replica is filled.
     """
 
     want: VersionRequest
@@ -247,8 +247,8 @@ class Settle(ShardCommand, frozen=True, kw_only=True, tag="settle"):
 class GiveUp(ShardCommand, frozen=True, kw_only=True, tag="give_up"):
     """The shard leaves the round, with the error that its caller should see.
 
-    `round` None means the one that the shard is in where this stands in the log: an agent that never learnt the number
-    says so. `attempt` is the one that failed, and the word does not count against a later one; None gives up the round
+    `round` None means the one that the shard is in at this entry of the log: an agent that never learnt the number
+    sends it. `attempt` is the one that failed, and the word does not count against a later one; None gives up the round
     as such, because the caller's bound is reached.
     """
 
@@ -285,8 +285,8 @@ class Filled(ShardCommand, frozen=True, kw_only=True, tag="filled"):
     `waits`: a replica that would swap, and holds the last copy of a retained version, may be held back until another
     copy counts. Where a shard of an older release completes the round, it swaps as it did then.
 
-    `attempt`: of a mapped shard, the last one that was missing. No byte is moved and nothing is overwritten, so nobody
-    has to wait for the round's start: that its leases of this attempt were granted is said with this command.
+    `attempt`: of a mapped shard, the last one that was missing. No byte is moved and nothing is overwritten, so the
+    round's start need not be waited for: that its leases of this attempt were granted is said with this command.
     """
 
     round: int
@@ -342,4 +342,4 @@ OUTSIDE_VERBS: Final = frozenset(
 
 
 RETAINED_MAX: Final = 32
-"""So many of the last versions of a model may be retained, and so many pinned: fewer than are remembered."""
+"""Limit of the last versions of a model that are retained, and of those pinned: fewer than are remembered."""

@@ -19,7 +19,7 @@ import msgspec
 from tensorhub_common.protocol.log.commands import HeldShard, Sender
 
 HUB_MODEL: Final = "_hub"
-"""Stands in the subject's model token for events that belong to no model."""
+"""The subject's model token of events that belong to no model."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -57,12 +57,12 @@ class RoundEvent(ReplicaEvent, frozen=True, kw_only=True):
 
 
 def kind_of(event: Event) -> str:
-    """Return the event's kind, "noun.what", as it stands in the body and the subject."""
+    """Return the event's kind, "noun.what", as it is in the body and the subject."""
     return str(event.__struct_config__.tag)
 
 
 def model_of(event: Event) -> str:
-    """Return what stands in the subject's model token."""
+    """Return the subject's model token."""
     model = getattr(event, "model", HUB_MODEL)
     return model if isinstance(model, str) else HUB_MODEL
 
@@ -79,7 +79,7 @@ class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
     """The agent's new incarnation counts.
 
     `kept` are its shards as the log takes them to be: `root` None means empty, `version` None that not all of the
-    replica holds one. `dropped` stood in its memory but is not, or no longer, its own.
+    replica holds one. `dropped` was in its memory but is not, or no longer, its own.
     """
 
     agent: str
@@ -130,7 +130,7 @@ class CommandRejected(Event, frozen=True, kw_only=True, tag="command.rejected"):
 
 
 class CommandRepeated(Event, frozen=True, kw_only=True, tag="command.repeated"):
-    """The same command stood in the log before, at sequence `of`, and this was its outcome."""
+    """The log had the same command before, at sequence `of`, and this was its outcome."""
 
     of: int
     outcome: str
@@ -140,13 +140,13 @@ class CommandRepeated(Event, frozen=True, kw_only=True, tag="command.repeated"):
 
 
 class JobQuota(Event, frozen=True, kw_only=True, tag="job.quota"):
-    """All shards of the job together take at most so many bytes; 0 means no bound."""
+    """The limit of bytes of all of the job's shards together; 0 means none."""
 
     nbytes: int
 
 
 class JobDeleted(Event, frozen=True, kw_only=True, tag="job.deleted"):
-    """The last event of a job that counts: nothing stands in it any more, and its log is removed soon after."""
+    """The last event of a job that counts: the job is empty, and its log is removed soon after."""
 
     job: str
 
@@ -180,7 +180,7 @@ class PublishStands(ShardEvent, frozen=True, kw_only=True, tag="publish.stands")
 
 
 class PublishFailed(ReplicaEvent, frozen=True, kw_only=True, tag="publish.failed"):
-    """No shard of the replica publishes; all that had joined are told."""
+    """No shard of the replica publishes; the calls of all that had joined end with this."""
 
     error: str
     message: str
@@ -208,7 +208,7 @@ class ReplicaLost(ReplicaEvent, frozen=True, kw_only=True, tag="replica.lost"):
 
 
 class CopyMember(msgspec.Struct, frozen=True, array_like=True):
-    """A shard of a cache replica, and the agent in whose memory it is to stand."""
+    """A shard of a cache replica, and the agent whose memory is to hold it."""
 
     shard: int
     agent: str
@@ -332,7 +332,7 @@ class ShardFilled(ShardEvent, frozen=True, kw_only=True, tag="shard.filled"):
 
 
 class UnpublishHeld(ShardEvent, frozen=True, kw_only=True, tag="unpublish.held"):
-    """The version is retained and this replica is its last counting copy: the shard stays published until one stands.
+    """The version is retained and this replica is its last counting copy: the shard stays published until another is.
 
     `shard.draining` follows when one does, and `shard.stays` when none can.
     """

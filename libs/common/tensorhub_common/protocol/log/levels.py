@@ -23,7 +23,7 @@ class Level(IntEnum):
     """What a job's folders do from each level on. Append only: a number that was released keeps its meaning."""
 
     FIRST = 0
-    """As releases before levels fold. A command with an unknown field is refused, whoever sent it."""
+    """As releases before levels fold. A command with an unknown field is refused, from any sender."""
     TOLERANT = 1
     """A field that this release does not know is passed over in the command of an agent; from outside it is refused.
     A sender's numbers that JSON readers don't keep exact are none, and no event repeats them."""
