@@ -41,7 +41,7 @@ FILES: Final = (
     "tests/property/test_program.py",
     "tests/integration/registry/test_snapshots.py",
     "tests/integration/test_far_site.py",
-    "tests/unit/common/test_catalog_membership.py",
+    "tests/unit/common/catalog/test_membership.py",
     "tests/integration/planner/test_process.py",
     "tests/unit/client/test_dtensors.py",
     "tests/integration/demo/test_demo.py",

@@ -14,7 +14,7 @@ import pytest
 from tests.mixed.folding import Entry, Folded, Task
 from tests.mixed.release import NoRelease, python_of
 from tests.property.catalog_chance import Chance
-from tests.unit.common.catalog_world import JOB, World
+from tests.unit.common.catalog.catalog_world import JOB, World
 
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_event, encode

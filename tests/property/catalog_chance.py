@@ -6,7 +6,7 @@ One generator for hypothesis and for seeded runs: it asks `pick` for every choic
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.unit.common.catalog_world import MODEL, REGISTRY, World, root
+from tests.unit.common.catalog.catalog_world import MODEL, REGISTRY, World, root
 
 from tensorhub_common.catalog.state import Shard
 from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.property.catalog_chance import AGENTS, KEYS, Chance
 from tests.property.catalog_watcher import Watcher
-from tests.unit.common.catalog_world import MODEL, World
+from tests.unit.common.catalog.catalog_world import MODEL, World
 
 from tensorhub_common.catalog.state import Catalog, Model, Replica, Shard
 from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState

@@ -9,7 +9,7 @@ from tests.examples_of import examples
 from tests.property.catalog_chance import AGENTS, SHARDS, Chance, Pick
 from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
 from tests.property.catalog_watcher import Watcher
-from tests.unit.common.catalog_world import JOB, MODEL, World, recoded
+from tests.unit.common.catalog.catalog_world import JOB, MODEL, World, recoded
 
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.apply import apply

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.common.catalog_world import MODEL, World
+from tests.unit.common.catalog.catalog_world import MODEL, World
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of

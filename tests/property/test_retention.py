@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
-from tests.unit.common.catalog_world import World
+from tests.unit.common.catalog.catalog_world import World
 
 from tensorhub_common.catalog import retention
 from tensorhub_common.protocol.log.events import kind_of

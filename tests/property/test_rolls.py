@@ -4,7 +4,7 @@ import random
 
 import pytest
 from tests.property.catalog_chance import Chance
-from tests.unit.common.catalog_world import World
+from tests.unit.common.catalog.catalog_world import World
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.plans import PlanRequest

@@ -1,7 +1,7 @@
 """What will be asked for is known before: readers wait, and others are there who may publish."""
 
 import pytest
-from tests.unit.common.catalog_world import MODEL, World
+from tests.unit.common.catalog.catalog_world import MODEL, World
 
 from tensorhub_common.protocol.plans import PlanRequest, Refusal
 from tensorhub_planner.catalog_view.holders import find_candidates

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.unit.common.catalog_world import MODEL, World
+from tests.unit.common.catalog.catalog_world import MODEL, World
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
+from tests.unit.common.catalog.catalog_world import JOB, MODEL, World, decided, root
 from tests.unit.planner.given import MIB
 
 from tensorhub_common.catalog.apply import apply

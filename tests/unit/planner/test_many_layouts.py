@@ -1,7 +1,7 @@
 """A tensor that stands in more layouts than a program names: whoever is ready is among those that it names."""
 
 import pytest
-from tests.unit.common.catalog_world import MODEL, World, decided
+from tests.unit.common.catalog.catalog_world import MODEL, World, decided
 
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from tests.unit.common.catalog_world import MODEL, World
+from tests.unit.common.catalog.catalog_world import MODEL, World
 from tests.unit.planner.test_ahead import given, wait
 
 from tensorhub_common.errors import LayoutMismatch

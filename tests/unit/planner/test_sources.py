@@ -1,7 +1,7 @@
 """Who of the catalog can serve a demand, by stories that a log could tell."""
 
 import pytest
-from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
+from tests.unit.common.catalog.catalog_world import JOB, MODEL, World, decided, root
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog

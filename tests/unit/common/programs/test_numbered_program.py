@@ -1,0 +1,176 @@
+"""Programs carried out: which units there are, who has them, and where they stand at both ends."""
+
+import msgspec
+import pytest
+from tests.unit.common.programs.two_sources import BOTH, HALF, PROGRAM
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.programs import numbered_program as module
+from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache, UnitTarget
+from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit
+from tensorhub_common.programs.regions import Blocks
+
+
+def test_units_are_numbered_source_by_source() -> None:
+    """What two sources have stands apart from what one has alone."""
+    execution = NumberedProgram(PROGRAM, "digest")
+    assert len(execution) == 2 * 3 + 2
+    assert execution.given_by("left") == ((0, 7),)
+    assert execution.given_by("copy") == ((1, 6),)
+    assert execution.given_by("right") == ((7, 1),)
+    assert execution.given_by("nobody") == ()
+    assert execution.nbytes() == [20, 16, 16, 8, 16, 16, 8, 20]
+
+
+def test_units_know_where_they_stand_at_both_ends() -> None:
+    execution = NumberedProgram(PROGRAM, "digest")
+    regions = execution.regions("left", [(1, 6)])
+    assert list(regions.to) == [0, 16, 32, 256, 272, 288]
+    assert list(regions.origin) == [1016, 1216, 1416, 2016, 2216, 2416]
+    assert [form.shape for form in regions.form] == [(2, 4), (2, 4), (1, 4)] * 2
+    assert regions.form[0] is regions.form[1], "units that are alike share a form"
+    assert regions.form[0].origin_strides == (100, 2)
+    there = execution.regions("copy", [(3, 1)])
+    assert (list(there.to), list(there.origin), there.form[0].origin_strides) == ([32], [32], (8, 2))
+    with pytest.raises(KeyError):
+        execution.regions("right", [(1, 1)])
+
+
+def test_where_units_go_does_not_depend_on_who_gives_them() -> None:
+    places = list(NumberedProgram(PROGRAM).places([(0, 2), (7, 1)]))
+    assert places == [
+        UnitTarget(512, 20, is_packed=False),
+        UnitTarget(0, 16, is_packed=True),
+        UnitTarget(516, 20, is_packed=False),
+    ]
+
+
+def of_one(cut: UnitSplit, *owners: SourceBox) -> TransferProgram:
+    """Return a program of one cell of one tensor, which begins at 7 here, and at 100 and 200 there."""
+    sources = tuple(range(len(owners)))
+    return TransferProgram(
+        "reader",
+        ("a", "b")[: len(owners)],
+        ((Cell(3, cut, owners),),),
+        (TensorGroup(0, sources, (7,), ((100, 200)[: len(owners)],)),),
+    )
+
+
+def test_units_are_cut_along_any_dimension() -> None:
+    cut = UnitSplit((2, 5, 3), (30, 6, 2), 2, dim=1, rows=2, units=3)
+    execution = NumberedProgram(of_one(cut, SourceBox(0, 4, (999, 10, 2), 2, "x")))
+    regions = execution.regions("a", [(0, 3)])
+    assert [form.shape for form in regions.form] == [(2, 2, 3), (2, 2, 3), (2, 1, 3)]
+    assert (list(regions.to), list(regions.origin)) == ([10, 22, 34], [104, 124, 144])
+    assert {(form.to_strides, form.itemsize, form.to_itemsize, form.cast) for form in regions.form} == {
+        ((30, 6, 2), 2, 2, "x")
+    }
+    assert execution.nbytes() == [24, 24, 12]
+
+
+def test_a_unit_that_is_computed_of_blocks_takes_its_own() -> None:
+    """Two scales a unit, of 128 rows each; the last block has 60."""
+    cut = UnitSplit((5, 1), (4, 4), 4, dim=0, rows=2, units=3)
+    blocks = Blocks((4 * 128 + 60, 256), (0, 0))
+    regions = NumberedProgram(of_one(cut, SourceBox(0, 0, (512, 2), 2, "x", blocks, 128))).regions("a", [(0, 3)])
+    assert [form.blocks for form in regions.form] == [Blocks((rows, 256), (0, 0)) for rows in (256, 256, 60)]
+    assert list(regions.origin) == [100, 100 + 256 * 512, 100 + 512 * 512]
+
+
+def test_a_cell_of_one_unit_is_made_of_all_its_blocks() -> None:
+    """Which begin before it does."""
+    cut = UnitSplit((9, 4), (4, 1), 1, dim=0, rows=9, units=1)
+    blocks = Blocks((128, 128), (5, 2))
+    (form,) = NumberedProgram(of_one(cut, SourceBox(0, 0, (512, 2), 2, "x", blocks))).regions("a", [(0, 1)]).form
+    assert form.blocks == blocks
+
+
+def test_each_owner_has_its_own_form() -> None:
+    cut = UnitSplit((4,), (2,), 2, dim=0, rows=4, units=1)
+    execution = NumberedProgram(of_one(cut, SourceBox(0, 0, (2,), 2, ""), SourceBox(1, 6, (8,), 4, "x")))
+    ((one,), (other,)) = (execution.regions(each, [(0, 1)]).form for each in "ab")
+    assert (one.origin_strides, one.itemsize, one.cast) == ((2,), 2, "")
+    assert (other.origin_strides, other.itemsize, other.cast) == ((8,), 4, "x")
+    assert list(execution.regions("b", [(0, 1)]).origin) == [206]
+
+
+def test_there_are_so_many_units_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNITS_MAX", 8)
+    NumberedProgram(PROGRAM)
+    monkeypatch.setattr(module, "UNITS_MAX", 7)
+    with pytest.raises(LayoutMismatch, match="filled by 8 units, and 7 are possible: use more shards"):
+        NumberedProgram(PROGRAM)
+
+
+def test_a_group_without_tensors_gives_nothing() -> None:
+    empty = msgspec.structs.replace(PROGRAM, groups=(TensorGroup(0, (0, 2), (), ()), *PROGRAM.groups))
+    for layout in PROGRAM.sources:
+        assert NumberedProgram(empty).given_by(layout) == NumberedProgram(PROGRAM).given_by(layout)
+
+
+@pytest.mark.parametrize("own", ["reader", "left", "right"])
+def test_all_who_have_units_are_told_at_once(own: str) -> None:
+    """Memory of the destination's own layout has every unit, whether the program was compiled of that or not."""
+    program = msgspec.structs.replace(PROGRAM, layout=own)
+    execution = NumberedProgram(program)
+    given = dict(execution.given())
+    assert list(given) == list(dict.fromkeys((*program.sources, own)))
+    assert given == {layout: execution.given_by(layout) for layout in given}
+    assert given[own] == ((0, len(execution)),)
+
+
+def test_a_tensor_without_dimensions_is_a_unit() -> None:
+    execution = NumberedProgram(of_one(UnitSplit((), (), 4, 0, 1, 1), SourceBox(0, 0, (), 4, "")))
+    assert list(execution.places([(0, 1)])) == [UnitTarget(10, 4, is_packed=True)]
+
+
+def units_of(execution: NumberedProgram) -> list[object]:
+    """Return all that is to be known of a program's units."""
+    everything = [(0, len(execution))]
+    regions = [
+        (layout, given, execution.regions(layout, given))
+        for layout in execution.program.sources
+        if (given := execution.given_by(layout))
+    ]
+    return [execution.nbytes(), list(execution.places(everything)), regions]
+
+
+def test_programs_of_the_same_patterns_are_numbered_as_by_themselves() -> None:
+    """The same cells in other groups: of one source, of two, of two boxes in one source."""
+    twice = (Cell(0, HALF, (SourceBox(0, 0, (4, 2), 2, ""), SourceBox(1, 0, (4, 2), 2, ""))),)
+    cells = (*PROGRAM.patterns, twice)
+    groups = [
+        (TensorGroup(1, (1, 0), (0,), ((5, 7),)), TensorGroup(2, (2, 1), (64,), ((0, 9),))),
+        (TensorGroup(1, (2, 2), (0,), ((5, 50),)), TensorGroup(1, (0, 2), (64,), ((0, 9),))),
+        (TensorGroup(2, (1, 1), (0, 64), ((5, 50), (6, 60))), TensorGroup(0, (2, 0), (256,), ((0, 9),))),
+        PROGRAM.groups,
+    ]
+    known = PatternCache()
+    for some in [*groups, *reversed(groups)]:
+        program = TransferProgram("reader", PROGRAM.sources, cells, some)
+        assert units_of(NumberedProgram(program, "", known)) == units_of(NumberedProgram(program))
+    both = TransferProgram("reader", PROGRAM.sources, cells, groups[1])
+    assert NumberedProgram(both, "", known).given_by("copy") == ((1, 3),), "two boxes of one source are one block"
+
+
+def test_what_one_source_has_in_several_boxes_goes_tensor_by_tensor() -> None:
+    """In this order agents of all releases number it, whoever compiled the program."""
+    group = TensorGroup(1, (2, 2), (0, 64), ((5, 50), (6, 60)))
+    execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, (group,)))
+    assert [place.to for place in execution.places([(0, 4)])] == [0, 4, 64, 68]
+    apart = msgspec.structs.replace(group, sources=(1, 2))
+    execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, (apart,)))
+    assert [place.to for place in execution.places([(0, 4)])] == [0, 64, 4, 68]
+
+
+def test_what_is_kept_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATTERNS_MAX", 2)
+    known = PatternCache()
+    first = known.alike(PROGRAM.patterns[0], 2)
+    assert known.alike(PROGRAM.patterns[0], 2) is first, "it is found out once"
+    for _ in range(3):
+        cells = tuple(msgspec.structs.replace(cell) for cell in BOTH)
+        assert [each.boxes for each in known.alike(cells, 2)] == [(0,), (1,)]
+    again = known.alike(PROGRAM.patterns[0], 2)
+    assert again == first, "what was forgotten is found out again"
+    assert again is not first

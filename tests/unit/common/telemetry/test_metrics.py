@@ -1,0 +1,204 @@
+"""The metrics: what can be shown, what the page says of it, and that the documentation says the same."""
+
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import Meter
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from tools.docs import metrics_page
+
+from tensorhub_common.config.parsers import Listen
+from tensorhub_common.observability.metrics import METER, METRICS, Metric, labelled, observe, recorder, unlabelled
+from tensorhub_common.telemetry import metrics_export
+
+PAGE = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
+NAME = re.compile(r"\btensorhub_\w+")
+
+
+class Shown:
+    """A page of metrics that is not served."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        reader = PrometheusMetricReader(registry=self.registry, scope_info_enabled=False)
+        self.provider = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
+        self.meter: Meter = self.provider.get_meter(METER)
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        text = generate_latest(self.registry).decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def shown() -> Iterator[Shown]:
+    made = Shown()
+    yield made
+    made.provider.shutdown()
+
+
+def test_the_documentation_is_as_the_code_is() -> None:
+    """After a change of a metric: `make docs`."""
+    assert metrics_page.with_table(PAGE) == PAGE
+
+
+def test_what_the_documentation_speaks_of_exists() -> None:
+    known = {metrics_page.prometheus_name(metric) for metric in METRICS.values()}
+    known |= {f"{name}_bucket" for name in known}
+    assert set(NAME.findall(PAGE)) <= known
+
+
+def test_every_service_s_metrics_begin_with_its_name_and_end_with_their_unit() -> None:
+    for metric in METRICS.values():
+        name = metrics_page.prometheus_name(metric)
+        assert metric.role == "every" or metric.name.startswith(f"tensorhub.{metric.role}.")
+        assert name.removesuffix("_total").endswith({"By": "_bytes", "s": "_seconds"}.get(metric.unit, ""))
+        assert name.endswith("_total") == (metric.kind == "counter")
+
+
+def test_a_figure_is_read_when_somebody_looks(shown: Shown) -> None:
+    figures = {"local": 5}
+    observe(shown.meter, "tensorhub.agent.read", labelled("transport", lambda: figures))
+    observe(shown.meter, "tensorhub.agent.workers", unlabelled(lambda: len(figures)))
+    key = ("tensorhub_agent_read_bytes_total", frozenset({("transport", "local")}))
+    assert shown.samples()[key] == 5
+    figures.update(local=7, ucxx=1)
+    found = shown.samples()
+    assert found[key] == 7
+    assert found["tensorhub_agent_workers", frozenset()] == 2
+
+
+def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(
+    shown: Shown, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> float:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    observe(shown.meter, "tensorhub.agent.workers", unlabelled(fail))
+    observe(shown.meter, "tensorhub.agent.segments.used", unlabelled(lambda: 3))
+    assert [name for name, _ in shown.samples()] == ["target_info", "tensorhub_agent_segments_used_bytes"]
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+
+
+def test_a_duration_is_recorded(shown: Shown) -> None:
+    recorder(shown.meter, "tensorhub.agent.read.duration")(0.3)
+    found = shown.samples()
+    assert found["tensorhub_agent_read_duration_seconds_sum", frozenset()] == 0.3
+    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.25")})] == 0
+    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.5")})] == 1
+
+
+@pytest.mark.parametrize("name", ["tensorhub.agent.flights", ""])
+def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> None:
+    with pytest.raises(KeyError):
+        observe(shown.meter, name, unlabelled(lambda: 1))
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_prometheus_has_one_name_for_each(metric: Metric) -> None:
+    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_page.prometheus_name(metric))
+
+
+def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        page = metrics_export.serve(Listen("127.0.0.1", 0))
+    assert page is not None
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", caplog.text)
+    provider = MeterProvider([page.reader], shutdown_on_exit=False)
+    observe(provider.get_meter(METER), "tensorhub.agent.workers", unlabelled(lambda: 4))
+    with urllib.request.urlopen(url, timeout=120) as answer:  # noqa: S310 (a page of our own)
+        assert b"tensorhub_agent_workers 4.0" in answer.read()
+    page.close()
+    provider.shutdown()
+
+
+def test_a_port_that_is_taken_is_a_warning_and_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
+        assert metrics_export.serve(Listen("127.0.0.1", taken.getsockname()[1])) is None
+    assert "Address already in use" in caplog.text
+    assert "TENSORHUB_METRICS=0" in caplog.text
+
+
+PROGRAM = """
+import os, pathlib, sys
+from opentelemetry import metrics, trace
+from tensorhub_common.config import settings
+from tensorhub_common.telemetry import process as telemetry, process_spans
+from tensorhub_common.observability.metrics import METER, observe, unlabelled
+
+telemetry.start("tensorhub-agent", "agent-0", settings.load(os.environ), pathlib.Path(sys.argv[1]))
+observe(metrics.get_meter(METER), "tensorhub.agent.workers", unlabelled(lambda: 7))
+with trace.get_tracer("test").start_as_current_span("read"):
+    pass
+print(telemetry.shutdown(10), process_spans.span_store() is None, "prometheus_client" in sys.modules)
+"""
+
+
+def run_program(state: Path, **environ: str) -> str:
+    """Run a program of its own, since a process has one provider of metrics for good."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TENSORHUB_"))}
+    arguments = [sys.executable, "-c", PROGRAM, str(state)]
+    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class _Collector(BaseHTTPRequestHandler):
+    """Takes metrics by OTLP."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.gauge.data_points:
+                        taken[metric.name] = int(point.as_int)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+taken: dict[str, int] = {}
+
+
+def test_metrics_are_pushed_to_the_endpoint_for_metrics_and_spans_are_kept(tmp_path: Path) -> None:
+    taken.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        serving.start()
+        url = f"http://127.0.0.1:{server.server_port}/v1/metrics"
+        said = run_program(tmp_path, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=url, TENSORHUB_METRICS="0")
+        server.shutdown()
+        serving.join(60)
+    assert said == "True False True"
+    assert taken["tensorhub.agent.workers"] == 7
+    assert '"name":"read"' in (tmp_path / "spans" / "spans.jsonl").read_text()
+
+
+def test_where_nobody_asks_for_metrics_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    assert run_program(tmp_path) == "True False False"
+
+
+def test_open_telemetry_s_switch_turns_all_of_it_off(tmp_path: Path) -> None:
+    assert run_program(tmp_path, OTEL_SDK_DISABLED="true", TENSORHUB_METRICS="0") == "True True False"
+    assert list(tmp_path.iterdir()) == []
