@@ -23,7 +23,7 @@ from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import PROGRAM_S, Ended, environment, nursery
 from tests.stopping import stop
 
-from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S
+from tensorhub_common.bus.address import CONNECT_TIMEOUT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -6,113 +6,83 @@
     engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
     print(engine.replicate("latest"), engine.tensors["w"])
 
-Importing it brings in no torch: a control host has none, and `versions`, `replicas` and `watch` need none.
+A name is imported from its module when it is first used, so that importing this package takes next to no time. Torch is
+imported by the first `register`: a control host has none, and `versions`, `replicas` and `watch` need none.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from tensorhub import mapping
-from tensorhub._control.watch import Watched
-from tensorhub.aio.hub import AsyncHub, connect_async
-from tensorhub.aio.shard import AsyncShard
-from tensorhub.specs import TensorSpec
-from tensorhub.sync.hub import Hub, Shard, connect
-from tensorhub_common.bus.errors import LogGap, LogMissing
-from tensorhub_common.config.settings import InvalidSetting
-from tensorhub_common.errors import (
-    AgentUnavailable,
-    BadCommand,
-    DrainTimeout,
-    IntegrityError,
-    InvalidName,
-    JobGone,
-    LayoutMismatch,
-    MemoryExhausted,
-    NotFilled,
-    NotInThisVersion,
-    NotPublished,
-    RegistryUnavailable,
-    ReplicaConflict,
-    RetentionFull,
-    RoundTimeout,
-    StaleSender,
-    TensorHubError,
-    VersionConflict,
-    VersionUnavailable,
-)
-from tensorhub_common.layout.parts import Part
-from tensorhub_common.protocol.queries import ReplicaInfo, ShardInfo, VersionInfo
-from tensorhub_common.protocol.worker import ReadReport, SourceReport
+if TYPE_CHECKING:
+    from tensorhub import mapping as mapping
+    from tensorhub._control.watch import Watched as Watched
+    from tensorhub.aio.hub import AsyncHub as AsyncHub
+    from tensorhub.aio.hub import connect_async as connect_async
+    from tensorhub.aio.shard import AsyncShard as AsyncShard
+    from tensorhub.errors import *  # noqa: F403 (one list of errors: `tensorhub.errors.__all__`)
+    from tensorhub.specs import TensorSpec as TensorSpec
+    from tensorhub.sync.hub import Hub as Hub
+    from tensorhub.sync.hub import Shard as Shard
+    from tensorhub.sync.hub import connect as connect
+    from tensorhub_common.layout.parts import Part as Part
+    from tensorhub_common.protocol.queries import ReplicaInfo as ReplicaInfo
+    from tensorhub_common.protocol.queries import ShardInfo as ShardInfo
+    from tensorhub_common.protocol.queries import VersionInfo as VersionInfo
+    from tensorhub_common.protocol.worker import ReadReport as ReadReport
+    from tensorhub_common.protocol.worker import SourceReport as SourceReport
 
-try:
-    __version__ = version("tensorhub")
-except PackageNotFoundError:  # A checkout on the path that nobody installed.
-    __version__ = "0+unknown"
+    __version__: str
 
-# A traceback names an error by the module that callers import, which is this one.
-for _error in (
-    AgentUnavailable,
-    BadCommand,
-    DrainTimeout,
-    IntegrityError,
-    InvalidName,
-    InvalidSetting,
-    JobGone,
-    LayoutMismatch,
-    LogGap,
-    LogMissing,
-    MemoryExhausted,
-    NotFilled,
-    NotInThisVersion,
-    NotPublished,
-    RegistryUnavailable,
-    ReplicaConflict,
-    RetentionFull,
-    RoundTimeout,
-    StaleSender,
-    TensorHubError,
-    VersionConflict,
-    VersionUnavailable,
-):
-    _error.__module__ = __name__
+_MODULES = {
+    "AsyncHub": "tensorhub.aio.hub",
+    "AsyncShard": "tensorhub.aio.shard",
+    "Hub": "tensorhub.sync.hub",
+    "Part": "tensorhub_common.layout.parts",
+    "ReadReport": "tensorhub_common.protocol.worker",
+    "ReplicaInfo": "tensorhub_common.protocol.queries",
+    "Shard": "tensorhub.sync.hub",
+    "ShardInfo": "tensorhub_common.protocol.queries",
+    "SourceReport": "tensorhub_common.protocol.worker",
+    "TensorSpec": "tensorhub.specs",
+    "VersionInfo": "tensorhub_common.protocol.queries",
+    "Watched": "tensorhub._control.watch",
+    "connect": "tensorhub.sync.hub",
+    "connect_async": "tensorhub.aio.hub",
+}
+"""The module of each name but the errors."""
 
-__all__ = [
-    "AgentUnavailable",
-    "AsyncHub",
-    "AsyncShard",
-    "BadCommand",
-    "DrainTimeout",
-    "Hub",
-    "IntegrityError",
-    "InvalidName",
-    "InvalidSetting",
-    "JobGone",
-    "LayoutMismatch",
-    "LogGap",
-    "LogMissing",
-    "MemoryExhausted",
-    "NotFilled",
-    "NotInThisVersion",
-    "NotPublished",
-    "Part",
-    "ReadReport",
-    "RegistryUnavailable",
-    "ReplicaConflict",
-    "ReplicaInfo",
-    "RetentionFull",
-    "RoundTimeout",
-    "Shard",
-    "ShardInfo",
-    "SourceReport",
-    "StaleSender",
-    "TensorHubError",
-    "TensorSpec",
-    "VersionConflict",
-    "VersionInfo",
-    "VersionUnavailable",
-    "Watched",
-    "__version__",
-    "connect",
-    "connect_async",
-    "mapping",
-]
+
+def __getattr__(name: str) -> object:
+    found: object
+    if name == "mapping":
+        return import_module("tensorhub.mapping")
+    if name == "__version__":
+        found = _version()
+    elif name == "__all__":
+        found = __dir__()
+    elif name in _MODULES:
+        found = getattr(import_module(_MODULES[name]), name)
+    elif not name.startswith("_") and name in _errors():
+        found = getattr(import_module("tensorhub.errors"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*_MODULES, *_errors(), "__version__", "mapping"])
+
+
+def _errors() -> list[str]:
+    names: list[str] = import_module("tensorhub.errors").__all__
+    return names
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 (it takes a third of the import's time)
+
+    try:
+        return version("tensorhub")
+    except PackageNotFoundError:  # A checkout on the path that is not installed.
+        return "0+unknown"

@@ -1,6 +1,53 @@
-"""Errors that several parts of the SDK raise alike."""
+"""The errors of the SDK, one list: `tensorhub` shows each of them."""
 
-from tensorhub_common.errors import AgentUnavailable
+from tensorhub_common.bus.errors import LogGap, LogMissing
+from tensorhub_common.config.settings import InvalidSetting
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    BadCommand,
+    DrainTimeout,
+    IntegrityError,
+    InvalidName,
+    JobGone,
+    LayoutMismatch,
+    MemoryExhausted,
+    NotFilled,
+    NotInThisVersion,
+    NotPublished,
+    RegistryUnavailable,
+    ReplicaConflict,
+    RetentionFull,
+    RoundTimeout,
+    StaleSender,
+    TensorHubError,
+    VersionConflict,
+    VersionUnavailable,
+)
+
+__all__ = [
+    "AgentUnavailable",
+    "BadCommand",
+    "DrainTimeout",
+    "IntegrityError",
+    "InvalidName",
+    "InvalidSetting",
+    "JobGone",
+    "LayoutMismatch",
+    "LogGap",
+    "LogMissing",
+    "MemoryExhausted",
+    "NotFilled",
+    "NotInThisVersion",
+    "NotPublished",
+    "RegistryUnavailable",
+    "ReplicaConflict",
+    "RetentionFull",
+    "RoundTimeout",
+    "StaleSender",
+    "TensorHubError",
+    "VersionConflict",
+    "VersionUnavailable",
+]
 
 
 def closed_error() -> AgentUnavailable:

@@ -35,11 +35,11 @@ class NotFilled(TensorHubError):
     """The shard holds a part of a version only, so it can't be published."""
 
 
-class DrainTimeout(TensorHubError):
+class DrainTimeout(TensorHubError, TimeoutError):
     """A mapped reader still holds the memory; it must not be overwritten. Call again."""
 
 
-class RoundTimeout(TensorHubError):
+class RoundTimeout(TensorHubError, TimeoutError):
     """Not every shard of the replica joined the round in time."""
 
 
@@ -87,34 +87,22 @@ class NotInThisVersion(TensorHubError):
     """The call is part of the interface, but this version of TensorHub can't do it yet."""
 
 
-_BY_CODE: dict[str, type[TensorHubError]] = {
-    kind.__name__: kind
-    for kind in (
-        VersionUnavailable,
-        VersionConflict,
-        LayoutMismatch,
-        NotPublished,
-        NotFilled,
-        DrainTimeout,
-        RoundTimeout,
-        IntegrityError,
-        ReplicaConflict,
-        MemoryExhausted,
-        RetentionFull,
-        AgentUnavailable,
-        RegistryUnavailable,
-        JobGone,
-        InvalidName,
-        BadCommand,
-        StaleSender,
-        NotInThisVersion,
-    )
-}
+_BY_CODE: dict[str, type[TensorHubError]] = {kind.__name__: kind for kind in TensorHubError.__subclasses__()}
+"""The errors of this module. The fold answers with these codes: a new one needs a level (`protocol/log/levels.py`)."""
+
+for _kind in (TensorHubError, *_BY_CODE.values()):
+    # A traceback names an error by the package that users import it from.
+    _kind.__module__ = "tensorhub"
 
 
 def from_code(code: str, message: str) -> TensorHubError:
     """Turn a code and message from the wire back into the error; an unknown code becomes the root class."""
     return _BY_CODE.get(code, TensorHubError)(message)
+
+
+def public_code(error: TensorHubError) -> str:
+    """Return the code that every release knows for an error: the bus has narrower classes of its own."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _BY_CODE or kind is TensorHubError)
 
 
 def gone(job: str) -> JobGone:

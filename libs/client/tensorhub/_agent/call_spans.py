@@ -1,16 +1,18 @@
 """The spans of this process's calls: `publish`, `replicate`, `update`.
 
-If the application has a provider of spans of its own, they go there; otherwise to a private one, never the global one,
-that exports by OTLP if OpenTelemetry's standard variables name an endpoint. Either way each finished span is handed to
+If the application has a provider of spans of its own, they go there too; otherwise, where OpenTelemetry's standard
+variables name an endpoint or a sampler, to a private provider, never the global one. Each finished span is handed to
 the agent, those of some calls in one small frame a little later, so that `tensorhub trace` shows it without any server.
+OpenTelemetry's SDK is imported only where one of these needs it, and its API not at all.
 
-Always true: nothing is made, sent or exported before the call's answer has been taken; with `OTEL_SDK_DISABLED` nothing
+Invariants: nothing is made, sent or exported before the call's answer has been taken; with `OTEL_SDK_DISABLED` nothing
 is made at all, and an update that found nothing newer leaves no span.
 """
 
 import asyncio
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
@@ -18,16 +20,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
-
-from opentelemetry import trace
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tensorhub._agent.channel import ChannelLost
 from tensorhub._agent.process_end import at_child_end
 from tensorhub._agent.shards import AttachedShard, ShardSpec
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.observability import trace_context
-from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id
+from tensorhub_common.observability import logs, trace_context
+from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id, new_trace_id
 from tensorhub_common.observability.span_lines import of_record
 from tensorhub_common.observability.trace_context import (
     AttributeValue,
@@ -38,8 +39,9 @@ from tensorhub_common.observability.trace_context import (
 )
 from tensorhub_common.protocol.spans import FinishedSpan
 from tensorhub_common.protocol.worker import Traced
-from tensorhub_common.telemetry import process
-from tensorhub_common.telemetry.span_maker import SpanMaker
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 SERVICE: Final = "tensorhub-sdk"
 
@@ -47,6 +49,28 @@ EXIT_S_MAX: Final = 1.0
 """What a process that ends gives the private provider's exporter."""
 
 PUBLISH: Final = "publish"
+
+log = logs.logger(__name__)
+
+
+class SpanMaker(Protocol):
+    """Makes spans of records; `tensorhub_common.telemetry.span_maker` has the one for OpenTelemetry's providers."""
+
+    def new_trace(self, name: str) -> TraceContext:
+        """Give out the place of a root span."""
+
+    def make(self, record: SpanRecord) -> None:
+        """Make a finished span, and hand it over."""
+
+
+class _AgentAlone:
+    """Makes nothing: the agent gets every span, and no one else does."""
+
+    def new_trace(self, _: str) -> TraceContext:
+        return TraceContext(new_trace_id(), new_span_id())
+
+    def make(self, record: SpanRecord) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -77,7 +101,7 @@ class Tracing:
         self._loop = asyncio.get_running_loop()
         self._later = DeferredSpans(self._hand_over_made)
         self._made: list[FinishedSpan] = []
-        self._provider: trace.TracerProvider | None = None
+        self._provider: TracerProvider | None = None
         self._maker: SpanMaker | None = None
         _tracings.add(self)
         # After the end of the sync SDK's event loops, as below.
@@ -112,11 +136,12 @@ class Tracing:
 
     def _current(self) -> SpanMaker | None:
         """Return the maker of the provider that this process has now; an application may bring its own late."""
-        provider = trace.get_tracer_provider()
-        if isinstance(provider, trace.ProxyTracerProvider):
+        api = _api()
+        provider: TracerProvider | None = None if api is None else api.get_tracer_provider()
+        if api is None or provider is None or isinstance(provider, api.ProxyTracerProvider):
             return _private()
         if provider is not self._provider:
-            self._provider, self._maker = provider, SpanMaker.of(provider)
+            self._provider, self._maker = provider, _maker_of(provider)
         return self._maker
 
     def _tell(
@@ -163,11 +188,26 @@ class Tracing:
         )
 
 
-def _active() -> TraceContext | None:
-    span = trace.get_current_span().get_span_context()
-    if not span.is_valid:
+def _api() -> ModuleType | None:
+    """Return OpenTelemetry's API where the application has imported it: without it there is no provider and no span."""
+    return sys.modules.get("opentelemetry.trace")
+
+
+def _maker_of(provider: "TracerProvider") -> SpanMaker | None:
+    """Return the maker for an application's provider; None where that makes no spans."""
+    if "opentelemetry.sdk.trace" not in sys.modules:
         return None
-    ids = trace.format_trace_id(span.trace_id), trace.format_span_id(span.span_id)
+    from tensorhub_common.telemetry import span_maker  # noqa: PLC0415 (it needs OpenTelemetry's SDK)
+
+    return span_maker.SpanMaker.of(provider)
+
+
+def _active() -> TraceContext | None:
+    api = _api()
+    span = None if api is None else api.get_current_span().get_span_context()
+    if api is None or span is None or not span.is_valid:
+        return None
+    ids = api.format_trace_id(span.trace_id), api.format_span_id(span.span_id)
     return TraceContext(*ids, span.trace_flags.sampled)
 
 
@@ -207,10 +247,20 @@ def _private() -> SpanMaker | None:
 def _make_private() -> SpanMaker | None:
     if trace_context.is_disabled(os.environ):
         return None
+    named = [name for name in (*trace_context.ENDPOINTS, trace_context.SAMPLER) if os.environ.get(name)]
+    if not named:
+        return _AgentAlone()
+    try:
+        from tensorhub_common.telemetry import process, span_maker  # noqa: PLC0415 (they need OpenTelemetry's SDK)
+    except ImportError as error:
+        log.warning(
+            "spans go to the agent alone: pip install 'tensorhub[telemetry]'", variable=named[0], missing=error.name
+        )
+        return _AgentAlone()
     provider, exporting = process.make_provider(SERVICE, str(os.getpid()), os.environ)
     if exporting is not None:
         _last_exports.append(_LastExport(provider.shutdown))
-    return SpanMaker.own(provider, exporting)
+    return span_maker.SpanMaker.own(provider, exporting)
 
 
 class _LastExport:

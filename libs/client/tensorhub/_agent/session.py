@@ -244,6 +244,9 @@ class AgentSession:
             self._link.send(frame(number))
             async with asyncio.timeout_at(end):
                 return await pending.answer
+        except TensorHubError:
+            # Some of the agent's answers are a `TimeoutError` too.
+            raise
         except TimeoutError:
             raise AgentUnavailable(
                 f"the agent at {self._link.socket_path} did not answer within {max(timeout_s, END_S_MIN):.3g} s: see "

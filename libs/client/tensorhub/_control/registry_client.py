@@ -1,6 +1,7 @@
 """What the SDK and the commands ask the registry, over NATS: who holds which version, and what happened.
 
-A control host asks without an agent, so nothing here knows of one. NATS is connected when the first question needs it.
+A control host asks without an agent, so nothing here knows of one. NATS is connected when the first question needs it,
+and its client is imported then: it takes longer than all else that `connect` imports.
 
 Always true: every question ends within its bound, with an answer or an error; a registry that is being replaced is
 waited for within that bound.
@@ -12,18 +13,15 @@ import uuid
 from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
 
-from tensorhub._control.watch import Watched, watch
 from tensorhub.errors import closed_error
 from tensorhub_common.auth.tls import TlsFiles
-from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
+from tensorhub_common.bus.address import CONNECT_TIMEOUT_S
 from tensorhub_common.bus.errors import Busy, NoAnswer, NoBus, NoResponder
 from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError, from_code
-from tensorhub_common.jetstream.blob_store import BlobStore
-from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.protocol import queries, subjects
 from tensorhub_common.protocol.decoding import MALFORMED
@@ -31,6 +29,11 @@ from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Command, DeleteJob
 from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected
 from tensorhub_common.protocol.subjects import check_name
+
+if TYPE_CHECKING:
+    from tensorhub._control.watch import Watched
+    from tensorhub_common.bus.connection import Bus
+    from tensorhub_common.jetstream.blob_store import BlobStore
 
 ASK_S: Final = 5.0
 ATTEMPT_S: Final = 2.0
@@ -128,6 +131,8 @@ class RegistryClient:
         await self._ask(self._subject("forget"), None, queries.JobForgotten, timeout_s)
 
     async def _say(self, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
+        from tensorhub_common.jetstream.job_log import JobLog  # noqa: PLC0415 (it imports NATS's client)
+
         bus = await self.bus(timeout_s)
         verb = str(command.__struct_config__.tag)
         subject, body = subjects.command_subject(self.job, verb), encode(command)
@@ -156,21 +161,27 @@ class RegistryClient:
 
     async def layout(self, digest: str) -> Layout:
         """Return the layout with this digest."""
+        from tensorhub_common.jetstream.blob_store import BlobStore  # noqa: PLC0415 (it imports NATS's client)
+
         bus = await self.bus()
         self._blobs = self._blobs or BlobStore(bus)
         return msgspec.msgpack.decode(await self._blobs.get(self.job, digest), type=Layout)
 
     def watch(
         self, model: str, after: int | None = None, kinds: Collection[str] | None = None
-    ) -> AsyncGenerator[Watched, None]:
+    ) -> "AsyncGenerator[Watched, None]":
         """Yield a model's events in order, for ever; see `AsyncHub.watch`."""
+        from tensorhub._control.watch import watch  # noqa: PLC0415 (it imports NATS's client)
+
         return watch(self.bus, self.job, check_name("model", model), after, kinds)
 
-    async def bus(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Bus:
+    async def bus(self, timeout_s: float = CONNECT_TIMEOUT_S) -> "Bus":
         """Return the connection to NATS, made now if there is none yet. Raises `RegistryUnavailable`."""
         async with self._connecting:
             self._check_open()
             if self._bus is None:
+                from tensorhub_common.bus.connection import connect  # noqa: PLC0415 (it imports NATS's client)
+
                 where = self.address
                 self._bus = await connect(
                     where.url, name="sdk", credentials=where.credentials, tls=where.tls, timeout_s=timeout_s
@@ -223,7 +234,7 @@ class RegistryClient:
             raise from_code(answer.error, answer.message)
         return answer
 
-    async def _insist(self, bus: Bus, subject: str, body: bytes, timeout_s: float) -> bytes:
+    async def _insist(self, bus: "Bus", subject: str, body: bytes, timeout_s: float) -> bytes:
         """Ask until there is an answer; the caller bounds the time. Asking changes nothing, so it may be repeated."""
         while True:
             try:

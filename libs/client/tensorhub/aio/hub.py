@@ -22,7 +22,6 @@ from tensorhub._agent.session import AgentSession
 from tensorhub._agent.shards import AttachedShard, ShardSpec
 from tensorhub._control.discovery import find_agent
 from tensorhub._control.registry_client import ASK_S, NatsAddress, RegistryClient, left_s
-from tensorhub._control.watch import Watched
 from tensorhub.aio.lifetime import NotCopyable, leave, leave_when_dropped, shielded_in_thread
 from tensorhub.aio.shard import AsyncShard, UnresolvedResume
 from tensorhub.arguments import Resume
@@ -41,6 +40,7 @@ from tensorhub_common.protocol.subjects import check_job
 from tensorhub_common.protocol.worker import Attached
 
 if TYPE_CHECKING:
+    from tensorhub._control.watch import Watched
     from tensorhub._tensors.description import Description, Tensors
     from tensorhub._tensors.fsdp import Gathered
     from tensorhub._tensors.installs import Mapped, Staged
@@ -197,7 +197,7 @@ class AsyncHub(NotCopyable):
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
-    ) -> AsyncGenerator[Watched, None]:
+    ) -> "AsyncGenerator[Watched, None]":
         """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
 
         `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
@@ -208,7 +208,7 @@ class AsyncHub(NotCopyable):
         wanted = arguments.kinds(kinds, KINDS)
         return self._until_closed(self.registry.watch(model, arguments.seen(after), wanted))
 
-    async def _until_closed(self, events: AsyncGenerator[Watched, None]) -> AsyncGenerator[Watched, None]:
+    async def _until_closed(self, events: "AsyncGenerator[Watched, None]") -> "AsyncGenerator[Watched, None]":
         """Yield what comes; end with an error when the hub is closed meanwhile."""
         closing = asyncio.ensure_future(self._closed.wait())
         coming: asyncio.Future[Watched] | None = None
@@ -440,5 +440,5 @@ def _gives_all(described: "Description") -> bool:
     return all(entry.name in described.values for entry in described.layout.tensors if entry.nbytes)
 
 
-async def _next(events: AsyncGenerator[Watched, None]) -> Watched:
+async def _next(events: "AsyncGenerator[Watched, None]") -> "Watched":
     return await anext(events)

@@ -31,9 +31,9 @@ from tensorhub_common.bus import permission_errors
 from tensorhub_common.config import settings as settings_module
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_common.errors import InvalidName, ReplicaConflict, TensorHubError
-from tensorhub_common.observability import logs
 from tensorhub_common.protocol.subjects import check_job
 from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_common.telemetry import log_output
 from tensorhub_launcher import BY_SIGNAL, end_at_once
 
 DONE: Final = 0
@@ -229,7 +229,7 @@ def settings_of(directory: Path | None, environ: Mapping[str, str] = os.environ)
     for sentence in settings_module.unknown_variables(given):
         print_error(sentence)
     quiet = settings if environ.get("TENSORHUB_LOG_LEVEL") else dataclasses.replace(settings, log_level="error")
-    logs.start_logs("tensorhub", "cli", quiet)
+    log_output.start_logs("tensorhub", "cli", quiet)
     if quiet is not settings:
         # A question that NATS does not let through is an error of the command, or of no interest to it.
         logging.getLogger(permission_errors.__name__).setLevel(logging.CRITICAL)
@@ -298,6 +298,9 @@ class CommandDeadline:
                     yield
                 finally:
                     over.cancel()
+        except TensorHubError:
+            # Some of the hub's errors are a `TimeoutError` too.
+            raise
         except TimeoutError:
             raise self._over() from None
 

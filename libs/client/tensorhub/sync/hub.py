@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 from tensorhub import arguments
 from tensorhub._agent.session import OnProgress
 from tensorhub._control.registry_client import ASK_S
-from tensorhub._control.watch import Watched
 from tensorhub.aio.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.shard import AsyncShard
@@ -29,6 +28,7 @@ from tensorhub_common.protocol.worker import ReadReport
 if TYPE_CHECKING:
     import torch
 
+    from tensorhub._control.watch import Watched
     from tensorhub._tensors.description import Tensors
 
 
@@ -254,20 +254,20 @@ class Hub(NotCopyable):
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
-    ) -> Generator[Watched, None, None]:
+    ) -> "Generator[Watched, None, None]":
         """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
 
         `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
         `kinds`: other kinds of events than those of versions; an empty collection means all.
         """
 
-        async def begin() -> AsyncGenerator[Watched, None]:
+        async def begin() -> "AsyncGenerator[Watched, None]":
             return self._hub.watch(model, after, kinds=kinds)
 
         return self._each(self._background.run(begin()))
 
-    def _each(self, events: AsyncGenerator[Watched, None]) -> Generator[Watched, None, None]:
-        async def following() -> Watched | None:
+    def _each(self, events: "AsyncGenerator[Watched, None]") -> "Generator[Watched, None, None]":
+        async def following() -> "Watched | None":
             return await anext(events, None)
 
         try:

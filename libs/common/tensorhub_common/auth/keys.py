@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-import nkeys
-
 from tensorhub_common.errors import TensorHubError
 
 MODE: Final = 0o600
@@ -29,6 +27,8 @@ class KeyUnusable(TensorHubError):
 
 def make_key(path: Path) -> str:
     """Write a new key and return its public half. Raises `FileExistsError` where there is one."""
+    import nkeys  # noqa: PLC0415 (see `public_key_of`)
+
     seed: bytes = nkeys.encode_seed(os.urandom(SEED_BYTES), nkeys.PREFIX_BYTE_USER)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "wb") as file:
         # Without a newline: not every NATS client cuts it off.
@@ -54,6 +54,8 @@ def is_seed(text: str) -> bool:
 
 def public_key_of(seed: str, where: Path) -> str:
     """Return the public half that belongs to a secret one, which was found at `where`."""
+    import nkeys  # noqa: PLC0415 (it loads libsodium: where there is no key, it isn't needed)
+
     try:
         return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
     except (nkeys.NkeysError, ValueError):

@@ -18,6 +18,9 @@ from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.protocol.subjects import INBOX, is_name
 
+CONNECT_TIMEOUT_S: Final = 5.0
+"""How long a program waits for NATS by default."""
+
 _CREDS: Final = "BEGIN NATS USER JWT"
 
 

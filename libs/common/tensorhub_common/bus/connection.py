@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import nats.errors
 
 from tensorhub_common.auth.tls import TlsFiles
-from tensorhub_common.bus.address import Login, addresses, login, shown
+from tensorhub_common.bus.address import CONNECT_TIMEOUT_S, Login, addresses, login, shown
 from tensorhub_common.bus.client import MessageHandler as OnMessage
 from tensorhub_common.bus.client import NatsClient
 from tensorhub_common.bus.connection_state import ConnectionState, ConnectionWatcher
@@ -43,7 +43,6 @@ from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 
-CONNECT_TIMEOUT_S: Final = 5.0
 RECONNECT_WAIT_S: Final = 0.1
 REQUEST_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 2.0

@@ -54,9 +54,13 @@ class LogFull(TensorHubError):
 class LogMissing(TensorHubError):
     """The job has no log: the job was never opened, or its log was deleted."""
 
+    __module__ = "tensorhub"
+
 
 class LogGap(TensorHubError):
     """Entries that were asked for are no longer in the log."""
+
+    __module__ = "tensorhub"
 
 
 class LogShorter(TensorHubError):

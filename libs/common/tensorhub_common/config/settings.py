@@ -43,6 +43,8 @@ Value = TypeVar("Value")
 class InvalidSetting(TensorHubError):
     """An environment variable holds what it can't hold; the message names it and gives an example."""
 
+    __module__ = "tensorhub"
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:

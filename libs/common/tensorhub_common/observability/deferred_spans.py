@@ -11,7 +11,7 @@ from tensorhub_common.observability.span_cost import SPAN_CPU
 from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 SPAN_ID_BITS: Final = 64
-
+TRACE_ID_BITS: Final = 128
 
 SOON_S: Final = 0.5
 """So long after a story's end its spans are made, with those of all that have ended since."""
@@ -40,6 +40,11 @@ MakeSpans = Callable[[], None]
 def new_span_id() -> str:
     """Return an id that no other span has."""
     return f"{getrandbits(SPAN_ID_BITS) or 1:016x}"
+
+
+def new_trace_id() -> str:
+    """Return an id that no other trace has."""
+    return f"{getrandbits(TRACE_ID_BITS) or 1:032x}"
 
 
 _waiting: Final[WeakSet["DeferredSpans"]] = WeakSet()

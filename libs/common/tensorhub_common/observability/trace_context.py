@@ -115,6 +115,13 @@ def headers_of(context: TraceContext | None) -> dict[str, str]:
     return {} if context is None else {TRACEPARENT: context.traceparent}
 
 
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""OpenTelemetry's variables that name where spans are exported to."""
+
+SAMPLER: Final = "OTEL_TRACES_SAMPLER"
+"""OpenTelemetry's variable that says which traces are sampled; without it all are."""
+
+
 def is_disabled(environ: Mapping[str, str]) -> bool:
     """Tell whether OpenTelemetry's own switch turns all telemetry but the logs off."""
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"

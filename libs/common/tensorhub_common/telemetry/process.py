@@ -24,8 +24,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from tensorhub_common.config.settings import Settings
-from tensorhub_common.observability.logs import start_logs
-from tensorhub_common.observability.trace_context import is_disabled
+from tensorhub_common.observability.trace_context import ENDPOINTS, is_disabled
+from tensorhub_common.telemetry.log_output import start_logs
 from tensorhub_common.telemetry.process_spans import _keepers, _makers
 from tensorhub_common.telemetry.span_files import SpanFiles
 from tensorhub_common.telemetry.span_maker import SpanMaker
@@ -36,14 +36,6 @@ SHUTDOWN_S_MAX: Final = 3.0
 
 METRICS_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 """Only this one: a collector of traces alone, which the general variable may well name, would refuse metrics."""
-
-ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
-
-# -------------------------------------------------------------------------------------------------------------- logs
-
-
-# ------------------------------------------------------------------------------------------------------------ traces
 
 
 def make_provider(

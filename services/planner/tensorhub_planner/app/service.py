@@ -14,7 +14,7 @@ import msgspec
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.errors import BadCommand, TensorHubError, public_code
 from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.observability import logs
@@ -125,7 +125,7 @@ class PlannerService:
                 packs = demand.packs
                 answer: PlanAnswer | QueryError = await self._answer(job, demand)
             except TensorHubError as error:
-                answer = QueryError(error=_code(error), message=str(error))
+                answer = QueryError(error=public_code(error), message=str(error))
             asked.answer = answer
         self.counts.add(answer, time.monotonic() - began)
         message = msgspec.json.encode(answer)
@@ -145,13 +145,8 @@ class PlannerService:
             return await self._answering(job).answer(demand)
         except TensorHubError as why:
             # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
-            return Refusal(error=_code(why), reason=str(why))
+            return Refusal(error=public_code(why), reason=str(why))
 
     def _answering(self, job: str) -> DemandPlanner:
         known = BusJobContext(job, self._catalogs, self._layouts, self._programs, self._hearing)
         return DemandPlanner(job, known, self.ledger, self._limits, self._kept)
-
-
-def _code(error: TensorHubError) -> str:
-    """Name an error by the class that everybody knows: the bus has narrower ones of its own."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == TensorHubError.__module__)

@@ -20,7 +20,7 @@ from tests.bounds import BUSY_S, WAIT_S
 
 from tensorhub_common.config import settings
 from tensorhub_common.observability import logs
-from tensorhub_common.telemetry import process
+from tensorhub_common.telemetry import log_output, process
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def stream() -> Iterator[io.StringIO]:
 
 def start_logs(stream: io.StringIO, **variables: str) -> None:
     environ = {f"TENSORHUB_{name.upper()}": value for name, value in variables.items()}
-    logs.start_logs("registry", "registry-0", settings.load(environ), stream)
+    log_output.start_logs("registry", "registry-0", settings.load(environ), stream)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -144,7 +144,7 @@ PROGRAM = """
 import pathlib, sys, time
 from opentelemetry import trace
 from tensorhub_common.config import settings
-from tensorhub_common.telemetry import process as telemetry
+from tensorhub_common.telemetry import log_output, process as telemetry
 
 telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
 telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
@@ -259,7 +259,7 @@ def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
 ) -> None:
     told = logs.REQUEST_HEADERS.set(headers)
     try:
-        assert logs.trace_ids() == ids
+        assert log_output.trace_ids() == ids
     finally:
         logs.REQUEST_HEADERS.reset(told)
-    assert logs.trace_ids() == {}
+    assert log_output.trace_ids() == {}

@@ -15,7 +15,7 @@ from tensorhub.cli.runner import Interrupted, job_of, need, run, settings_of
 from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, LocalHub
 from tensorhub_common.bus.address import shown
 from tensorhub_common.config import settings as settings_module
-from tensorhub_common.observability import logs
+from tensorhub_common.telemetry import log_output
 
 
 def up(
@@ -56,7 +56,7 @@ def up(
     settings = settings_of(directory)
     name = job_of(job, settings)
     # It stays, so what becomes of its processes is worth a line.
-    logs.start_logs("tensorhub", "up", settings)
+    log_output.start_logs("tensorhub", "up", settings)
     hub = LocalHub(
         settings.dir.absolute(),
         agents,
