@@ -49,7 +49,7 @@ $(READY): pyproject.toml constraints.txt
 	  exit 1; }
 	@echo "setting up $(VENV); this takes a minute or two, and is done again only when the dependencies change"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[agent,torch,demo,dev]' -c constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and check every byte

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tensorhub_common.protocol.worker import ReadReport as ReadReport
     from tensorhub_common.protocol.worker import SourceReport as SourceReport
 
+    __all__: list[str]
     __version__: str
 
 _MODULES = {
@@ -52,22 +53,24 @@ _MODULES = {
 """The module of each name but the errors."""
 
 
-def __getattr__(name: str) -> object:
-    found: object
-    if name == "mapping":
-        return import_module("tensorhub.mapping")
-    if name == "__version__":
-        found = _version()
-    elif name == "__all__":
-        found = __dir__()
-    elif name in _MODULES:
-        found = getattr(import_module(_MODULES[name]), name)
-    elif not name.startswith("_") and name in _errors():
-        found = getattr(import_module("tensorhub.errors"), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # A type checker would take every name for one that exists.
+
+    def __getattr__(name: str) -> object:
+        found: object
+        if name == "mapping":
+            return import_module("tensorhub.mapping")
+        if name == "__version__":
+            found = _version()
+        elif name == "__all__":
+            found = __dir__()
+        elif name in _MODULES:
+            found = getattr(import_module(_MODULES[name]), name)
+        elif not name.startswith("_") and name in _errors():
+            found = getattr(import_module("tensorhub.errors"), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

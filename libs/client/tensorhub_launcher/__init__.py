@@ -50,6 +50,6 @@ def main() -> None:
     """Be the command `tensorhub`."""
     listen()
     have_standard_files()
-    from tensorhub.cli.main import main as command  # noqa: PLC0415 (this import is what takes its time)
+    from tensorhub_common.runtime.extras import run_main  # noqa: PLC0415 (nothing of ours before the two lines above)
 
-    command()
+    run_main("tensorhub.cli.main", "tensorhub", "cli")

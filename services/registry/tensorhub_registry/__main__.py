@@ -1,6 +1,12 @@
-"""`python -m tensorhub_registry` is `tensorhub-registry`."""
+"""`tensorhub-registry`, which is also `python -m tensorhub_registry`."""
 
-from tensorhub_registry.app.main import main
+from tensorhub_common.runtime.extras import run_main
+
+
+def main() -> None:
+    """Run the program, or say which extra is missing."""
+    run_main("tensorhub_registry.app.main", "tensorhub-registry", "server")
+
 
 if __name__ == "__main__":
     main()

@@ -182,10 +182,10 @@ def test_bench_without_what_it_measures_with_says_what_to_install(
 ) -> None:
     """And begins nothing, which would end with a traceback."""
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("it was begun"))
-    for name in ("numpy", "ml_dtypes"):
+    for name in ("uvloop", "ml_dtypes"):
         monkeypatch.setitem(sys.modules, name, None)
     ended = run("bench")
-    said = "bench needs numpy and ml_dtypes, not installed here: pip install 'tensorhub[agent,torch]'"
+    said = "bench needs ml_dtypes and uvloop, not installed here: pip install 'tensorhub[agent,server,torch]'"
     assert (ended.code, ended.out, ended.err) == (1, "", f"tensorhub: {said}\n")
 
 
@@ -464,7 +464,7 @@ def test_doctor_where_nothing_is_installed_that_an_agent_needs(monkeypatch: pyte
     monkeypatch.setenv("TENSORHUB_NATS", "nats://127.0.0.1:1")
     program = """
 import sys
-sys.modules |= dict.fromkeys(("numpy", "ml_dtypes", "torch"))
+sys.modules |= dict.fromkeys(("uvloop", "ml_dtypes", "torch"))
 from tensorhub.cli.main import main
 main()
 """
@@ -474,7 +474,7 @@ main()
     assert (ended.returncode, ended.stderr) == (1, "")
     needs = found["agent's needs"]
     assert needs["level"] == "warn"
-    assert needs["found"] == "numpy and ml_dtypes can't be imported, so no agent can run here"
+    assert needs["found"] == "ml_dtypes, uvloop can't be imported, so no agent can run here"
     assert "pip install 'tensorhub[agent]'" in needs["advice"]
     assert (found["torch"]["level"], found["nats"]["level"]) == ("warn", "fail")
 

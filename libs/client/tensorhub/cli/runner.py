@@ -32,6 +32,7 @@ from tensorhub_common.config import settings as settings_module
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_common.errors import InvalidName, ReplicaConflict, TensorHubError
 from tensorhub_common.protocol.subjects import check_job
+from tensorhub_common.runtime import extras
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.telemetry import log_output
 from tensorhub_launcher import BY_SIGNAL, end_at_once
@@ -360,6 +361,4 @@ def need(what: str, *modules: str, extra: str) -> None:
     """Raise unless the modules are installed, which only some commands need."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise TensorHubError(
-            f"{what} needs {' and '.join(missing)}, not installed here: pip install 'tensorhub[{extra}]'"
-        )
+        raise TensorHubError(extras.missing(what, missing, extra))

