@@ -165,7 +165,7 @@ async def test_where_nats_is(agent: FakeAgent, nats: Any) -> None:
 def test_what_is_a_connection_can_not_be_copied_or_pickled(agent: FakeAgent) -> None:
     with tensorhub.connect(agent=agent.path) as hub:
         shard = hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
-        for thing in (hub, shard, hub._hub, shard._shard):
+        for thing in (hub, shard, hub._twin, shard._twin):
             for make in (copy.copy, copy.deepcopy, pickle.dumps):
                 with pytest.raises(TypeError, match=r"call tensorhub\.connect\(\) where it is wanted"):
                     make(thing)

@@ -1,7 +1,8 @@
 """The SDK for programs without an event loop: `connect`, and twins of `AsyncHub` and `AsyncShard`.
 
-Each method does what its twin does, in a thread of the hub's own; so this file decides nothing. Objects may be used
-from any thread, one call at a time for each shard.
+Each method does what its twin does, in a thread of the hub's own; so this file decides nothing. A method that only
+waits for its twin is made of it by `blocking`, with its signature and docstring; written out is what yields, or runs
+the caller's own code. Objects may be used from any thread, one call at a time for each shard.
 """
 
 from collections.abc import AsyncGenerator, Collection, Generator
@@ -12,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tensorhub import arguments
 from tensorhub._agent.session import OnProgress
-from tensorhub._control.registry_client import ASK_S
 from tensorhub.aio.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.shard import AsyncShard
 from tensorhub.arguments import Resume
 from tensorhub.errors import closed_error
 from tensorhub.mapping import Mapping
+from tensorhub.sync.blocking import blocking
 from tensorhub.sync.loop_thread import LoopThread
 from tensorhub_common.errors import NotPublished, TensorHubError
 from tensorhub_common.layout.layout import Layout
-from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
 from tensorhub_common.protocol.worker import ReadReport
 
 if TYPE_CHECKING:
@@ -37,50 +37,50 @@ class Shard(NotCopyable):
 
     def __init__(self, background: LoopThread, shard: AsyncShard) -> None:
         self._background = background
-        self._shard = shard
+        self._twin = shard
 
     def __repr__(self) -> str:
-        return repr(self._shard)
+        return repr(self._twin)
 
     @property
     def tensors(self) -> "dict[str, torch.Tensor]":
         """The tensors, by every name, standing in hub memory."""
-        return self._shard.tensors
+        return self._twin.tensors
 
     @property
     def layout(self) -> Layout:
         """What stands where in the shard's segment."""
-        return self._shard.layout
+        return self._twin.layout
 
     @property
     def model(self) -> str:
         """The model that it belongs to."""
-        return self._shard.model
+        return self._twin.model
 
     @property
     def replica(self) -> str:
         """The replica that it belongs to."""
-        return self._shard.replica
+        return self._twin.replica
 
     @property
     def shard(self) -> int:
         """Its number within the replica."""
-        return self._shard.shard
+        return self._twin.shard
 
     @property
     def shards(self) -> int:
         """How many shards the replica has."""
-        return self._shard.shards
+        return self._twin.shards
 
     @property
     def version(self) -> int | None:
         """What it holds now, or None."""
-        return self._shard.version
+        return self._twin.version
 
     @property
     def is_new(self) -> bool:
         """Whether `register` brought it, rather than came back to it."""
-        return self._shard.is_new
+        return self._twin.is_new
 
     @property
     def last_read(self) -> ReadReport | None:
@@ -88,22 +88,13 @@ class Shard(NotCopyable):
 
         Where an `update` has found a newer version and could not have it, `failure` says why.
         """
-        return self._shard.last_read
+        return self._twin.last_read
 
-    def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
-        """Publish what the tensors hold and return the version; None means the last published one and one more.
+    publish = blocking(AsyncShard.publish)
+    """Publish what the tensors hold and return the version; see `AsyncShard.publish`."""
 
-        Returns when every shard of the replica has published it; from then on the memory is immutable until
-        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`.
-        """
-        return self._background.run(self._shard.publish(version, timeout_s=timeout_s))
-
-    def unpublish(self, *, timeout_s: float = 60) -> None:
-        """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
-
-        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again.
-        """
-        self._background.run(self._shard.unpublish(timeout_s=timeout_s))
+    unpublish = blocking(AsyncShard.unpublish)
+    """Return when the tensors may be overwritten; see `AsyncShard.unpublish`."""
 
     @contextmanager
     def overwriting(
@@ -138,7 +129,7 @@ class Shard(NotCopyable):
         """
         arguments.lock(swap_under, is_async=False)
         with self._swapping(swap_under):
-            return self._background.run(self._shard._fetch(version, timeout_s, on_progress))  # noqa: SLF001 (twins)
+            return self._background.run(self._twin._fetch(version, timeout_s, on_progress))  # noqa: SLF001 (twins)
 
     def update(
         self,
@@ -157,7 +148,7 @@ class Shard(NotCopyable):
         """
         arguments.lock(swap_under, is_async=False)
         with self._swapping(swap_under):
-            return self._background.run(self._shard._fetch_newer(wait_s, timeout_s, on_progress))  # noqa: SLF001
+            return self._background.run(self._twin._fetch_newer(wait_s, timeout_s, on_progress))  # noqa: SLF001
 
     @contextmanager
     def _swapping(self, swap_under: AbstractContextManager[Any] | None) -> Generator[None, None, None]:
@@ -167,19 +158,18 @@ class Shard(NotCopyable):
         self._show(swap_under)
 
     def _show(self, swap_under: AbstractContextManager[Any] | None) -> None:
-        must = self._shard._must_swap()  # noqa: SLF001
+        must = self._twin._must_swap()  # noqa: SLF001
         with swap_under if must and swap_under is not None else nullcontext():
-            self._shard._show()  # noqa: SLF001
+            self._twin._show()  # noqa: SLF001
 
-    def release(self, *, timeout_s: float = 60) -> None:
-        """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
-        self._background.run(self._shard.release(timeout_s=timeout_s))
+    release = blocking(AsyncShard.release)
+    """Drain the shard, then free it; see `AsyncShard.release`."""
 
     def mark_loaded(self) -> None:
         """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
 
         async def mark() -> None:
-            self._shard.mark_loaded()
+            self._twin.mark_loaded()
 
         self._background.run(mark())
 
@@ -190,16 +180,16 @@ class Hub(NotCopyable):
     def __init__(self, background: LoopThread, hub: AsyncHub) -> None:
         background.before_its_end(hub._leave)  # noqa: SLF001 (twins)
         self._background = background
-        self._hub = hub
+        self._twin = hub
         self.job = hub.job
 
     def __repr__(self) -> str:
-        return repr(self._hub)
+        return repr(self._twin)
 
     @property
     def agent(self) -> str:
         """The id of the agent whose memory the shards stand in."""
-        return self._hub.agent
+        return self._twin.agent
 
     def register(
         self,
@@ -229,7 +219,7 @@ class Hub(NotCopyable):
         tensor that it has no rule for, or that is not as its rule says.
         """
         shard_made = self._background.run(
-            self._hub.register(
+            self._twin.register(
                 model,
                 module_or_tensors,
                 replica=replica,
@@ -244,13 +234,11 @@ class Hub(NotCopyable):
         )
         return Shard(self._background, shard_made)
 
-    def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
-        """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
-        return self._background.run(self._hub.versions(model, timeout_s=timeout_s))
+    versions = blocking(AsyncHub.versions)
+    """Return the versions of a model, oldest first; see `AsyncHub.versions`."""
 
-    def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
-        """Return the replicas of a model with their shards, in the order of their registration."""
-        return self._background.run(self._hub.replicas(model, timeout_s=timeout_s))
+    replicas = blocking(AsyncHub.replicas)
+    """Return the replicas of a model with their shards; see `AsyncHub.replicas`."""
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
@@ -262,7 +250,7 @@ class Hub(NotCopyable):
         """
 
         async def begin() -> "AsyncGenerator[Watched, None]":
-            return self._hub.watch(model, after, kinds=kinds)
+            return self._twin.watch(model, after, kinds=kinds)
 
         return self._each(self._background.run(begin()))
 
@@ -277,37 +265,23 @@ class Hub(NotCopyable):
             with suppress(TensorHubError):
                 self._background.run(events.aclose())
 
-    def retain(self, model: str, *, last: int, timeout_s: float = ASK_S) -> None:
-        """Keep the last `last` versions of a model from now on; 0, as it begins, keeps none.
+    retain = blocking(AsyncHub.retain)
+    """Keep the last versions of a model from now on; see `AsyncHub.retain`."""
 
-        A kept version doesn't lose its last copy by an orderly act: agents with room make a copy in the background,
-        and `unpublish` or a refill waits until one stands, or raises `RetentionFull`. Spot replicas don't count.
-        """
-        self._background.run(self._hub.retain(model, last=last, timeout_s=timeout_s))
+    pin = blocking(AsyncHub.pin)
+    """Keep one version until `unpin`; see `AsyncHub.pin`."""
 
-    def pin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
-        """Keep one version, however many come after it, until `unpin`. Raises `VersionUnavailable`."""
-        self._background.run(self._hub.pin(model, version, timeout_s=timeout_s))
+    unpin = blocking(AsyncHub.unpin)
+    """Keep a version no longer than `retain` says; see `AsyncHub.unpin`."""
 
-    def unpin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
-        """Keep a version no longer than `retain` says."""
-        self._background.run(self._hub.unpin(model, version, timeout_s=timeout_s))
+    rewind = blocking(AsyncHub.rewind)
+    """Go back to a checkpoint, and return the versions that retired; see `AsyncHub.rewind`."""
 
-    def rewind(self, model: str, *, to: int, timeout_s: float = ASK_S) -> list[int]:
-        """Go back to a checkpoint: versions above `to` retire, and the next published one is above them all.
+    delete = blocking(AsyncHub.delete)
+    """Forget a model with its versions and their copies; see `AsyncHub.delete`."""
 
-        Returns what was retired. Reads of these are decided anew or fail; publications under way fail; an engine that
-        holds one is led back by `update`. Raises `VersionConflict` while one of them is pinned.
-        """
-        return self._background.run(self._hub.rewind(model, to=to, timeout_s=timeout_s))
-
-    def delete(self, model: str, *, timeout_s: float = ASK_S) -> None:
-        """Forget a model with its versions and the copies of them. Its replicas must have been released."""
-        self._background.run(self._hub.delete(model, timeout_s=timeout_s))
-
-    def delete_job(self, *, timeout_s: float = ASK_S) -> None:
-        """Delete the whole job, for everybody; see `AsyncHub.delete_job`."""
-        self._background.run(self._hub.delete_job(timeout_s=timeout_s))
+    delete_job = blocking(AsyncHub.delete_job)
+    """Delete the whole job; see `AsyncHub.delete_job`."""
 
     def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.
@@ -320,7 +294,7 @@ class Hub(NotCopyable):
         if self._background.is_ended:
             return
         try:
-            self._background.run(self._hub.close(release=release, timeout_s=timeout_s))
+            self._background.run(self._twin.close(release=release, timeout_s=timeout_s))
         finally:
             self._background.stop()
 
@@ -335,7 +309,7 @@ class Hub(NotCopyable):
         if self._background.is_ended or self._background.is_forked:
             return
         try:
-            self._background.run(self._hub.__aexit__(kind, error, trace))
+            self._background.run(self._twin.__aexit__(kind, error, trace))
         finally:
             self._background.stop()
 
