@@ -1,6 +1,6 @@
 """What callers of the SDK may pass, checked before anything travels.
 
-A mistake in a call is told at once and by its own name, with nothing changed: the wrong kind of value is a
+A mistake in a call is raised at once and by its own name, with nothing changed: the wrong kind of value is a
 `TypeError` or `ValueError`, and what the hub would refuse is the error that the hub would raise.
 """
 
@@ -69,7 +69,7 @@ def patience(value: object, timeout_s: float) -> float:
 
 
 def whole(what: str, value: object) -> int:
-    """Return a whole number, given as an int or anything that stands for one, such as numpy's integers."""
+    """Return a whole number, given as an int or anything that converts to one, such as numpy's integers."""
     if not isinstance(value, bool):
         # torch's tensors say in several ways that they are no whole number.
         with suppress(TypeError, ValueError, RuntimeError):
@@ -117,7 +117,7 @@ def published_version(value: object) -> int | None:
 
 
 def overwriting(version: object, *, publish: bool) -> None:
-    """Check what is to be published after an overwrite: a mistake must be told before anything is unpublished."""
+    """Check what is to be published after an overwrite: a mistake must be raised before anything is unpublished."""
     if not isinstance(publish, bool):
         raise TypeError(f"publish is True or False; got {shown(publish)}. A number is given as version=…")
     if version is not None and not publish:
@@ -173,7 +173,7 @@ def kinds(value: object, possible: Collection[str]) -> frozenset[str] | None:
 
 
 def name(what: str, value: object) -> str:
-    """Return what a job, a model or a replica is called, if it can stand in a subject."""
+    """Return the name of a job, a model or a replica, if it is valid in a subject."""
     if not isinstance(value, str):
         raise InvalidName(f"a {what} name is text; got {shown(value)}")
     return check_name(what, value)

@@ -1,6 +1,6 @@
 """What a tensor looks like, without its values: dtypes by name and `TensorSpec`.
 
-A spec stands in for a tensor whose values come from the hub, so an engine need not make weights only to have them
+A spec takes the place of a tensor whose values come from the hub, so an engine need not make weights only to have them
 overwritten. This module imports no torch, so that a host without it can read and write specs.
 
 Always true of a `TensorSpec`: its dtype is a key of `DTYPES`, its three shapes are tuples of whole numbers that are not

@@ -201,7 +201,7 @@ def test_experts_may_be_placed_by_hand_and_be_divided_otherwise() -> None:
         (
             {"num_attention_heads": 8, "num_key_value_heads": 3},
             {"tp_size": 4},
-            "heads can't stand equally often on 4",
+            "heads can't be divided equally among 4",
         ),
         ({"intermediate_size": 47}, {"tp_size": 2}, "intermediate_size of 47 can't be divided"),
         ({}, {"tp_rank": 2, "tp_size": 2}, "tp_rank is 2 of 2"),

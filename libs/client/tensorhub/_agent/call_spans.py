@@ -87,9 +87,9 @@ class TracedCall:
 
     @property
     def traceparent(self) -> str | None:
-        """Return what the agent is told: the place of a publication, or the span that is active in an engine."""
-        told = self.place or self.active
-        return None if told is None else told.traceparent
+        """Return what the agent gets: the place of a publication, or the span that is active in an engine."""
+        place = self.place or self.active
+        return None if place is None else place.traceparent
 
 
 class Tracing:
@@ -161,7 +161,7 @@ class Tracing:
 
     def _hand_over_made(self) -> None:
         made, self._made = self._made, []
-        # With the agent away it will not draw these spans, and whoever exports has them all the same.
+        # With the agent away it will not show these spans; an exporter has them all the same.
         if made:
             with suppress(ChannelLost, TensorHubError):
                 self._hand_over(Traced(spans=tuple(made)))

@@ -92,7 +92,7 @@ class ReadRequest(AgentCall):
     wait_s: float | None = None
     traceparent: str | None = None
     segment: int | None = None
-    """Where the tensors of a staged shard stand, so that the other segment may be written."""
+    """The segment of a staged shard's tensors, so that the other one may be written."""
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
         """Return the frame to send."""

@@ -1,7 +1,7 @@
 """The connection to an agent that comes back by itself.
 
-An agent that restarts, or that `tensorhub up` restarts, stands on the same socket again a moment later. So the link
-dials again for as long as its session lives; who uses it waits, within a bound, for it to be up.
+An agent that restarts, or that `tensorhub up` restarts, listens on the same socket again a moment later. So the
+channel dials again for as long as its session lives; its users wait, within a bound, for it to be up.
 
 Always true: `on_up` is called after each handshake and `on_down` after each end of a connection, in turns; nothing is
 sent before the handshake is done; in a child of `fork` the link holds no socket and `check` raises.
@@ -26,7 +26,7 @@ from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 ATTACH_S: Final = 5.0
 DRAIN_S: Final = 0.2
-"""How long the end of a link waits for what was sent before it to go out: spans, which nobody answers."""
+"""How long the end of a channel waits for what was sent before it to go out: spans, which have no answer."""
 
 RECONNECT_WAIT_S: Final = 0.05
 RECONNECT_WAIT_MAX_S: Final = 0.5

@@ -3,7 +3,7 @@
 The agent attaches one descriptor to each frame of `WITH_FD`; the kernel keeps descriptors in the order of the bytes, so
 the n-th descriptor belongs to the n-th of these.
 
-Always true: frames go out whole and in the order of `send`, whoever is cancelled meanwhile; after the connection has
+Invariants: frames go out whole and in the order of `send`, also where a sender is cancelled; after the connection has
 ended `on_end` has been called once, unless this side ended it, and nothing more is handed over.
 """
 
@@ -68,7 +68,7 @@ class Connection:
         return self._open
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, after all earlier ones. On a connection that has ended nothing happens: `on_end` has told."""
+        """Send a frame, after all earlier ones. On a connection that has ended nothing happens: `on_end` was called."""
         body = _encode(frame)
         if len(body) > FRAME_BYTES_MAX:
             raise AgentUnavailable(

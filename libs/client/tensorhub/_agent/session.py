@@ -62,7 +62,7 @@ class AgentSession:
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._turns = asyncio.Semaphore(REGISTERING_MAX)
-        """Of shards on their way in: the agent refuses more than so many at a time."""
+        """Of shards that register: the agent refuses more at a time."""
 
     def _last_words(self) -> None:
         """The event loop ends without `close`: hand over what was made of the calls before."""
@@ -129,8 +129,8 @@ class AgentSession:
     async def empty(self, attachment: AttachedShard, deadline: float) -> None:
         """Unpublish what a shard was found with, before its worker has it. On failure the shard is left to the agent.
 
-        It may be draining then: another process that registers it first waits for the end of that, and this one is told
-        to wait by `ReplicaConflict`.
+        It may be draining then: another process that registers it first waits for the end of that, and this one gets
+        `ReplicaConflict`.
         """
         try:
             await self.ask(attachment, UnpublishRequest(), max(0.0, deadline - self._loop.time()))
@@ -142,7 +142,7 @@ class AgentSession:
         attachment.found = None
 
     def loaded(self, attachment: AttachedShard) -> None:
-        """Tell the agent that every tensor's values stand in the memory."""
+        """Tell the agent that every tensor's values are in the memory."""
         self._attachments.loaded(attachment)
 
     async def release(self, attachment: AttachedShard, timeout_s: float) -> None:
@@ -204,13 +204,13 @@ class AgentSession:
     async def _ask(
         self, attachment: AttachedShard, question: AgentCall, timeout_s: float, on_progress: OnProgress | None
     ) -> Done:
-        began, before, stood, broken = self._loop.time(), attachment.version, attachment.live, False
+        began, before, live_before, broken = self._loop.time(), attachment.version, attachment.live, False
         end = began + bound_of(timeout_s).end_s
         while True:
             handle = await self._attachments.attached(attachment, began + timeout_s)
             answer = question.settled(before, attachment.version) if broken else None
-            if isinstance(question, ReadRequest) and attachment.spare is not None and attachment.live != stood:
-                # The read was done before the connection broke, and its bytes stand where the tensors do not show them.
+            if isinstance(question, ReadRequest) and attachment.spare is not None and attachment.live != live_before:
+                # The read was done before the connection broke, and its bytes are where the tensors do not show them.
                 answer = Done(call=0, version=attachment.version)
             if answer is not None:
                 return answer
@@ -306,7 +306,7 @@ class AgentSession:
                 log.warning("the agent sent a frame out of turn", frame=type(frame).__name__)
 
     def _answered(self, call: int) -> _Pending | None:
-        """Return the call that this answers, or None when nobody waits for it any more."""
+        """Return the call that this answers, or None when its caller no longer waits."""
         pending = self._pending.pop(call, None)
         if pending is None or pending.answer.done():
             return None

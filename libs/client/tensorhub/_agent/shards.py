@@ -103,18 +103,18 @@ class AttachedShard:
     spare: Segment | None = None
     """The other segment of a staged shard."""
     live: int = 0
-    """The inode of the one in which the shard stands, as the agent said last."""
+    """The inode of the shard's present segment, as the agent said last."""
     lent: tuple[int, int] | None = None
     """What a mapped shard is to show next: a descriptor of its holder's segment, and the version there."""
     fresh: bool = False
     found: int | None = None
-    """The version that stood ready in the memory when it was registered last, unless it was emptied since."""
+    """The version that was ready in the memory when it was registered last, unless it was emptied since."""
     version: int | None = None
     report: ReadReport | None = None
     traceparent: str | None = None
     """The span that the last answer belongs to."""
     load_untold: bool = False
-    """The values are in the memory, and the agent has not yet answered anything that it was told after that."""
+    """The values are in the memory, and the agent has not yet answered any frame that was sent after that."""
     busy: bool = False
     releasing: bool = False
     delayed: TensorHubError | None = None
@@ -190,7 +190,7 @@ class ShardTable:
     # ---------------------------------------------------------------------------------------------- registering
 
     def forsaken(self, place: ShardSpec) -> AttachedShard | None:
-        """Return a shard of this name that nobody claims and that must be freed before `place` can be registered."""
+        """Return a shard of this name without a claim that must be freed before `place` can be registered."""
         known = self._by_key.get(place.key)
         if known is None or known.registering or known.place == place:
             return None
@@ -219,7 +219,9 @@ class ShardTable:
         if known.claimed:
             raise ReplicaConflict(f"{place.where} is registered by this process already: release it first")
         if known.place != place:
-            raise LayoutMismatch(f"{place.where} stands with other tensors than these: register it with the same ones")
+            raise LayoutMismatch(
+                f"{place.where} is registered with other tensors than these: register it with the same ones"
+            )
         known.claimed = True
         try:
             await self.attached(known, deadline)
@@ -268,7 +270,7 @@ class ShardTable:
             _close(fd)
 
     def swapped(self, handle: int, segment: int) -> None:
-        """Take the agent's word for where a staged shard stands."""
+        """Take over which segment a staged shard is in, as the agent says."""
         attachment = self._by_handle.get(handle)
         if attachment is not None:
             attachment.live = segment
@@ -299,7 +301,7 @@ class ShardTable:
         self._link.notify()
 
     def _replaced(self, old: AttachedShard, fd: int | None, segment: tuple[int, int] | None) -> AttachedShard:
-        """The agent has other memory for the shard than that in which the caller's tensors stand."""
+        """The agent has other memory for the shard than that of the caller's tensors."""
         old.lost = AgentUnavailable(
             f"the agent came back without the memory of {old.place.where}, so what its tensors hold is no longer in "
             "the hub: register it again"
@@ -322,7 +324,7 @@ class ShardTable:
     # ------------------------------------------------------------------------------------------- coming and going
 
     def loaded(self, attachment: AttachedShard) -> None:
-        """Tell the agent that every tensor's values stand in the memory; again on a later connection if need be."""
+        """Tell the agent that every tensor's values are in the memory; again on a later connection if need be."""
         attachment.load_untold = True
         if attachment.handle is not None:
             with contextlib.suppress(ChannelLost):
@@ -375,7 +377,7 @@ class ShardTable:
                 return
             except (AgentUnavailable, RegistryUnavailable, DrainTimeout) as error:
                 attachment.delayed = error
-                # What nobody waits for any more may go on at the agent, which refuses a second one meanwhile.
+                # A call whose caller no longer waits may go on at the agent, which refuses a second one meanwhile.
                 patient_until = self._loop.time() + CONFLICT_S
                 self._attaching.is_silent(f"{attachment.place.where}: {error}")
             except TensorHubError as error:

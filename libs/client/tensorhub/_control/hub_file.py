@@ -1,7 +1,7 @@
 """`hub.json`: how programs on this machine find the hub that `tensorhub up` runs here.
 
 It is written by rename, so a reader sees a whole file or none, and readable by its owner alone, as the key is that it
-names. It stands there from when all is ready until the hub stops.
+names. It exists from when all is ready until the hub stops.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tensorhub_common.protocol.decoding import MALFORMED
 FILE_NAME: Final = "hub.json"
 MODE: Final = 0o600
 FORMAT: Final = 1
-"""Raised when what stands in a field means something else than before. A field that is not known is passed over."""
+"""Raised when the value of a field means something else than before. A field that is not known is passed over."""
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class ProcessEntry(msgspec.Struct, frozen=True):
 
 
 class AgentEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An agent: where workers of its host reach it, and where it pretends to stand; a rack only if there is one."""
+    """An agent: where workers of its host reach it, and the host that it pretends to be; a rack if there is one."""
 
     id: str
     pid: int
@@ -53,7 +53,7 @@ class NatsEntry(msgspec.Struct, frozen=True):
 
 
 class HubFile(msgspec.Struct, frozen=True):
-    """What stands in the file. `credentials` is the path of the key for clients of every job.
+    """The content of the file. `credentials` is the path of the key for clients of every job.
 
     `nats`, `nats_pid` and `registry` are the first of `nats_nodes` and of `registries`.
     """
@@ -92,7 +92,7 @@ class HubFile(msgspec.Struct, frozen=True):
 
 
 def path_in(directory: Path) -> Path:
-    """Return where the file stands in a hub's directory."""
+    """Return the path of the file in a hub's directory."""
     return directory / FILE_NAME
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 5.0
 ATTEMPT_S: Final = 2.0
-"""A question is asked again after this: who took it may have ended, or lead no more, and then nobody answers it."""
+"""A question is asked again after this: a registry that has ended, or leads no more, does not answer."""
 RETRY_WAIT_S: Final = 0.1
 
 Answer = TypeVar(
@@ -215,7 +215,7 @@ class RegistryClient:
     async def _ask(self, subject: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
         body = b"" if ask is None else msgspec.json.encode(ask)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        # What is wrong with NATS is told as that: no registry can answer without it.
+        # A fault of NATS is raised as that: no registry can answer without it.
         bus = await self.bus(timeout_s)
         try:
             async with asyncio.timeout_at(deadline):

@@ -83,7 +83,8 @@ def _end_of(job: str) -> str:
 async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
     """Return the first entry to read. Raises `LogGap` when it is no longer there."""
     try:
-        # In a cluster that has just lost a node nobody answers until the log has a leader again, which takes seconds.
+        # In a cluster that has just lost a node there is no answer until the log has a leader again, which takes
+        # seconds.
         info = await api.insist(lambda: api.stream_info(bus, joblog.stream))
     except StreamFailure as failure:
         if failure.err_code != api.STREAM_NOT_FOUND:
@@ -96,8 +97,8 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
         return first
     if after + 1 < first:
         raise LogGap(
-            f"the log of job {joblog.job!r} begins at {first} now, so what happened after {after} can't be told any "
-            "more: ask for the versions, and watch with after=None"
+            f"the log of job {joblog.job!r} begins at {first} now, so the events after {after} are gone: "
+            "ask for the versions, and watch with after=None"
         )
     return after + 1
 
@@ -105,7 +106,7 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
 def _watched(entry: StoredEntry, model: str) -> Watched | None:
     """Read an entry; None for what is no event (see docs/security.md, "JetStream answers").
 
-    A kind of event that a later release has added is told by its name and what of it is known here.
+    A kind of event that a later release has added is given by its name and the fields that are known here.
     """
     try:
         event = read_event(entry.data)

@@ -73,7 +73,7 @@ class AsyncHub(NotCopyable):
 
     @property
     def agent(self) -> str:
-        """The id of the agent whose memory the shards stand in."""
+        """The id of the agent that holds the shards."""
         return self._session.agent.agent
 
     # -------------------------------------------------------------------------------------------------- shards
@@ -92,18 +92,38 @@ class AsyncHub(NotCopyable):
         resume: Resume | None = None,
         timeout_s: float = 30,
     ) -> AsyncShard:
-        """Bring a shard into hub memory, or come back to it; waits for no other shard.
+        """Bring a shard into hub memory, or come back to it. Waits for no other shard.
 
-        If the hub holds it ready, its memory stays (`.version` tells); otherwise the given values are copied in.
-        `resume` says what counts where the given values differ from ready memory: "memory", or "values", which replaces
-        it and waits for its readers as `unpublish` does. Left open, `replicate` and `update` work, and `publish`,
-        `unpublish` and `overwriting` raise `ReplicaConflict`. `spot`: the replica may vanish, and never counts for
-        retention. Raises `ReplicaConflict` while its worker lives, `LayoutMismatch` when it doesn't fit its siblings or
-        what was registered before, `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes
-        beside what the tensors show, which changes only at its end; "mapped" takes none, and the tensors show a
-        holder's on this host, read-only.
-        `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
-        tensor that it has no rule for, or that is not as its rule says.
+        The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
+        on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
+
+        Example:
+            shard = await hub.register("policy", module, replica="trainer")
+
+        Args:
+            model: The model's name: letters, digits, "_" and "-", at most 64.
+            module_or_tensors: A torch module (its parameters and persistent buffers), or a dict of tensors or
+                `TensorSpec`s by name. A spec gives shape and dtype of a tensor whose values come from the hub.
+            replica: The name of this copy of the model.
+            shard: The number of this shard, from 0.
+            shards: How many shards the replica has, each registered by a process of its own.
+            spot: The replica may vanish at any moment, and never counts for retention.
+            install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
+                beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
+                memory of a holder on this host, read-only.
+            mapping: What the tensors consist of in the model's own names, from `tensorhub.mapping`, where the shards
+                of trainer and engine are cut or named differently.
+            resume: Which values count where the hub holds a version with others than the given ones: "memory", or
+                "values", which replaces it and waits for its readers as `unpublish` does. None leaves it open:
+                `replicate` and `update` work, and `publish`, `unpublish` and `overwriting` raise `ReplicaConflict`.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            ReplicaConflict: Another live process has the shard.
+            LayoutMismatch: The tensors don't fit those of the sibling shards, of an earlier registration or the
+                mapping.
+            MemoryExhausted: The agent has no room.
+            AgentUnavailable: The agent does not answer within the bound.
         """
         self._session.check()
         arguments.name("model", model)
@@ -122,7 +142,7 @@ class AsyncHub(NotCopyable):
     async def _made(
         self, described: "Description", attachment: AttachedShard, resume: Resume | None, deadline: float
     ) -> AsyncShard:
-        """Let the tensors stand in the registered memory."""
+        """Move the tensors into the registered memory."""
         try:
             choice = await self._resumed(described, attachment, resume, deadline)
             bound = await shielded_in_thread(lambda: _bound(described, attachment))
@@ -175,13 +195,21 @@ class AsyncHub(NotCopyable):
     # ------------------------------------------------------------------------------------------------ questions
 
     async def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
-        """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
+        """Return the versions of a model, oldest first.
+
+        Raises:
+            RegistryUnavailable: No registry answers within `timeout_s`.
+        """
         bound_s = arguments.seconds("timeout_s", timeout_s)
         arguments.name("model", model)
         return await self.registry.versions(model, await self._open_job(bound_s))
 
     async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
-        """Return the replicas of a model with their shards, in the order of their registration."""
+        """Return the replicas of a model with their shards, in the order of their registration.
+
+        Raises:
+            RegistryUnavailable: No registry answers within `timeout_s`.
+        """
         bound_s = arguments.seconds("timeout_s", timeout_s)
         arguments.name("model", model)
         return await self.registry.replicas(model, await self._open_job(bound_s))
@@ -198,10 +226,15 @@ class AsyncHub(NotCopyable):
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
     ) -> "AsyncGenerator[Watched, None]":
-        """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
+        """Yield the version events of a model in order: those of the past, then new ones, until the hub is closed.
 
-        `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
-        `kinds`: other kinds of events than those of versions; an empty collection means all.
+        Args:
+            model: The model's name.
+            after: Go on after the event with this `seq`.
+            kinds: Kinds of events in place of those of versions; an empty collection means all.
+
+        Raises:
+            LogGap: The log no longer reaches back to `after`.
         """
         self._session.check()
         arguments.name("model", model)
@@ -229,15 +262,19 @@ class AsyncHub(NotCopyable):
     # ------------------------------------------------------------------------------------------------- rulings
 
     async def retain(self, model: str, *, last: int, timeout_s: float = ASK_S) -> None:
-        """Keep the last `last` versions of a model from now on; 0, as it begins, keeps none.
+        """Keep the last `last` versions of a model from now on; 0, the default, keeps none.
 
         A kept version doesn't lose its last copy by an orderly act: agents with room make a copy in the background,
-        and `unpublish` or a refill waits until one stands, or raises `RetentionFull`. Spot replicas don't count.
+        and `unpublish` or a read into that memory waits for it, or raises `RetentionFull`. Spot replicas don't count.
         """
         await self._rule(Retain(model=arguments.name("model", model), last=arguments.retained(last)), timeout_s)
 
     async def pin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
-        """Keep one version, however many come after it, until `unpin`. Raises `VersionUnavailable`."""
+        """Keep one version until `unpin`, however many follow.
+
+        Raises:
+            VersionUnavailable: No replica holds the version.
+        """
         number = arguments.known_version("version", version)
         await self._rule(Pin(model=arguments.name("model", model), version=number), timeout_s)
 
@@ -247,24 +284,31 @@ class AsyncHub(NotCopyable):
         await self._rule(Unpin(model=arguments.name("model", model), version=number), timeout_s)
 
     async def rewind(self, model: str, *, to: int, timeout_s: float = ASK_S) -> list[int]:
-        """Go back to a checkpoint: versions above `to` retire, and the next published one is above them all.
+        """Go back to a checkpoint: versions above `to` retire, and the next one has a higher number than they had.
 
-        Returns what was retired. Reads of these are decided anew or fail; publications under way fail; an engine that
-        holds one is led back by `update`. Raises `VersionConflict` while one of them is pinned.
+        Returns the numbers of the retired versions. Reads of these are decided anew or fail, publications under way
+        fail, and an engine that holds one gets an older version by `update`.
+
+        Raises:
+            VersionConflict: One of the versions above `to` is pinned.
         """
         command = Rewind(model=arguments.name("model", model), to=arguments.known_version("to", to))
         events = await self._rule(command, timeout_s)
         return [event.version for event in events if isinstance(event, VersionRetired)]
 
     async def delete(self, model: str, *, timeout_s: float = ASK_S) -> None:
-        """Forget a model with its versions and the copies of them. Its replicas must have been released."""
+        """Forget a model with its versions and their copies.
+
+        Raises:
+            ReplicaConflict: The model has replicas that are not released.
+        """
         await self._rule(Delete(model=arguments.name("model", model)), timeout_s)
 
     async def delete_job(self, *, timeout_s: float = ASK_S) -> None:
-        """Delete the whole job: agents free its memory and its copies, and every later call of anybody is `JobGone`.
+        """Delete the whole job: agents free its memory and copies, and every later call on it is `JobGone`.
 
-        Tensors stay valid in whoever has them, and are nobody's source any more. The job's name is refused for a week,
-        or until `tensorhub delete --job NAME --forget`.
+        Tensors stay valid in the processes that have them, and are no longer a source. The job's name is refused for
+        a week, or until `tensorhub delete --job NAME --forget`.
         """
         self._session.check()
         await self.registry.delete_job(arguments.seconds("timeout_s", timeout_s))
@@ -278,10 +322,13 @@ class AsyncHub(NotCopyable):
     async def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.
 
-        With `release=False` they stay with the agent, published as they are, for whoever registers them next.
-
         The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
         shards.
+
+        Args:
+            release: False leaves the shards with the agent, published as they are, for the next process that
+                registers them.
+            timeout_s: The bound in seconds.
         """
         releases_all = arguments.flag("release", release)
         if self._closed.is_set():
@@ -337,11 +384,18 @@ async def connect_async(
 ) -> AsyncHub:
     """Connect to an agent of this host.
 
-    `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
-    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
-    of a cluster the addresses of several nodes, with commas between.
-    Raises `AgentUnavailable` when no agent answers within the bound, and `RegistryUnavailable` when `nats` is given and
-    not reached.
+    Example:
+        hub = await tensorhub.connect_async()
+
+    Args:
+        job: An isolated namespace; by default `TENSORHUB_JOB`, else "default".
+        agent: An agent's id or socket; by default `TENSORHUB_AGENT`, else the first on this host.
+        nats: The address of NATS, or of several nodes of a cluster with commas between; by default the agent's.
+        timeout_s: The bound in seconds.
+
+    Raises:
+        AgentUnavailable: No agent answers within the bound.
+        RegistryUnavailable: `nats` is given and not reached.
     """
     settings = settings_module.load(os.environ)
     for sentence in settings_module.unknown_variables(os.environ):
@@ -400,7 +454,7 @@ class _Bound(NamedTuple):
 
 
 def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
-    """Map the segment, or a staged shard's two, and let what was described stand in it; a mapped shard has none yet."""
+    """Map the segment, or a staged shard's two, and move what was described into it; a mapped shard has none yet."""
     from tensorhub._tensors.description import bind  # noqa: PLC0415
     from tensorhub._tensors.residency import Residency  # noqa: PLC0415
     from tensorhub._tensors.segment_mapping import map_segment  # noqa: PLC0415 (they import torch)

@@ -132,10 +132,21 @@ class AsyncShard(NotCopyable):
         return self._last_read
 
     async def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
-        """Publish what the tensors hold and return the version; None means the last published one and one more.
+        """Publish the values of the tensors as a version, and return its number.
 
-        Returns when every shard of the replica has published it; from then on the memory is immutable until
-        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`, `ReplicaConflict`.
+        Returns when every shard of the replica has published it. From then on the memory is immutable until
+        `unpublish`.
+
+        Args:
+            version: Its number, higher than every published one. None is the last published one and one more.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            VersionConflict: The number is not higher, the shards name several, or an earlier version is still
+                published.
+            NotFilled: A failed read has left a part of the memory without values; see `mark_loaded`.
+            RoundTimeout: Not every shard of the replica published within the bound.
+            ReplicaConflict: Another call on this shard is under way, or `resume` was left open.
         """
         wanted, bound_s = arguments.published_version(version), arguments.seconds("timeout_s", timeout_s)
         self._check_chosen()
@@ -150,11 +161,17 @@ class AsyncShard(NotCopyable):
         return done.version
 
     async def unpublish(self, *, timeout_s: float = 60) -> None:
-        """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
+        """Take the version back, and return when the tensors may be overwritten: no reader reads them any more.
 
-        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again. A staged shard
-        has other memory to go on in: the tensors stand there when this returns, with the same values, and it waits
-        only for those who map a version before this one.
+        A reader that is still busy at the bound loses its lease and reads elsewhere. A staged shard goes on in its
+        other memory, with the same values: it waits only for readers that map a version before this one.
+
+        Args:
+            timeout_s: The bound in seconds.
+
+        Raises:
+            NotPublished: No version is published.
+            DrainTimeout: A mapped reader remains at the bound. Don't write; call again.
         """
         bound_s = arguments.seconds("timeout_s", timeout_s)
         self._check_writable()
@@ -170,9 +187,18 @@ class AsyncShard(NotCopyable):
     ) -> "AsyncGenerator[dict[str, torch.Tensor], None]":
         """Unpublish what is published, and let the block overwrite the tensors, which it gets.
 
-        With `publish` the tensors are published at the block's end, as `version` or the next one; without it, and
-        after an exception in the block, they stay unpublished. `timeout_s` bounds each of the two calls. Raises what
-        `unpublish` raises, before the block, but for `NotPublished`; and what `publish` raises, after it.
+        Example:
+            async with shard.overwriting(publish=True):
+                optimizer.step()
+
+        Args:
+            publish: Publish at the block's end. After an exception in the block the tensors stay unpublished.
+            version: The number to publish as; None is the next one.
+            timeout_s: The bound in seconds of each of the two calls.
+
+        Raises:
+            TensorHubError: What `unpublish` raises but `NotPublished`, before the block; what `publish` raises, after
+                it.
         """
         arguments.overwriting(version, publish=publish)
         self._check_writable()
@@ -190,11 +216,22 @@ class AsyncShard(NotCopyable):
         on_progress: OnProgress | None = None,
         swap_under: AbstractAsyncContextManager[Any] | None = None,
     ) -> int:
-        """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
+        """Fill the tensors with a version, each byte verified, and return its number.
 
-        Every shard of the replica must call it. "latest" waits for a first version up to the bound. Raises
-        `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`. `swap_under`: a lock (or another
-        context manager) to hold while the tensors of a staged or mapped shard swap.
+        Every shard of the replica must call it; it returns when all of them hold the version.
+
+        Args:
+            version: A number, or "latest", which waits up to the bound where nothing is published yet.
+            timeout_s: The bound in seconds.
+            on_progress: Called with the bytes that have come and the bytes of the whole.
+            swap_under: A lock, or another asynchronous context manager, to hold while the tensors of a staged or
+                mapped shard change to other memory.
+
+        Raises:
+            VersionUnavailable: No live replica holds the version.
+            LayoutMismatch: The version's tensors can't be laid out as this shard's.
+            RoundTimeout: Not every shard of the replica called within the bound.
+            IntegrityError: Bytes differed from the log's digests, from every source.
         """
         arguments.lock(swap_under, is_async=True)
         async with self._swapping(swap_under):
@@ -208,19 +245,38 @@ class AsyncShard(NotCopyable):
         on_progress: OnProgress | None = None,
         swap_under: AbstractAsyncContextManager[Any] | None = None,
     ) -> int | None:
-        """Fetch a newer version than the one held, if there is one, and return its number, or None.
+        """Fetch a version newer than the held one, if there is one, and return its number, or None.
 
-        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer. None also
-        where a newer version can't be had just now: then the shard holds what it held, `last_read.failure` says why,
-        and the next call tries again.
-        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
+        Every shard of the replica must call it, and all get the same answer. It is None also where a newer version
+        can't be had just now: the shard then holds what it held, `last_read.failure` says why, and the next call
+        tries again.
+
+        Example:
+            if (version := await shard.update(wait_s=1)) is not None:
+                print(f"generating with version {version}")
+
+        Args:
+            wait_s: How long to wait for a newer version, in seconds.
+            timeout_s: The bound of the whole call in seconds.
+            on_progress: Called with the bytes that have come and the bytes of the whole.
+            swap_under: A lock, or another asynchronous context manager, to hold while the tensors of a staged or
+                mapped shard change to other memory.
+
+        Raises:
+            TensorHubError: What calling again can't mend, as `replicate` raises it.
         """
         arguments.lock(swap_under, is_async=True)
         async with self._swapping(swap_under):
             return await self._fetch_newer(wait_s, timeout_s, on_progress)
 
     async def release(self, *, timeout_s: float = 60) -> None:
-        """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
+        """Drain the shard, then free it. A second call does nothing.
+
+        The tensors stay valid, as this process's own memory.
+
+        Args:
+            timeout_s: The bound in seconds.
+        """
         try:
             await self._session.release(self._attachment, arguments.seconds("timeout_s", timeout_s))
         finally:
@@ -228,7 +284,7 @@ class AsyncShard(NotCopyable):
         self._on_release(self)
 
     def mark_loaded(self) -> None:
-        """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
+        """Declare that every tensor was written, so that a shard which a failed read left partial may be published."""
         self._session.check()
         if self._attachment.version is None:
             self._filled()
@@ -238,7 +294,7 @@ class AsyncShard(NotCopyable):
         """Refuse to hand out for writing what can't be written; `NotPublished` would be taken for "go on"."""
         if self._attachment.place.is_mapped:
             raise ReplicaConflict(
-                f"{self._attachment.place.where} is mapped read-only: its tensors stand in its publisher's memory; "
+                f"{self._attachment.place.where} is mapped read-only: its tensors are in its publisher's memory; "
                 "overwrite and publish there, or register with install='in-place'"
             )
         self._check_chosen()
@@ -260,13 +316,13 @@ class AsyncShard(NotCopyable):
             await shielded_in_thread(lambda: standing.check_filled(where))
 
     def _filled(self) -> None:
-        """Every tensor has the values that are to be published, whoever brought them."""
+        """Every tensor has the values that are to be published."""
         self._choice = None
         if self._standing is not None:
             self._standing.loaded()
 
     def _tell_of_left(self) -> None:
-        """An engine whose module lies elsewhere goes on with its old weights: it may want that, so it is told once."""
+        """An engine whose module lies elsewhere goes on with its old weights: it may want that, so one line says so."""
         if self._told_of_left or self._standing is None:
             return
         left = self._standing.left()
@@ -301,11 +357,11 @@ class AsyncShard(NotCopyable):
         return nullcontext() if swap_under is None or not self._must_swap() else swap_under
 
     def _must_swap(self) -> bool:
-        """Whether the tensors of a staged or mapped shard are to stand in other memory."""
+        """Whether the tensors of a staged or mapped shard are to change to other memory."""
         return self._swaps is not None and self._swaps.is_due
 
     def _show(self) -> None:
-        """Let the tensors of a staged or mapped shard show the memory in which it stands now, and FSDP gather it."""
+        """Let the tensors of a staged or mapped shard show its present memory, and FSDP gather it."""
         if self._swaps is not None:
             self._swaps.show()
 

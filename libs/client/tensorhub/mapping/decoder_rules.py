@@ -26,7 +26,7 @@ def qkv_cuts(sizes: Sizes, ranks: Ranks) -> dict[str, Cut]:
     heads = share(sizes.heads, rank, count, "num_attention_heads")
     if count > sizes.kv_heads:
         if count % sizes.kv_heads:
-            raise ValueError(f"{sizes.kv_heads} key and value heads can't stand equally often on {count} ranks")
+            raise ValueError(f"{sizes.kv_heads} key and value heads can't be divided equally among {count} ranks")
         kv_heads = share(sizes.kv_heads, rank // (count // sizes.kv_heads), sizes.kv_heads)
     else:
         kv_heads = share(sizes.kv_heads, rank, count, "num_key_value_heads")

@@ -38,7 +38,7 @@ _LEFT_OUT: Final = tuple(
     for name in (
         # Tables of positions, which each side computes for itself.
         "{*path}.rotary_emb.{table}",
-        # vLLM's scales of the key-value cache, and its tables of where experts stand.
+        # vLLM's scales of the key-value cache, and its tables of experts' places.
         "{*path}.attn.{scale:_q_scale|_k_scale|_v_scale|_prob_scale}",
         "{*path}.mla_attn.{scale:_q_scale|_k_scale|_v_scale|_prob_scale}",
         "{*path}.{table:_expert_map|expert_map|expert_mask}",

@@ -10,7 +10,7 @@ import msgspec
 from tensorhub.mapping.sizes import Lookup
 
 CONFIG_BYTES_MAX: Final = 16 * 1024 * 1024
-"""No configuration is longer, and whoever names the weights' file instead must not wait until it is read."""
+"""No configuration is longer, and a caller that names the weights' file instead must not wait until it is read."""
 
 Config = Mapping[str, Any] | str | os.PathLike[str] | object
 """A dict as config.json has it, the path of that file or of its folder, or a transformers configuration."""

@@ -6,8 +6,8 @@ A node is laid out in a box of the registered tensor from outside in: a stack gi
 first dimension, a concatenation divides one dimension, a tensor takes what is left, whole or cut. Names of global
 tensors are templates, filled with what the rule's pattern has matched and with the index of a stack around them.
 
-Always true of `lay_out`: the parts that it returns cover the box exactly, or it raises `Misfit` and says what is wrong.
-A tensor of which nothing stands here is a part without an element.
+Invariant of `lay_out`: the parts that it returns cover the box exactly, or it raises `Misfit` and says what is wrong.
+A tensor of which this rank has nothing is a part without an element.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ class Concat(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """One item for each of the values, along a new dimension in front; `{placeholder}` stands for the value."""
+    """One item for each of the values, along a new dimension in front; `{placeholder}` is the value."""
 
     placeholder: str
     values: tuple[int, ...]
@@ -108,7 +108,7 @@ def lay_out(node: Node, shape: Shape, values: Mapping[str, object]) -> list[Part
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Where a node stands: an index in each dimension of the stacks around it, then a box of the dimensions left."""
+    """The place of a node: an index in each dimension of the stacks around it, then a box of the dimensions left."""
 
     stacked: Shape
     start: Shape
@@ -165,7 +165,7 @@ def _laid_tensor(node: Tensor, box: _Box, values: Mapping[str, object]) -> Itera
 
 
 def _length_of(cut: Cut | Padded, stands: int, dim: int, name: str) -> tuple[int, int]:
-    """Return how many of the elements that stand in a dimension are the tensor's, and where they begin in it."""
+    """Return how many of the elements in a dimension are the tensor's, and where they begin in it."""
     if isinstance(cut, Cut):
         if stands != cut.length:
             raise Misfit(

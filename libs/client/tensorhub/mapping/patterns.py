@@ -1,7 +1,7 @@
 """Patterns of tensor names, and templates that are filled with what a pattern has matched. Pure.
 
-`{layer}` stands for one component of a dotted name, `{kind:weight|bias}` for one of those given, `{*path}` for one
-component or more. In a template the same placeholders (`{layer}`, `{kind}`, `{path}`) stand for what was matched, and
+`{layer}` matches one component of a dotted name, `{kind:weight|bias}` for one of those given, `{*path}` for one
+component or more. In a template the same placeholders (`{layer}`, `{kind}`, `{path}`) are what was matched, and
 `{name}` for the whole name, with global numbers where those of a rule are counted otherwise.
 
 Always true: a pattern matches a whole name or not at all; a template with an unknown placeholder is refused when it is
@@ -17,11 +17,11 @@ _PLACEHOLDER: Final = re.compile(r"\{(?P<star>\*?)(?P<word>[a-z_][a-z0-9_]*)(?::
 _COMPONENT: Final = r"[^.]+"
 
 WHOLE_NAME: Final = "name"
-"""The placeholder of a template that stands for all of the registered name."""
+"""The placeholder of a template that is all of the registered name."""
 
 
 def matched(pattern: str, name: str) -> dict[str, str] | None:
-    """Return what the pattern's placeholders stand for in this name, or None when it is not such a name."""
+    """Return what the pattern's placeholders match in this name, or None when it is not such a name."""
     found = _compiled(pattern).fullmatch(name)
     return None if found is None else found.groupdict()
 

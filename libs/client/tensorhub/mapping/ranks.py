@@ -70,7 +70,7 @@ def stage(layers: int, rank: int, ranks: int) -> range:
 
 
 def experts_of(experts: int, rank: int, ranks: int, placement: str = "linear") -> tuple[int, ...]:
-    """Return the experts of an expert-parallel rank, in the order in which they stand in its stack.
+    """Return the experts of an expert-parallel rank, in the order of its stack.
 
     "linear": neighbours, the first ranks have what is left over; "round_robin": every `ranks`-th. Raises `ValueError`.
     """

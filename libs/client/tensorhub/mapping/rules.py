@@ -46,7 +46,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """The numbers that a placeholder may stand for: the layers of a pipeline stage, `start` to `stop`.
+    """The numbers that a placeholder may match: the layers of a pipeline stage, `start` to `stop`.
 
     `shift` is added to the number in the registered name to get the global one: where a stage counts its layers from
     zero it is `start`.
@@ -143,7 +143,7 @@ class Mapping(msgspec.Struct, frozen=True):
         return None
 
     def _told(self, rule: Rule, values: Values[str, str]) -> dict[str, object]:
-        """Return what stands for each placeholder in the global tensors' names."""
+        """Return the value of each placeholder in the global tensors' names."""
         told: dict[str, object] = dict(values)
         for numbers in self.numbers:
             word = numbers.placeholder

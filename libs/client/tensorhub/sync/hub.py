@@ -49,7 +49,7 @@ class Shard(NotCopyable):
 
     @property
     def layout(self) -> Layout:
-        """What stands where in the shard's segment."""
+        """Where each tensor is in the shard's segment."""
         return self._twin.layout
 
     @property
@@ -102,9 +102,18 @@ class Shard(NotCopyable):
     ) -> "Generator[dict[str, torch.Tensor], None, None]":
         """Unpublish what is published, and let the block overwrite the tensors, which it gets.
 
-        With `publish` the tensors are published at the block's end, as `version` or the next one; without it, and
-        after an exception in the block, they stay unpublished. `timeout_s` bounds each of the two calls. Raises what
-        `unpublish` raises, before the block, but for `NotPublished`; and what `publish` raises, after it.
+        Example:
+            with shard.overwriting(publish=True):
+                optimizer.step()
+
+        Args:
+            publish: Publish at the block's end. After an exception in the block the tensors stay unpublished.
+            version: The number to publish as; None is the next one.
+            timeout_s: The bound in seconds of each of the two calls.
+
+        Raises:
+            TensorHubError: What `unpublish` raises but `NotPublished`, before the block; what `publish` raises, after
+                it.
         """
         arguments.overwriting(version, publish=publish)
         with suppress(NotPublished):
@@ -121,11 +130,22 @@ class Shard(NotCopyable):
         on_progress: OnProgress | None = None,
         swap_under: AbstractContextManager[Any] | None = None,
     ) -> int:
-        """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
+        """Fill the tensors with a version, each byte verified, and return its number.
 
-        Every shard of the replica must call it. "latest" waits for a first version up to the bound. `on_progress` is
-        called in the hub's own thread. Raises `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
-        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
+        Every shard of the replica must call it; it returns when all of them hold the version.
+
+        Args:
+            version: A number, or "latest", which waits up to the bound where nothing is published yet.
+            timeout_s: The bound in seconds.
+            on_progress: Called with the bytes that have come and the bytes of the whole, in the hub's own thread.
+            swap_under: A lock, or another context manager, to hold while the tensors of a staged or mapped shard
+                change to other memory.
+
+        Raises:
+            VersionUnavailable: No live replica holds the version.
+            LayoutMismatch: The version's tensors can't be laid out as this shard's.
+            RoundTimeout: Not every shard of the replica called within the bound.
+            IntegrityError: Bytes differed from the log's digests, from every source.
         """
         arguments.lock(swap_under, is_async=False)
         with self._swapping(swap_under):
@@ -139,12 +159,25 @@ class Shard(NotCopyable):
         on_progress: OnProgress | None = None,
         swap_under: AbstractContextManager[Any] | None = None,
     ) -> int | None:
-        """Fetch a newer version than the one held, if there is one, and return its number, or None.
+        """Fetch a version newer than the held one, if there is one, and return its number, or None.
 
-        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer. None also
-        where a newer version can't be had just now: then the shard holds what it held, `last_read.failure` says why,
-        and the next call tries again.
-        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
+        Every shard of the replica must call it, and all get the same answer. It is None also where a newer version
+        can't be had just now: the shard then holds what it held, `last_read.failure` says why, and the next call
+        tries again.
+
+        Example:
+            if (version := shard.update(wait_s=1)) is not None:
+                print(f"generating with version {version}")
+
+        Args:
+            wait_s: How long to wait for a newer version, in seconds.
+            timeout_s: The bound of the whole call in seconds.
+            on_progress: Called with the bytes that have come and the bytes of the whole, in the hub's own thread.
+            swap_under: A lock, or another context manager, to hold while the tensors of a staged or mapped shard
+                change to other memory.
+
+        Raises:
+            TensorHubError: What calling again can't mend, as `replicate` raises it.
         """
         arguments.lock(swap_under, is_async=False)
         with self._swapping(swap_under):
@@ -166,7 +199,7 @@ class Shard(NotCopyable):
     """Drain the shard, then free it; see `AsyncShard.release`."""
 
     def mark_loaded(self) -> None:
-        """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
+        """Declare that every tensor was written, so that a shard which a failed read left partial may be published."""
 
         async def mark() -> None:
             self._twin.mark_loaded()
@@ -188,7 +221,7 @@ class Hub(NotCopyable):
 
     @property
     def agent(self) -> str:
-        """The id of the agent whose memory the shards stand in."""
+        """The id of the agent that holds the shards."""
         return self._twin.agent
 
     def register(
@@ -205,18 +238,38 @@ class Hub(NotCopyable):
         resume: Resume | None = None,
         timeout_s: float = 30,
     ) -> Shard:
-        """Bring a shard into hub memory, or come back to it; waits for no other shard.
+        """Bring a shard into hub memory, or come back to it. Waits for no other shard.
 
-        If the hub holds it ready, its memory stays (`.version` tells); otherwise the given values are copied in.
-        `resume` says what counts where the given values differ from ready memory: "memory", or "values", which replaces
-        it and waits for its readers as `unpublish` does. Left open, `replicate` and `update` work, and `publish`,
-        `unpublish` and `overwriting` raise `ReplicaConflict`. `spot`: the replica may vanish, and never counts for
-        retention. Raises `ReplicaConflict` while its worker lives, `LayoutMismatch` when it doesn't fit its siblings or
-        what was registered before, `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes
-        beside what the tensors show, which changes only at its end; "mapped" takes none, and the tensors show a
-        holder's on this host, read-only.
-        `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
-        tensor that it has no rule for, or that is not as its rule says.
+        The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
+        on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
+
+        Example:
+            shard = hub.register("policy", module, replica="trainer")
+
+        Args:
+            model: The model's name: letters, digits, "_" and "-", at most 64.
+            module_or_tensors: A torch module (its parameters and persistent buffers), or a dict of tensors or
+                `TensorSpec`s by name. A spec gives shape and dtype of a tensor whose values come from the hub.
+            replica: The name of this copy of the model.
+            shard: The number of this shard, from 0.
+            shards: How many shards the replica has, each registered by a process of its own.
+            spot: The replica may vanish at any moment, and never counts for retention.
+            install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
+                beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
+                memory of a holder on this host, read-only.
+            mapping: What the tensors consist of in the model's own names, from `tensorhub.mapping`, where the shards
+                of trainer and engine are cut or named differently.
+            resume: Which values count where the hub holds a version with others than the given ones: "memory", or
+                "values", which replaces it and waits for its readers as `unpublish` does. None leaves it open:
+                `replicate` and `update` work, and `publish`, `unpublish` and `overwriting` raise `ReplicaConflict`.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            ReplicaConflict: Another live process has the shard.
+            LayoutMismatch: The tensors don't fit those of the sibling shards, of an earlier registration or the
+                mapping.
+            MemoryExhausted: The agent has no room.
+            AgentUnavailable: The agent does not answer within the bound.
         """
         shard_made = self._background.run(
             self._twin.register(
@@ -243,10 +296,15 @@ class Hub(NotCopyable):
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
     ) -> "Generator[Watched, None, None]":
-        """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
+        """Yield the version events of a model in order: those of the past, then new ones, until the hub is closed.
 
-        `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
-        `kinds`: other kinds of events than those of versions; an empty collection means all.
+        Args:
+            model: The model's name.
+            after: Go on after the event with this `seq`.
+            kinds: Kinds of events in place of those of versions; an empty collection means all.
+
+        Raises:
+            LogGap: The log no longer reaches back to `after`.
         """
 
         async def begin() -> "AsyncGenerator[Watched, None]":
@@ -286,10 +344,13 @@ class Hub(NotCopyable):
     def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.
 
-        With `release=False` they stay with the agent, published as they are, for whoever registers them next.
-
         The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
         shards.
+
+        Args:
+            release: False leaves the shards with the agent, published as they are, for the next process that
+                registers them.
+            timeout_s: The bound in seconds.
         """
         if self._background.is_ended:
             return
@@ -323,11 +384,18 @@ def connect(
 ) -> Hub:
     """Connect to an agent of this host.
 
-    `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
-    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
-    of a cluster the addresses of several nodes, with commas between.
-    Raises `AgentUnavailable` when no agent answers within the bound, and `RegistryUnavailable` when `nats` is given and
-    not reached.
+    Example:
+        hub = tensorhub.connect()
+
+    Args:
+        job: An isolated namespace; by default `TENSORHUB_JOB`, else "default".
+        agent: An agent's id or socket; by default `TENSORHUB_AGENT`, else the first on this host.
+        nats: The address of NATS, or of several nodes of a cluster with commas between; by default the agent's.
+        timeout_s: The bound in seconds.
+
+    Raises:
+        AgentUnavailable: No agent answers within the bound.
+        RegistryUnavailable: `nats` is given and not reached.
     """
     background = LoopThread()
     try:

@@ -1,8 +1,8 @@
 """The event loop behind the sync SDK: one daemon thread for each hub object.
 
 Always true: a call from any thread returns what its coroutine returned, or raises; Ctrl-C ends the waiting at once;
-the end of the interpreter waits for no call and for at most `END_S`; a child of `fork`, which has no such thread, is
-told to connect again instead of waiting for ever. One that nobody refers to any more ends its thread as `stop` does.
+the end of the interpreter waits for no call and for at most `END_S`; a child of `fork`, which has no such thread, gets
+an error that says to connect again. An object without references ends its thread as `stop` does.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class LoopThread:
         self._ending = threading.Lock()
         self._ended = False
         self._exiting = False
-        # The thread knows the loop alone, so that an object which nobody has any more can go, and ends it.
+        # The thread knows the loop alone, so that an object without references is collected, and ends it.
         self._thread = threading.Thread(target=_serve, args=(self._loop,), name="tensorhub", daemon=True)
         self._thread.start()
         _running.add(self)
@@ -54,7 +54,7 @@ class LoopThread:
         return os.getpid() != self._pid
 
     def before_its_end(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have this done in the loop where nothing refers to this object any more, and nobody has called `stop`."""
+        """Have this done in the loop where nothing refers to this object any more, and `stop` was not called."""
         self._leaves.append(leave)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -94,10 +94,10 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        """End the loop and whatever runs in it. Calls that wait are told that the hub is closed."""
+        """End the loop and whatever runs in it. Calls that wait raise that the hub is closed."""
         if self.is_forked or threading.current_thread() is self._thread:
             # In a child, the lock may have been copied while a thread held it that does not exist there. A callback in
-            # the loop's own thread can't end what it runs in, and `run` has told it so.
+            # the loop's own thread can't end what it runs in, and `run` has raised for it.
             return
         with self._ending:
             if self._ended:
@@ -108,7 +108,7 @@ class LoopThread:
         self._thread.join(END_S)
 
     def stop_at_exit(self) -> None:
-        """End the loop with the interpreter: threads that still wait are told nothing, and end as daemon threads do."""
+        """End the loop with the interpreter: threads that still wait get no error, and end as daemon threads do."""
         self._exiting = True
         self.stop()
 
