@@ -1,1 +1,4 @@
-"""What `tensorhub demo` shows: a small model learns here, and engines generate with what it learnt so far."""
+"""`tensorhub demo`: two programs to copy from, `trainer` and `rollout`, and `run`, which runs and checks them.
+
+`model` is what they train and generate with; `verify` compares every byte. Only these five import torch, and `run` none.
+"""

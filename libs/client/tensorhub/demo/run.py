@@ -1,201 +1,381 @@
-"""`tensorhub demo`: a real model learns in one process, others follow its weights, and every byte is compared.
+"""Runs the demo: a hub, a trainer and four rollouts as processes; kills one, starts one late, and checks every copy.
 
-Always true: when it returns, no process of its is left, and its own directory is gone unless something went wrong; the
-exit code is 0 only when all that was promised was seen.
+Invariants:
+- However it ends, no process of its own is left; its directory is removed unless something went wrong.
+- It ends within `RUN_S_MAX` beyond the time that it is to train for.
+- It returns 0 only when every copy was compared and equal, and the killed rollout and the late one have caught up.
 """
 
 import asyncio
-import importlib.util
-import logging
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tensorhub import connect_async
+import msgspec
+
 from tensorhub._control.hub_file import AgentEntry
-from tensorhub.demo.display import PEACEFUL_INTRODUCTION, Display, Lines, Objects
-from tensorhub.demo.plot import ROLLOUTS, Script
-from tensorhub.demo.screen import Screen
-from tensorhub.demo.show import Note
-from tensorhub.demo.stage import Plan, Stage
+from tensorhub.local import tether
+from tensorhub.local.children import reason
 from tensorhub.local.hub import SIGNALS, LocalHub
+from tensorhub_common.config import settings
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
 
-JOB: Final = "demo"
-AGENTS: Final = 1 + len(ROLLOUTS)
-NEEDED: Final = ("torch", "transformers", "numpy")
-EXIT_OK: Final = 0
-EXIT_NO: Final = 1
-BY_SIGNAL: Final = 128
-"""A demo that a signal has ended has this exit code plus the signal's number, as every command."""
-HEADING: Final = "TensorHub demo"
+TRAINER: Final = "trainer"
+KILLED: Final = "rollout-2"
+LATE: Final = "rollout-4"
+REPLICAS: Final = (TRAINER, "rollout-1", KILLED, "rollout-3", LATE)
+KILL_AT_VERSION: Final = 5
+LATE_AT_VERSION: Final = 8
 
-_OF_OTHER_HUBS: Final = (
-    "AGENT",
-    "AGENT_ID",
-    "CREDENTIALS",
-    "DIR",
-    "HOST",
-    "JOB",
-    "NATS",
-    "SITE",
-    "SOCKET",
-    "STATE_DIR",
-)
+RUN_S_MAX: Final = 240.0
+END_S_MAX: Final = 30.0
+STOP_S: Final = 3.0
+STARTS_MAX: Final = 4
+"""A program that ends by itself is started again, as a supervisor does; after this many starts the demo has failed."""
+
+LINE_BYTES_MAX: Final = 1 << 20
+SHM_BYTES_MIN: Final = 400_000_000
+"""Each replica keeps 53 MB in shared memory."""
+MEMORY_BYTES_MIN: Final = 2_000_000_000
+SHARED_SETTINGS: Final = ("TENSORHUB_SHM_DIR", "TENSORHUB_UCXX")
+"""What the demo's own hub takes from the environment; other settings may be about another hub."""
+QUIET_MODEL: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1"}
+
+INTRODUCTION: Final = f"""\
+A small Llama learns in one process, which publishes each step as a version. Three rollouts follow and generate; {LATE}
+joins late. Where the hub is the demo's own, {KILLED} is killed with its agent, and comes back. After each read a rollout
+compares every byte with what the trainer wrote before it published (BLAKE2b).
+"""
+TEXTS: Final = {
+    "up": "is up; to look at it: tensorhub status --dir {directory} --job {job}",
+    "started": "starts (process {pid})",
+    "published": "published version {version} (loss {loss:.2f})",
+    "held": "holds version {version}, from {origin}: {verdict}; says {says!r}",
+    "killed": "is killed: SIGKILL to process {pid} and to its agent, process {agent_pid}",
+    "trouble": "tries again: {error}: {message}",
+    "ended": "ended with exit code {code}: {reason}",
+    "end": "holds version {version} at the end: {verdict}",
+}
+
+Agents = Callable[[], Sequence[AgentEntry]]
 
 
-def run_demo(
-    *,
-    seconds: float | None = None,
-    hosts: int = 1,
-    plain: bool = False,
-    json: bool = False,
-    directory: Path | None = None,
-    attach: Sequence[Path] = (),
-) -> int:
-    """Show the demo and return the exit code. Call it in the main thread of a program.
+class Replica(msgspec.Struct, kw_only=True):
+    """What is known of one program; a row of the summary."""
 
-    `seconds`: train for so long; by default a bit less than a minute on two cores. `hosts`: how many hosts the agents
-    pretend to stand on. `plain`: lines even on a terminal. `json`: an object a line. `directory`: where the hub's files
-    and the logs stand, and stay; by default they go at the end. `attach`: the sockets of agents of a hub that runs: it
-    is played there, and nobody is killed.
+    replica: str
+    version: int | None = None
+    updates: int = 0
+    nbytes: int = 0
+    """What it has read."""
+    compared_equal: int = 0
+    equal_at_end: bool | None = None
+    starts: int = 0
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """The last line of `--json`."""
+
+    kind: str = "summary"
+    at_s: float = 0.0
+    ok: bool = False
+    faults: list[str] = []
+    versions: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    compared: int = 0
+    nbytes_compared: int = 0
+    differences: int = 0
+    replicas: list[Replica]
+
+
+async def run_demo(*, seconds: float = 0, hosts: int = 1, json: bool = False, attach: Sequence[Path] = ()) -> int:
+    """Run it and return the exit code: 1 where something went wrong. Cancelled, it ends all its processes first.
+
+    `seconds`: train for at least this long. `hosts`: on how many hosts the agents pretend to be. `json`: an object a
+    line. `attach`: sockets of agents of a hub that runs, which is used instead of one of its own; nobody is killed.
     """
-    lines = plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
-    display: Display = Objects() if json else Lines() if lines else Screen()
-    # The log of an earlier demo in the same directory or hub holds its versions already.
-    job = JOB if directory is None and not attach else f"{JOB}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    script = Script(seconds=seconds, is_peaceful=bool(attach))
-    plan = Plan(script=script, hosts=hosts, job=job, attach=tuple(str(path.absolute()) for path in attach))
-    return show(display, plan, directory)
-
-
-def show(display: Display, plan: Plan, directory: Path | None = None) -> int:
-    """Show the demo with what a test may want otherwise, and return the exit code."""
+    check_machine(has_hub=not attach)
+    folder = Path(tempfile.mkdtemp(prefix="tensorhub-demo-"))
+    faults: list[str] = []
     try:
-        _check(plan)
-        if not plan.attach:
-            _forget_other_hubs()
-        with _folder(directory) as folder:
-            return asyncio.run(_until_interrupted(folder, display, plan))
-    except TensorHubError as error:
-        _complain(str(error))
-    except BrokenPipeError:
-        # Whoever read along has seen enough; Python must not stumble over it again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_NO
+        for name in ("digests", "logs"):
+            (folder / name).mkdir()
+        async with hub_of(folder, hosts, attach) as (agents, environment):
+            demo = Demo(folder, agents, environment, Display(json=json), can_kill=not attach)
+            faults = await demo.run(seconds)
+    finally:
+        if not faults:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 1 if faults else 0
 
 
-def _check(plan: Plan) -> None:
-    if not 1 <= plan.hosts <= AGENTS:
-        raise TensorHubError(f"{AGENTS} agents can't pretend {plan.hosts} hosts: take 1 to {AGENTS}")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise TensorHubError(
-            f"the demo needs {' and '.join(missing)}, not installed here: pip install 'tensorhub[agent,demo]'"
+def check_machine(*, has_hub: bool) -> None:
+    """Raise where the machine is too small: in the middle of the demo it would be an error of some process."""
+    shm_dir = settings.load(os.environ).shm_dir
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    free = [("memory", next(int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:"), MEMORY_BYTES_MIN)]
+    if has_hub:
+        free.append((f"shared memory in {shm_dir}", shutil.disk_usage(shm_dir).free, SHM_BYTES_MIN))
+    for what, found, needed in free:
+        if found < needed:
+            raise TensorHubError(f"the demo needs {needed / 1e9:.1f} GB of {what}, and {found / 1e9:.1f} GB are free")
+
+
+@contextlib.asynccontextmanager
+async def hub_of(folder: Path, hosts: int, attach: Sequence[Path]) -> AsyncIterator[tuple[Agents, dict[str, str]]]:
+    """Give the agents, as they are now, and the environment in which programs find their hub."""
+    job = {"TENSORHUB_JOB": f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"}
+    if attach:
+        entries = [AgentEntry(id=path.stem, pid=0, socket=str(path.absolute()), host="", site="") for path in attach]
+        yield lambda: entries, os.environ | job
+        return
+    own = {
+        name: text for name, text in os.environ.items() if not name.startswith("TENSORHUB_") or name in SHARED_SETTINGS
+    }
+    async with LocalHub(folder, agents=len(REPLICAS), hosts=hosts, environment=own) as up:
+        try:
+            yield lambda: up.hub.agents, own | job | {"TENSORHUB_DIR": str(folder)}
+        finally:
+            # The end has a bound: a second Ctrl-C must not cut it off.
+            for number in SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+
+
+class Demo:
+    """One run: what has happened, and what is to be done next."""
+
+    def __init__(
+        self, folder: Path, agents: Agents, environment: dict[str, str], display: "Display", *, can_kill: bool
+    ) -> None:
+        self._folder, self._agents, self._display = folder, agents, display
+        self._environment = environment | QUIET_MODEL
+        self._must_kill = can_kill
+        self._replicas = {name: Replica(replica=name) for name in REPLICAS}
+        self._summary = Summary(replicas=list(self._replicas.values()))
+        self._processes: dict[str, Process] = {}
+        self._events: asyncio.Queue[tuple[str, Process, dict[str, Any]]] = asyncio.Queue()
+        self._last: int | None = None
+        self._faults: list[str] = []
+        self._work = Supervisor("the demo")
+        self._began = time.monotonic()
+
+    async def run(self, seconds: float) -> list[str]:
+        """Run to the end, sum up, and return what went wrong."""
+        self._tell("the hub", "up", job=self._environment["TENSORHUB_JOB"], directory=str(self._folder))
+        try:
+            for name in REPLICAS:
+                if name != LATE:
+                    await self._start(name, seconds)
+            await self._until(self._all_hold_last, RUN_S_MAX + seconds)
+            self._signal_all(signal.SIGTERM)
+            await self._until(lambda: not self._processes, END_S_MAX)
+        except TimeoutError:
+            states = ", ".join(f"{each.replica} holds {each.version or 'none'}" for each in self._replicas.values())
+            self._faults.append(f"the demo did not end in time: of version {self._last or 'unknown'} {states}")
+        except TensorHubError as error:
+            self._faults.append(str(error))
+        finally:
+            await self._stop()
+        return self._sum_up()
+
+    async def _until(self, is_reached: Callable[[], bool], bound_s: float) -> None:
+        async with asyncio.timeout(bound_s):
+            while not is_reached():
+                name, process, event = await self._events.get()
+                if self._processes.get(name) is process:  # What a killed one said before counts no more.
+                    await self._on(name, event)
+
+    async def _on(self, name: str, event: dict[str, Any]) -> None:
+        replica, kind = self._replicas[name], event.pop("kind")
+        match kind:
+            case "published":
+                self._on_published(replica, **event)
+            case "trained":
+                self._last = event["version"]
+            case "held" | "end":
+                self._compare(replica, kind, event)
+            case "ended":
+                del self._processes[name]
+        self._tell(name, kind, **event)
+        if kind == "ended" and (event["code"] or replica.equal_at_end is None):
+            if replica.starts == STARTS_MAX or (name == TRAINER and self._summary.versions):
+                raise TensorHubError(f"{name} ended with exit code {event['code']}: {event['reason']}")
+            await self._start(name)
+        if self._must_kill and self._summary.versions >= KILL_AT_VERSION and self._replicas[KILLED].updates:
+            self._must_kill = False
+            await self._kill(KILLED)
+        if self._summary.versions >= LATE_AT_VERSION and not self._replicas[LATE].starts:
+            await self._start(LATE)
+
+    def _on_published(self, replica: Replica, version: int, loss: float) -> None:
+        summary = self._summary
+        replica.version = version
+        summary.versions += 1
+        summary.loss_first, summary.loss_last = loss if summary.loss_first is None else summary.loss_first, loss
+
+    def _compare(self, replica: Replica, kind: str, event: dict[str, Any]) -> None:
+        differing, version = event["differing"], event["version"]
+        event["verdict"] = f"NOT EQUAL in {', '.join(differing[:3])}" if differing else "every byte is equal"
+        self._summary.compared += 1
+        self._summary.nbytes_compared += event["nbytes"]
+        if differing:
+            self._summary.differences += 1
+            self._faults.append(f"{replica.replica} holds other bytes than version {version}: {event['verdict']}")
+        if kind == "end":
+            replica.equal_at_end = not differing and version == self._last
+            return
+        sources = event["sources"]
+        event["origin"] = ", ".join(sorted({each["replica"] for each in sources})) or "its own memory"
+        replica.version = version
+        replica.updates += 1
+        replica.compared_equal += not differing
+        replica.nbytes += sum(each["nbytes"] for each in sources)
+
+    def _all_hold_last(self) -> bool:
+        return (
+            not self._must_kill
+            and self._last is not None
+            and all(each.version == self._last for each in self._summary.replicas)
         )
 
+    # ----------------------------------------------------------------------------------------------- processes
 
-def _forget_other_hubs() -> None:
-    """Take out of the environment what speaks of a hub that runs already: this one is of its own."""
-    for name in _OF_OTHER_HUBS:
-        os.environ.pop(f"TENSORHUB_{name}", None)
+    async def _start(self, name: str, seconds: float = 0) -> None:
+        digests, log = str(self._folder / "digests"), self._folder / "logs" / f"{name}.log"
+        program = (
+            ("trainer", digests, f"--seconds={seconds}") if name == TRAINER else ("rollout", digests, f"--name={name}")
+        )
+        with log.open("ab") as stderr:
+            log_start = stderr.tell()
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", tether.__file__, str(os.getpid())),
+                *(sys.executable, "-P", "-m", f"tensorhub.demo.{program[0]}", *program[1:]),
+                env=self._environment | {"TENSORHUB_AGENT": self._agent_of(name).socket},
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=stderr,
+                limit=LINE_BYTES_MAX,
+                # In a session of its own: Ctrl-C reaches this process alone, which ends them all.
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._replicas[name].starts += 1
+        self._work.start(self._follow(name, process, log, log_start), f"following {name}")
+        self._tell(name, "started", pid=process.pid)
 
+    async def _follow(self, name: str, process: Process, log: Path, log_start: int) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            self._events.put_nowait((name, process, msgspec.json.decode(line)))
+        code = await process.wait()
+        self._events.put_nowait((name, process, {"kind": "ended", "code": code, "reason": reason(log, log_start)}))
 
-@contextmanager
-def _folder(directory: Path | None) -> Iterator[Path]:
-    """Give a directory for the hub; one of our own goes at the end."""
-    # Nothing is downloaded: the model is built from numbers, and the text is made here.
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-    logging.getLogger("tensorhub").setLevel(logging.ERROR)
-    if directory is not None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TensorHubError(f"{directory} can't be the hub's directory: {error.strerror}") from None
-        yield directory.absolute()
-        return
-    own = Path(tempfile.mkdtemp(prefix="tensorhub-demo-"))
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
+    def _agent_of(self, name: str) -> AgentEntry:
+        agents = self._agents()
+        return agents[REPLICAS.index(name) % len(agents)]
 
+    async def _kill(self, name: str) -> None:
+        """Kill the program and its agent, which the hub starts again, and start the program again."""
+        process, agent = self._processes[name], self._agent_of(name)
+        for pid in (agent.pid, process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._replicas[name].version = None
+        self._tell(name, "killed", pid=process.pid, agent_pid=agent.pid)
+        await process.wait()
+        await self._start(name)
 
-async def _until_interrupted(folder: Path, display: Display, plan: Plan) -> int:
-    loop, work = asyncio.get_running_loop(), Supervisor("the demo")
-    showing = work.start(_show(folder, display, plan), "the showing", awaited=True)
-    told: list[int] = []
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
 
-    def interrupt(number: int) -> None:
-        # Once: the end is bounded, and a second Ctrl-C would break off the tidying up.
-        if not told:
-            told.append(number)
-            showing.cancel()
+    async def _stop(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._signal_all(number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await asyncio.gather(*(process.wait() for process in self._processes.values()))
+        await self._work.close()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, interrupt, number)
-    try:
-        return await showing
-    except asyncio.CancelledError:
-        if not told:
-            raise
-        display.close()
-        _complain("interrupted: all processes of the demo have ended")
-        return BY_SIGNAL + told[0]
-    finally:
-        display.close()
+    # ------------------------------------------------------------------------------------------------- results
 
+    def _tell(self, name: str, kind: str, **facts: object) -> None:
+        state = "; ".join(f"{each.replica} {each.version or '-'}" for each in self._replicas.values())
+        self._display.tell(time.monotonic() - self._began, name, kind, facts, f"versions: {state}")
 
-async def _show(folder: Path, display: Display, plan: Plan) -> int:
-    began = time.monotonic()
-    if plan.attach:
-        display.open(HEADING, PEACEFUL_INTRODUCTION)
-        (folder / "logs").mkdir(exist_ok=True)
-        agents = [AgentEntry(id=Path(path).stem, pid=0, socket=path, host="", site="") for path in plan.attach]
-        async with await connect_async(plan.job, agent=agents[0].socket) as hub:
-            stage = Stage(lambda: agents, folder, hub, display, plan, began)
-            display.tell(_hub_is_there(plan, stage.now_s))
-            return await _play(stage, display)
-    display.open(HEADING)
-    async with (
-        LocalHub(folder, agents=AGENTS, hosts=plan.hosts) as up,
-        await connect_async(plan.job, agent=up.hub.agents[0].socket, nats=up.hub.nats) as hub,
-    ):
-        stage = Stage(lambda: up.hub.agents, folder, hub, display, plan, began)
-        display.tell(_hub_is_up(up, folder, plan, stage.now_s))
-        return await _play(stage, display)
-
-
-async def _play(stage: Stage, display: Display) -> int:
-    faults = await stage.play()
-    display.sum_up(stage.show, faults, stage.now_s)
-    return EXIT_NO if faults else EXIT_OK
-
-
-def _hub_is_there(plan: Plan, at_s: float) -> Note:
-    text = f"runs already; its job {plan.job} is this demo's, at the agents {', '.join(plan.attach)}"
-    facts = {"job": plan.job, "agents": list(plan.attach)}
-    return Note(at_s=at_s, kind="up", replica="the hub", text=text, is_event=True, facts=facts)
+    def _sum_up(self) -> list[str]:
+        summary = self._summary
+        self._faults += [
+            f"{each.replica} was not compared at the end" for each in summary.replicas if not each.equal_at_end
+        ]
+        if summary.loss_first is None or summary.loss_last is None or summary.loss_last >= summary.loss_first:
+            self._faults.append("the loss did not go down")
+        summary.at_s, summary.ok, summary.faults = (
+            round(time.monotonic() - self._began, 3),
+            not self._faults,
+            self._faults,
+        )
+        self._display.sum_up(summary, self._folder)
+        return self._faults
 
 
-def _hub_is_up(up: LocalHub, folder: Path, plan: Plan, at_s: float) -> Note:
-    hub = up.hub
-    text = (
-        f"is up: NATS, a registry, a planner and {AGENTS} agents on {plan.hosts} pretended host(s); to look at it from "
-        f"elsewhere: tensorhub status --dir {folder} --job {plan.job}"
-    )
-    facts = {"directory": str(folder), "job": plan.job, "pids": hub.pids}
-    return Note(at_s=at_s, kind="up", replica="the hub", text=text, is_event=True, facts=facts)
+class Display:
+    """Writes lines for people, or an object a line for programs; on a terminal a last line says how far it is."""
 
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._has_progress = not json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        if not json:
+            self._write(INTRODUCTION)
 
-def _complain(sentence: str) -> None:
-    with suppress(OSError):
-        sys.stderr.write(f"tensorhub demo: {sentence}\n")
+    def tell(self, at_s: float, name: str, kind: str, facts: dict[str, Any], progress: str) -> None:
+        """Write what happened."""
+        if self._json:
+            self._write_object({"kind": kind, "at_s": round(at_s, 3), "replica": name, **facts})
+        elif kind in TEXTS and not (kind == "ended" and facts["code"] == 0):
+            self._write(f"{at_s:5.1f} s  {name:<9}  {TEXTS[kind].format(**facts)}")
+            if self._has_progress:
+                sys.stdout.write(progress[: shutil.get_terminal_size().columns - 1])
+                sys.stdout.flush()
+
+    def sum_up(self, summary: Summary, folder: Path) -> None:
+        """Write a table and the verdict, or the last object."""
+        if self._json:
+            self._write_object(summary)
+            return
+        self._write(f"\n{'replica':<9}  version  updates  read      equal     at the end")
+        for each in summary.replicas:
+            end = {True: "equal", False: "DIFFERS", None: "not compared"}[each.equal_at_end]
+            equal = f"{each.compared_equal} of {each.updates}"
+            self._write(
+                f"{each.replica:<9}  {each.version or '-':<7}  {each.updates:<7}  {each.nbytes / 1e6:4.0f} MB   {equal:<8}  {end}"
+            )
+        losses = f"loss {summary.loss_first or 0:.2f} -> {summary.loss_last or 0:.2f}"
+        self._write(f"\n{summary.versions} versions in {summary.at_s:.0f} s, {losses}")
+        self._write(
+            f"{summary.compared} copies ({summary.nbytes_compared / 1e9:.1f} GB) compared with what the trainer wrote: "
+            f"{summary.differences} differ"
+        )
+        for fault in summary.faults:
+            self._write(f"FAILED: {fault}")
+        if summary.faults:
+            self._write(f"what each process wrote is in {folder}")
+
+    def _write_object(self, value: object) -> None:
+        self._write(msgspec.json.encode(value).decode())
+
+    def _write(self, line: str) -> None:
+        sys.stdout.write(f"\r\x1b[K{line}\n" if self._has_progress else f"{line}\n")
+        sys.stdout.flush()

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.runner import print_error
+from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS
+from tensorhub.cli.runner import need, print_error, run
 from tensorhub_common.errors import NotInThisVersion
 
 SECONDS_MAX: Final = 24 * 3600.0
@@ -20,22 +21,18 @@ HOSTS_MAX: Final = 5
 def demo(
     *,
     seconds: Annotated[
-        float | None, typer.Option(help="Train for at least so long.", parser=options.seconds(SECONDS_MAX), metavar="S")
-    ] = None,
+        float, typer.Option(help="Train for at least so long.", parser=options.seconds(SECONDS_MAX), metavar="S")
+    ] = 0,
     hosts: Annotated[
         int,
         typer.Option(
             help="How many hosts the agents pretend to stand on.", parser=options.whole(1, HOSTS_MAX), metavar="N"
         ),
     ] = 1,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines, also on a terminal.")] = False,
     json: options.Json = False,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where its hub and the logs stand, and stay; by default nowhere.")
-    ] = None,
     attach: Annotated[
         list[Path] | None,
-        typer.Option(metavar="SOCKET", help="Play in a hub that runs, at this agent (again: at several); nobody dies."),
+        typer.Option(metavar="SOCKET", help="Use a hub that runs, at this agent (again: at several); nobody dies."),
     ] = None,
     job: options.Job = None,
 ) -> None:
@@ -51,8 +48,9 @@ def demo(
             raise typer.BadParameter(
                 f"{path} is no agent's socket; hub.json names those of a hub", param_hint="--attach"
             )
+    need("the demo", "torch", "transformers", *(() if attach else AGENT_NEEDS), extra="agent,demo")
     # Its name is looked up only now: it imports much, and other commands do without.
     run_demo = importlib.import_module("tensorhub.demo.run").run_demo
-    code = run_demo(seconds=seconds, hosts=hosts, plain=plain, json=json, directory=directory, attach=attach or [])
+    code = run(run_demo(seconds=seconds, hosts=hosts, json=json, attach=attach or []))
     if code:
         raise typer.Exit(code)
