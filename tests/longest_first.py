@@ -44,7 +44,6 @@ FILES: Final = (
     "tests/unit/common/catalog/test_membership.py",
     "tests/integration/planner/test_process.py",
     "tests/unit/client/test_dtensors.py",
-    "tests/integration/demo/test_demo.py",
     "tests/property/test_crossing_unlike.py",
     "tests/integration/test_attach_again.py",
     "tests/integration/registry/test_registry.py",

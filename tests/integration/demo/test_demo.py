@@ -1,120 +1,155 @@
-"""The demo as it is shown, with short rows and few words so that it takes half a minute; and how it ends otherwise."""
+"""The demo as a user runs it; how it ends otherwise; and what it calls wrong, shown with scripted programs."""
 
+import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.bounds import WAIT_S
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 from tests.leftovers import memory_of
 
-from tensorhub.local.directory import HubDirectory
+from tensorhub.demo import run
+from tensorhub_common.errors import TensorHubError
 
-SHORT = """
-import sys
-from pathlib import Path
-from tensorhub.demo.display import Objects
-from tensorhub.demo.plot import Script
-from tensorhub.demo.run import show
-from tensorhub.demo.stage import Casting, Plan
-
-# The size is the demo's own: a smaller model is there before anybody can be killed on the way.
-casting = Casting(steps=1, rows=2, row_tokens=16, tokens=4)
-script = Script(versions=1, blow_after=2)
-sys.exit(show(Objects(), Plan(script=script, casting=casting), Path(sys.argv[1])))
-"""
-WITHOUT_TRANSFORMERS = """
-import importlib.util, sys
+ROOT = Path(__file__).parents[3]
+DEMO = "import sys; from tensorhub.cli.main import main; sys.argv = ['tensorhub', 'demo', *sys.argv[1:]]; main()"
+WITHOUT_TRANSFORMERS = f"""
+import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "transformers" else found(name, *rest)
-from tensorhub.demo.run import run_demo
-sys.exit(run_demo())
+{DEMO}
 """
+ROLLOUTS = {"rollout-1", "rollout-2", "rollout-3", "rollout-4"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the demo's hub stands; at the end nothing of it may be left in memory."""
-    yield tmp_path / "hub"
-    assert not memory_of(tmp_path / "hub")
+@contextmanager
+def started(program: str = DEMO) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", program, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        try:
+            yield demo
+        finally:
+            demo.kill()
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SHORT, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def told_until(demo: subprocess.Popen[str], kind: str) -> Path:
+    """Read until something of this kind happens, and return the hub's directory."""
+    assert demo.stdout is not None
+    directory, event = Path(), {"kind": ""}
+    while event["kind"] != kind:
+        event = json.loads(demo.stdout.readline())
+        directory = Path(event.get("directory", directory))
+    return directory
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_it_shows_what_it_promises(folder: Path) -> None:
-    with start(folder) as demo:
-        out, err = demo.communicate(timeout=170)
-    told = [json.loads(line) for line in out.splitlines()]
-    summary = told[-1]
-    assert (demo.returncode, summary["faults"]) == (0, []), err
-    assert summary["compared"] > 12
-    assert summary["nbytes_compared"] > 80_000_000 * summary["compared"]
-    wreck = [note for note in told if note["kind"] == "wreck"][-1]
-    assert 0 < wreck["written_bytes"] < wreck["nbytes"]
-    assert [note["replica"] for note in told if note["kind"] == "back"] == ["rollout-2"]
-    late = next(note for note in told if note["kind"] == "joined-late")
-    assert {source["replica"] for source in late["sources"]} <= {"rollout-1", "rollout-2", "rollout-3"}
-    assert all(replica["equal_at_end"] for replica in summary["replicas"])
+@pytest.mark.timeout(300)
+def test_it_shows_what_it_promises() -> None:
+    with started() as demo:
+        out, err = demo.communicate(timeout=290)
+    events = [json.loads(line) for line in out.splitlines()]
+    summary = events[-1]
+    assert (demo.returncode, err, summary["faults"], summary["differences"]) == (0, "", [], 0)
+    assert summary["versions"] >= run.LATE_AT_VERSION
+    assert summary["compared"] == len([each for each in events if each["kind"] in {"held", "end"}])
+    assert summary["nbytes_compared"] > 50_000_000 * summary["compared"]
+    assert [each["replica"] for each in events if each["kind"] == "killed"] == [run.KILLED]
+    assert {each["replica"] for each in events if each["kind"] == "held"} == ROLLOUTS
+    assert all(each["equal_at_end"] for each in summary["replicas"])
+    assert not Path(events[0]["directory"]).exists()
+    assert not memory_of(Path(events[0]["directory"]))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["up", pytest.param("joined", marks=[pytest.mark.slow, pytest.mark.timeout(120)])])
-def test_ctrl_c_ends_all_of_it(folder: Path, moment: str) -> None:
-    with start(folder) as demo:
-        assert demo.stdout is not None
-        while json.loads(demo.stdout.readline())["kind"] != moment:
-            pass
+@pytest.mark.parametrize("moment", ["up", pytest.param("held", marks=[pytest.mark.slow, pytest.mark.timeout(180)])])
+def test_ctrl_c_ends_all_of_it(moment: str) -> None:
+    with started() as demo:
+        directory = told_until(demo, moment)
         children = children_of(demo.pid)
         assert len(children) >= 8
         demo.send_signal(signal.SIGINT)
         _, err = demo.communicate(timeout=WAIT_S)
-    assert demo.returncode == 130
-    assert err.splitlines()[-1] == "tensorhub demo: interrupted: all processes of the demo have ended"
+    assert (demo.returncode, err) == (130, "tensorhub: interrupted\n")
     assert not [pid for pid in children if is_alive(pid)]
+    assert not memory_of(directory)
+    assert not directory.exists()
 
 
 @pytest.mark.long
-def test_when_it_is_killed_nobody_is_left(folder: Path) -> None:
-    with start(folder) as demo:
-        assert demo.stdout is not None
-        while json.loads(demo.stdout.readline())["kind"] != "started":
-            pass
+def test_when_it_is_killed_no_process_is_left() -> None:
+    with started() as demo:
+        directory = told_until(demo, "started")
         children = children_of(demo.pid)
         demo.kill()
     wait_until(lambda: not any(is_alive(pid) for pid in children))
-    for path in memory_of(folder):
+    for path in memory_of(directory):
         path.unlink()
+    shutil.rmtree(directory)
 
 
-def test_what_is_not_installed_is_said_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr == (
-        "tensorhub demo: the demo needs transformers, not installed here: pip install 'tensorhub[agent,demo]'\n"
-    )
+def test_a_missing_extra_is_told_in_one_line() -> None:
+    with started(WITHOUT_TRANSFORMERS) as demo:
+        ended = demo.communicate(timeout=120)
+    line = "tensorhub: the demo needs transformers, not installed here: pip install 'tensorhub[agent,demo]'\n"
+    assert (demo.returncode, ended) == (1, ("", line))
 
 
-def test_a_directory_in_use_is_said_in_one_line(folder: Path) -> None:
-    taken = HubDirectory(folder)
-    taken.open()
-    try:
-        with start(folder) as second:
-            _, err = second.communicate(timeout=120)
-    finally:
-        taken.close()
-    assert second.returncode == 1
-    assert err.startswith(f"tensorhub demo: another `tensorhub up` (process {os.getpid()}")
-    assert len(err.splitlines()) == 1
+@pytest.mark.parametrize(("bound", "what"), [("SHM_BYTES_MIN", "shared memory"), ("MEMORY_BYTES_MIN", "memory")])
+def test_a_machine_that_is_too_small_is_an_error(monkeypatch: pytest.MonkeyPatch, bound: str, what: str) -> None:
+    monkeypatch.setattr(run, bound, 1 << 60)
+    with pytest.raises(TensorHubError, match=f"the demo needs .* GB of {what}"):
+        asyncio.run(run.run_demo())
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Put the scripted programs in the place of the demo's; return where its directory is made."""
+    monkeypatch.setattr(run, "PROGRAMS", "tests.integration.demo.scripted")
+    monkeypatch.setattr(run, "RUN_S_MAX", 3.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(os.environ, "PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def summary_of(capsys: pytest.CaptureFixture[str], *, code: int) -> dict[str, Any]:
+    assert asyncio.run(run.run_demo(json=True, attach=[Path("agent-0.sock")])) == code
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return summary
+
+
+def test_when_nothing_is_wrong_it_says_so(capsys: pytest.CaptureFixture[str], scripted: Path) -> None:
+    summary = summary_of(capsys, code=0)
+    assert (summary["ok"], summary["faults"], summary["versions"], summary["compared"]) == (True, [], 10, 9)
+    assert {each["replica"] for each in summary["replicas"]} == {run.TRAINER, *ROLLOUTS}
+    assert list(scripted.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ("differs-held", "rollout-3 holds other bytes than version 10"),
+        ("differs-end", "rollout-3 holds other bytes than version 10"),
+        ("stale", "rollout-3 was not compared at the end"),
+        ("dies", "rollout-3 ended with exit code 1: rollout-3: the reason"),
+        ("hangs", "the demo did not end in time"),
+        ("loss", "the loss did not go down"),
+    ],
+)
+def test_what_is_wrong_is_a_fault(
+    capsys: pytest.CaptureFixture[str], scripted: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, fault: str
+) -> None:
+    monkeypatch.setitem(os.environ, "SCRIPTED_WRONG", wrong)
+    summary = summary_of(capsys, code=1)
+    assert not summary["ok"]
+    assert summary["faults"][0].startswith(fault)
+    assert any((directory / "logs" / "trainer.log").exists() for directory in scripted.iterdir())

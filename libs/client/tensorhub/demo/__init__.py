@@ -1,4 +1,4 @@
 """`tensorhub demo`: two programs to copy from, `trainer` and `rollout`, and `run`, which runs and checks them.
 
-`model` is what they train and generate with; `verify` compares every byte. Only these five import torch, and `run` none.
+`model` is what they train and generate with; `verify` compares every byte.
 """

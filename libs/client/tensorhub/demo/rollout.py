@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 import tensorhub
 from tensorhub.demo import verify
 from tensorhub.demo.model import MODEL, build_empty, generate
@@ -20,6 +22,7 @@ TRY_AGAIN = (
     tensorhub.RoundTimeout,
     tensorhub.VersionUnavailable,
 )
+TROUBLES_MAX = 10
 
 
 def main() -> None:
@@ -32,10 +35,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.append(number))
 
+    torch.seed()  # Each rollout draws other words.
     model = build_empty()
     with tensorhub.connect() as hub:
         # The module gets memory of the hub, which each read fills. Where it runs it may be taken away at any moment.
         engine = hub.register(MODEL, model, replica=options.name, spot=True)
+        troubles = 0
         while not stopped:
             try:
                 if engine.version is None:
@@ -43,9 +48,13 @@ def main() -> None:
                 else:
                     version = engine.update(wait_s=1)
             except TRY_AGAIN as error:
+                troubles += 1
+                if troubles == TROUBLES_MAX:
+                    raise
                 verify.report("trouble", error=type(error).__name__, message=str(error))
                 time.sleep(0.2)
                 continue
+            troubles = 0
             if version is None:
                 continue
             differing = verify.differing(options.digests, version, model)
@@ -55,7 +64,7 @@ def main() -> None:
                 version=version,
                 nbytes=verify.nbytes(model),
                 differing=differing,
-                says=generate(model, seed=version),
+                says=generate(model),
                 sources=read.sources if read else (),
                 wire_s=read.wire_s if read else None,
             )

@@ -8,6 +8,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -30,6 +31,7 @@ from tensorhub_common.config import settings
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
 
+PROGRAMS: Final = "tensorhub.demo"
 TRAINER: Final = "trainer"
 KILLED: Final = "rollout-2"
 LATE: Final = "rollout-4"
@@ -52,9 +54,9 @@ SHARED_SETTINGS: Final = ("TENSORHUB_SHM_DIR", "TENSORHUB_UCXX")
 QUIET_MODEL: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1"}
 
 INTRODUCTION: Final = f"""\
-A small Llama learns in one process, which publishes each step as a version. Three rollouts follow and generate; {LATE}
-joins late. Where the hub is the demo's own, {KILLED} is killed with its agent, and comes back. After each read a rollout
-compares every byte with what the trainer wrote before it published (BLAKE2b).
+A small Llama learns in one process, which publishes each step as a version. Three rollouts follow and generate.
+{LATE} joins late. Where the hub is the demo's own, {KILLED} is killed with its agent, and comes back.
+After each read a rollout compares every byte with what the trainer wrote before it published (BLAKE2b).
 """
 TEXTS: Final = {
     "up": "is up; to look at it: tensorhub status --dir {directory} --job {job}",
@@ -66,6 +68,11 @@ TEXTS: Final = {
     "ended": "ended with exit code {code}: {reason}",
     "end": "holds version {version} at the end: {verdict}",
 }
+
+ROW: Final = "{:<10} {:<8} {:>8}  {:<9} {}"
+VERDICT: Final = """
+{versions} versions in {at_s:.0f} s; loss {loss_first} -> {loss_last}
+{compared} copies, {gb:.1f} GB in all, were compared byte by byte with what the trainer wrote: {differences} differ"""
 
 Agents = Callable[[], Sequence[AgentEntry]]
 
@@ -83,22 +90,6 @@ class Replica(msgspec.Struct, kw_only=True):
     starts: int = 0
 
 
-class Summary(msgspec.Struct, kw_only=True):
-    """The last line of `--json`."""
-
-    kind: str = "summary"
-    at_s: float = 0.0
-    ok: bool = False
-    faults: list[str] = []
-    versions: int = 0
-    loss_first: float | None = None
-    loss_last: float | None = None
-    compared: int = 0
-    nbytes_compared: int = 0
-    differences: int = 0
-    replicas: list[Replica]
-
-
 async def run_demo(*, seconds: float = 0, hosts: int = 1, json: bool = False, attach: Sequence[Path] = ()) -> int:
     """Run it and return the exit code: 1 where something went wrong. Cancelled, it ends all its processes first.
 
@@ -106,13 +97,16 @@ async def run_demo(*, seconds: float = 0, hosts: int = 1, json: bool = False, at
     line. `attach`: sockets of agents of a hub that runs, which is used instead of one of its own; nobody is killed.
     """
     check_machine(has_hub=not attach)
+    display = Display(json=json)
+    # That a process was killed is told by the demo itself.
+    logging.getLogger("tensorhub").setLevel(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="tensorhub-demo-"))
     faults: list[str] = []
     try:
         for name in ("digests", "logs"):
             (folder / name).mkdir()
         async with hub_of(folder, hosts, attach) as (agents, environment):
-            demo = Demo(folder, agents, environment, Display(json=json), can_kill=not attach)
+            demo = Demo(folder, agents, environment, display, can_kill=not attach)
             faults = await demo.run(seconds)
     finally:
         if not faults:
@@ -144,12 +138,7 @@ async def hub_of(folder: Path, hosts: int, attach: Sequence[Path]) -> AsyncItera
         name: text for name, text in os.environ.items() if not name.startswith("TENSORHUB_") or name in SHARED_SETTINGS
     }
     async with LocalHub(folder, agents=len(REPLICAS), hosts=hosts, environment=own) as up:
-        try:
-            yield lambda: up.hub.agents, own | job | {"TENSORHUB_DIR": str(folder)}
-        finally:
-            # The end has a bound: a second Ctrl-C must not cut it off.
-            for number in SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+        yield lambda: up.hub.agents, own | job | {"TENSORHUB_DIR": str(folder)}
 
 
 class Demo:
@@ -162,7 +151,8 @@ class Demo:
         self._environment = environment | QUIET_MODEL
         self._must_kill = can_kill
         self._replicas = {name: Replica(replica=name) for name in REPLICAS}
-        self._summary = Summary(replicas=list(self._replicas.values()))
+        self._losses: list[float] = []
+        self._compared, self._nbytes_compared, self._differences = 0, 0, 0
         self._processes: dict[str, Process] = {}
         self._events: asyncio.Queue[tuple[str, Process, dict[str, Any]]] = asyncio.Queue()
         self._last: int | None = None
@@ -200,7 +190,8 @@ class Demo:
         replica, kind = self._replicas[name], event.pop("kind")
         match kind:
             case "published":
-                self._on_published(replica, **event)
+                replica.version = event["version"]
+                self._losses.append(event["loss"])
             case "trained":
                 self._last = event["version"]
             case "held" | "end":
@@ -209,28 +200,22 @@ class Demo:
                 del self._processes[name]
         self._tell(name, kind, **event)
         if kind == "ended" and (event["code"] or replica.equal_at_end is None):
-            if replica.starts == STARTS_MAX or (name == TRAINER and self._summary.versions):
+            if replica.starts == STARTS_MAX or (name == TRAINER and self._losses):
                 raise TensorHubError(f"{name} ended with exit code {event['code']}: {event['reason']}")
             await self._start(name)
-        if self._must_kill and self._summary.versions >= KILL_AT_VERSION and self._replicas[KILLED].updates:
+        if self._must_kill and len(self._losses) >= KILL_AT_VERSION and self._replicas[KILLED].updates:
             self._must_kill = False
             await self._kill(KILLED)
-        if self._summary.versions >= LATE_AT_VERSION and not self._replicas[LATE].starts:
+        if len(self._losses) >= LATE_AT_VERSION and not self._replicas[LATE].starts:
             await self._start(LATE)
-
-    def _on_published(self, replica: Replica, version: int, loss: float) -> None:
-        summary = self._summary
-        replica.version = version
-        summary.versions += 1
-        summary.loss_first, summary.loss_last = loss if summary.loss_first is None else summary.loss_first, loss
 
     def _compare(self, replica: Replica, kind: str, event: dict[str, Any]) -> None:
         differing, version = event["differing"], event["version"]
         event["verdict"] = f"NOT EQUAL in {', '.join(differing[:3])}" if differing else "every byte is equal"
-        self._summary.compared += 1
-        self._summary.nbytes_compared += event["nbytes"]
+        self._compared += 1
+        self._nbytes_compared += event["nbytes"]
         if differing:
-            self._summary.differences += 1
+            self._differences += 1
             self._faults.append(f"{replica.replica} holds other bytes than version {version}: {event['verdict']}")
         if kind == "end":
             replica.equal_at_end = not differing and version == self._last
@@ -243,11 +228,8 @@ class Demo:
         replica.nbytes += sum(each["nbytes"] for each in sources)
 
     def _all_hold_last(self) -> bool:
-        return (
-            not self._must_kill
-            and self._last is not None
-            and all(each.version == self._last for each in self._summary.replicas)
-        )
+        versions = {each.version for each in self._replicas.values()}
+        return not self._must_kill and self._last is not None and versions == {self._last}
 
     # ----------------------------------------------------------------------------------------------- processes
 
@@ -260,7 +242,7 @@ class Demo:
             log_start = stderr.tell()
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", tether.__file__, str(os.getpid())),
-                *(sys.executable, "-P", "-m", f"tensorhub.demo.{program[0]}", *program[1:]),
+                *(sys.executable, "-P", "-m", f"{PROGRAMS}.{program[0]}", *program[1:]),
                 env=self._environment | {"TENSORHUB_AGENT": self._agent_of(name).socket},
                 stdin=DEVNULL,
                 stdout=PIPE,
@@ -302,6 +284,8 @@ class Demo:
                 process.send_signal(number)
 
     async def _stop(self) -> None:
+        for number in SIGNALS:  # The end has a bound: a second Ctrl-C must not cut it off.
+            asyncio.get_running_loop().add_signal_handler(number, lambda: None)
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._signal_all(number)
             with contextlib.suppress(TimeoutError):
@@ -316,19 +300,23 @@ class Demo:
         self._display.tell(time.monotonic() - self._began, name, kind, facts, f"versions: {state}")
 
     def _sum_up(self) -> list[str]:
-        summary = self._summary
-        self._faults += [
-            f"{each.replica} was not compared at the end" for each in summary.replicas if not each.equal_at_end
-        ]
-        if summary.loss_first is None or summary.loss_last is None or summary.loss_last >= summary.loss_first:
-            self._faults.append("the loss did not go down")
-        summary.at_s, summary.ok, summary.faults = (
-            round(time.monotonic() - self._began, 3),
-            not self._faults,
-            self._faults,
-        )
-        self._display.sum_up(summary, self._folder)
-        return self._faults
+        losses, replicas, faults = self._losses, list(self._replicas.values()), self._faults
+        faults += [f"{each.replica} was not compared at the end" for each in replicas if not each.equal_at_end]
+        if not losses or losses[-1] >= losses[0]:
+            faults.append("the loss did not go down")
+        summary = {
+            "at_s": round(time.monotonic() - self._began, 3),
+            "ok": not faults,
+            "faults": faults,
+            "versions": len(losses),
+            "loss_first": round(losses[0], 3) if losses else None,
+            "loss_last": round(losses[-1], 3) if losses else None,
+            "compared": self._compared,
+            "nbytes_compared": self._nbytes_compared,
+            "differences": self._differences,
+        }
+        self._display.sum_up(summary, replicas, self._folder)
+        return faults
 
 
 class Display:
@@ -350,27 +338,20 @@ class Display:
                 sys.stdout.write(progress[: shutil.get_terminal_size().columns - 1])
                 sys.stdout.flush()
 
-    def sum_up(self, summary: Summary, folder: Path) -> None:
+    def sum_up(self, summary: dict[str, Any], replicas: list[Replica], folder: Path) -> None:
         """Write a table and the verdict, or the last object."""
         if self._json:
-            self._write_object(summary)
+            self._write_object({"kind": "summary", **summary, "replicas": replicas})
             return
-        self._write(f"\n{'replica':<9}  version  updates  read      equal     at the end")
-        for each in summary.replicas:
-            end = {True: "equal", False: "DIFFERS", None: "not compared"}[each.equal_at_end]
-            equal = f"{each.compared_equal} of {each.updates}"
-            self._write(
-                f"{each.replica:<9}  {each.version or '-':<7}  {each.updates:<7}  {each.nbytes / 1e6:4.0f} MB   {equal:<8}  {end}"
-            )
-        losses = f"loss {summary.loss_first or 0:.2f} -> {summary.loss_last or 0:.2f}"
-        self._write(f"\n{summary.versions} versions in {summary.at_s:.0f} s, {losses}")
-        self._write(
-            f"{summary.compared} copies ({summary.nbytes_compared / 1e9:.1f} GB) compared with what the trainer wrote: "
-            f"{summary.differences} differ"
-        )
-        for fault in summary.faults:
+        self._write(f"\n{ROW.format('replica', 'version', 'read', 'equal', 'at the end')}")
+        for each in replicas:
+            end = {True: "equal", False: "NOT EQUAL", None: "not compared"}[each.equal_at_end]
+            equal = f"{each.compared_equal} of {each.updates}" if each.updates else "-"
+            self._write(ROW.format(each.replica, each.version or "-", f"{each.nbytes / 1e6:.0f} MB", equal, end))
+        self._write(VERDICT.format(gb=summary["nbytes_compared"] / 1e9, **summary))
+        for fault in summary["faults"]:
             self._write(f"FAILED: {fault}")
-        if summary.faults:
+        if summary["faults"]:
             self._write(f"what each process wrote is in {folder}")
 
     def _write_object(self, value: object) -> None:

@@ -18,13 +18,14 @@ from tensorhub.demo import verify
 from tensorhub.demo.model import MODEL, batches, build
 
 TRY_AGAIN = (tensorhub.AgentUnavailable, tensorhub.RegistryUnavailable, tensorhub.RoundTimeout)
+TROUBLES_MAX = 10
 
 
 def main() -> None:
     """Train until there are enough versions, then keep the last one until a signal comes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("digests", type=Path)
-    parser.add_argument("--versions", type=int, default=16)
+    parser.add_argument("--versions", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=0, help="train for at least this long")
     options = parser.parse_args()
     stopped: list[int] = []
@@ -37,7 +38,7 @@ def main() -> None:
     with tensorhub.connect() as hub:
         # The parameters move into hub memory and stay the objects that the optimizer knows.
         policy = hub.register(MODEL, model, replica="trainer")
-        ends_at, published = time.monotonic() + options.seconds, 0
+        ends_at, published, troubles = time.monotonic() + options.seconds, 0, 0
         for version in count(1):
             batch = next(text)
             loss = model(input_ids=batch, labels=batch).loss  # Rollouts may read the version before meanwhile.
@@ -50,9 +51,12 @@ def main() -> None:
                     optimizer.step()
                     verify.record(options.digests, version, model)
             except TRY_AGAIN as error:  # A registry or an agent is away: the next step publishes.
+                troubles += 1
+                if stopped or troubles == TROUBLES_MAX:
+                    raise
                 verify.report("trouble", error=type(error).__name__, message=str(error))
                 continue
-            published += 1
+            published, troubles = published + 1, 0
             verify.report("published", version=version, loss=loss.item())
             if stopped or (published >= options.versions and time.monotonic() >= ends_at):
                 break

@@ -52,7 +52,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def memory(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor on the CPU."""
-    return memoryview(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def report(kind: str, **facts: object) -> None:
