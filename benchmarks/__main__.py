@@ -15,16 +15,17 @@ from typing import Final
 
 import msgspec
 
-from benchmarks import environments, machine, page, report, small, telemetry
-from benchmarks.arena import Arena
-from benchmarks.contender import Failed
+from benchmarks import page
 from benchmarks.fleet import Fleet
 from benchmarks.llama import MIB
-from benchmarks.memcpy import Memcpy
-from benchmarks.ours import HOSTS
-from benchmarks.plan import PARTS, PartSpec, contenders
-from benchmarks.results import Part, Result, Small
-from benchmarks.rounds import TROUBLE, measure
+from benchmarks.side_by_side import environments, machine, report, small, telemetry
+from benchmarks.side_by_side.arena import Arena
+from benchmarks.side_by_side.contender import Failed
+from benchmarks.side_by_side.memcpy import Memcpy
+from benchmarks.side_by_side.ours import HOSTS
+from benchmarks.side_by_side.plan import PARTS, PartSpec, contenders
+from benchmarks.side_by_side.results import Part, Result, Small
+from benchmarks.side_by_side.rounds import TROUBLE, measure
 from tensorhub_common.config.settings import load
 
 ROUNDS: Final = 9
@@ -92,7 +93,7 @@ async def _environments(names: list[str]) -> dict[str, environments.Environment]
 
 def write_docs(result: Result) -> None:
     """Write the tables and the picture of a run into docs/."""
-    from benchmarks import picture  # noqa: PLC0415 (matplotlib is wanted here alone)
+    from benchmarks.side_by_side import picture  # noqa: PLC0415 (matplotlib is wanted here alone)
 
     picture.draw(result, page.DOCS / PICTURE)
     page.write("run", f"![How long everybody took]({PICTURE})\n\n" + report.whole(result))

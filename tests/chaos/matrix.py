@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from benchmarks import page, report
+from benchmarks import page
 from tests.chaos.content import MIB
 from tests.chaos.fleet import LOOK_S, TRAINER, Findings, Fleet
 from tests.chaos.memory_marks import Marks
@@ -246,7 +246,7 @@ def table_of(cells: Sequence[Cell]) -> str:
             )
         )
     head = ("over", "victim", "blow", "killed: s", "woken: s", "reads while stopped", "callers were told", "wrong")
-    return report.table(head, rows)
+    return page.table(head, rows)
 
 
 def _recovered(cell: Cell | None) -> str:

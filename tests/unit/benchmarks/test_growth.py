@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from benchmarks.growth import KIB, MIB, SAMPLES_MIN, SLACK, Growth, first_settled, growth
-from benchmarks.soak import OF_HUB, OF_PROCESS, RUN_S_MAX, SETTLED_S, WINDOWS_S, Samples, is_enough, words
+from benchmarks.soak.growth import KIB, MIB, SAMPLES_MIN, SLACK, Growth, first_settled, growth
+from benchmarks.soak.run import OF_HUB, OF_PROCESS, RUN_S_MAX, SETTLED_S, WINDOWS_S, Samples, is_enough, words
 
 UPDATES = list(range(1000, 2000, 20))
 WINDOW_S = max(WINDOWS_S.values())

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.arena import READERS, Arena
-from benchmarks.contender import Failed, PeerProgram
+from benchmarks.side_by_side.arena import READERS, Arena
+from benchmarks.side_by_side.contender import Failed, PeerProgram
 
 from tensorhub_common.config.settings import load
 

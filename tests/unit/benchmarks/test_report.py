@@ -1,9 +1,9 @@
 """Goals, tables and the page, made from the figures of a run."""
 
 import pytest
-from benchmarks import goals, report
 from benchmarks.page import put
-from benchmarks.results import MEMCPY, Line, Part, Result, Round, Small, faster
+from benchmarks.side_by_side import goals, report
+from benchmarks.side_by_side.results import MEMCPY, Line, Part, Result, Round, Small, faster
 
 
 def line(title: str, one: list[float], four: list[float], *, is_ours: bool = False) -> Line:

@@ -1,8 +1,8 @@
 """How telemetry on and off are compared: round by round, in an order drawn by lot, with what is done later."""
 
 import pytest
-from benchmarks import telemetry
-from benchmarks.telemetry import PAIRS_MIN, Comparison, Pair, compare
+from benchmarks.side_by_side import telemetry
+from benchmarks.side_by_side.telemetry import PAIRS_MIN, Comparison, Pair, compare
 
 
 async def test_rounds_are_switched_in_turn_and_both_orders_come_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.registry`."""
+
+from benchmarks.registry.run import main
+
+main()
