@@ -65,7 +65,7 @@ def digests(folder: Path) -> dict[str, str]:
     """Return the digest of each module's text as it stands now."""
     with _inside(folder):
         return {
-            _module(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            module_of(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
             for path in sorted(walk_mutatable_files())
             if path.read_bytes()
         }
@@ -84,7 +84,7 @@ def outcomes(folder: Path) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     with _inside(folder):
         for path in sorted(walk_mutatable_files()):
-            codes, module = _data(path).exit_code_by_key, _module(path)
+            codes, module = _data(path).exit_code_by_key, module_of(path)
             if module in made_of and None not in codes.values():
                 counts = Counter(status_by_exit_code[code] for code in codes.values() if code != ASSERTED)
                 alive = [_survivor(path, name) for name, code in codes.items() if status_by_exit_code[code] in ALIVE]
@@ -114,19 +114,25 @@ def untested(folder: Path) -> list[str]:
         ]
 
 
+def is_meant(name: str, modules: list[str]) -> bool:
+    """Tell whether a module or a mutant is of one of these modules; of any where none is named."""
+    return not modules or any(module in name for module in modules)
+
+
 def _data(path: Path) -> SourceFileMutationData:
     data = SourceFileMutationData(path=path)
     data.load()
     return data
 
 
-def _module(path: Path) -> str:
+def module_of(path: Path) -> str:
+    """Return the name of the module that a path says."""
     return ".".join(path.with_suffix("").parts)
 
 
 def _survivor(path: Path, name: str) -> Survivor:
-    function = name.removeprefix(f"{_module(path)}.").partition("__mutmut_")[0]
+    function = name.removeprefix(f"{module_of(path)}.").partition("__mutmut_")[0]
     function = function.removeprefix("x_").removeprefix("x\u01c1").replace("\u01c1", ".")
     lines = get_diff_for_mutant(name, path=path).splitlines()[2:]
     before, after = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+"))
-    return Survivor(f"{_module(path)}.{function}", before, after)
+    return Survivor(f"{module_of(path)}.{function}", before, after)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutation.results import digests, doubtful, note_sources, outcomes, untested
+from tests.mutation.results import digests, doubtful, is_meant, note_sources, outcomes, untested
 from tests.mutation.survivors import added, explanations, judged, page, recorded, written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,11 +65,6 @@ def mutate(names: list[str]) -> None:
         in_work("mutmut", "run", "--max-children", str(PROCESSES), *names)
 
 
-def is_meant(name: str, modules: list[str]) -> bool:
-    """Tell whether a mutant is of one of these modules; of any where none is named."""
-    return not modules or any(module in name for module in modules)
-
-
 def main() -> int:
     """Do what the arguments say; 0 when nothing is left to explain."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Mutation testing.")
@@ -80,12 +75,15 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="test none: write docs/mutation.md from the results")
     asked = parser.parse_args()
     lay_out()
+    for part in asked.modules:
+        if not any(part in module for module in digests(WORK)):
+            parser.error(f"no module that pyproject.toml names has '{part}' in its name")
     if not asked.report:
         note_sources(WORK)
     if asked.again:
         mutate([name for name in doubtful(WORK) if is_meant(name, asked.modules)])
     elif not asked.report:
-        in_work(sys.executable, "-m", "tests.mutation.typed")
+        in_work(sys.executable, "-m", "tests.mutation.typed", *asked.modules)
         mutate([name for name in untested(WORK) if is_meant(name, asked.modules)])
     return report()
 

@@ -1,4 +1,4 @@
-"""The peers that need no environment of their own, really run on a little memory."""
+"""The arena finds a wrong byte, and the peers that need no environment of their own bring every byte."""
 
 import os
 from collections.abc import Iterator

@@ -1,0 +1,108 @@
+"""What `make mutants` reports: every survivor of a module as it is now needs an explanation of its own."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.mutation import results, selection
+from tests.mutation.results import Outcome, Survivor, digests, doubtful, note_sources, outcomes, untested
+from tests.mutation.survivors import added, explanations, judged, page, recorded, written
+from tests.mutation.typed import lacks_assertion
+
+KILLED, SURVIVED, REFUSED, HUNG = 1, 0, 37, 36
+CODES: dict[str, dict[str, int | None]] = {
+    "whole": {f"whole.x_f__mutmut_{code}": code for code in (KILLED, SURVIVED, REFUSED, results.ASSERTED)},
+    "begun": {"begun.x_f__mutmut_1": KILLED, "begun.x_f__mutmut_2": None, "begun.x_f__mutmut_3": HUNG},
+}
+KNOWN = explanations('[[harmless]]\nwhere = "m.f"\nline = "a < b"\nmutants = ["a <= b", "a > b"]\nwhy = "So."')
+PAGE = "<!-- generated: counts -->\nold\n<!-- end -->\ntext\n<!-- generated: survivors -->\n<!-- end -->\n"
+
+
+def survivor(mutant: str, where: str = "m.f") -> Survivor:
+    return Survivor(where, "a < b", mutant)
+
+
+def outcome(*survivors: Survivor, source: str = "now") -> Outcome:
+    return Outcome(source, {"killed": 3, "survived": len(survivors)}, survivors)
+
+
+def test_a_survivor_is_explained_by_words_about_itself_alone() -> None:
+    found = [survivor("a <= b"), survivor("a != b"), survivor("a <= b", where="m.g")]
+    verdict = judged({"m": outcome(*found)}, {"m": "now"}, KNOWN)
+    assert verdict.explained == [(found[0], "So.")]
+    assert verdict.unexplained == found[1:]
+    assert verdict.stale == KNOWN, "one of its two mutants was noticed"
+    assert judged({"m": outcome(survivor("a <= b"), survivor("a > b"))}, {"m": "now"}, KNOWN).stale == []
+
+
+def test_nothing_is_asked_of_a_module_that_was_not_tested_as_it_is_now() -> None:
+    changed = judged({"m": outcome(survivor("a != b"))}, {"m": "later"}, KNOWN)
+    untested_yet = judged({}, {"m": "now"}, KNOWN)
+    assert (changed.unexplained, changed.stale, untested_yet.stale) == ([], [], [])
+    assert judged({}, {"other": "now"}, KNOWN).stale == KNOWN, "a module that is no more has no survivor"
+
+
+def test_runs_of_several_modules_add_up() -> None:
+    before = {"a": outcome(), "b": outcome(source="old"), "gone": outcome()}
+    run = {"b": outcome(survivor("a <= b")), "c": outcome()}
+    record = added(before, run, ["a", "b", "c", "d"])
+    assert record == {"a": before["a"], "b": run["b"], "c": run["c"]}
+    assert recorded(written(record)) == record
+
+
+def test_the_page_has_a_row_for_each_module_and_each_survivor() -> None:
+    record = {"m": outcome(survivor("a <= b"), survivor("a | b")), "changed": outcome(source="old")}
+    now = {"m": "now", "changed": "now", "new": "now"}
+    shown = page(PAGE, record, now, judged(record, now, KNOWN))
+    assert "| m | 5 | 3 | 0 | 0 | 2 | as it stands |" in shown
+    assert "| changed | 3 | 3 | 0 | 0 | 0 | changed since |" in shown
+    assert "| new | – | – | – | – | – | not yet |" in shown
+    assert "| **all** | 8 | 6 | 0 | 0 | 2 |  |" in shown
+    assert "| m.f | `a < b` | `a <= b` | So. |" in shown
+    assert "`a \\| b` | **not explained yet** |" in shown
+    assert "old\n" not in shown
+    with pytest.raises(AssertionError, match="0 places for counts"):
+        page("", {}, {}, judged({}, {}, []))
+
+
+def test_a_module_is_told_once_all_of_it_was_tested_and_by_the_text_that_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in CODES:
+        (tmp_path / f"{module}.py").write_text("def f() -> None: ...\n")
+    monkeypatch.setattr(results, "walk_mutatable_files", lambda: [Path(f"{module}.py") for module in CODES])
+    monkeypatch.setattr(results, "_data", lambda path: SimpleNamespace(exit_code_by_key=CODES[path.stem]))
+    monkeypatch.setattr(results, "_survivor", lambda _path, name: Survivor(name, "a", "b"))
+    assert outcomes(tmp_path) == {}, "of unknown text nothing is told"
+    note_sources(tmp_path)
+    tested = digests(tmp_path)["whole"]
+    (tmp_path / "whole.py").write_text("def g() -> None: ...\n")
+    counts = {"caught by type check": 1, "killed": 1, "survived": 1}
+    alive = Survivor("whole.x_f__mutmut_0", "a", "b")
+    assert outcomes(tmp_path) == {"whole": Outcome(tested, counts, (alive,))}
+    assert doubtful(tmp_path) == ["begun.x_f__mutmut_3", "whole.x_f__mutmut_0"]
+    assert untested(tmp_path) == ["begun.x_f__mutmut_2"]
+
+
+def test_what_lacks_more_than_an_assertion_is_tested() -> None:
+    original = "def x_f__mutmut_orig(a, b):\n    return [c < d for c, d in zip(a, b, strict=True)]"
+    changes = {"strict=True": "strict=False", ", strict=True": "", "c < d": "c <= d", "(a, b, strict": "(a, strict"}
+    names = [f"x_f__mutmut_{number}" for number in range(len(changes))]
+    texts = {
+        name: original.replace(*change).replace("x_f__mutmut_orig", name)
+        for name, change in zip(names, changes.items(), strict=True)
+    }
+    assert lacks_assertion({"x_f__mutmut_orig": original, **texts}) == set(names[:2])
+
+
+def test_tests_that_go_outside_are_left_out_whatever_they_are_called(tmp_path: Path) -> None:
+    test = tmp_path / "test_any.py"
+    for line, outside in {
+        "import threading": {"threading"},
+        "from tensorhub_agent.storage.segments import Segment": {"tensorhub_agent.storage.segments"},
+        "from tests.integration.hubs import running_hub": {"tensorhub.local.hub"},
+        "from tensorhub_common.catalog import state": set[str](),
+    }.items():
+        test.write_text(line)
+        assert selection.goes_outside(test) >= outside
+        assert bool(selection.goes_outside(test)) == bool(outside)
