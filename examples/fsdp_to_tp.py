@@ -1,7 +1,7 @@
 """FSDP2 on four ranks trains; an engine of two tensor-parallel ranks with fused tensors, and one undivided, follow.
 
-Nobody converts weights. Each trainer rank registers the module that FSDP has sharded, each engine the tensors that it
-computes with, and a mapping says what the fused and divided ones among these consist of.
+No program converts weights. Each trainer rank registers the module that FSDP has sharded, each engine the tensors that
+it computes with, and a mapping says what the fused and divided ones among these consist of.
 
 tensorhub up &
 python examples/fsdp_to_tp.py
@@ -101,31 +101,31 @@ class Model(nn.Module):
         return result
 
 
-class Stage(NamedTuple):
-    """What all processes of this example share. In earnest nobody would wait for an engine, or tell what it says."""
+class Shared(NamedTuple):
+    """What all processes of this example share. A real trainer waits for no engine, and reports no logits."""
 
     store: str
     """A file by which the ranks of a group find each other."""
     versions: int
     all_have_read: Barrier
-    said: "Queue[tuple[str, int, list[float]]]"
+    logits: "Queue[tuple[str, int, list[float]]]"
 
     def join(self, group: str, rank: int, ranks: int) -> None:
         """Become a rank of a group that talks over gloo."""
         dist.init_process_group("gloo", init_method=f"file://{self.store}/{group}", rank=rank, world_size=ranks)
 
-    def tell(self, who: str, version: int, model: Model) -> None:
-        """Tell what a model says to every token, and wait for all the others."""
+    def report(self, name: str, version: int, model: Model) -> None:
+        """Report the logits of every token, and wait for all the other ranks."""
         with torch.no_grad():
             logits = model(torch.arange(VOCABULARY))
         if not dist.is_initialized() or dist.get_rank() == 0:
-            self.said.put((who, version, logits.flatten().tolist()))
+            self.logits.put((name, version, logits.flatten().tolist()))
         self.all_have_read.wait(timeout=WAIT_S)
 
 
-def train(stage: Stage, rank: int) -> None:
+def train(shared: Shared, rank: int) -> None:
     """Be a rank of the trainer."""
-    stage.join("trainer", rank, TRAINERS)
+    shared.join("trainer", rank, TRAINERS)
     torch.manual_seed(0)
     model = Model()
     mesh = init_device_mesh("cpu", (TRAINERS,))
@@ -137,38 +137,38 @@ def train(stage: Stage, rank: int) -> None:
     with tensorhub.connect() as hub:
         # The sharded parameters move into hub memory, and stay the objects that they were; nothing is copied later.
         policy = hub.register("sharded", model, replica="trainer", shard=rank, shards=TRAINERS)
-        for version in range(1, stage.versions + 1):
+        for version in range(1, shared.versions + 1):
             tokens = torch.randint(VOCABULARY, (8,), generator=torch.Generator().manual_seed(8 * version + rank))
             optimizer.zero_grad()
             cross_entropy(model(tokens), (tokens + 1) % VOCABULARY).backward()
             with policy.overwriting(publish=True):
                 optimizer.step()
-            stage.tell("trainer", version, model)
+            shared.report("trainer", version, model)
     dist.destroy_process_group()
 
 
-def generate_divided(stage: Stage, rank: int) -> None:
+def generate_divided(shared: Shared, rank: int) -> None:
     """Be a tensor-parallel rank of an engine."""
-    stage.join("engine", rank, ENGINES)
+    shared.join("engine", rank, ENGINES)
     with torch.device("meta"):
         model = Model(FusedMlp)
     with tensorhub.connect() as hub:
         engine = hub.register("sharded", model, replica="divided", shard=rank, shards=ENGINES, mapping=fused(rank))
-        for version in range(1, stage.versions + 1):
+        for version in range(1, shared.versions + 1):
             engine.replicate(version)
-            stage.tell("divided engine", version, model)
+            shared.report("divided engine", version, model)
     dist.destroy_process_group()
 
 
-def generate_alone(stage: Stage, _rank: int) -> None:
+def generate_alone(shared: Shared, _rank: int) -> None:
     """Be an engine that is not divided."""
     with torch.device("meta"):
         model = Model()
     with tensorhub.connect() as hub:
         engine = hub.register("sharded", model, replica="undivided")
-        for version in range(1, stage.versions + 1):
+        for version in range(1, shared.versions + 1):
             engine.replicate(version)
-            stage.tell("undivided engine", version, model)
+            shared.report("undivided engine", version, model)
 
 
 def main() -> None:
@@ -178,38 +178,37 @@ def main() -> None:
     versions = parser.parse_args().versions
     # Forked, so that torch is imported once for all. Nothing has been started yet that could not be forked.
     context = get_context("fork")
-    ranks: list[tuple[Callable[[Stage, int], None], int]] = [
+    ranks: list[tuple[Callable[[Shared, int], None], int]] = [
         *((train, rank) for rank in range(TRAINERS)),
         *((generate_divided, rank) for rank in range(ENGINES)),
         (generate_alone, 0),
     ]
     with tempfile.TemporaryDirectory() as store:
-        stage = Stage(store, versions, context.Barrier(len(ranks)), context.Queue())
-        processes = [context.Process(target=rank, args=(stage, number), daemon=True) for rank, number in ranks]
+        shared = Shared(store, versions, context.Barrier(len(ranks)), context.Queue())
+        processes = [context.Process(target=rank, args=(shared, number), daemon=True) for rank, number in ranks]
         # Ctrl-C in a terminal reaches all processes. The ranks ignore it, and this one ends them.
         on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for process in processes:
             process.start()
         signal.signal(signal.SIGINT, on_interrupt)
         try:
-            compare(stage)
+            for version in range(1, versions + 1):
+                reports = [shared.logits.get(timeout=WAIT_S) for _ in range(3)]
+                compare(version, {name: torch.tensor(logits) for name, _, logits in reports})
             for process in processes:
                 process.join()
         finally:
             for process in processes:
                 process.kill()
-            for process in processes:
                 process.join()
 
 
-def compare(stage: Stage) -> None:
-    """Print how far what the engines say differs from what the trainer says."""
-    for version in range(1, stage.versions + 1):
-        said = {who: torch.tensor(logits) for who, _, logits in (stage.said.get(timeout=WAIT_S) for _ in range(3))}
-        trainer = said.pop("trainer")
-        for who, logits in sorted(said.items()):
-            differs = (logits - trainer).abs().max().item()
-            print(f"version {version}: the {who}'s logits differ from the trainer's by at most {differs:.2g}")
+def compare(version: int, logits: dict[str, Tensor]) -> None:
+    """Print how far the logits of the engines differ from the trainer's."""
+    trainer = logits.pop("trainer")
+    for name, found in sorted(logits.items()):
+        differs = (found - trainer).abs().max().item()
+        print(f"version {version}: the {name}'s logits differ from the trainer's by at most {differs:.2g}")
 
 
 if __name__ == "__main__":

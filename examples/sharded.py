@@ -1,6 +1,6 @@
 """Shards: two trainer ranks hold half of a matrix each, by rows; an engine takes both halves.
 
-Here all of them are threads of one process; in earnest each is a process of its own, on a machine of its own.
+Here all of them are threads of one process; in a real job each is a process, on a machine of its own.
 """
 
 import sys

@@ -38,20 +38,17 @@ def main() -> None:
         policy = hub.register("example", model, replica="trainer", resume=options.resume)
         if policy.version is not None:
             print(f"an earlier trainer published version {policy.version}; going on from its weights")
-            policy.unpublish()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for step in range(steps):
             loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
-            version = policy.publish()
-            print(f"step {step}: loss {loss.item():.4f}, published version {version}")
-            # From here on the memory would be overwritten by the next step, so its readers are waited for. An engine
-            # that has read a version holds it, and others read it from there.
-            if step < steps - 1:
-                policy.unpublish()
-        # Without a terminal there is nobody to wait for.
+            # Waits until no engine reads the version before, and publishes the new one at the end. An engine that has
+            # read a version holds it, and others read it from there.
+            with policy.overwriting(publish=True):
+                optimizer.step()
+            print(f"step {step}: loss {loss.item():.4f}, published version {policy.version}")
+        # Without a terminal no Enter comes.
         with suppress(EOFError):
             input("Enter ends the trainer, and takes its last version with it: ")
 
