@@ -15,7 +15,7 @@ through zstd, and stays as it is where that saves nothing.
 Always true: `apply` writes nothing outside its piece, and nothing at all before the whole patch has been read. What is
 no patch of such a piece is `Damaged`.
 
-Comparing takes about as long as reading both from memory, applying almost nothing: benchmarks/encodings.py.
+Comparing takes about as long as reading both from memory, applying almost nothing: benchmarks/kernels/encodings.py.
 """
 
 import struct

@@ -19,7 +19,7 @@ MAKE_RATE: Final = 0.2e9
 changed. A faster link has brought all of them before they are compared."""
 
 PATCH_RATE: Final = 0.1e9
-"""Bytes of patches in a second that one thread applies; measured by benchmarks/encodings.py."""
+"""Bytes of patches in a second that one thread applies; measured by benchmarks/kernels/encodings.py."""
 
 TOUCH_RATE: Final = 8e9
 """Bytes of pieces in a second that one thread copies from their base, and hashes again: what a patch costs at least."""
