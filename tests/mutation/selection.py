@@ -44,16 +44,16 @@ def goes_outside(test: Path) -> set[str]:
 
 
 def imports(test: Path) -> set[str]:
-    """Return all that a file imports, and what the modules of tests import that it does."""
+    """Return the names that a file imports, and those that the modules of tests import which it does."""
     found: set[str] = set()
     left = [test]
     while left:
-        direct = set(_imported(left.pop()))
-        for module in direct - found:
-            path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-            if module.startswith("tests.") and path.is_file():
-                left.append(path)
+        direct = set(_imported(left.pop())) - found
         found |= direct
+        for name in direct:
+            parts = name.split(".")
+            paths = (ROOT.joinpath(*each).with_suffix(".py") for each in (parts, parts[:-1]))
+            left += [path for path in paths if parts[0] == "tests" and path.is_file()]
     return found
 
 
@@ -61,25 +61,8 @@ def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            # `from package import module` names the module; of `from module import name` the last part is cut off.
-            yield from (
-                f"{node.module}.{alias.name}" if _is_module(node.module, alias.name) else node.module
-                for alias in node.names
-            )
-
-
-@cache
-def _is_module(package: str, name: str) -> bool:
-    relative = Path(*package.split("."), name)
-    return any(
-        (folder / relative).with_suffix(".py").is_file() or (folder / relative).is_dir() for folder in _folders()
-    )
-
-
-@cache
-def _folders() -> list[Path]:
-    return [ROOT, ROOT / "libs/common", ROOT / "libs/client", ROOT / "simulator", *(ROOT / "services").iterdir()]
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @cache
