@@ -145,10 +145,10 @@ mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODUL
 	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
-	@$(BIN)/python -m tools.docs.settings_page < docs/operations.md > docs/operations.md.new
-	@mv docs/operations.md.new docs/operations.md
-	@$(BIN)/python -m tools.docs.metrics_page < docs/metrics.md > docs/metrics.md.new
-	@mv docs/metrics.md.new docs/metrics.md
-	@$(BIN)/python -m tools.docs.asyncapi > docs/asyncapi.json.new
-	@mv docs/asyncapi.json.new docs/asyncapi.json
+	@$(BIN)/python -m tools.docs.settings_page < docs/operate/settings.md > docs/operate/settings.md.new
+	@mv docs/operate/settings.md.new docs/operate/settings.md
+	@$(BIN)/python -m tools.docs.metrics_page < docs/operate/metrics.md > docs/operate/metrics.md.new
+	@mv docs/operate/metrics.md.new docs/operate/metrics.md
+	@$(BIN)/python -m tools.docs.asyncapi > docs/reference/asyncapi.json.new
+	@mv docs/reference/asyncapi.json.new docs/reference/asyncapi.json
 	@$(BIN)/python -m tools.docs.protocol_page

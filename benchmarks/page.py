@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-DOCS: Final = Path(__file__).parent.parent / "docs"
+DOCS: Final = Path(__file__).parent.parent / "docs" / "design"
 PAGE: Final = DOCS / "benchmarks.md"
 
 
