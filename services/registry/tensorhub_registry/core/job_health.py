@@ -38,7 +38,7 @@ _ADVICE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (LogShorter, "find out who replaced the log; 'tensorhub delete' and a new job begin anew"),
     (LogGap, "restore the job's snapshots from a backup; 'tensorhub delete' and a new job begin anew"),
     (SnapshotBroken, "restore the job's snapshots from a backup; 'tensorhub delete' and a new job begin anew"),
-    (LogFull, "raise max_bytes of the job's stream, or give NATS more disk space (docs/operate/settings.md)"),
+    (LogFull, "raise max_bytes of the job's stream, or give NATS more disk space (docs/operate/runbook.md)"),
     (MessageTooLarge, "raise max_payload of NATS to 1 MiB or more"),
     (NotPermitted, "give the registry its permissions anew: 'tensorhub credentials'"),
     (StreamMismatch, "rename or delete the stream: it is none of this hub's"),
