@@ -77,7 +77,9 @@ def main() -> int:
     parser.add_argument(
         "--again", action="store_true", help="test only those that survived, after tests were added, or hung"
     )
-    parser.add_argument("--report", action="store_true", help="test none: write docs/design/mutation.md from the results")
+    parser.add_argument(
+        "--report", action="store_true", help="test none: write docs/design/mutation.md from the results"
+    )
     asked = parser.parse_args()
     lay_out()
     if not asked.report:

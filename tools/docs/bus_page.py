@@ -1,4 +1,4 @@
-"""The AsyncAPI document as Markdown: the site puts it into its page of the bus."""
+"""The AsyncAPI document as Markdown: the site puts it into docs/reference/bus.md."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The commands of `tensorhub` as Markdown, from the command itself: the site puts it into its page of the command line."""
+"""The commands of `tensorhub` as Markdown, from the program itself: the site puts it into docs/reference/cli.md."""
 
 import re
 from collections.abc import Iterator

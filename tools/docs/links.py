@@ -1,7 +1,7 @@
 """Checks the links of the pages in this repository, and of the site that is built from them.
 
     python -m tools.docs.links            README.md, ARCHITECTURE.md, … and docs/: files and headings
-    python -m tools.docs.links site       the built site too: files, anchors, and that no page loads anything from outside
+    python -m tools.docs.links site       the built site too: files, anchors, and that no page loads from outside
 
 Addresses outside of the repository are checked for their form and not visited.
 """
@@ -94,7 +94,7 @@ class _Reader(HTMLParser):
 
 
 def broken_in_site(site: Path) -> list[str]:
-    """Return a line for each link of a built site that leads nowhere, and for each thing that is loaded from outside."""
+    """Return a line for each link of a built site that leads nowhere, and for each load from outside."""
     built: dict[Path, _Built] = {}
     for path in sorted(site.rglob("*.html")):
         reader = _Reader()

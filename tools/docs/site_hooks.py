@@ -11,7 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -22,11 +22,16 @@ from tools.docs.bus_page import bus_markdown
 from tools.docs.cli_page import commands_markdown
 from tools.docs.links import ROOT, links, pages
 
-PAGES: Final = {"ARCHITECTURE.md": "design/architecture.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES: Final = {
+    "ARCHITECTURE.md": "design/architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 """Pages at the root of the repository, and what they are called on the site."""
 SOURCES: Final = "source"
 MERMAID: Final = "assets/mermaid.min.js"
-MERMAID_HERE: Final = ROOT / ".site" / "mermaid.min.js"
+MERMAID_HERE: Final = ROOT / ".site"
+"""The folder that `make site` brings Mermaid into."""
 LANGUAGES: Final = {".py": "python", ".yml": "yaml", ".json": "json", ".toml": "toml", ".conf": "text", ".env": "bash"}
 
 GENERATED: Final[dict[str, Callable[[], str]]] = {
@@ -34,6 +39,8 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "cli": commands_markdown,
 }
 _MARKER: Final = re.compile(r"<!-- site: (\w+) -->")
+_TABLE_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE: Final = re.compile(r"`[^`]*`")
 _LINK: Final = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 
 
@@ -79,6 +86,14 @@ def outside(all_pages: Iterable[Path]) -> set[Path]:
     return found
 
 
+def mermaid() -> Path:
+    """Return Mermaid's script. Raises FileNotFoundError."""
+    scripts = sorted(MERMAID_HERE.glob("mermaid-*.js"))
+    if not scripts:
+        raise FileNotFoundError(f"{MERMAID_HERE} lacks Mermaid: build the site with 'make site'")
+    return scripts[-1]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     known = [page for page in pages() if page.name != "README.md"]
@@ -86,7 +101,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=relinked((ROOT / name).read_text(), "", page)))
     for path in sorted(outside(known)):
         files.append(File.generated(config, place_of(path.relative_to(ROOT).as_posix()), content=shown(path)))
-    files.append(File.generated(config, MERMAID, abs_src_path=str(MERMAID_HERE)))
+    files.append(File.generated(config, MERMAID, abs_src_path=str(mermaid())))
     return files
 
 
@@ -95,6 +110,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by is not None:
         return markdown
     filled = _MARKER.sub(lambda found: GENERATED[found[1]](), markdown)
+    # Markdown of code hosts wants a pipe in a table's code escaped, and Python's shows the backslash.
+    filled = _TABLE_ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), filled)
     source = page.file.src_uri
     return relinked(filled, posixpath.dirname(f"docs/{source}"), source)
 
@@ -106,10 +123,3 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa:
     script = f'<script src="{get_relative_url(MERMAID, page.url)}"></script>'
     before, found, after = output.rpartition("<script src=")
     return f"{before}{script}{found}{after}"
-
-
-def on_config(config: MkDocsConfig) -> Any:  # noqa: ANN401 (mkdocs' own type of a configuration)
-    """Stop before anything is built where Mermaid is missing."""
-    if not MERMAID_HERE.is_file():
-        raise FileNotFoundError(f"{MERMAID_HERE} is missing: build the site with 'make site'")
-    return config
