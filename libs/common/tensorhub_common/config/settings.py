@@ -1,8 +1,8 @@
 """Every `TENSORHUB_*` environment variable: its name, default, unit and meaning, in one table.
 
 The table is the class `Settings` itself: a field is a variable (`beat_s` is `TENSORHUB_BEAT_S`) and carries its parser,
-its default and what docs/operate/settings.md says of it. So no setting can be parsed and not documented, or the other way
-round.
+its default and what docs/operate/settings.md says of it. So no setting can be parsed and not documented, or the other
+way round.
 
 Always true of loaded settings: each value passed its parser, also a default, which is written as a user would write it.
 """
