@@ -23,6 +23,9 @@ SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 SEED := $(SEED)
 AGAIN := { echo "its examples were of SEED=$(SEED): 'make slow SEED=$(SEED)' draws them again" >&2; exit 1; }
 
+# What draws the site's diagrams, in the browser of who reads it.
+MERMAID := 11.12.0
+
 BIN := $(VENV)/bin
 # Written last, so that an installation that broke off is done again.
 READY := $(VENV)/.ready
@@ -33,7 +36,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test long slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs
+.PHONY: help venv demo test long slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs site serve
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -145,10 +148,24 @@ mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODUL
 	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
-	@$(BIN)/python -m tools.docs.settings_page < docs/operations.md > docs/operations.md.new
-	@mv docs/operations.md.new docs/operations.md
-	@$(BIN)/python -m tools.docs.metrics_page < docs/metrics.md > docs/metrics.md.new
-	@mv docs/metrics.md.new docs/metrics.md
-	@$(BIN)/python -m tools.docs.asyncapi > docs/asyncapi.json.new
-	@mv docs/asyncapi.json.new docs/asyncapi.json
+	@$(BIN)/python -m tools.docs.settings_page < docs/operate/settings.md > docs/operate/settings.md.new
+	@mv docs/operate/settings.md.new docs/operate/settings.md
+	@$(BIN)/python -m tools.docs.metrics_page < docs/operate/metrics.md > docs/operate/metrics.md.new
+	@mv docs/operate/metrics.md.new docs/operate/metrics.md
+	@$(BIN)/python -m tools.docs.asyncapi > docs/reference/asyncapi.json.new
+	@mv docs/reference/asyncapi.json.new docs/reference/asyncapi.json
 	@$(BIN)/python -m tools.docs.protocol_page
+	@$(BIN)/python -m tools.docs.peers_chart
+
+site: $(READY) .site/mermaid-$(MERMAID).js ## docs/ as a site, in site/, with every link checked; it loads nothing from outside
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet --clean
+	@$(BIN)/python -m tools.docs.links site
+
+serve: $(READY) .site/mermaid-$(MERMAID).js ## the site at http://127.0.0.1:8000, built again whenever a page changes
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs serve
+
+.site/mermaid-$(MERMAID).js:
+	@command -v npm > /dev/null || { echo "the site's diagrams need npm once, to fetch Mermaid (on Debian 'apt install npm')" >&2; exit 1; }
+	@mkdir -p .site && cd .site && npm pack --silent mermaid@$(MERMAID) > /dev/null
+	@cd .site && tar -xzf mermaid-$(MERMAID).tgz --strip-components=2 package/dist/mermaid.min.js
+	@cd .site && rm mermaid-$(MERMAID).tgz && mv mermaid.min.js mermaid-$(MERMAID).js

@@ -1,7 +1,7 @@
 """TensorHub, its peers and the physical limit, from one run: `python -m benchmarks [--quick] [--docs]`.
 
-One trainer and four engines, each a process with an agent of its own. docs/benchmarks.md says how it is measured and
-what the figures mean. `--telemetry` compares telemetry on and off instead.
+One trainer and four engines, each a process with an agent of its own. docs/design/benchmarks.md says how it is measured
+and what the figures mean. `--telemetry` compares telemetry on and off instead.
 """
 
 import argparse

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-DOCS: Final = Path(__file__).parent.parent / "docs"
+DOCS: Final = Path(__file__).parent.parent / "docs" / "design"
 PAGE: Final = DOCS / "benchmarks.md"
 
 

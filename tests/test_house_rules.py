@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 from tests import longest_first
+from tools.docs import links
 
 ROOT: Final = Path(__file__).parents[1]
 INSTALLED: Final = ("libs", "services", "simulator")
@@ -121,7 +122,10 @@ def test_the_files_that_begin_first_are_there() -> None:
     assert len(set(longest_first.FILES)) == len(longest_first.FILES)
 
 
-PAGES: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/*.md")
+HISTORY: Final = {"plans", "adr", "CHANGELOG.md"}
+"""Pages that say how something was: a name in them may be an earlier one."""
+
+PAGES: Final = [page for page in links.pages() if HISTORY.isdisjoint(page.relative_to(ROOT).parts)]
 NAMED: Final = re.compile(r"`([\w./]*\w\.py)`")
 """A file in backticks: a whole path, or the end of one."""
 
@@ -130,10 +134,42 @@ def test_the_files_that_pages_name_exist() -> None:
     """A page that names a file which was moved sends its reader nowhere."""
     files = [f"/{name_of(path)}" for path in python_files(*INSTALLED, "benchmarks", "examples", "tests", "tools")]
     missing = [
-        f"{page.name}: {named}"
-        for pattern in PAGES
-        for page in sorted(ROOT.glob(pattern))
+        f"{name_of(page)}: {named}"
+        for page in PAGES
         for named in NAMED.findall(page.read_text())
         if not any(file.endswith(f"/{named}") for file in files)
     ]
     assert missing == []
+
+
+CHANGES: Final = (ROOT / "CONTRIBUTING.md").read_text().partition("## The commonest changes")[2].partition("\n## ")[0]
+
+
+def test_the_files_of_the_commonest_changes_exist() -> None:
+    """Each whole path in the table, of a file or of a folder."""
+    rows = [line for line in CHANGES.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 10
+    for row in rows:
+        paths = [path for path in re.findall(r"`([^`]+)`", row) if "/" in path and not path.startswith("app/")]
+        assert paths, row
+        assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+PACKAGES: Final = (
+    "libs/client/tensorhub",
+    "libs/common/tensorhub_common",
+    "services/agent/tensorhub_agent",
+    "services/planner/tensorhub_planner",
+    "services/registry/tensorhub_registry",
+    "simulator/tensorhub_simulator",
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_architecture_names_every_package(package: str) -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    _, found, section = page.partition(f"`{package}/`")
+    assert found
+    named = set(re.findall(r"`(\w+)`", section.partition("\n\n**")[0]))
+    there = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    assert there - named == set()

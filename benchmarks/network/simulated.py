@@ -1,4 +1,4 @@
-"""Writes what `tensorhub simulate` says into docs/simulate.md, with a picture of each scenario.
+"""Writes what `tensorhub simulate` says into docs/design/simulate.md, with a picture of each scenario.
 
 `python -m benchmarks.network.simulated [--processes 2] [--calibration-only]`.
 """

@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="size of the model")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ray", action="store_true", help="run Ray beside it, in an environment of its own")
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/design/benchmarks.md")
     options = parser.parse_args()
     environment = dict(os.environ)
     facts = machine.facts(environment)

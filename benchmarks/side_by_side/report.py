@@ -1,4 +1,4 @@
-"""A run as Markdown that reads well in a terminal too: what is printed, and what docs/benchmarks.md holds."""
+"""A run as Markdown that reads well in a terminal too: what is printed, and what docs/design/benchmarks.md holds."""
 
 import statistics
 from collections.abc import Mapping

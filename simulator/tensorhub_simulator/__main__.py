@@ -44,7 +44,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug")
     parser.add_argument("--bugs", action="store_true", help="plant each bug in turn, and say which seed finds it")
-    parser.add_argument("--docs", action="store_true", help="with --bugs: write what was found into docs/simulator.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="with --bugs: write what was found into docs/design/simulator.md"
+    )
     arguments = parser.parse_args()
     if arguments.steps and arguments.seed is None:
         parser.error("--steps tells one seed's story: name it with --seed")

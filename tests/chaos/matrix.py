@@ -226,7 +226,7 @@ def line_of(cell: Cell) -> str:
 
 
 def table_of(cells: Sequence[Cell]) -> str:
-    """Return a table for docs/faults.md: a row for each victim and moment, over each transport."""
+    """Return a table for docs/design/faults.md: a row for each victim and moment, over each transport."""
     found = {(cell.transport, cell.victim, cell.moment, cell.blow): cell for cell in cells}
     rows = []
     for transport, victim, moment in dict.fromkeys(key[:3] for key in found):
@@ -262,7 +262,7 @@ async def main() -> int:
     parser.add_argument("--stop-s", type=float, default=10.0)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/faults.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/design/faults.md")
     args = parser.parse_args()
     cells: list[Cell] = []
     wrongs: list[str] = []

@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
-    """Install as docs/deployment.md says, and start all units. `start` returns once each has said that it is ready."""
+    """Install as docs/operate/deploy.md says, and start all units. `start` returns once each says that it is ready."""
     with Machine() as booted:
         install(booted)
         booted.run("systemctl", "start", *UNITS)

@@ -3,7 +3,7 @@
     python -m tests.mutation.run                      every module that pyproject.toml names
     python -m tests.mutation.run handlers.rounds      only modules whose name has this in it
     python -m tests.mutation.run --again              only mutants that survived, after tests were added, or hung
-    python -m tests.mutation.run --report             no mutant: write docs/mutation.md anew from the results
+    python -m tests.mutation.run --report             no mutant: write docs/design/mutation.md anew from the results
 
 mutmut makes the mutants, picks the tests that reach each, and forks a process for it. It takes a module's name from its
 path, so it works in .mutants, where the packages stand side by side.
@@ -26,7 +26,7 @@ from tests.mutation.survivors import added, explanations, judged, page, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".mutants"
-PAGE = ROOT / "docs" / "mutation.md"
+PAGE = ROOT / "docs" / "design" / "mutation.md"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 RECORD = Path(__file__).with_name("record.json")
 BESIDE = (
@@ -72,7 +72,9 @@ def main() -> int:
     parser.add_argument(
         "--again", action="store_true", help="test only those that survived, after tests were added, or hung"
     )
-    parser.add_argument("--report", action="store_true", help="test none: write docs/mutation.md from the results")
+    parser.add_argument(
+        "--report", action="store_true", help="test none: write docs/design/mutation.md from the results"
+    )
     asked = parser.parse_args()
     lay_out()
     for part in asked.modules:

@@ -88,7 +88,7 @@ def page(text: str, record: Record, now: Mapping[str, str], verdict: Verdict) ->
     for name, table in (("counts", _counts(record, now)), ("survivors", _survivors(verdict))):
         marker = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, done = marker.subn(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)  # type: ignore[misc]
-        assert done == 1, f"docs/mutation.md has {done} places for {name}"
+        assert done == 1, f"docs/design/mutation.md has {done} places for {name}"
     return text
 
 

@@ -1,7 +1,7 @@
 """The bus as an AsyncAPI 3 document, made from the structs themselves, so that it can't say anything else than they do.
 
 The document speaks as the hub (registry, planner and agents): it receives commands and questions, and sends events and
-answers. `python -m tools.docs.asyncapi` prints it; docs/asyncapi.json is a copy that a test compares.
+answers. `python -m tools.docs.asyncapi` prints it; docs/reference/asyncapi.json is a copy that a test compares.
 
 Always true: every command and every event has a channel, and every message an example that reads as what it shows.
 """
@@ -443,7 +443,7 @@ def document() -> Json:
         "info": {
             "title": "TensorHub",
             "version": str(commands.PROTOCOL),
-            "description": "What stands on the bus. The states and flows behind it: docs/protocol.md.",
+            "description": "What stands on the bus. The states and flows behind it: docs/design/protocol/.",
             "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": _JSON,
@@ -455,7 +455,7 @@ def document() -> Json:
 
 
 def text() -> str:
-    """Return the document as it stands in docs/asyncapi.json."""
+    """Return the document as it stands in docs/reference/asyncapi.json."""
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Writes the table of metrics into docs/metrics.md: a filter from standard input to standard output."""
+"""Writes the table of metrics into docs/operate/metrics.md: a filter from standard input to standard output."""
 
 import sys
 from typing import Final

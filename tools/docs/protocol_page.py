@@ -1,6 +1,6 @@
-"""Writes the parts of docs/protocol.md that follow from the code, between their markers.
+"""Writes the parts of the pages in docs/design/protocol/ that follow from the code, between their markers.
 
-    python -m tools.docs.protocol_page            write docs/protocol.md anew
+    python -m tools.docs.protocol_page            write the pages anew
     python -m tools.docs.protocol_page --check    say what differs, and exit with 1 if anything does
 
 Always true: nothing outside of the markers is changed, and what stands between them follows from the code alone: not
@@ -37,7 +37,7 @@ from tensorhub_common.protocol.log.levels import Level
 from tools.docs.asyncapi import COMMANDS, EVENTS, example
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PROTOCOL: Final = ROOT / "docs" / "protocol.md"
+PROTOCOL: Final = ROOT / "docs" / "design" / "protocol"
 
 PACKAGES: Final = (
     "libs/common/tensorhub_common",
@@ -45,7 +45,7 @@ PACKAGES: Final = (
     "services/planner/tensorhub_planner",
     "services/agent/tensorhub_agent",
 )
-"""Whose bounds are part of the protocol. The SDK's own waits stand in docs/sdk.md."""
+"""Packages whose bounds are part of the protocol. docs/reference/api.md has the SDK's own waits."""
 
 TABLES_ELSEWHERE: Final = {
     "lease": ("tensorhub_agent.leases.lease", "LEASE_TRANSITIONS"),
@@ -117,7 +117,7 @@ def commands() -> str:
         subject = f"tensorhub.v1.run-7.cmd.{verb}"
         if command.by is not None:
             subject += f".{command.by.process}"
-        parts.append(f"### `{verb}`\n\n{_text(kind)}\n\nBy {who}, on `{subject}`:\n\n```json\n{_json(command)}\n```")
+        parts.append(f"## `{verb}`\n\n{_text(kind)}\n\nBy {who}, on `{subject}`:\n\n```json\n{_json(command)}\n```")
     return "\n\n".join(parts)
 
 
@@ -126,7 +126,7 @@ def events() -> str:
     parts = []
     for kind in EVENTS:
         event: Event = example(kind)
-        parts.append(f"### `{kind_of(event)}`\n\n{_text(kind)}\n\n```json\n{_json(event)}\n```")
+        parts.append(f"## `{kind_of(event)}`\n\n{_text(kind)}\n\n```json\n{_json(event)}\n```")
     return "\n\n".join(parts)
 
 
@@ -232,22 +232,28 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def generated(page: str) -> str:
-    """Return the page with every generated section as it is now. Raises KeyError for a section that nobody makes."""
+    """Return the page with every generated section as it is now. Raises KeyError for an unknown section."""
     return _MARKER.sub(lambda found: f"{found[1]}\n{SECTIONS[found[2]]()}\n\n{found[3]}", page)
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the pages, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something differs")
-    page = PROTOCOL.read_text()
-    after = generated(page)
-    if not parser.parse_args().check:
-        PROTOCOL.write_text(after)
-        return 0
-    was, now = page.splitlines(keepends=True), after.splitlines(keepends=True)
-    sys.stdout.writelines(difflib.unified_diff(was, now, fromfile="docs/protocol.md", tofile="generated"))
-    return int(page != after)
+    check = parser.parse_args().check
+    stale = 0
+    for path in sorted(PROTOCOL.glob("*.md")):
+        page = path.read_text()
+        after = generated(page)
+        if not check:
+            path.write_text(after)
+            continue
+        was, now = page.splitlines(keepends=True), after.splitlines(keepends=True)
+        sys.stdout.writelines(
+            difflib.unified_diff(was, now, fromfile=f"docs/design/protocol/{path.name}", tofile="generated")
+        )
+        stale += page != after
+    return int(stale > 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Writes the table of all settings into docs/operations.md.
+"""Writes the table of all settings into docs/operate/settings.md.
 
-    python -m tools.docs.settings_page < docs/operations.md
+    python -m tools.docs.settings_page < docs/operate/settings.md
 
 Always true: nothing outside of the markers is changed, and what stands between them follows from `settings.VARIABLES`.
 """

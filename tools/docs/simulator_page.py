@@ -1,4 +1,4 @@
-"""docs/simulator.md's table of planted bugs: written from a run that looked for each of them."""
+"""docs/design/simulator.md's table of planted bugs: written from a run that looked for each of them."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorhub_simulator.faultsim.mutants.planting import BUGS
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "simulator.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "design" / "simulator.md"
 _TABLE: Final = re.compile(r"(<!-- generated: bugs -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

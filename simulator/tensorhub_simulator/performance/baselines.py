@@ -1,4 +1,6 @@
-"""What others do instead, on the same cluster with the same chance, at the best that is plausible. docs/simulate.md.
+"""What others do instead, on the same cluster with the same chance, at the best that is plausible.
+
+docs/design/simulate.md has the results.
 
 - *global stage*: every worker stops when its policy says so (at its step boundary, or at the publication) and waits for
   the slowest; then a broadcast over a group that stands ready fills all of them at the rate of the slowest card or

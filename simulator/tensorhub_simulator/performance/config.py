@@ -1,6 +1,6 @@
 """A cluster and what happens on it, as a YAML file says it. Pure.
 
-Every field has its unit in its name. `docs/simulate.md` shows a whole file.
+Every field has its unit in its name. `docs/design/simulate.md` shows a whole file.
 
 A mistake in a description is told in one sentence (`ClusterError`), before anything is simulated. `wrongs` finds the
 mistakes in a cluster's description of which each field has its type.
@@ -344,7 +344,7 @@ class Cluster(_Spec, frozen=True, kw_only=True):
     trainer: str = "trainer"
     """The kind of replicas that publish; all of them hold each version."""
     baseline: Literal["global-stage", "star", "far-star"]
-    """What others do instead (docs/simulate.md)."""
+    """What others do instead (docs/design/simulate.md)."""
     star_readers_max: int | None = None
     """In a star so many readers at a time pull from one trainer copy, and the others wait for their turn. Left out, all
     pull at once."""
@@ -381,7 +381,7 @@ def converted(tree: object, name: str) -> Cluster:
     try:
         return msgspec.convert(tree, Cluster)
     except msgspec.ValidationError as why:
-        raise ClusterError(f"{name} describes no cluster: {why} (docs/simulate.md has every field)") from None
+        raise ClusterError(f"{name} describes no cluster: {why} (docs/design/simulate.md has every field)") from None
 
 
 def check(cluster: Cluster, name: str) -> None:

@@ -315,7 +315,7 @@ async def test_doctor_names_a_job_that_is_set_aside_and_says_what_to_do(
             assert said[0].found.startswith("job spoilt is set aside by registry-0: ")
             assert "it is tried again in" in said[0].found or "its next try is due" in said[0].found
             assert said[0].advice == (
-                "run one release of the registry everywhere, and look who may write events (docs/security.md)"
+                "run one release of the registry everywhere, and look who may write events (docs/operate/security.md)"
             )
 
 

@@ -25,7 +25,7 @@ MESSAGE_BYTES: Final = 1_000_000
 
 
 def certificate(folder: Path, name: str, *names: str) -> tuple[Path, Path]:
-    """Make one that is its own authority, as docs/deployment.md says."""
+    """Make one that is its own authority, as docs/operate/deploy.md says."""
     key, pem = folder / f"{name}.key", folder / f"{name}.pem"
     kind = ("-x509", "-newkey", "ed25519", "-noenc", "-days", "1", "-subj", f"/CN={name}")
     subject = ("-addext", f"subjectAltName={','.join(names or ('DNS:nobody',))}")

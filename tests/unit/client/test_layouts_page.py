@@ -1,4 +1,4 @@
-"""docs/layouts.md: its example of a mapping of one's own is Python, and says what it says."""
+"""docs/reference/layouts.md: its example of a mapping of one's own is Python, and says what it says."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from tensorhub import mapping
 from tensorhub.mapping.families import FAMILIES, Options
 from tensorhub_common.layout.layout import TensorEntry, layout_of
 
-PAGE = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "layouts.md").read_text()
 
 
 def entry(name: str, *shape: int) -> TensorEntry:
@@ -18,7 +18,7 @@ def entry(name: str, *shape: int) -> TensorEntry:
 def test_the_example_of_a_mapping_of_ones_own() -> None:
     [code] = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Mapping(" in block]
     known: dict[str, Any] = {"tp_rank": 1, "tp_size": 4, "my_experts": (3, 5)}
-    exec(compile(code, "docs/layouts.md", "exec"), known)  # noqa: S102 (our own page)
+    exec(compile(code, "docs/reference/layouts.md", "exec"), known)  # noqa: S102 (our own page)
     names: mapping.Mapping = known["names"]
     given = [
         entry("blocks.2.attn.qkv.weight", 3072, 8),

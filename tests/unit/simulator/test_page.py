@@ -1,4 +1,4 @@
-"""docs/simulator.md has a row for each planted bug, and each was found."""
+"""docs/design/simulator.md has a row for each planted bug, and each was found."""
 
 from tools.docs.simulator_page import PAGE, Finding, listed, table
 

@@ -18,7 +18,7 @@ from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command, Unrea
 from tensorhub_common.protocol.log.events import Event, kind_of, model_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "asyncapi.json"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "asyncapi.json"
 BOOK = document()
 
 _FILL = {

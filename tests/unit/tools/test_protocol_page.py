@@ -1,4 +1,4 @@
-"""docs/protocol.md: what follows from the code is as the code is, and what is written by hand names what exists."""
+"""docs/design/protocol/: the generated parts are as the code is, and the parts written by hand name what exists."""
 
 import ast
 import json
@@ -20,13 +20,10 @@ from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "protocol.md").read_text()
+DESIGN = ROOT / "docs" / "design" / "protocol"
+PAGES = {path.stem: path.read_text() for path in sorted(DESIGN.glob("*.md"))}
+INTERLEAVINGS = PAGES["failures-log"] + PAGES["failures-reads"]
 ANY_COMMAND = frozenset({"BadCommand", "StaleSender", "VersionUnavailable", "command.repeated"})
-
-
-def section(title: str) -> str:
-    """Return the text below a heading of the second level."""
-    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def rows(text: str) -> list[list[str]]:
@@ -38,13 +35,14 @@ def rows(text: str) -> list[list[str]]:
 # --------------------------------------------------------------------------------------------------------- generated
 
 
-def test_the_page_is_as_the_code_is() -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_as_the_code_is(name: str) -> None:
     """After a change of a message, a transition or a bound: `make docs`."""
-    assert protocol_page.generated(PAGE) == PAGE, "run: make docs"
+    assert protocol_page.generated(PAGES[name]) == PAGES[name], "run: make docs"
 
 
-def test_every_section_that_is_made_stands_in_the_page() -> None:
-    named = re.findall(r"<!-- generated: ([\w-]+) -->", PAGE)
+def test_every_generated_section_is_in_one_page() -> None:
+    named = [each for page in PAGES.values() for each in re.findall(r"<!-- generated: ([\w-]+) -->", page)]
     assert sorted(named) == sorted(protocol_page.SECTIONS)
 
 
@@ -57,19 +55,19 @@ def test_what_is_written_by_hand_stays() -> None:
     assert protocol_page.generated(made) == made
 
 
-def test_a_section_that_nobody_makes_is_noticed() -> None:
+def test_an_unknown_section_is_noticed() -> None:
     with pytest.raises(KeyError):
         protocol_page.generated("<!-- generated: nonsense -->\n<!-- end -->\n")
 
 
 def test_every_example_reads() -> None:
-    told = re.findall(r"### `([\w.]+)`\n.*?```json\n(.*?)\n```", section("Commands"), re.DOTALL)
+    told = re.findall(r"## `([\w.]+)`\n.*?```json\n(.*?)\n```", PAGES["commands"], re.DOTALL)
     assert told
     for verb, body in told:
         sender = json.loads(body)["by"]
         process = None if sender is None else sender["lane"].partition("/")[0]
         assert not isinstance(decode_command(verb, process, body.encode(), NEWEST_LEVEL), Unreadable), body
-    told = re.findall(r"### `([\w.]+)`\n.*?```json\n(.*?)\n```", section("Events"), re.DOTALL)
+    told = re.findall(r"## `([\w.]+)`\n.*?```json\n(.*?)\n```", PAGES["events"], re.DOTALL)
     assert told
     for kind, body in told:
         assert kind_of(decode_event(body.encode())) == kind
@@ -87,17 +85,15 @@ def test_bounds_are_read_as_python_reads_them(tmp_path: Path, monkeypatch: pytes
 # -------------------------------------------------------------------------------------------------------------- by hand
 
 
-def test_the_contents_lead_to_the_headings() -> None:
-    headings = {
-        title.lower().replace(",", "").replace(" ", "-") for title in re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
-    }
-    assert set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) == headings
+def test_the_map_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+)\.md\)", PAGES["index"]))
+    assert linked == PAGES.keys() - {"index"}
 
 
 def test_outcomes_that_occur_are_those_that_are_told() -> None:
     """By chance as in tests/property: no command had another outcome, and none is told that no event or error has."""
     told: dict[str, set[str]] = {}
-    for command, outcomes, refusals in rows(section("The log, and one outcome for each command"))[1:]:
+    for command, outcomes, refusals in rows(PAGES["log"])[1:]:
         told[command.strip("`")] = {*re.findall(r"`([\w.]+)`", outcomes), *filter(None, refusals.split(", "))}
     for verb, found in seen_outcomes().items():
         assert found - ANY_COMMAND <= told[verb], f"{verb}: {found - ANY_COMMAND - told[verb]} is not told"
@@ -121,7 +117,7 @@ def outcome_of(event: Event) -> str:
     return event.error if isinstance(event, CommandRejected) else kind_of(event)
 
 
-@pytest.mark.parametrize("row", rows(section("What could go wrong between two steps")), ids=lambda row: row[0][:60])
+@pytest.mark.parametrize("row", rows(INTERLEAVINGS), ids=lambda row: row[0][:60])
 def test_an_interleaving_names_places_that_exist(row: list[str]) -> None:
     """What is planned is said to be so, and is not looked for."""
     assert len(row) == 3
@@ -148,7 +144,7 @@ def test_every_subject_of_the_table_is_one() -> None:
         "<what>": "retired",
     }
     names |= {"<digest>": "0" * 64, "<i>": "0", "<process>": "registry-0"}
-    for pattern, *_ in rows(section("Who may say what"))[1:]:
+    for pattern, *_ in rows(PAGES["subjects"])[1:]:
         for subject in expand(pattern.strip("`")):
             for name, value in names.items():
                 subject = subject.replace(name, value)  # noqa: PLW2901 (filled in step by step)
@@ -167,7 +163,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def test_the_program_without_the_sdk_sends_what_is_read() -> None:
-    program = re.findall(r"```python\n(.*?)```", section("A trainer without the SDK"), re.DOTALL)[0]
+    program = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "no-sdk.md").read_text(), re.DOTALL)[0]
     tree = ast.parse(program)
     bodies = [node for node in ast.walk(tree) if isinstance(node, ast.Dict) and "verb" in ast.unparse(node)]
     (body,) = [ast.literal_eval(node) for node in bodies]

@@ -104,7 +104,7 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
 
 
 def _watched(entry: StoredEntry, model: str) -> Watched | None:
-    """Read an entry; None for what is no event (see docs/security.md, "JetStream answers").
+    """Read an entry; None for what is no event (see docs/operate/security.md, "JetStream answers").
 
     A kind of event that a later release has added is given by its name and the fields that are known here.
     """

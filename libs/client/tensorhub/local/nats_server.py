@@ -3,8 +3,8 @@
 It listens on 127.0.0.1 only and asks for a key, since a port is open to every user of the machine. Started for the
 first time it takes a free port and tells it in a file; from then on the configuration names that port, so a restart
 comes back on it, over the same store. Always true: what was acknowledged outlives the server, however it ends. It does
-not wait for the disk (docs/adr/0002-embedded-log-and-the-disk.md). No process is a node of a cluster that does not know
-the cluster's password, which is another one in each life of the hub.
+not wait for the disk (docs/design/adr/0002-embedded-log-and-the-disk.md). No process is a node of a cluster that does
+not know the cluster's password, which is another one in each life of the hub.
 """
 
 import asyncio

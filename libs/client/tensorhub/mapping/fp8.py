@@ -31,7 +31,7 @@ class Fp8(msgspec.Struct, frozen=True):
 
 
 def fp8(scheme: str, suffix: str | None = None) -> Fp8:
-    """Return how weights are quantised: a scheme of docs/casts.md, as "fp8-block-128".
+    """Return how weights are quantised: a scheme of docs/design/casts.md, as "fp8-block-128".
 
     `suffix` is what the engine appends to a weight's name to call its scales; by default "_scale_inv" for blocks and
     "_scale" for rows. Raises `ValueError` for a scheme that there is not.

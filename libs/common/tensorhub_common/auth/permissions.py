@@ -159,7 +159,7 @@ def users_conf(users: Mapping[User, str]) -> str:
     """Return the file for these users, by their public keys; it holds no secret."""
     entries = "\n".join(_entry(user, key) for user, key in sorted(users.items(), key=_order))
     return f"""\
-# Written by TensorHub; changes are lost. Public keys and what each may do: docs/security.md says why.
+# Written by TensorHub; changes are lost. Public keys and what each may do: docs/operate/security.md says why.
 authorization {{
   users: [
 {entries}

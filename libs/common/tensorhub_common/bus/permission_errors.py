@@ -40,7 +40,8 @@ class PermissionErrors:
             verb = "publish on" if what == "publish" else "subscribe to"
             known = NotPermitted(
                 f"NATS does not permit {self._name} to {verb} {subject}: its credentials are another role's, another "
-                "agent's or another job's. Give it its own (`tensorhub credentials`; docs/security.md has the table)"
+                "agent's or another job's. Give it its own (`tensorhub credentials`; docs/operate/security.md has the "
+                "table)"
             )
             if len(self._told) < SUBJECTS_KEPT_MAX:
                 self._told[what, _CHANCE.sub("*", subject)] = known

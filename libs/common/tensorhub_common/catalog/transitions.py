@@ -1,4 +1,4 @@
-"""Every transition that the catalog knows, in one place; docs/protocol.md is checked against these tables.
+"""Every transition that the catalog knows, in one place; docs/design/protocol/states.md is made of these tables.
 
 The catalog changes a state only through `transition`, so a move that is not written here can't happen.
 """

@@ -1,8 +1,8 @@
 """Every `TENSORHUB_*` environment variable: its name, default, unit and meaning, in one table.
 
 The table is the class `Settings` itself: a field is a variable (`beat_s` is `TENSORHUB_BEAT_S`) and carries its parser,
-its default and what docs/operations.md says of it. So no setting can be parsed and not documented, or the other way
-round.
+its default and what docs/operate/settings.md says of it. So no setting can be parsed and not documented, or the other
+way round.
 
 Always true of loaded settings: each value passed its parser, also a default, which is written as a user would write it.
 """
@@ -212,7 +212,7 @@ class Settings:
         unit="on, off",
         example="off",
         meaning="Whether the reads of this agent take deltas and packed pieces where these should come sooner"
-        " (docs/encodings.md). Off: every piece comes as it is.",
+        " (docs/design/encodings.md). Off: every piece comes as it is.",
     )
     deltas: int = _variable(
         values.count,
@@ -220,7 +220,7 @@ class Settings:
         unit="versions",
         example="4",
         meaning="For how many versions back an agent keeps exact deltas of what it publishes. Costs one more copy of it"
-        " in memory, and pays over lines below some 10 Gbit/s (docs/encodings.md). 0: it makes none.",
+        " in memory, and pays over lines below some 10 Gbit/s (docs/design/encodings.md). 0: it makes none.",
     )
     delta_bytes: int = _variable(
         values.byte_count(0),

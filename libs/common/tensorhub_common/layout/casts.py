@@ -6,7 +6,7 @@ each block of them. A value depends on the largest magnitude of its whole block,
 needs a box of whole blocks (`values_need`, `scales_need`).
 
 The arithmetic is in the agent's `casting`, which has numpy. This module is geometry alone, because the planner runs on
-hosts without numpy. docs/casts.md says how exact all of it is, and whose formula each scheme is.
+hosts without numpy. docs/design/casts.md says how exact all of it is, and whose formula each scheme is.
 
 Always true of a scheme: blocks are counted from index 0 of the global tensor, over its last two dimensions; the
 dimensions before them (experts) count one by one. The last block of a row or column may be smaller.

@@ -4,7 +4,8 @@ A value is read when a scrape or push asks for it: a service hands over a functi
 called at each scrape or push, in a thread of its own. So a metric costs nothing between them. Only durations are
 recorded as they occur, once for each read or plan.
 
-Always true: a metric that is not in the table can't be given values, and docs/metrics.md is written from the table.
+Always true: a metric that is not in the table can't be given values, and docs/operate/metrics.md is written from the
+table.
 """
 
 import logging
@@ -169,7 +170,7 @@ _ROWS: Final = (
         "tensorhub.registry.passed_over",
         "counter",
         "{entry}",
-        "Entries on events' subjects that are none: somebody has JetStream answer there (docs/security.md).",
+        "Entries on events' subjects that are none: somebody has JetStream answer there (docs/operate/security.md).",
     ),
     Metric(
         "registry",

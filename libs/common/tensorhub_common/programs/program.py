@@ -17,7 +17,7 @@ layout, and no program need name it.
 Where sources' edges cut through blocks of fp8 that no source has whole, a *fold* is a box of such blocks: *partials*
 are units whose elements are the largest magnitudes (amax) in what one source has of each block. They go into the read's
 *table* and not into the destination. Once a fold's partials are all there, its scales follow, and its values are asked
-for with them (docs/adr/0013).
+for with them (docs/design/adr/0013).
 
 Always true: every element of the destination that is to be filled is in exactly one cell (proved where it is compiled),
 partials aside.

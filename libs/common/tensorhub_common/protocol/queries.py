@@ -174,7 +174,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     models: tuple[ModelInfo, ...]
     agents: tuple[AgentInfo, ...]
     level: int = 0
-    """Which transitions its folders use (docs/protocol.md, "Releases side by side")."""
+    """Which transitions its folders use (docs/design/protocol/releases.md)."""
 
 
 HEALTH_JOBS_MAX: Final = 1_000

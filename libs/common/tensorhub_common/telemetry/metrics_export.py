@@ -1,6 +1,6 @@
-"""Shows a process's metrics to Prometheus, pushes them by OTLP, and writes their table for docs/metrics.md.
+"""Shows a process's metrics to Prometheus, pushes them by OTLP, and writes their table for docs/operate/metrics.md.
 
-    python -m tensorhub_common.telemetry.metrics_export < docs/metrics.md
+    python -m tensorhub_common.telemetry.metrics_export < docs/operate/metrics.md
 
 Invariant: a page that can't be served is one warning, since a hub that moves weights unwatched is better than none.
 Where metrics are off this module is not imported, and recording one does nothing.

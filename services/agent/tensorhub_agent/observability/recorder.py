@@ -2,7 +2,8 @@
 
 It sees the effects and the news that the cores see, notes when they came, and gives out beforehand the places of the
 spans that messages name as their cause. A read's place moves into the trace of the version when the log has decided
-it; span ids stay, so what others were told before is right up to its trace (docs/adr/0004-one-trace-per-version.md).
+it; span ids stay, so what others were told before is right up to its trace
+(docs/design/adr/0004-one-trace-per-version.md).
 
 Always true: nothing here is asked for each piece; a call that has ended is in `finished` once and nowhere else, unless
 its trace is not sampled: then nothing is noted of it but its place, which says so to others.

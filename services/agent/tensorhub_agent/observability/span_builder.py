@@ -1,4 +1,4 @@
-"""From a call's note, when it is over, to the spans that tell it. Pure; docs/tracing.md lists what stands in them."""
+"""From a call's note, when it is over, to the spans that tell it. Pure; docs/operate/tracing.md lists their content."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 A piece's digest is XXH3-128 of its bytes; a shard's root is XXH3-128 of all its piece digests in piece order. The log
 keeps the root, so a list of digests from any source can be checked against the log before one of them is used. They
-guard against torn and mistaken bytes, not against somebody who forges them: see docs/protocol.md.
+guard against torn and mistaken bytes, not against somebody who forges them: see docs/design/protocol/digests.md.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """How fast one source is: how much it may have under way, and how long it may be silent. Pure.
 
 Always true: the rate comes from what the source has brought while something of it was under way, and a pause of the
-reader itself counts for nobody's silence. docs/protocol.md, "Faults during a transfer", says why each bound is safe.
+reader itself counts for nobody's silence. docs/design/protocol/transfer-faults.md, says why each bound is safe.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 All leases are there before anything is overwritten: so each source keeps its memory until the read comes to it, whoever
 unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers, a renewal each second), so of many
 sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
-the next one enters. docs/protocol.md, "A read from very many sources", has what may come in between.
+the next one enters. docs/design/protocol/many-sources.md, has what may come in between.
 
 Always true: at most `OPENING_MAX` are being asked or let in, and `TRANSPORTS_MAX` have a transport or are closing one.
 Two are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which

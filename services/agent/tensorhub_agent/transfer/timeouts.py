@@ -1,6 +1,6 @@
 """How long a source of a read may go on as it does, without progress or without anything new. Pure.
 
-docs/protocol.md, "Faults during a transfer", says why each bound is safe.
+docs/design/protocol/transfer-faults.md, says why each bound is safe.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -3,7 +3,7 @@
 Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it
 or is closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one
 that the log's root vouches for; without digests, when its source says after the last byte that the lease still held.
-What it does about sources that are killed, stopped, slow or cut off: docs/protocol.md, "Faults during a transfer".
+What it does about sources that are killed, stopped, slow or cut off: docs/design/protocol/transfer-faults.md.
 """
 
 from collections.abc import Callable, Sequence

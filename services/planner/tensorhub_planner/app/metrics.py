@@ -1,4 +1,4 @@
-"""A planner's metrics: counted as questions are answered, read when somebody looks; docs/metrics.md lists them."""
+"""A planner's metrics: counted as questions are answered, read on demand; docs/operate/metrics.md lists them."""
 
 from collections import Counter
 from typing import Final

@@ -10,8 +10,8 @@ A model of two costs tells which source brings all soonest. A source divides its
 half-filled replica on the way delays the end by the time for `hop_bytes`. Readers form a chain while one more reader
 on the one ready holder costs more than a hop. Readers of a small model all read from the holder. Between the two cases
 they form a tree. A half-filled replica counts only if it brings all sooner than the nearest ready holder. It never
-counts if that holder is on the reader's own host, since the reader's copying is the bound there. docs/adr/0006 has the
-figures.
+counts if that holder is on the reader's own host, since the reader's copying is the bound there. docs/design/adr/0006
+has the figures.
 
 Holders that have everything are the common case and form one group. Holders of parts divide the wanted pieces into
 groups of pieces with the same holders. The groups with the fewest holders are settled first, since they have the least

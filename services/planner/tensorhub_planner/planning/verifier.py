@@ -12,7 +12,7 @@ agent asks the same of each lease, by what it knows itself, so a planner that la
 What crosses to the reader's site for its group (`crossing`) comes from members of any turn, and each of them has its
 own part from somebody who stands ready or whose turn is earlier. No plan can see that the other plans agree; so a
 reader waits for such a piece only while its source promises it, and nobody promises what it waits for itself
-(docs/adr/0012).
+(docs/design/adr/0012).
 """
 
 from collections.abc import Mapping, Sequence

@@ -266,7 +266,9 @@ class LeaderLease:
             return seq
         if self._nobodys != seq:
             self._nobodys, self._nobodys_since = seq, now
-            _log.warning("what is no lease stands on %s: see docs/security.md, 'JetStream answers'", self._subject)
+            _log.warning(
+                "what is no lease stands on %s: see docs/operate/security.md, 'JetStream answers'", self._subject
+            )
         if now < self._nobodys_since + self.ttl_s:
             return None
         self._is_new_term = True

@@ -32,13 +32,16 @@ word that an agent is lost: it is dropped, and not said again where the agent be
 _REPORT: Final = "this is a fault of TensorHub: report it with the registry's log, and run another release meanwhile"
 
 _ADVICE: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (FoldMismatch, "run one release of the registry everywhere, and look who may write events (docs/security.md)"),
+    (
+        FoldMismatch,
+        "run one release of the registry everywhere, and look who may write events (docs/operate/security.md)",
+    ),
     (LevelUnknown, "run the release that raised it, or a newer one, in every registry and planner"),
     (LogMissing, "open the job again with connect(), or find out who deleted its log"),
     (LogShorter, "find out who replaced the log; 'tensorhub delete' and a new job begin anew"),
     (LogGap, "restore the job's snapshots from a backup; 'tensorhub delete' and a new job begin anew"),
     (SnapshotBroken, "restore the job's snapshots from a backup; 'tensorhub delete' and a new job begin anew"),
-    (LogFull, "raise max_bytes of the job's stream, or give NATS more disk space (docs/operations.md)"),
+    (LogFull, "raise max_bytes of the job's stream, or give NATS more disk space (docs/operate/runbook.md)"),
     (MessageTooLarge, "raise max_payload of NATS to 1 MiB or more"),
     (NotPermitted, "give the registry its permissions anew: 'tensorhub credentials'"),
     (StreamMismatch, "rename or delete the stream: it is none of this hub's"),

@@ -2,7 +2,7 @@
 
 One at a time: the state is written down between two entries, then compressed, stored and named in the index, read back
 and compared, and only then does the log lose what lies behind. Whatever fails or is cut short on the way leaves the
-older snapshots and the log as they were (docs/protocol.md, "Snapshots and trimming").
+older snapshots and the log as they were (docs/design/protocol/snapshots.md).
 """
 
 import asyncio

@@ -9,12 +9,12 @@ from tools.docs.settings_page import table_markdown, with_table
 
 from tensorhub_common.config.settings import VARIABLES, Settings
 
-OPERATIONS = Path(__file__).parents[4] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[4] / "docs" / "operate" / "settings.md"
 
 
 def test_the_documentation_holds_the_table_of_the_code() -> None:
     """If this fails, run `make docs`."""
-    page = OPERATIONS.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert with_table(page) == page
 
 
@@ -26,4 +26,4 @@ def test_the_table_has_one_row_for_each_variable() -> None:
 
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the markers"):
-        with_table("# Operations\n")
+        with_table("# Settings\n")

@@ -26,7 +26,7 @@ from tensorhub_common.config.parsers import Listen
 from tensorhub_common.observability.metrics import METER, METRICS, Metric, labelled, observe, recorder, unlabelled
 from tensorhub_common.telemetry import metrics_export
 
-PAGE = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "operate" / "metrics.md").read_text()
 NAME = re.compile(r"\btensorhub_\w+")
 
 

@@ -188,8 +188,8 @@ def test_a_file_that_cant_be_read_says_so(name: str, said: str) -> None:
 
 
 def test_the_file_in_the_docs_is_a_cluster() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "simulate.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "design" / "simulate.md").read_text()
     (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    cluster = decode(block, "docs/simulate.md")
+    cluster = decode(block, "docs/design/simulate.md")
     build(cluster)
     assert len(list(cases(cluster))) == 1 + 2 + 1

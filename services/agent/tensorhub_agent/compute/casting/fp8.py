@@ -2,7 +2,7 @@
 
 Three steps, because a block's largest magnitude (`amax`) may have to be put together from parts that different sources
 hold: `fold_amax` over each part, then `fill_scales`, then `fill_values` over each part. `quantise` is all three for a
-box that is here whole. What formula a scheme has, and whose it is, stands in docs/casts.md.
+box that is here whole. What formula a scheme has, and whose it is, stands in docs/design/casts.md.
 
 Arrays are [..., rows, columns]: values and source of one shape, `amax` and scales with one element for each block, as
 `Fp8Scheme.scales_shape` says. A box begins with a whole block in each dimension; only its last blocks may be smaller,

@@ -5,7 +5,7 @@ own (`SCRATCH`), 1.25 MiB, so nothing is allocated for a block. numpy lets go of
 ml_dtypes; passes are few and blocks as long as the cache allows, because each pass must win the GIL back.
 
 Always true: a NaN becomes a NaN, the same one wherever it stands. torch's depends on the loop that an element falls to
-where float32 or float64 becomes bfloat16, and where float16 becomes float32 (docs/casts.md).
+where float32 or float64 becomes bfloat16, and where float16 becomes float32 (docs/design/casts.md).
 """
 
 import math
