@@ -1,7 +1,7 @@
 """How far the models are from real runs: a real hub on hosts with shaped wires, and the same on a modelled cluster.
 
-`measured.json` beside this file has the real ones; `python -m benchmarks.network.calibrate` makes it anew. The parameters in
-`CALIBRATED` were chosen by these runs; everything else is as production has it.
+`measured.json` beside this file has the real ones; `python -m benchmarks.network.calibrate` makes it anew. The
+parameters in `CALIBRATED` were chosen by these runs; everything else is as production has it.
 """
 
 import statistics
