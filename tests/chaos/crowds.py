@@ -1,4 +1,4 @@
-"""Many of one thing at once, at a real hub whose agent is killed or stopped meanwhile: all are served or told why not.
+"""Many of one thing at once, at a real hub whose agent is killed or stopped meanwhile: all end well or in an error.
 
     python -m tests.chaos.crowds shards [--shards 1000] [--refused 3]
     python -m tests.chaos.crowds calls [--calls 1000]
@@ -19,29 +19,22 @@ first has it, and woken. Every reader gets the version, byte for byte; then all 
 
 import argparse
 import asyncio
-import os
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
-from tests.stopping import stop
+from tests.chaos.memory_marks import manifests_of, segments_of
+from tests.kit.hubs import RunningHub, running_hub
 
 import tensorhub
-from tensorhub import AsyncShard
-from tensorhub._control.hub_file import AgentEntry
+from tensorhub import AsyncHub, AsyncShard
 from tensorhub.arguments import INSTALLS
-from tensorhub.local.hub import LocalHub
-from tensorhub_agent.storage.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
-from tensorhub_common.bus.connection import connect
-from tensorhub_common.config.segment_names import segment_beginning
-from tensorhub_common.introspection.ping import ping
 
 JOB: Final = "crowd"
 ELEMENTS: Final = 16
@@ -49,17 +42,12 @@ VALUES_PER_KIB: Final = 256
 CALL_S: Final = 120.0
 """The bound of each call: a crowd waits for its turn."""
 
-BACK_S: Final = 60.0
-"""A killed agent answers again within this."""
-
-AGAIN_S: Final = 0.05
-
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Crowd:
-    """What a crowd has met with, and how long each part took."""
+    """How a crowd's calls ended, and how long each part took."""
 
     took_s: dict[str, float] = field(default_factory=dict)
     raised: Counter[str] = field(default_factory=Counter)
@@ -92,50 +80,11 @@ class Crowd:
 
     @property
     def table(self) -> str:
-        """Say it for people."""
+        """Summarise it."""
         lines = [f"  {part:<44} {took_s:8.2f} s" for part, took_s in self.took_s.items()]
         lines += [f"  {count} calls raised {error}" for error, count in self.raised.items()]
         lines += [f"  WRONG: {each}" for each in self.wrong[:20]]
         return "\n".join([*lines, f"  {len(self.wrong)} wrong"])
-
-
-class Place:
-    """A hub with one agent, which may be killed."""
-
-    def __init__(self, up: LocalHub, directory: Path) -> None:
-        self._up, self._directory = up, directory
-
-    @property
-    def agent(self) -> AgentEntry:
-        """Return the agent as it is now."""
-        return self._up.hub.agents[0]
-
-    async def connect(self) -> tensorhub.AsyncHub:
-        """Return a new connection to the agent."""
-        return await tensorhub.connect_async(JOB, agent=self.agent.socket, nats=self._up.hub.nats_all)
-
-    def kill(self) -> int:
-        """Kill the agent; returns its process id."""
-        pid = self.agent.pid
-        os.kill(pid, signal.SIGKILL)
-        return pid
-
-    async def is_back(self, old: int) -> None:
-        """Return once another process than `old` answers as the agent."""
-        async with (
-            asyncio.timeout(BACK_S),
-            await connect(self._up.hub.nats, name="crowd", credentials=self._up.hub.credentials) as bus,
-        ):
-            while (pong := await ping(bus, self.agent.id)) is None or pong.pid == old:  # noqa: ASYNC110 (only asking tells)
-                await asyncio.sleep(AGAIN_S)
-
-    @property
-    def files(self) -> tuple[int, int]:
-        """Return how many manifests and segments of the agent stand in shared memory."""
-        shm = Path(os.environ.get("TENSORHUB_SHM_DIR", "/dev/shm"))  # noqa: S108 (where it is on Linux)
-        beginning = segment_beginning(self._directory)
-        manifests, segments = (len(list(shm.glob(f"{beginning}*{end}"))) for end in (MANIFEST_SUFFIX, SEGMENT_SUFFIX))
-        return manifests, segments
 
 
 def values(number: int) -> torch.Tensor:
@@ -148,81 +97,87 @@ async def every(numbers: Iterable[int], work: Callable[[int], Awaitable[T]]) -> 
     return await asyncio.gather(*(work(number) for number in numbers), return_exceptions=True)
 
 
-async def registered(crowd: Crowd, hub: tensorhub.AsyncHub, count: int) -> dict[int, AsyncShard]:
+async def all_do(crowd: Crowd, part: str, numbers: Iterable[int], work: Callable[[int], Awaitable[T]]) -> dict[int, T]:
+    """Do the work for each number at once; each must return. Return the results."""
+    asked = list(numbers)
+    ends = await crowd.timed(f"{len(asked)} {part}", every(asked, work))
+    returned = crowd.ended(ends)
+    crowd.check(returned == len(asked), f"{returned} of {len(asked)} {part}: {first(ends)}")
+    return {number: end for number, end in zip(asked, ends, strict=True) if not isinstance(end, BaseException)}
+
+
+async def all_shards(
+    crowd: Crowd, part: str, shards: Mapping[int, AsyncShard], work: Callable[[AsyncShard], Awaitable[object]]
+) -> None:
+    """Let each shard do something at once."""
+    await all_do(crowd, f"shards {part}", shards, lambda number: work(shards[number]))
+
+
+async def registered(crowd: Crowd, hub: AsyncHub, count: int) -> dict[int, AsyncShard]:
     """Register so many shards at once, each of a model of its own."""
 
     async def register(number: int) -> AsyncShard:
         return await hub.register(f"m{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
 
-    ends = await crowd.timed(f"{count} shards registered", every(range(count), register))
-    made = {number: each for number, each in enumerate(ends) if isinstance(each, AsyncShard)}
-    returned = crowd.ended(ends)
-    crowd.check(returned == count, f"{returned} of {count} shards were registered: {first(ends)}")
-    return made
+    return await all_do(crowd, "shards registered", range(count), register)
 
 
-async def all_do(
-    crowd: Crowd, what: str, made: dict[int, AsyncShard], work: Callable[[AsyncShard], Awaitable[T]]
-) -> None:
-    """Let each shard do something at once; every one of them must."""
-    ends: list[object] = [
-        *await crowd.timed(f"{len(made)} shards {what}", every(made, lambda number: work(made[number])))
-    ]
-    returned = crowd.ended(ends)
-    crowd.check(returned == len(made), f"{returned} of {len(made)} shards were {what}: {first(ends)}")
-
-
-def hold_their_values(crowd: Crowd, made: dict[int, AsyncShard]) -> None:
+def hold_their_values(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
     """Compare what each shard holds with what was written into it."""
-    for number, shard in made.items():
+    for number, shard in shards.items():
         crowd.check(bool(torch.equal(shard.tensors["w"], values(number))), f"shard {number} has other values")
+
+
+async def release(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
+    """Release all shards at once."""
+    await all_shards(crowd, "released", shards, lambda shard: shard.release(timeout_s=CALL_S))
+
+
+def check_files(crowd: Crowd, hub: RunningHub, count: int) -> None:
+    """Compare how many manifests and segments there are in shared memory."""
+    found = len(manifests_of(hub.directory)), len(segments_of(hub.directory))
+    crowd.check(found == (count, count), f"{found} manifests and segments for {count} shards")
 
 
 async def shards(directory: Path, count: int, refused: int) -> Crowd:
     """Fill an agent with shards, ask for more, kill it, and look for all of them."""
     crowd = Crowd()
-    async with LocalHub(directory, agents=1, environment=dict(os.environ)) as up:
-        place = Place(up, directory)
-        hub, strangers = await place.connect(), await place.connect()
-        async with hub, strangers:
-            made = await registered(crowd, hub, count)
-            await all_do(crowd, "published", made, lambda shard: shard.publish(1, timeout_s=CALL_S))
+    async with running_hub(directory, agents=1) as hub, await hub.connect(JOB) as mine, await hub.connect(JOB) as other:
+        made = await registered(crowd, mine, count)
+        await all_shards(crowd, "published", made, lambda shard: shard.publish(1, timeout_s=CALL_S))
 
-            async def too_many(number: int) -> AsyncShard:
-                return await strangers.register(f"x{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
+        async def too_many(number: int) -> AsyncShard:
+            return await other.register(f"x{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
 
-            if refused:
-                errors = await crowd.timed(f"{refused} more refused", every(range(refused), too_many))
-                crowd.ended(errors)
-                kinds = {type(each).__name__ for each in errors}
-                crowd.check(kinds == {"MemoryExhausted"}, f"more shards than it may have met with {kinds}")
-            crowd.check(place.files == (count, count), f"{place.files} manifests and segments for {count} shards")
-            old = place.kill()
-            await crowd.timed("killed, until it answers again", place.is_back(old))
-            await all_do(crowd, "unpublished", made, lambda shard: shard.unpublish(timeout_s=CALL_S))
-            hold_their_values(crowd, made)
-            await all_do(crowd, "released", made, lambda shard: shard.release(timeout_s=CALL_S))
-            crowd.check(place.files == (0, 0), f"{place.files} manifests and segments are left")
+        if refused:
+            errors = await crowd.timed(f"{refused} more refused", every(range(refused), too_many))
+            crowd.ended(errors)
+            kinds = {type(each).__name__ for each in errors}
+            crowd.check(kinds == {"MemoryExhausted"}, f"more shards than it may have met with {kinds}")
+        check_files(crowd, hub, count)
+        await crowd.timed("killed, until it answers again", hub.until_back("agent-0", hub.kill("agent-0")))
+        await all_shards(crowd, "unpublished", made, lambda shard: shard.unpublish(timeout_s=CALL_S))
+        hold_their_values(crowd, made)
+        await release(crowd, made)
+        check_files(crowd, hub, 0)
     return crowd
 
 
 async def calls(directory: Path, count: int) -> Crowd:
     """Kill an agent while one connection has many calls under way."""
     crowd = Crowd()
-    async with LocalHub(directory, agents=1, environment=dict(os.environ)) as up:
-        place = Place(up, directory)
-        async with await place.connect() as hub:
-            made = await registered(crowd, hub, count)
-            calls = asyncio.ensure_future(every(made, lambda number: made[number].publish(1, timeout_s=CALL_S)))
-            while not any(shard.version for shard in made.values()):  # noqa: ASYNC110 (a shard tells nobody)
-                await asyncio.sleep(0)
-            old = place.kill()
-            crowd.check(not all(shard.version for shard in made.values()), "the agent was killed after the last call")
-            crowd.ended(await crowd.timed(f"{count} calls, the agent killed meanwhile", calls))
-            await place.is_back(old)
-            await all_do(crowd, "published anew", made, _anew)
-            hold_their_values(crowd, made)
-            await all_do(crowd, "released", made, lambda shard: shard.release(timeout_s=CALL_S))
+    async with running_hub(directory, agents=1) as hub, await hub.connect(JOB) as mine:
+        made = await registered(crowd, mine, count)
+        calls = asyncio.ensure_future(every(made, lambda number: made[number].publish(1, timeout_s=CALL_S)))
+        while not any(shard.version for shard in made.values()):  # noqa: ASYNC110 (only a shard shows it)
+            await asyncio.sleep(0)
+        killed = hub.kill("agent-0")
+        crowd.check(not all(shard.version for shard in made.values()), "the agent was killed after the last call")
+        crowd.ended(await crowd.timed(f"{count} calls, the agent killed meanwhile", calls))
+        await hub.until_back("agent-0", killed)
+        await all_shards(crowd, "published anew", made, _anew)
+        hold_their_values(crowd, made)
+        await release(crowd, made)
     return crowd
 
 
@@ -236,62 +191,48 @@ async def _anew(shard: AsyncShard) -> int:
 async def readers(directory: Path, count: int, install: str, kib: int = 64, stopped_s: float = 2.0) -> Crowd:
     """Let many replicas of one agent read one version at once, from an agent that is stopped and woken meanwhile."""
     crowd = Crowd()
+    content = torch.arange(kib * VALUES_PER_KIB, dtype=torch.float32)
+    spec = {"w": tensorhub.TensorSpec(tuple(content.shape), torch.float32)}
     # However long the source is stopped, the log counts it.
-    environment = {**os.environ, "TENSORHUB_LOST_AFTER_S": "600"}
-    async with LocalHub(directory, agents=2, environment=environment) as up:
-        source, other = up.hub.agents
-        async with (
-            await tensorhub.connect_async(JOB, agent=source.socket, nats=up.hub.nats_all) as there,
-            await tensorhub.connect_async(JOB, agent=other.socket, nats=up.hub.nats_all) as here,
-        ):
-            content = torch.arange(kib * VALUES_PER_KIB, dtype=torch.float32)
-            trainer = await there.register("m", {"w": content}, replica="trainer", install=_beside(install))
-            spec = {"w": tensorhub.TensorSpec(tuple(content.shape), torch.float32)}
+    async with running_hub(directory, TENSORHUB_LOST_AFTER_S="600") as hub, hub.connected(JOB) as (there, here):
+        # While it is mapped a trainer needs other memory.
+        beside = "staged" if install == "mapped" else "in-place"
+        trainer = await there.register("m", {"w": content}, replica="trainer", install=beside)
 
-            async def register(number: int) -> AsyncShard:
-                return await here.register("m", spec, replica=f"r{number}", install=install, timeout_s=CALL_S)
+        async def register(number: int) -> AsyncShard:
+            return await here.register("m", spec, replica=f"r{number}", install=install, timeout_s=CALL_S)
 
-            ends = await crowd.timed(f"{count} readers registered", every(range(count), register))
-            made = {number: each for number, each in enumerate(ends) if isinstance(each, AsyncShard)}
-            crowd.check(crowd.ended(ends) == count, f"{len(made)} of {count} readers: {first(ends)}")
-            await trainer.publish(1)
-            reading = asyncio.ensure_future(
-                all_do(crowd, f"read ({install})", made, lambda shard: shard.replicate(timeout_s=CALL_S))
-            )
-            await _stopped(crowd, source, made, stopped_s, reading)
-            await reading
-            hold(crowd, made, content)
-            await trainer.unpublish(timeout_s=CALL_S)
-            trainer.tensors["w"].neg_()
-            await trainer.publish(2)
-            await all_do(crowd, f"updated ({install})", made, lambda shard: shard.update(timeout_s=CALL_S))
-            hold(crowd, made, -content)
-            await all_do(crowd, "released", made, lambda shard: shard.release(timeout_s=CALL_S))
+        made = await all_do(crowd, "readers registered", range(count), register)
+        await trainer.publish(1)
+        reading = asyncio.ensure_future(
+            all_shards(crowd, f"read ({install})", made, lambda shard: shard.replicate(timeout_s=CALL_S))
+        )
+        await _stopped(crowd, hub, made, stopped_s, reading)
+        await reading
+        hold(crowd, made, content)
+        await trainer.unpublish(timeout_s=CALL_S)
+        trainer.tensors["w"].neg_()
+        await trainer.publish(2)
+        await all_shards(crowd, f"updated ({install})", made, lambda shard: shard.update(timeout_s=CALL_S))
+        hold(crowd, made, -content)
+        await release(crowd, made)
     return crowd
 
 
-def _beside(install: str) -> str:
-    """Return how the trainer of readers that install so is registered: while it is mapped it needs other memory."""
-    return "staged" if install == "mapped" else "in-place"
-
-
 async def _stopped(
-    crowd: Crowd, source: AgentEntry, made: dict[int, AsyncShard], stopped_s: float, reading: asyncio.Future[None]
+    crowd: Crowd, hub: RunningHub, made: dict[int, AsyncShard], stopped_s: float, reading: asyncio.Future[None]
 ) -> None:
     """Stop the source once the first reader has the version, and wake it."""
     while not reading.done() and not any(shard.version for shard in made.values()):  # noqa: ASYNC110 (as above)
         await asyncio.sleep(0)
     missing = sum(shard.version is None for shard in made.values())
-    stop(source.pid)
-    try:
+    with hub.stopped("agent-0"):
         await asyncio.sleep(stopped_s)
         done = missing - sum(shard.version is None for shard in made.values())
-    finally:
-        os.kill(source.pid, signal.SIGCONT)
     crowd.took_s[f"of it the source stopped ({missing} to go, {done} meanwhile)"] = stopped_s
 
 
-def hold(crowd: Crowd, made: dict[int, AsyncShard], content: torch.Tensor) -> None:
+def hold(crowd: Crowd, made: Mapping[int, AsyncShard], content: torch.Tensor) -> None:
     """Compare every reader's bytes with the trainer's."""
     wrong = [number for number, shard in made.items() if not torch.equal(shard.tensors["w"], content)]
     crowd.check(not wrong, f"{len(wrong)} readers hold other bytes, {wrong[:5]} among them")
@@ -300,23 +241,20 @@ def hold(crowd: Crowd, made: dict[int, AsyncShard], content: torch.Tensor) -> No
 async def jobs(directory: Path, count: int) -> Crowd:
     """Let many jobs begin at once on one agent, each with a trainer and a reader."""
     crowd = Crowd()
-    async with LocalHub(directory, agents=1, environment=dict(os.environ)) as up:
-        agent = up.hub.agents[0]
+    async with running_hub(directory, agents=1) as hub:
+        agent, nats = hub.file.agents[0].socket, hub.file.nats_all
 
         async def play(number: int) -> None:
             job = f"{JOB}-{number}"
-            async with await tensorhub.connect_async(
-                job, agent=agent.socket, nats=up.hub.nats_all, timeout_s=CALL_S
-            ) as hub:
-                trainer = await hub.register("m", {"w": values(number)}, replica="trainer", timeout_s=CALL_S)
-                reader = await hub.register("m", {"w": values(-1)}, replica="reader", timeout_s=CALL_S)
+            async with await tensorhub.connect_async(job, agent=agent, nats=nats, timeout_s=CALL_S) as mine:
+                trainer = await mine.register("m", {"w": values(number)}, replica="trainer", timeout_s=CALL_S)
+                reader = await mine.register("m", {"w": values(-1)}, replica="reader", timeout_s=CALL_S)
                 await trainer.publish(1, timeout_s=CALL_S)
                 await reader.replicate(timeout_s=CALL_S)
                 same = bool(torch.equal(reader.tensors["w"], values(number)))
                 crowd.check(same, f"the reader of job {job} has other values")
 
-        ends = await crowd.timed(f"{count} jobs, each with a publish and a read", every(range(count), play))
-        crowd.check(crowd.ended(ends) == count, f"not every job was served: {first(ends)}")
+        await all_do(crowd, "jobs, each with a publish and a read", range(count), play)
     return crowd
 
 

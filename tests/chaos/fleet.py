@@ -1,32 +1,27 @@
-"""The worker processes of a chaos run: started, started again when they were killed, and listened to.
+"""The worker processes of a scenario: started, started again when they were killed, and listened to.
 
-Whatever a worker tells is judged as it comes in: wrong bytes, late answers, errors that no kill excuses, and memory
+Each report of a worker is judged as it comes in: wrong bytes, late answers, errors that no kill excuses, and memory
 that a worker does not find as it left it.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from tests.chaos import reports
-from tests.chaos.nursery import Order
-from tests.chaos.worker import THINK_S_MAX, Config
+from tests.chaos.worker import Config
+from tests.kit.processes import Peer, conversing, forked
+from tests.kit.waiting import wake
+from tests.stopping import stop
 
-from tensorhub.local import tether
-
-TRAINER: Final = "trainer"
-"""The role of who publishes; the others are called "rollout"."""
-
-LINE_BYTES_MAX: Final = 1 << 20
+PROGRAM: Final = "from tests.chaos.worker import main; main()"
 END_S: Final = 60.0
 LOOK_S: Final = 0.01
 """How often the script looks how far the workers are."""
@@ -81,12 +76,15 @@ class Findings:
 class Life:
     """One process of a worker."""
 
-    pid: int
+    peer: Peer
     open: dict[int, reports.Begun] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    """Calls under way that were reported as late."""
     found: reports.Found | None = None
+    begun: bool = False
+    """It has reported something, so SIGTERM lets it end in good order."""
     closed: bool = False
     killed: bool = False
-    over: bool = False
     stopped_at: float | None = None
     slept_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """By call for how long the process was stopped meanwhile; it is answered as much later."""
@@ -95,43 +93,57 @@ class Life:
 class Member:
     """One worker, through all its processes."""
 
-    def __init__(
-        self, name: str, config: Config, log: Path, findings: Findings, start: Callable[["Member"], None]
-    ) -> None:
-        self.name, self.config, self.log = name, config, log
+    def __init__(self, name: str, config: Config, directory: Path, findings: Findings) -> None:
+        self.name, self.config, self._directory, self._findings = name, config, directory, findings
         self.life: Life | None = None
         self.published: list[reports.Published] = []
         self.newest: dict[int, tuple[int, float]] = {}
         """By shard the newest version that a read has returned, and when."""
         self.commits = 0
         """How many reads have returned a version, over all shards."""
-        self.ending = False
-        self.gone = asyncio.Event()
-        """The worker has ended and is not started again."""
+        self._ending = False
         self._held: dict[int, int | None] | None = None
         self._unsure: set[int] = set()
         """Shards about which a call that failed or was cut short leaves open what they hold."""
-        self._findings, self._start = findings, start
 
     @property
     def pid(self) -> int | None:
         """The living process, or None."""
-        return None if self.life is None or self.life.over else self.life.pid
+        return None if self.life is None else self.life.peer.pid
 
-    @property
-    def is_attached(self) -> bool:
-        return self.pid is not None and self.life is not None and self.life.found is not None
+    async def run(self) -> None:
+        """Run processes, one after another, until the worker is to end."""
+        environment = {**os.environ, "TENSORHUB_DIR": str(self._directory), "OMP_NUM_THREADS": "1"}
+        start = forked(PROGRAM, (msgspec.json.encode(self.config).decode(),), environment)
+        log = self._directory / "logs" / f"worker-{self.name}.log"
+        while not self._ending:
+            async with conversing(self.name, start, log) as peer:
+                await self._listen(peer, log)
+
+    async def _listen(self, peer: Peer, log: Path) -> None:
+        life = self.life = Life(peer)
+        with log.with_suffix(".jsonl").open("ab") as story:
+            while line := await peer.read():
+                # The last line of a process that was killed may lack its end.
+                if line.endswith(b"\n"):
+                    story.write(line)
+                    self._take(life, _reports.decode(line))
+        self.life = None
+        if not life.killed and not life.closed:
+            self._findings.wrong(f"{self.name} ended by itself: see {log}")
+        if life.found is not None:
+            self._unsure |= {call.shard for call in life.open.values() if call.shard is not None}
 
     def kill(self) -> None:
         assert self.life is not None
         self.life.killed = True
-        self._signal(signal.SIGKILL)
+        self.life.peer.signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Put the process to sleep."""
+        """Stop the process."""
         assert self.life is not None
         self.life.stopped_at = time.monotonic()
-        self._signal(signal.SIGSTOP)
+        stop(self.life.peer.pid)
 
     def wake(self) -> None:
         """Wake the process."""
@@ -140,62 +152,38 @@ class Member:
             for number in life.open:
                 life.slept_s[number] += time.monotonic() - life.stopped_at
             life.stopped_at = None
-        self._signal(signal.SIGCONT)
+            wake(life.peer.pid)
 
-    def calls_under_way(self, call: str) -> bool:
-        """Tell whether the worker waits for such a call just now."""
-        life = self.life
-        return life is not None and not life.over and any(each.call == call for each in life.open.values())
+    def is_calling(self, call: str) -> bool:
+        """Return whether the worker waits for such a call just now."""
+        return self.life is not None and any(each.call == call for each in self.life.open.values())
 
-    async def end(self) -> None:
-        """Ask the worker to end in good order, and wait for it."""
-        self.ending = True
-        self._signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(END_S):
-                await self.gone.wait()
-        except TimeoutError:
-            self._findings.wrong(f"{self.name} did not end within {END_S:g} s of SIGTERM")
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+    def ask_to_end(self) -> None:
+        """Let the worker end in good order."""
+        self._ending = True
+        if self.life is not None:
+            self.life.peer.signal(signal.SIGTERM)
 
     def late_calls(self, at: float) -> list[str]:
-        """Name the calls under way that have run out of their bound."""
+        """Name the calls under way that have run out of their bound, each once."""
         life = self.life
-        if life is None or life.over or life.stopped_at is not None:
+        if life is None or life.stopped_at is not None:
             return []
-        return [
-            f"{self.name}: {call.call} has been under way for {at - call.at:.1f} s, with a bound of {call.bound_s:g} s"
+        late = [
+            call
             for call in life.open.values()
             if at - call.at > call.bound_s + call.margin_s + SLACK_S + life.slept_s[call.number]
+            and call.number not in life.late
         ]
-
-    async def live(self, pid: int, lines: asyncio.StreamReader) -> None:
-        """Listen to a process to its end, and order another."""
-        life = self.life = Life(pid)
-        if self.ending:
-            self._signal(signal.SIGTERM)
-        with self.log.with_suffix(".jsonl").open("ab") as story:
-            while line := await lines.readline():
-                if line.endswith(b"\n"):
-                    story.write(line)
-                    self._take(life, _reports.decode(line))
-        life.over = True
-        if not life.killed and not life.closed:
-            self._findings.wrong(f"{self.name} ended by itself: see {self.log}")
-        if life.found is not None:
-            self._unsure |= {call.shard for call in life.open.values() if call.shard is not None}
-        if self.ending:
-            self.gone.set()
-        else:
-            self._start(self)
+        life.late |= {call.number for call in late}
+        return [
+            f"{self.name}: {call.call} has been under way for {at - call.at:.1f} s, with a bound of {call.bound_s:g} s"
+            for call in late
+        ]
 
     def _take(self, life: Life, report: reports.AnyReport) -> None:
         findings = self._findings
+        life.begun = True
         match report:
             case reports.Begun():
                 life.open[report.number] = report
@@ -237,7 +225,7 @@ class Member:
             if report.call == "unpublish" and report.outcome in {"done", "NotPublished"}:
                 self._know(report.shard, None)
             elif report.outcome != "done":
-                # What a failed call has left is told by the next comparison.
+                # The next comparison says what a failed call has left.
                 self._unsure.add(report.shard)
 
     def _know(self, shard: int, version: int | None) -> None:
@@ -265,104 +253,56 @@ class Member:
 
 
 class Fleet:
-    """All workers of a run, and the nursery that they come from."""
+    """All workers of a scenario."""
 
-    def __init__(self, directory: Path, findings: Findings) -> None:
-        self.members: dict[str, Member] = {}
-        self._directory, self._findings = directory, findings
-        self._nursery: asyncio.subprocess.Process | None = None
-        self._server: asyncio.Server | None = None
+    def __init__(self, directory: Path, configs: Iterable[tuple[str, Config]], findings: Findings) -> None:
+        self._findings = findings
+        self.members = {name: Member(name, config, directory, findings) for name, config in configs}
+        self._runs: dict[str, asyncio.Task[None]] = {}
 
-    def add(self, name: str, config: Config) -> None:
-        log = self._directory / "logs" / f"worker-{name}.log"
-        self.members[name] = Member(name, config, log, self._findings, self._order)
-
-    def add_single(
-        self,
-        name: str,
-        agent: str,
-        *,
-        job: str,
-        seed: int,
-        nbytes: int,
-        think_s_max: float = THINK_S_MAX,
-        netns: str = "",
-    ) -> None:
-        """Add a worker whose replica is one shard and has its name; who is called "trainer" trains."""
-        config = Config(
-            job=job,
-            seed=seed,
-            role=TRAINER if name == TRAINER else "rollout",
-            replica=name,
-            indexes=(0,),
-            shards=1,
-            nbytes=nbytes,
-            agent=agent,
-            think_s_max=think_s_max,
-            netns=netns,
-        )
-        self.add(name, config)
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._hear, self._socket, limit=LINE_BYTES_MAX)
-        self._nursery = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid())),
-            *(sys.executable, "-m", "tests.chaos.nursery"),
-            # One thread each: the machine is shared by all.
-            env={**os.environ, "TENSORHUB_DIR": str(self._directory), "OMP_NUM_THREADS": "1"},
-            stdin=asyncio.subprocess.PIPE,
-        )
-        for member in self.members.values():
-            self._order(member)
+    def start(self) -> None:
+        """Start every worker."""
+        self._runs = {name: asyncio.create_task(member.run()) for name, member in self.members.items()}
 
     async def end(self) -> None:
-        await asyncio.gather(*(member.end() for member in self.members.values()))
-        if self._nursery is not None and self._nursery.stdin is not None:
-            self._nursery.stdin.close()
-            await self._nursery.wait()
-        if self._server is not None:
-            self._server.close()
+        """Let all end in good order."""
+        for name, member in self.members.items():
+            while not self._runs[name].done() and (member.life is None or not member.life.begun):  # noqa: ASYNC110 (only its reports show it)
+                await asyncio.sleep(LOOK_S)
+            member.ask_to_end()
+        if not self._runs:
+            return
+        _, late = await asyncio.wait(self._runs.values(), timeout=END_S)
+        for name, run in self._runs.items():
+            if run in late:
+                self._findings.wrong(f"{name} did not end within {END_S:g} s of SIGTERM")
+                run.cancel()
+        for end in await asyncio.gather(*self._runs.values(), return_exceptions=True):
+            if isinstance(end, Exception):
+                # A fault of the script must not pass for a quiet worker.
+                self._findings.wrong(f"the script failed: {end!r}")
 
     @property
-    def _socket(self) -> str:
-        return str(self._directory / "fleet.sock")
-
-    def _order(self, member: Member) -> None:
-        assert self._nursery is not None
-        assert self._nursery.stdin is not None
-        order = Order(name=member.name, config=member.config, socket=self._socket, log=str(member.log))
-        self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
-
-    async def _hear(self, lines: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            born = _reports.decode(await lines.readline())
-            assert isinstance(born, reports.Born)
-            await self.members[born.name].live(born.pid, lines)
-        except Exception as why:  # noqa: BLE001 (a fault of the script must not pass for a quiet worker)
-            self._findings.wrong(f"the script failed: {why!r}")
-        finally:
-            writer.close()
+    def readers(self) -> list[Member]:
+        return [member for member in self.members.values() if not member.config.trains]
 
     async def progress(self, after: float, bound_s: float) -> float | None:
-        """Wait for a version whose publication began after a moment, and which everybody has read since.
+        """Wait for a version whose publication began after a moment, and which every reader has read since.
 
         Returns when that was, or None when it was not within the bound.
         """
-        deadline = after + bound_s
-        while True:
-            if self.has_progressed(after):
-                return time.monotonic()
-            if time.monotonic() >= deadline:
+        while not self.has_progressed(after):
+            if time.monotonic() >= after + bound_s:
                 return None
             await asyncio.sleep(LOOK_S)
+        return time.monotonic()
 
     def has_progressed(self, after: float) -> bool:
-        """Tell whether everybody has read a version whose publication began after a moment."""
+        """Return whether every reader has read a version whose publication began after a moment."""
         version = self.version_after(after)
         return version is not None and all(
             member.newest.get(index, (0, 0.0))[0] >= version
-            for member in self.members.values()
-            if member.config.role != TRAINER
+            for member in self.readers
             for index in member.config.indexes
         )
 
@@ -373,21 +313,16 @@ class Fleet:
 
     def reads(self) -> int:
         """Return how many reads have returned a version."""
-        return sum(member.commits for member in self.members.values() if member.config.role != TRAINER)
+        return sum(member.commits for member in self.readers)
 
     def late_calls(self) -> list[str]:
         return [late for member in self.members.values() for late in member.late_calls(time.monotonic())]
 
-    def story(self, after: float) -> str:
-        """Say who is how far, for a run that makes no progress."""
-        lines = [f"a version published since the kill: {self.version_after(after)}"]
+    def state(self, after: float) -> str:
+        """Describe how far each worker is, for a run that makes no progress."""
+        lines = [f"a version published since the blow: {self.version_after(after)}"]
         for member in self.members.values():
-            life = member.life
-            calls = (
-                [f"{call.call} for {time.monotonic() - call.at:.1f} s" for call in life.open.values()] if life else []
-            )
-            lines.append(
-                f"{member.name} (pid {member.pid}, attached {member.is_attached}): newest {member.newest}, "
-                f"in calls: {', '.join(calls) or 'none'}"
-            )
+            calls = [] if member.life is None else member.life.open.values()
+            under_way = ", ".join(f"{call.call} for {time.monotonic() - call.at:.1f} s" for call in calls)
+            lines.append(f"{member.name} (pid {member.pid}): newest {member.newest}, in calls: {under_way or 'none'}")
         return "\n".join(lines)

@@ -2,7 +2,7 @@
 
     python -m tests.chaos.late_bytes --rounds 50 [--hosts 2] [--mib 256] [--seed S]
 
-What a stopped source had under way stands in its own and the kernel's buffers, and goes on when it wakes. By then the
+What a stopped source had under way is in its own and the kernel's buffers, and goes on when it wakes. By then the
 replica is committed, and its memory may be in use: so every bit of it is turned over before the source is woken, and
 from then on not a byte may change, until well after the source has answered again.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.content import MIB
-from tests.chaos.two_holders import HOLDERS, Missed, Read, Stage, two_holders, wake
+from tests.chaos.two_holders import HOLDERS, Missed, Read, TwoHolders, two_holders
+from tests.kit.waiting import wake
 from tests.stopping import stop
 
 WATCH_S: Final = 0.5
@@ -47,7 +48,7 @@ class Rounds:
 
     @property
     def table(self) -> str:
-        """Say it for people."""
+        """Summarise them."""
         again = [read.report.wasted_bytes for read in self.reads]
         slowest = max((read.after_s for read in self.reads), default=0.0)
         return (
@@ -58,12 +59,12 @@ class Rounds:
         )
 
 
-async def play(stage: Stage, rounds: int, seed: int, *, verbose: bool = False) -> Rounds:
+async def play(holders: TwoHolders, rounds: int, seed: int, *, verbose: bool = False) -> Rounds:
     """Play so many rounds at random moments."""
     chance, found, misses = random.Random(seed), Rounds(), 0
     while len(found.reads) < rounds:
         try:
-            read = await _round(stage, chance, found, stage.calm_s * NARROWER**misses)
+            read = await _round(holders, chance, found, holders.calm_s * NARROWER**misses)
         except Missed as why:
             found.missed += 1
             misses += 1
@@ -82,17 +83,17 @@ async def play(stage: Stage, rounds: int, seed: int, *, verbose: bool = False) -
     return found
 
 
-async def _round(stage: Stage, chance: random.Random, found: Rounds, within_s: float) -> Read:
+async def _round(holders: TwoHolders, chance: random.Random, found: Rounds, within_s: float) -> Read:
     victim, moment_s = chance.choice(HOLDERS), chance.uniform(0, within_s)
-    pid = stage.pid(victim)
-    async with stage.reader() as reader:
+    pid = holders.hub.pid(victim)
+    async with holders.reader() as reader:
         try:
-            read = await stage.struck(reader, victim, moment_s, stop)
+            read = await holders.struck(reader, victim, moment_s, stop)
             reader.scribble()
             before = reader.digest()
         finally:
             wake(pid)
-        answering = asyncio.create_task(stage.answered(victim))
+        answering = asyncio.create_task(holders.hub.until_back(victim))
         until = float("inf")
         while time.monotonic() < until:
             found.looks += 1
@@ -115,8 +116,8 @@ async def main() -> int:
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-late-"))
     print(f"seed {seed}; logs in {directory}/logs")
-    async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as stage:
-        found = await play(stage, args.rounds, seed, verbose=True)
+    async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as holders:
+        found = await play(holders, args.rounds, seed, verbose=True)
     print(found.table)
     if found.changed:
         print("\n".join(found.changed))

@@ -1,17 +1,22 @@
-"""Looks into a shard's segment from outside the hub, to see the moment in which it is being overwritten.
+"""Looks into the segments of shards from outside the hub, to see the moment in which one is being overwritten.
 
 Every eight bytes of a `Content` differ between any two versions, so some marks that have changed, and some that have
 not, mean that a version is coming in.
 """
 
+import asyncio
 import mmap
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
+import torch
+from tests.bounds import WAIT_S
 from tests.leftovers import memory_of
 
-from tensorhub_agent.storage.segments import SEGMENT_SUFFIX
+from tensorhub import AsyncShard
+from tensorhub_agent.storage.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
 
 MARKS: Final = 64
 MARK_BYTES: Final = 8
@@ -20,6 +25,34 @@ CALM_S: Final = 0.05
 
 BEGUN, OVER = 0.1, 0.7
 """Between these shares of changed marks a fill is in its middle; some marks stand in what no version changes."""
+
+
+def segments_of(directory: Path, agent: str = "") -> list[Path]:
+    """Return the files of a hub's segments: all, or an agent's."""
+    return memory_of(directory, agent and f"{agent}-", SEGMENT_SUFFIX)
+
+
+def manifests_of(directory: Path) -> list[Path]:
+    """Return the files that describe a hub's segments."""
+    return memory_of(directory, end=MANIFEST_SUFFIX)
+
+
+async def first_bytes(shards: Iterable[AsyncShard], *reads: "asyncio.Future[Any]") -> None:
+    """Return once bytes have come into each of some shards that were zero, or one of the reads is over.
+
+    Nothing but the memory shows when its first byte has come.
+    """
+    marks = [
+        [tensor.reshape(-1).view(torch.uint8)[:64] for tensor in shard.tensors.values() if tensor.numel()]
+        for shard in shards
+    ]
+
+    def have_come() -> bool:
+        return all(any(bool(mark.any()) for mark in each) for each in marks)
+
+    async with asyncio.timeout(WAIT_S):
+        while not have_come() and not any(read.done() for read in reads):  # noqa: ASYNC110 (as said)
+            await asyncio.sleep(0)
 
 
 class Marks:
@@ -36,7 +69,7 @@ class Marks:
     @classmethod
     def of(cls, directory: Path, agent: str) -> Self:
         """Open the one segment of an agent."""
-        (path,) = memory_of(directory, f"{agent}-", SEGMENT_SUFFIX)
+        (path,) = segments_of(directory, agent)
         return cls(path)
 
     def are_mixed(self) -> bool:

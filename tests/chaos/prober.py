@@ -1,6 +1,6 @@
-"""Says commands from outside all the time, and remembers which were acknowledged: none of them may get lost.
+"""Sends commands from outside all the time, and remembers which were acknowledged: none of them may get lost.
 
-Each is a wish to publish a model that nobody has, so it changes nothing, and its only outcome is a refusal.
+Each is a request to publish a model that no replica has, so it changes nothing, and its only outcome is a refusal.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ STOP_S: Final = 40.0
 
 
 class Prober:
-    """Use it as a context manager; it speaks from the beginning to `stop`."""
+    """Use it as a context manager; it sends from the beginning to `stop`."""
 
     def __init__(self, bus: Bus, job: str) -> None:
         self.acknowledged: dict[str, int] = {}
@@ -32,7 +32,7 @@ class Prober:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._speak())
+        self._task = asyncio.create_task(self._send())
         return self
 
     async def __aexit__(
@@ -46,8 +46,8 @@ class Prober:
             async with asyncio.timeout(STOP_S):
                 await self._task
 
-    async def _speak(self) -> None:
-        body = encode(Publish(model="nobody", replica="nobody"))
+    async def _send(self) -> None:
+        body = encode(Publish(model="none", replica="none"))
         subject = command_subject(self._joblog.job, "publish")
         while not self._ending.is_set():
             msg_id = str(uuid4())

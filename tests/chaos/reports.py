@@ -1,17 +1,10 @@
-"""What a worker tells the script, one JSON object a line. `at` is CLOCK_MONOTONIC, which all processes share."""
+"""What a worker reports to the script, one JSON object a line. `at` is CLOCK_MONOTONIC, which all processes share."""
 
 import msgspec
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="told"):
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="report"):
     at: float
-
-
-class Born(Report, frozen=True, kw_only=True, tag="born"):
-    """The first line of a process."""
-
-    name: str
-    pid: int
 
 
 class Begun(Report, frozen=True, kw_only=True, tag="begun"):
@@ -62,7 +55,7 @@ class Published(Report, frozen=True, kw_only=True, tag="published"):
 
 
 class Closed(Report, frozen=True, kw_only=True, tag="closed"):
-    """The worker was told to end, has released its shards, and ends."""
+    """The worker was asked to end, has released its shards, and ends."""
 
 
-AnyReport = Born | Begun | Ended | Found | Compared | Published | Closed
+AnyReport = Begun | Ended | Found | Compared | Published | Closed

@@ -1,6 +1,6 @@
-"""A trainer or a rollout engine for the chaos run: works with the public SDK alone, and tells what it meets.
+"""A trainer or a rollout engine that works by itself with the public SDK, and reports what it meets.
 
-It never gives up: an error of the hub is told and the work goes on. SIGTERM lets it end in good order.
+It never gives up: an error of the hub is reported and the work goes on. SIGTERM lets it end in good order.
 """
 
 import asyncio
@@ -15,11 +15,13 @@ from typing import Final, TypeVar
 import msgspec
 from tests.chaos import reports
 from tests.chaos.content import Content
+from tests.partition.namespaces import enter
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, TensorHubError
 
 MODEL: Final = "policy"
+TRAINER: Final = "trainer"
 CONNECT_S: Final = 10.0
 REGISTER_S: Final = 10.0
 UNPUBLISH_S: Final = 4.0
@@ -43,22 +45,27 @@ Result = TypeVar("Result")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What the script tells a worker."""
+    """What the script wants of a worker."""
 
     job: str
     seed: int
-    role: str
     replica: str
-    indexes: tuple[int, ...]
-    shards: int
+    """It trains if this is `TRAINER`, and else reads."""
     nbytes: int
     agent: str
+    indexes: tuple[int, ...] = (0,)
+    shards: int = 1
     think_s_max: float = THINK_S_MAX
     """A trainer's version stays published for up to so long before it takes it back."""
     hurry_s: float | None = None
     """A trainer in a hurry gives its readers half the time at most so long, and loses none with comparing."""
     netns: str = ""
     """The network namespace to live in; empty for the script's own."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it publishes."""
+        return self.replica == TRAINER
 
 
 class Worker:
@@ -78,13 +85,13 @@ class Worker:
         for shard in shards:
             self._compare(shard, "found")
         fresh = any(shard._attachment.fresh for shard in shards)
-        tell(reports.Found(at=now(), versions={shard.shard: shard.version for shard in shards}, fresh=fresh))
-        if self.config.role == "trainer":
+        report(reports.Found(at=now(), versions={shard.shard: shard.version for shard in shards}, fresh=fresh))
+        if self.config.trains:
             await self._train(hub, shards)
         else:
             await asyncio.gather(*(self._roll_out(shard) for shard in shards))
         await self._timed("close", UNPUBLISH_S, MARGIN_S, lambda: hub.close(timeout_s=UNPUBLISH_S))
-        tell(reports.Closed(at=now()))
+        report(reports.Closed(at=now()))
 
     async def _register(self, hub: AsyncHub, index: int) -> AsyncShard:
         config = self.config
@@ -120,14 +127,14 @@ class Worker:
             began = now()
             outcomes = await asyncio.gather(*(self._publish(shard, version) for shard in shards))
             if all(outcome is None for outcome in outcomes):
-                tell(reports.Published(at=now(), version=version, began_at=began))
+                report(reports.Published(at=now(), version=version, began_at=began))
                 version += 1
                 await asyncio.sleep(random.uniform(0, self.config.think_s_max))
             elif any(outcome == "VersionConflict" for outcome in outcomes):
                 version = None
 
     async def _unpublish(self, shard: AsyncShard) -> bool:
-        """Tell whether the memory may be overwritten."""
+        """Return whether the memory may be overwritten."""
         hurry_s = self.config.hurry_s
         bound_s = UNPUBLISH_S if hurry_s is None or random.random() < PATIENT_SHARE else random.uniform(0, hurry_s)
         _, error = await self._timed(
@@ -172,14 +179,14 @@ class Worker:
                     sys.exit(f"update returned {version}, and the shard says that it holds {shard.version}")
                 self._compare(shard, "commit")
 
-    # Telling.
+    # Reporting.
 
     def _compare(self, shard: AsyncShard, moment: str) -> None:
         content, version = self._contents[shard.shard], shard.version
         if version is None:
             return
         wrong = content.wrong(shard.tensors, version)
-        tell(
+        report(
             reports.Compared(
                 at=now(), shard=shard.shard, version=version, nbytes=content.nbytes, moment=moment, wrong=wrong
             )
@@ -193,17 +200,17 @@ class Worker:
         make: Callable[[], Awaitable[Result]],
         shard: int | None = None,
     ) -> tuple[Result | None, str | None]:
-        """Make a call; return its result or the name of its error, and tell how long it took."""
+        """Make a call; return its result or the name of its error, and report how long it took."""
         self._numbers += 1
         number, began = self._numbers, now()
-        tell(reports.Begun(at=began, number=number, call=call, shard=shard, bound_s=bound_s, margin_s=margin_s))
+        report(reports.Begun(at=began, number=number, call=call, shard=shard, bound_s=bound_s, margin_s=margin_s))
         result, outcome, message = None, "done", ""
         try:
             result = await make()
         except TensorHubError as error:
             outcome, message = error.code, str(error)
         ended = now()
-        tell(
+        report(
             reports.Ended(
                 at=ended,
                 number=number,
@@ -235,12 +242,19 @@ def now() -> float:
     return time.monotonic()
 
 
-def tell(report: reports.AnyReport) -> None:
+def report(what: reports.AnyReport) -> None:
     # One short write to a pipe is whole or not there, also when this process is killed in it.
-    os.write(1, msgspec.json.encode(report) + b"\n")
+    os.write(1, msgspec.json.encode(what) + b"\n")
 
 
-async def main(config: Config) -> None:
-    worker = Worker(config)
+def main() -> None:
+    """Be the worker that the argument describes."""
+    config = msgspec.json.decode(sys.argv[1], type=Config)
+    if config.netns:
+        enter(config.netns)
+    asyncio.run(_run(Worker(config)))
+
+
+async def _run(worker: Worker) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.ending.set)
     await worker.run()

@@ -1,9 +1,8 @@
 """The ranks of test_fsdp_to_tp.py: each is a process, and does in turn what it reads from its standard input.
 
-A line is an order with its arguments, and is answered by a line: what came of it, as JSON.
+Orders and answers are those of tests/kit/worker.py.
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.integration.llama import CONFIG, Llama, Ranks, questions
-from tests.integration.llama_divided import bits, divided
+from tests.kit.llama import CONFIG, Llama, Ranks, questions
+from tests.kit.llama_divided import bits, divided
+from tests.kit.worker import serve
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -35,10 +35,7 @@ def main() -> None:
     with tensorhub.connect() as hub:
         make = {"trainer": _trainer, "hybrid": _hybrid, "tp": _tensor_parallel, "whole": _whole}[role]
         orders = make(hub, int(rank), int(ranks), Path(directory), getattr(torch, dtype))
-        print("ready", flush=True)
-        for line in sys.stdin:
-            name, *arguments = json.loads(line)
-            print(json.dumps(orders[name](*arguments)), flush=True)
+        serve(orders.__getitem__)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
-from tests.integration.hubs import RunningHub, admin_key, catalog_of, new_job
+from tests.kit.hubs import RunningHub, new_job
 
 from tensorhub._control.registry_client import NatsAddress, RegistryClient
-from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.request_server import answer_or_raise
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
-    async with await connect(hub.file.nats, name="outside", credentials=admin_key(hub.file)) as connected:
+    async with await hub.bus(hub.admin_key) as connected:
         yield connected
 
 
@@ -96,7 +96,7 @@ async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> Non
         trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
         reader = await there.register("m", {"w": torch.zeros(9)}, replica="reader")
         await trainer.publish(5)
-        before = await catalog_of(hub, job)
+        before = await hub.catalog(job)
         for number, (subject, body) in enumerate(GARBAGE):
             seq = await log.append(f"{PREFIX}.{job}.cmd.{subject}", body, f"garbage-{number}")
             events = await outcome_of(log, seq)
@@ -106,7 +106,7 @@ async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> Non
             assert outcome.message, (subject, body[:80])
             assert "\n" not in outcome.message
             assert len(outcome.message) < 1000
-            assert await catalog_of(hub, job) == before, (subject, body[:80])
+            assert await hub.catalog(job) == before, (subject, body[:80])
         last = await log.last_seq()
         assert await reader.replicate() == 5
         await trainer.unpublish()
@@ -121,14 +121,14 @@ async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
         await trainer.publish()
-        before = await catalog_of(hub, job)
+        before = await hub.catalog(job)
         for subject in [
             *(query_subject(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
             *(agent_ask("agent-0", what, "agent-1") for what in ("lease", "digests")),
         ]:
             for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, DEEP, bytes(900 * 1024)):
                 await assert_refused(bus, subject, body)
-        assert await catalog_of(hub, job) == before
+        assert await hub.catalog(job) == before
         assert [each.version for each in await here.versions("m")] == [1]
 
 
@@ -153,11 +153,11 @@ async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
     async with hub.connected(job) as (here, there):
         await here.register("m", {"w": torch.ones(9)}, replica="here")
         await there.register("m", {"w": torch.ones(9)}, replica="there")
-        before = await catalog_of(hub, job)
+        before = await hub.catalog(job)
         for token in ("agent-0", "nobody"):
             for body in (b"", b"beat", b'{"agent":"agent-1","incarnation":1}', b'{"agent":7}', DEEP, bytes(900 * 1024)):
                 await bus.publish(f"{PREFIX}.{HUB}.beat.{token}", body)
-        assert await catalog_of(hub, job) == before
+        assert await hub.catalog(job) == before
         await here.register("m", {"w": torch.ones(9)}, replica="trainer")
     for process in ("registry-0", "planner-0"):
         assert "handling a message" not in (hub.directory / "logs" / f"{process}.log").read_text()
@@ -166,7 +166,7 @@ async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
 async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> None:
     """Where NATS lets anybody write events, a forged one stops that job, which is better than to lie; others go on."""
     job = new_job()
-    async with RegistryClient(job, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
+    async with RegistryClient(job, NatsAddress(hub.file.nats, hub.admin_key)) as registry:
         await bus.request(query_subject(job, "open"))
         assert await registry.versions("m") == []
         forged = b'{"kind":"version.published","cmd":1,"i":1,"k":1,"model":"m","version":9,"replica":"x","roots":[]}'

@@ -1,11 +1,10 @@
 """What a reader holds is, byte for byte, what a trainer published: every dtype, shape, stride, name and bit pattern.
 
-One reader stands on another agent of the trainer's host, and one on another host, so the same bytes go by shared memory
+One reader is on another agent of the trainer's host, and one on another host, so the same bytes go by shared memory
 and over ucxx. Once more with digests off, where pieces count by the source's word.
 """
 
-import importlib.util
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import numpy as np
@@ -14,19 +13,23 @@ import pytest
 import pytest_asyncio
 import torch
 import zstandard
-from tests.integration.hubs import RunningHub, assert_same_bytes, running_hub
+from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.tensors import Tensors, assert_same_bytes, specs_of
+from tests.kit.transports import HAS_UCX
 
 import tensorhub
 from tensorhub.specs import DTYPES
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+]
 
 MIB = 1024 * 1024
-HOSTS = 2 if importlib.util.find_spec("ucxx") else 1
-"""Agents 0 and 2 stand on one host, agent 1 on the other, if there is a way between them."""
+HOSTS = 2 if HAS_UCX else 1
+"""Agents 0 and 2 are on one host, agent 1 on the other, if there is a way between them."""
 
 TRANSPORTS = ("ucxx" if HOSTS == 2 else "local", "local")
-Given = Mapping[str, torch.Tensor]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -50,8 +53,8 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> to
     return octets.view(dtype).reshape(shape)
 
 
-async def brought(hub: RunningHub, given: Given) -> tuple[Given, ...]:
-    """Publish, and replicate to the other host, then within this one; return the tensors of all as copies."""
+async def assert_arrives(hub: RunningHub, given: Tensors) -> None:
+    """Publish, and replicate to the other host, then within this one; compare the tensors of all."""
     async with hub.connected(agents=3) as (here, there, beside):
         trainer = await here.register("m", given, replica="trainer")
         readers = [await at.register("m", specs_of(given), replica=name) for name, at in (("r", there), ("l", beside))]
@@ -60,19 +63,12 @@ async def brought(hub: RunningHub, given: Given) -> tuple[Given, ...]:
             assert await reader.replicate() == 1
             assert reader.last_read is not None
             assert {source.transport for source in reader.last_read.sources} <= {transport}
-        return tuple(copies(shard.tensors) for shard in (*readers, trainer))
+        for shard in (*readers, trainer):
+            assert_same_bytes(shard.tensors, given)
 
 
-def specs_of(given: Given) -> dict[str, tensorhub.TensorSpec]:
-    return {name: tensorhub.TensorSpec(tuple(each.shape), each.dtype) for name, each in given.items()}
-
-
-def copies(tensors: Given) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def of_every_dtype() -> Given:
-    """Return random bits of all dtypes of torch that have whole bytes."""
+def every_dtype() -> Tensors:
+    """Random bits of all dtypes of torch that have whole bytes."""
     shapes = [(1,), (3,), (5, 7), (1001,)]
     return {
         f"{name}-{number}": random_bits(shape, getattr(torch, name), seed=number)
@@ -81,16 +77,8 @@ def of_every_dtype() -> Given:
     }
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-async def test_every_dense_dtype(hub: RunningHub) -> None:
-    """All dtypes of torch that have whole bytes arrive with the random bits that they left with."""
-    given = of_every_dtype()
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
-
-
-def of_all_shapes() -> Given:
-    """Return tensors with odd shapes and sizes."""
+def all_shapes() -> Tensors:
+    """Tensors without dimensions, without elements, with odd sizes, and sizes around those of a page and a piece."""
     piece = 4 * MIB
     return {
         "no dimension": torch.tensor(-0.0),
@@ -105,22 +93,13 @@ def of_all_shapes() -> Given:
     }
 
 
-async def test_shapes_of_all_sorts(hub: RunningHub) -> None:
-    """Tensors without dimensions, without elements, with odd sizes, and sizes around those of a page and a piece."""
-    given = of_all_shapes()
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
-
-
-async def test_nothing_but_empty_tensors(hub: RunningHub) -> None:
+def only_empty_tensors() -> Tensors:
     """A model without a single byte has versions like any other."""
-    given = {"none": torch.empty(0), "nothing": torch.empty(0, 4)}
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
+    return {"none": torch.empty(0), "nothing": torch.empty(0, 4)}
 
 
-def of_all_strides() -> Given:
-    """Return tensors that are not contiguous."""
+def all_strides() -> Tensors:
+    """What is not contiguous is published as the values that it shows."""
     base = random_bits((12, 10, 8), torch.float32)
     wave = random_bits((40,), torch.complex64)
     return {
@@ -134,29 +113,7 @@ def of_all_strides() -> Given:
     }
 
 
-async def test_strides_of_all_sorts(hub: RunningHub) -> None:
-    """What is not contiguous is published as the values that it shows."""
-    given = of_all_strides()
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
-
-
-async def test_numpy_arrays(hub: RunningHub) -> None:
-    """Arrays that are reversed, read-only or byte-swapped arrive as the values that they show."""
-    numbers = np.arange(1000, dtype=np.float64)
-    frozen = numbers.copy()
-    frozen.flags.writeable = False
-    given = {"reversed": numbers[::-1], "read-only": frozen, "swapped": numbers.astype(">f8")}
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", given, replica="trainer")
-        reader = await there.register("m", {name: torch.zeros(1000).double() for name in given}, replica="reader")
-        await trainer.publish()
-        await reader.replicate()
-        for name, array in given.items():
-            assert reader.tensors[name].numpy().tobytes() == array.astype("<f8").tobytes()
-
-
-async def test_names_of_all_sorts(hub: RunningHub) -> None:
+def all_names() -> Tensors:
     """A tensor's name is any text that is not empty."""
     names = [
         "model.layers.0.self_attn.q_proj.weight",
@@ -177,24 +134,42 @@ async def test_names_of_all_sorts(hub: RunningHub) -> None:
         "\u202eright to left",
         "x" * 4096,
     ]
-    given = {name: random_bits((3, 5), torch.int32, number) for number, name in enumerate(names)}
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
+    return {name: random_bits((3, 5), torch.int32, number) for number, name in enumerate(names)}
 
 
-async def test_nans_and_their_payloads(hub: RunningHub) -> None:
+def nans_and_their_payloads() -> Tensors:
     """Every pattern of 16 bits, and special ones of the wider floats: NaNs keep their payload and their sign."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     wide = [0x7FC00001, 0x7F800001, -0x400000, -1, 0x7F800000, -0x80000000, 1]
-    given = {
+    return {
         "every bfloat16": every.view(torch.bfloat16),
         "every float16": every.view(torch.float16),
         "float32": torch.tensor(wide, dtype=torch.int64).to(torch.int32).view(torch.float32),
         "float64": torch.tensor([0x7FF0000000000001, -1, -(2**63)], dtype=torch.int64).view(torch.float64),
     }
-    assert given["every bfloat16"].isnan().any()
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
+
+
+MODELS = (every_dtype, all_shapes, only_empty_tensors, all_strides, all_names, nans_and_their_payloads)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+async def test_every_byte_arrives(hub: RunningHub, model: Callable[[], Tensors]) -> None:
+    await assert_arrives(hub, model())
+
+
+async def test_numpy_arrays(hub: RunningHub) -> None:
+    """Arrays that are reversed, read-only or byte-swapped arrive as the values that they show."""
+    numbers = np.arange(1000, dtype=np.float64)
+    frozen = numbers.copy()
+    frozen.flags.writeable = False
+    given = {"reversed": numbers[::-1], "read-only": frozen, "swapped": numbers.astype(">f8")}
+    async with hub.connected() as (here, there):
+        trainer = await here.register("m", given, replica="trainer")
+        reader = await there.register("m", {name: torch.zeros(1000).double() for name in given}, replica="reader")
+        await trainer.publish()
+        await reader.replicate()
+        for name, array in given.items():
+            assert reader.tensors[name].numpy().tobytes() == array.astype("<f8").tobytes()
 
 
 @pytest.mark.long
@@ -209,18 +184,14 @@ async def test_layout_larger_than_a_message(hub: RunningHub) -> None:
         shard = await here.register("m", given, replica="trainer")
         packed = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(shard.layout))
         assert len(packed) > MIB, "the layout is too small for this test"
-    for found in await brought(hub, given):
-        assert_same_bytes(found, given)
+    await assert_arrives(hub, given)
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 async def test_all_of_it_with_digests_off(undigested: RunningHub) -> None:
     """Every dtype, shape and stride, and many tiny tensors, in one model."""
     tiny = {f"tiny {number}": random_bits((1 + number % 7,), torch.int16, number) for number in range(2_000)}
-    given = {**of_every_dtype(), **of_all_shapes(), **of_all_strides(), **tiny}
-    for found in await brought(undigested, given):
-        assert_same_bytes(found, given)
+    await assert_arrives(undigested, {**every_dtype(), **all_shapes(), **all_strides(), **tiny})
 
 
 @pytest.mark.slow
@@ -228,19 +199,16 @@ async def test_all_of_it_with_digests_off(undigested: RunningHub) -> None:
 async def test_one_tensor_of_2_gib(hub: RunningHub) -> None:
     """Sizes beyond 31 bits: one tensor of 2 GiB and a bit."""
     size = 2048 * MIB + 12_345
-    needed = 3 * size
     free = psutil.virtual_memory().available
-    if free < needed:
-        pytest.skip(f"it takes {needed / 2**30:.0f} GiB of memory, and {free / 2**30:.1f} are free")
+    if free < 3 * size:
+        pytest.skip(f"it takes {3 * size / 2**30:.0f} GiB of memory, and {free / 2**30:.1f} are free")
     spec = {"large": tensorhub.TensorSpec((size,), torch.uint8)}
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", spec, replica="trainer")
-        reader = await there.register("m", spec, replica="reader")
+    async with hub.pair(spec, spec) as it:
         random = np.random.default_rng(1)
-        ours = trainer.tensors["large"].numpy()
+        ours = it.trainer.tensors["large"].numpy()
         for at in range(0, size, 64 * MIB):
             part = ours[at : at + 64 * MIB]
             part[:] = np.frombuffer(random.bytes(part.nbytes), dtype=np.uint8)
-        await trainer.publish()
-        await reader.replicate()
-        assert torch.equal(reader.tensors["large"], trainer.tensors["large"])
+        await it.trainer.publish()
+        await it.engine.replicate()
+        assert torch.equal(it.engine.tensors["large"], it.trainer.tensors["large"])

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, raw
-from tests.integration.transports import BOTH, HUB_OF
+from tests.kit.hubs import RunningHub
+from tests.kit.tensors import assert_same_bytes, raw, specs_of, weights
+from tests.kit.transports import BOTH, HUB_OF
 from torch import nn
 
 import tensorhub
@@ -19,55 +20,35 @@ def hub(request: pytest.FixtureRequest) -> RunningHub:
     return hub
 
 
-def weights(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(77, 1003, generator=generator) for name in ("a", "b")}
+async def test_several_versions_in_a_row_and_a_reader_that_passes_one_on(hub: RunningHub) -> None:
+    """Each version arrives as itself, numbers may be left out, and what is held is fetched once.
 
-
-def filled(shard: tensorhub.AsyncShard, values: dict[str, torch.Tensor]) -> None:
-    for name, tensor in shard.tensors.items():
-        tensor.copy_(values[name])
-
-
-async def test_several_versions_in_a_row(hub: RunningHub) -> None:
-    """Each version arrives as itself, numbers may be left out, and what is held is fetched once."""
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", weights(0), replica="trainer")
-        reader = await there.register("m", weights(99), replica="reader")
+    A reader that holds a version is a source of it, although the trainer has moved on and gone.
+    """
+    async with hub.pair(weights(0)) as it:
         for version in (1, 2, 3, 10, 11, 400):
-            filled(trainer, weights(version))
-            assert await trainer.publish(version) == version
-            assert await reader.update() == version
-            assert_same_bytes(reader.tensors, weights(version))
-            assert reader.version == version
-            assert await reader.update() is None
-            await trainer.unpublish()
-        assert_same_bytes(reader.tensors, weights(400))
-
-
-async def test_reader_passes_it_on(hub: RunningHub) -> None:
-    """Once a reader holds a version it is a source: a third gets it although the trainer has moved on and gone."""
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", weights(1), replica="trainer")
-        second = await there.register("m", weights(98), replica="second")
-        await trainer.publish()
-        await second.replicate()
-        await trainer.unpublish()
-        filled(trainer, weights(2))
-        await trainer.release()
-        third = await here.register("m", weights(99), replica="third")
-        assert await third.replicate(1) == 1
-        assert_same_bytes(third.tensors, weights(1))
+            assert await it.step(weights(version), version) == version
+            assert await it.engine.update() == it.engine.version == version
+            assert_same_bytes(it.engine.tensors, weights(version))
+            assert await it.engine.update() is None
+        async with it.trainer.overwriting():
+            it.trainer.tensors["a"].zero_()
+        assert_same_bytes(it.engine.tensors, weights(400))
+        await it.trainer.release()
+        third = await it.here.register("m", weights(99), replica="third")
+        assert await third.replicate(400) == 400
+        assert_same_bytes(third.tensors, weights(400))
 
 
 async def test_equal_bytes_of_another_replica(hub: RunningHub) -> None:
-    """Whoever has the same bytes may publish the same version, and is a holder from then on."""
+    """A replica with the same bytes may publish the same version, and is a holder from then on."""
     async with hub.connected() as (here, there):
-        one = await here.register("m", weights(1), replica="one")
-        two = await there.register("m", weights(1), replica="two")
-        other = await there.register("m", weights(2), replica="other")
-        assert await one.publish(5) == 5
-        assert await two.publish(5) == 5
+        one, two, other = [
+            await at.register("m", weights(seed), replica=name)
+            for at, name, seed in ((here, "one", 1), (there, "two", 1), (there, "other", 2))
+        ]
+        for shard in (one, two):
+            assert await shard.publish(5) == 5
         with pytest.raises(tensorhub.VersionConflict):
             await other.publish(5)
         assert (await here.versions("m"))[-1].holders == ("one", "two")
@@ -81,15 +62,13 @@ async def test_equal_bytes_of_another_replica(hub: RunningHub) -> None:
 async def test_replicas_of_several_shards(hub: RunningHub) -> None:
     """Three shards over two agents: each reader's shard gets its own part, and all become ready together."""
     parts = [weights(10), {"c": torch.randn(5)}, {"d": torch.arange(1_000_000), "e": torch.empty(0)}]
-    async with hub.connected() as (here, there):
-        on = (here, there, here)
-        against = (there, here, there)
+    async with hub.connected() as hubs:
         trainers = [
-            await on[n].register("m", parts[n], replica="trainer", shard=n, shards=3) for n in range(len(parts))
+            await hubs[n % 2].register("m", part, replica="trainer", shard=n, shards=3) for n, part in enumerate(parts)
         ]
-        specs = [{name: tensorhub.TensorSpec(each.shape, each.dtype) for name, each in part.items()} for part in parts]
         readers = [
-            await against[n].register("m", specs[n], replica="reader", shard=n, shards=3) for n in range(len(parts))
+            await hubs[1 - n % 2].register("m", specs_of(part), replica="reader", shard=n, shards=3)
+            for n, part in enumerate(parts)
         ]
         for version in (1, 2):
             for shard in trainers:
@@ -132,9 +111,7 @@ async def test_module_trains_in_hub_memory(hub: RunningHub) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     before = dict(model.named_parameters())
     tokens = torch.randint(0, 50, (64,))
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", model, replica="trainer")
-        reader = await there.register("m", copy, replica="reader")
+    async with hub.pair(model, copy) as it:
         assert all(before[name] is parameter for name, parameter in model.named_parameters())
         assert model.head.weight is model.embed.weight
         assert copy.head.weight is copy.embed.weight
@@ -146,14 +123,14 @@ async def test_module_trains_in_hub_memory(hub: RunningHub) -> None:
                 loss.backward()
                 optimizer.step()
             losses.append(float(loss.detach()))
-            assert await trainer.publish() == version
-            assert await reader.update() == version
-            assert_same_bytes(reader.tensors, trainer.tensors)
+            assert await it.trainer.publish() == version
+            assert await it.engine.update() == version
+            assert_same_bytes(it.engine.tensors, it.trainer.tensors)
             theirs = dict(copy.named_buffers()) | dict(copy.named_parameters())
             for name, tensor in (dict(model.named_buffers()) | dict(model.named_parameters())).items():
                 assert torch.equal(raw(theirs[name]), raw(tensor)), name
             assert int(copy.seen) == 64 * 5 * version
-            await trainer.unpublish()
+            await it.trainer.unpublish()
         assert losses == sorted(losses, reverse=True)
         assert losses[-1] < losses[0] / 5
     # The memory is this process's own now, and the model goes on.

@@ -10,8 +10,8 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,26 +19,14 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import save_file
-from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import PROGRAM_S, Ended, environment, nursery
-from tests.stopping import stop
+from tests.kit.hubs import COMMAND, RunningHub, new_job
+from tests.kit.processes import PROGRAM_S, Ended, Run, forked
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.address import CONNECT_TIMEOUT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LAUNCH: Final = """
-import os, sys
-from tensorhub_launcher import main
-os.chdir(sys.argv.pop(1))
-try:
-    main()
-except SystemExit as end:
-    # What is still to be written is written now; to take apart an interpreter that has torch would take longest of all.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(end.code or 0)
-"""
 LATE_S: Final = 8.0
 """How much later than its bound a command may end on a machine that is busy with other things."""
 
@@ -67,39 +55,13 @@ WITH_TIMEOUT: Final = tuple(each for each in OF_HUB if each[0] not in ("watch", 
 BY_AGENT: Final = ("publish", "pull")
 
 
-class Run:
-    """A command in a process of its own, which is forked from one that has imported all."""
-
-    def __init__(self, folder: Path, arguments: Sequence[str], told: dict[str, str], stdout: int | None = None) -> None:
-        self._out, self._err = os.memfd_create("out"), os.memfd_create("err")
-        files = (os.open(os.devnull, os.O_RDWR), self._out if stdout is None else stdout, self._err)
-        self.began = time.monotonic()
-        self.pid, self._code = nursery().start(LAUNCH, (str(folder), *arguments), told, files)
-        os.close(files[0])
-
-    def ended(self) -> Ended:
-        """Wait for its end."""
-        try:
-            code = self._code.result(PROGRAM_S)
-        except TimeoutError:
-            os.kill(self.pid, signal.SIGKILL)
-            raise
-        return code, _taken(self._out), _taken(self._err)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-
-def _taken(file: int) -> str:
-    size = os.fstat(file).st_size
-    text = os.pread(file, size, 0).decode()
-    os.close(file)
-    return text
+def begun(folder: Path, arguments: Sequence[str], environment: dict[str, str], stdout: int | None = None) -> Run:
+    """Start a command in a folder."""
+    return Run(forked(f"import os; os.chdir({str(folder)!r})\n{COMMAND}", arguments, environment), stdout)
 
 
 def one_line(ended: Ended, code: int) -> str:
-    """Check that a command ended so, and return what it complained of."""
+    """Check that a command ended with one line on stderr alone, and return it."""
     assert (ended[0], ended[1]) == (code, ""), ended
     assert ended[2].count("\n") == 1, ended
     assert ended[2].startswith("tensorhub: ")
@@ -108,6 +70,7 @@ def one_line(ended: Ended, code: int) -> str:
 
 
 def plain(**more: str) -> dict[str, str]:
+    """Return an environment without a hub in it."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TENSORHUB_")}
     return own | more
 
@@ -119,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Silent:
-    """Listens, takes connections, and never says a word: as a process that was stopped."""
+    """Listens, takes connections, and never answers: as a process that was stopped."""
 
     def __init__(self, listening: socket.socket) -> None:
         self.reached = threading.Event()
@@ -142,44 +105,55 @@ class Silent:
             each.close()
 
 
+@dataclass(frozen=True)
+class SilentHub:
+    """A NATS and an agent that never answer, and an environment that names them."""
+
+    nats: Silent
+    agent: Silent
+    environment: dict[str, str]
+
+    def asked_by(self, arguments: Sequence[str]) -> Silent:
+        """Return which of the two a command asks first."""
+        return self.agent if arguments[0] in BY_AGENT else self.nats
+
+
 @pytest.fixture
-def silent(folder: Path) -> Iterator[tuple[dict[str, str], Silent, Silent]]:
-    """An environment with a NATS and an agent that never answer."""
+def silent(folder: Path) -> Iterator[SilentHub]:
     path = folder / "agent.sock"
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(path))
     unix.listen()
     tcp = socket.create_server(("127.0.0.1", 0))
     address = f"nats://127.0.0.1:{tcp.getsockname()[1]}"
-    nats, agent = Silent(tcp), Silent(unix)
-    yield plain(TENSORHUB_NATS=address, TENSORHUB_AGENT=str(path)), nats, agent
-    nats.close()
-    agent.close()
+    made = SilentHub(Silent(tcp), Silent(unix), plain(TENSORHUB_NATS=address, TENSORHUB_AGENT=str(path)))
+    yield made
+    made.nats.close()
+    made.agent.close()
 
 
 @pytest.mark.parametrize("arguments", OF_HUB, ids=" ".join)
 async def test_without_a_hub_each_says_how_to_start_one(folder: Path, arguments: list[str]) -> None:
-    assert "tensorhub up" in one_line(Run(folder, arguments, plain(TENSORHUB_DIR=str(folder / "none"))).ended(), 1)
+    ended = begun(folder, arguments, plain(TENSORHUB_DIR=str(folder / "none"))).ended()
+    assert "tensorhub up" in one_line(ended, 1)
     assert not (folder / "out.safetensors").exists()
 
 
 @pytest.mark.parametrize("arguments", WITH_TIMEOUT, ids=" ".join)
-async def test_who_is_silent_is_told_within_the_bound(
-    folder: Path, silent: tuple[dict[str, str], Silent, Silent], arguments: list[str]
+async def test_a_hub_that_is_silent_is_reported_within_the_bound(
+    folder: Path, silent: SilentHub, arguments: list[str]
 ) -> None:
     """Of seconds that a command is late, those that a busy machine takes from it don't count."""
-    run = Run(folder, [*arguments, "--timeout", "0.5"], silent[0])
+    run = begun(folder, [*arguments, "--timeout", "0.5"], silent.environment)
     complaint = one_line(run.ended(), 1)
     assert ("no agent answers" if arguments[0] in BY_AGENT else "NATS at") in complaint
     assert run.seconds < 0.5 + LATE_S
 
 
 @pytest.mark.long
-async def test_what_takes_no_bound_has_one_of_its_own_where_nats_is_silent(
-    folder: Path, silent: tuple[dict[str, str], Silent, Silent]
-) -> None:
+async def test_what_takes_no_bound_has_one_of_its_own_where_nats_is_silent(folder: Path, silent: SilentHub) -> None:
     """All at once: each waits for nothing but the end of its bound."""
-    runs = [Run(folder, arguments, silent[0]) for arguments in WITHOUT_TIMEOUT]
+    runs = [begun(folder, arguments, silent.environment) for arguments in WITHOUT_TIMEOUT]
     for run in runs:
         assert "does not answer" in one_line(await asyncio.to_thread(run.ended), 1)
         assert run.seconds < CONNECT_TIMEOUT_S + LATE_S
@@ -195,11 +169,10 @@ async def test_what_takes_no_bound_has_one_of_its_own_where_nats_is_silent(
     ids=lambda each: " ".join(each) if isinstance(each, list) else each.name,
 )
 async def test_a_signal_in_the_middle_is_one_line_and_its_code(
-    folder: Path, silent: tuple[dict[str, str], Silent, Silent], arguments: list[str], number: signal.Signals
+    folder: Path, silent: SilentHub, arguments: list[str], number: signal.Signals
 ) -> None:
-    told, nats, agent = silent
-    run = Run(folder, arguments, told)
-    assert await asyncio.to_thread((agent if arguments[0] in BY_AGENT else nats).reached.wait, PROGRAM_S)
+    run = begun(folder, arguments, silent.environment)
+    assert await asyncio.to_thread(silent.asked_by(arguments).reached.wait, PROGRAM_S)
     os.kill(run.pid, number)
     assert one_line(run.ended(), 128 + number) == "tensorhub: interrupted\n"
     assert not (folder / "out.safetensors").exists()
@@ -213,10 +186,12 @@ MISSING: Final = (
     (["pull", "policy", "/proc/out.safetensors"], 1, "can't be written"),
     (["publish", "policy", "in.safetensors", "--agent", "agent-77"], 1, "there is no agent 'agent-77'"),
     (["publish", "policy", "in.safetensors", "--version", "0", "--replica", "other"], 1, "not newer than"),
-    (["pin", "policy", "77"], 1, "can't be pinned"),
+    (["pin", "policy", "77"], 1, "available now: [1]"),
     (["unpin", "nomodel", "1"], 1, "nomodel"),
     (["retain", "policy", "--last", "1", "--timeout", "0"], 1, "not done within 0 s"),
     (["rewind", "nomodel", "--to", "1"], 1, "nomodel"),
+    (["rewind", "policy", "--to", "9"], 1, "the last published one is 1"),
+    (["quota", "-1"], 2, "-1"),
     (["drain", "agent-77"], 1, "has not joined"),
     (["delete", "nomodel"], 1, "nomodel"),
     (["delete", "--job", "nojob", "--yes"], 1, "there is no job 'nojob'"),
@@ -228,28 +203,32 @@ MISSING: Final = (
 )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def published(
-    hub_on_one_host: RunningHub, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, str]]:
+@dataclass(frozen=True)
+class Published:
     """A job with one version, and the environment of its commands."""
+
+    job: str
+    environment: dict[str, str]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def published(hub_on_one_host: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Published:
     job, folder = new_job(), tmp_path_factory.mktemp("published")
-    told = environment(hub_on_one_host, TENSORHUB_JOB=job)
+    made = Published(job, hub_on_one_host.environment(TENSORHUB_JOB=job))
     save_file({"w": torch.arange(8.0)}, folder / "in.safetensors")
-    code, _, err = Run(folder, ["publish", "policy", "in.safetensors", "--version", "1"], told).ended()
+    code, _, err = begun(folder, ["publish", "policy", "in.safetensors", "--version", "1"], made.environment).ended()
     assert (code, err) == (0, "")
-    return job, told
+    return made
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"), MISSING, ids=lambda each: " ".join(each) if isinstance(each, list) else ""
 )
 async def test_what_is_not_there_is_one_line(
-    folder: Path, published: tuple[str, dict[str, str]], arguments: list[str], code: int, words: str
+    folder: Path, published: Published, arguments: list[str], code: int, words: str
 ) -> None:
-    job, told = published
-    run = Run(folder, [each.replace("{job}", job) for each in arguments], told)
-    assert words in one_line(run.ended(), code)
+    ended = begun(folder, [each.replace("{job}", published.job) for each in arguments], published.environment).ended()
+    assert words in (one_line(ended, code) if arguments[0] != "quota" else ended[2])
 
 
 PRINTING: Final = (
@@ -273,74 +252,66 @@ PRINTING: Final = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
-async def test_what_can_not_be_written_is_one_line_and_who_reads_no_further_is_no_error(
-    folder: Path, published: tuple[str, dict[str, str]], arguments: list[str]
+async def test_what_can_not_be_written_is_one_line_and_a_closed_pipe_is_no_error(
+    folder: Path, published: Published, arguments: list[str]
 ) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
-    ended = Run(folder, arguments, published[1], full).ended()
+    ended = begun(folder, arguments, published.environment, full).ended()
     os.close(full)
     assert one_line(ended, 1) == "tensorhub: what it says can't be written: No space left on device\n"
     reader, writer = os.pipe()
     os.close(reader)
-    ended = Run(folder, arguments, published[1], writer).ended()
+    ended = begun(folder, arguments, published.environment, writer).ended()
     os.close(writer)
     assert ended == (0, "", "")
 
 
-async def test_status_and_doctor_name_who_is_stopped(
-    hub: RunningHub, folder: Path, published: tuple[str, dict[str, str]]
+async def test_status_and_doctor_name_a_process_that_is_stopped(
+    hub: RunningHub, folder: Path, published: Published
 ) -> None:
-    """And wake up with it: what was silent is not told any more."""
-    _, told = published
-    pids = hub.file.pids
+    """And no longer once it is awake."""
     for process in ("planner-0", "agent-1"):
-        stop(pids[process])
-        try:
+        pid = hub.pid(process)
+        with hub.stopped(process):
             asked = (["status"], ["status", "--json"], ["doctor", "--quick", "--json"])
-            text, status, doctor = [run.ended() for run in [Run(folder, each, told) for each in asked]]
-            code, out, err = text
-            assert (code, err) == (0, "")
-            assert f"! {process} does not answer: process {pids[process]} is stopped" in out
-            found = json.loads(status[1])
-            assert [each["process"] for each in found["processes"] if not each["answers"]] == [process]
-            code, out, err = doctor
-            assert (code, err) == (1, "")
-            wrong = [json.loads(each) for each in out.splitlines()]
-            stopped = next(each for each in wrong if each["check"] == "processes")
-            assert stopped["found"] == f"{process} (process {pids[process]}) is stopped"
-            assert f"kill -CONT {pids[process]}" in stopped["advice"]
-            assert any(each["found"] == f"{process} does not answer" for each in wrong)
-        finally:
-            os.kill(pids[process], signal.SIGCONT)
-    async with asyncio.timeout(PROGRAM_S):
-        while "does not answer" in (Run(folder, ["status"], told).ended())[1]:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+            runs = [begun(folder, each, published.environment) for each in asked]
+            text, status, doctor = [run.ended() for run in runs]
+        code, out, err = text
+        assert (code, err) == (0, "")
+        assert f"! {process} does not answer: process {pid} is stopped" in out
+        found = json.loads(status[1])
+        assert [each["process"] for each in found["processes"] if not each["answers"]] == [process]
+        code, out, err = doctor
+        assert (code, err) == (1, "")
+        wrong = [json.loads(each) for each in out.splitlines()]
+        stopped = next(each for each in wrong if each["check"] == "processes")
+        assert stopped["found"] == f"{process} (process {pid}) is stopped"
+        assert f"kill -CONT {pid}" in stopped["advice"]
+        assert any(each["found"] == f"{process} does not answer" for each in wrong)
+    await until(lambda: "does not answer" not in begun(folder, ["status"], published.environment).ended()[1])
 
 
-async def test_a_pull_that_is_broken_off_leaves_no_replica(
-    hub: RunningHub, folder: Path, published: tuple[str, dict[str, str]]
-) -> None:
+async def test_a_pull_that_is_broken_off_leaves_no_replica(hub: RunningHub, folder: Path, published: Published) -> None:
     """The planner is stopped, so that it is in the middle until Ctrl-C."""
-    job, told = published
-    stop(hub.file.planner.pid)
-    try:
-        run = Run(folder, ["pull", "policy", "out.safetensors"], told)
-        async with hub.connected(job, agents=1) as (here,), asyncio.timeout(PROGRAM_S):
-            while not any(each.replica.startswith("pull-") for each in await here.replicas("policy")):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+    async with hub.connected(published.job, agents=1) as (here,):
+
+        async def is_pulling() -> bool:
+            return any(each.replica.startswith("pull-") for each in await here.replicas("policy"))
+
+        async def is_over() -> bool:
+            return not await is_pulling()
+
+        with hub.stopped("planner-0"):
+            run = begun(folder, ["pull", "policy", "out.safetensors"], published.environment)
+            await until(is_pulling)
             os.kill(run.pid, signal.SIGINT)
             assert one_line(await asyncio.to_thread(run.ended), 130) == "tensorhub: interrupted\n"
-            while any(each.replica.startswith("pull-") for each in await here.replicas("policy")):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-    finally:
-        os.kill(hub.file.planner.pid, signal.SIGCONT)
+            await until(is_over)
     assert not (folder / "out.safetensors").exists()
 
 
-async def test_a_variable_that_is_no_setting_is_told_by_commands(
-    folder: Path, published: tuple[str, dict[str, str]]
-) -> None:
-    _, told = published
-    code, out, err = Run(folder, ["versions", "policy"], told | {"TENSORHUB_BEATS": "1"}).ended()
+async def test_a_variable_that_is_no_setting_is_reported_by_commands(folder: Path, published: Published) -> None:
+    environment = published.environment | {"TENSORHUB_BEATS": "1"}
+    code, out, err = begun(folder, ["versions", "policy"], environment).ended()
     assert (code, out.splitlines()[0].split()[0]) == (0, "VERSION")
     assert err == "tensorhub: TENSORHUB_BEATS is set, which is no setting of TensorHub: is TENSORHUB_BEAT_S meant?\n"

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import command
+from tests.kit.hubs import RunningHub, new_job
 
 from tensorhub import TensorSpec, mapping
 
@@ -18,15 +17,15 @@ async def test_weights_in_files_go_in_and_come_out(hub: RunningHub, tmp_path: Pa
     job = new_job()
     given = {"w": torch.randn(1000, 30), "flag": torch.ones((), dtype=torch.bool), "half": torch.randn(7).half()}
     save_file(given, tmp_path / "in.safetensors")
-    published = await command(hub, "publish", "policy", "--version", "4", tmp_path / "in.safetensors", "--job", job)
+    published = await hub.command("publish", "policy", "--version", "4", tmp_path / "in.safetensors", "--job", job)
     assert published == (0, published[1], "")
-    assert (await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job))[0] == 0
+    assert (await hub.command("pull", "policy", tmp_path / "out.safetensors", "--job", job))[0] == 0
     found = load_file(tmp_path / "out.safetensors")
     assert found.keys() == given.keys()
     assert all(torch.equal(found[name], given[name]) for name in given)
-    code, out, _ = await command(hub, "versions", "policy", "--job", job, "--json")
+    code, out, _ = await hub.command("versions", "policy", "--job", job, "--json")
     assert (code, '"holders":["published"]' in out) == (0, True)
-    code, out, _ = await command(hub, "doctor", "--quick", "--job", job)
+    code, out, _ = await hub.command("doctor", "--quick", "--job", job)
     assert code == 0, out
 
 
@@ -44,7 +43,7 @@ async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_pa
             shards[-1].tensors["w"].copy_(whole[:, 3 * index : 3 * index + 3])
             shards[-1].tensors[f"own-{index}"].fill_(index)
         await asyncio.gather(*(shard.publish(1) for shard in shards))
-        code, out, err = await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job, "--json")
+        code, out, err = await hub.command("pull", "policy", tmp_path / "out.safetensors", "--job", job, "--json")
         assert (code, err) == (0, ""), out
         assert [each.replica for each in await here.replicas("policy")] == ["trainer"]
     found = load_file(tmp_path / "out.safetensors")
@@ -67,10 +66,10 @@ async def test_pull_says_what_shards_lack_also_where_they_overlap(hub: RunningHu
             for worker, (at, rows) in zip(workers, boxes, strict=False):
                 worker.tensors["w"].copy_(torch.arange(24.0).view(12, 2)[at : at + rows])
             await asyncio.gather(*(worker.publish(1) for worker in workers))
-        code, _, err = await command(hub, "pull", "of-2", tmp_path / "lacks.safetensors", "--job", job)
+        code, _, err = await hub.command("pull", "of-2", tmp_path / "lacks.safetensors", "--job", job)
         assert (code, "have only a part of tensor 'w'" in err) == (1, True)
         assert not (tmp_path / "lacks.safetensors").exists()
-        assert (await command(hub, "pull", "of-3", tmp_path / "whole.safetensors", "--job", job))[0] == 0
+        assert (await hub.command("pull", "of-3", tmp_path / "whole.safetensors", "--job", job))[0] == 0
     assert torch.equal(load_file(tmp_path / "whole.safetensors")["w"], torch.arange(24.0).view(12, 2))
 
 
@@ -105,7 +104,7 @@ async def test_pull_writes_the_models_own_tensors_of_a_fused_engine(hub: Running
         assert f"{at}.rotary_emb.cos_sin_cache" not in shards[0].tensors
         assert shards[1].tensors["model.embed_tokens.weight"][1:].eq(0).all()
         await asyncio.gather(*(shard.publish(1) for shard in shards))
-        code, out, err = await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job)
+        code, out, err = await hub.command("pull", "policy", tmp_path / "out.safetensors", "--job", job)
         assert (code, err) == (0, ""), out
     found = load_file(tmp_path / "out.safetensors")
     expected = {
@@ -125,12 +124,12 @@ async def test_pull_takes_the_latest_that_no_rewind_has_retired(hub: RunningHub,
     for version in (1, 2):
         save_file({"w": torch.full((8,), float(version))}, tmp_path / "in.safetensors")
         given = ("--version", str(version), "--replica", f"of-{version}", "--job", job)
-        assert (await command(hub, "publish", "policy", tmp_path / "in.safetensors", *given))[0] == 0
-    assert (await command(hub, "rewind", "policy", "--to", "1", "--job", job))[0] == 0
+        assert (await hub.command("publish", "policy", tmp_path / "in.safetensors", *given))[0] == 0
+    assert (await hub.command("rewind", "policy", "--to", "1", "--job", job))[0] == 0
     for which in ([], ["--version", "latest"], ["--version", "1"]):
-        code, said, err = await command(hub, "pull", "policy", out, *which, "--job", job)
+        code, said, err = await hub.command("pull", "policy", out, *which, "--job", job)
         assert (code, err, said.split(" is in ")[0]) == (0, "", "policy version 1")
         assert load_file(out)["w"].eq(1).all()
         out.unlink()
-    refused = await command(hub, "pull", "policy", out, "--version", "2", "--job", job)
+    refused = await hub.command("pull", "policy", out, "--version", "2", "--job", job)
     assert refused == (1, "", "tensorhub: version 2 of policy was retired by a rewind: pull the latest\n")

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,8 +11,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
-from tests.integration.transports import UCXX
+from tests.bounds import WAIT_S
+from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.tensors import assert_same_bytes
+from tests.kit.transports import UCXX
+from tests.kit.waiting import retried, until
 
 import tensorhub
 from tensorhub import AsyncShard, ReadReport, TensorSpec
@@ -32,8 +33,6 @@ SPECS: Final = {
 SHARE_MAX: Final = 0.03
 FEW: Final = 0.003
 """Of the values so many change where a patch is to be sooner there than the piece, over a loopback too."""
-READ_S: Final = 60.0
-MADE_S: Final = 60.0
 FIRST_MADE_S: Final = 5.0
 BEGINNINGS_MAX: Final = 20
 KEPT: Final = 4
@@ -42,7 +41,7 @@ KILLED_WITHIN_S: Final = 0.08
 
 
 @dataclass
-class Stage:
+class Training:
     """A trainer and readers on hosts of their own."""
 
     hub: RunningHub
@@ -53,19 +52,16 @@ class Stage:
 
     async def publish(self, share: float) -> None:
         """Change this share of the values, by whole values, NaNs among them, and publish."""
-        async with asyncio.timeout(READ_S):
-            while self.version:
-                # An agent that was killed is started again, and finds the shard in its memory.
-                with contextlib.suppress(tensorhub.AgentUnavailable):
-                    await self.trainer.unpublish()
-                    break
+        if self.version:
+            # An agent that was killed is started again, and finds the shard in its memory.
+            await retried(self.trainer.unpublish, tensorhub.AgentUnavailable)
         for name, tensor in self.trainer.tensors.items():
             size = tensor.element_size()
             values = tensor.detach().reshape(-1).view(torch.uint8).numpy().reshape(-1, size)
             which = self.chance.random(len(values)) < (share if name != "steps" else 1.0)
             values[which] = self.chance.integers(0, 256, (int(which.sum()), size), dtype=np.uint8)
         self.version += 1
-        assert await self.trainer.publish(timeout_s=READ_S) == self.version
+        assert await self.trainer.publish(timeout_s=WAIT_S) == self.version
 
     async def begin(self) -> None:
         """Publish, and let all readers read, until the trainer's agent makes deltas: its first copy takes a moment."""
@@ -74,53 +70,46 @@ class Stage:
             reports = [await self.update(reader) for reader in range(len(self.readers))]
             if all(map(by_delta, reports)):
                 return
-            made = self._made()
-            await self.publish(FEW)
-            with contextlib.suppress(TimeoutError):
-                await self._wait_for_delta(made, FIRST_MADE_S)
+            with contextlib.suppress(AssertionError):
+                await self.publish_with_delta(FEW, FIRST_MADE_S)
         pytest.fail("no delta was made")
 
-    async def publish_with_delta(self, share: float) -> None:
-        """Publish, and wait until the delta is made: over a fast link nobody else would wait for it."""
+    async def publish_with_delta(self, share: float, bound_s: float = WAIT_S) -> None:
+        """Publish, and wait until the delta is made: over a fast link no read would wait for it."""
         made = self._made()
         await self.publish(share)
-        await self._wait_for_delta(made)
+        await until(lambda: self._made() > made, "a delta is made", bound_s)
 
     def _made(self) -> int:
-        return (self.hub.directory / "logs" / "agent-0.log").read_text().count("a delta of ")
-
-    async def _wait_for_delta(self, made: int, bound_s: float = MADE_S) -> None:
-        async with asyncio.timeout(bound_s):
-            while self._made() == made:  # noqa: ASYNC110 (only the log tells)
-                await asyncio.sleep(0.02)
+        return self.hub.log("agent-0").count("a delta of ")
 
     async def update(self, reader: int) -> ReadReport:
         """Bring one reader to the last version; its bytes are the trainer's."""
         shard = self.readers[reader]
-        assert await shard.replicate("latest", timeout_s=READ_S) == self.version
+        assert await shard.replicate("latest", timeout_s=WAIT_S) == self.version
         assert_same_bytes(shard.tensors, self.trainer.tensors)
         assert shard.last_read is not None
         return shard.last_read
 
 
 @asynccontextmanager
-async def stage(hub: RunningHub, install: str = "in-place") -> AsyncIterator[Stage]:
-    async with hub.connected(new_job(), len(hub.file.agents)) as hubs:
+async def training(hub: RunningHub, install: str = "in-place") -> AsyncIterator[Training]:
+    async with hub.connected(agents=3) as hubs:
         trainer = await hubs[0].register(MODEL, SPECS, replica="trainer")
         readers = [
             await each.register(MODEL, SPECS, replica=f"rollout-{number}", install=install)
             for number, each in enumerate(hubs[1:])
         ]
-        yield Stage(hub, trainer, readers)
+        yield Training(hub, trainer, readers)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[UCXX])
-async def deltas_hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
     """Three agents on hosts of their own; a test that kills one leaves it started again."""
-    # At debug an agent's log tells of each delta that it has made.
-    told = {"TENSORHUB_DELTAS": str(KEPT), "TENSORHUB_LOG_LEVEL": "debug"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, **told) as hub:
-        yield hub
+    # At debug an agent's log has a line for each delta that it has made.
+    settings = {"TENSORHUB_DELTAS": str(KEPT), "TENSORHUB_LOG_LEVEL": "debug"}
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, settings=settings) as running:
+        yield running
 
 
 def wire_share(report: ReadReport) -> float:
@@ -134,8 +123,8 @@ def by_delta(report: ReadReport) -> bool:
 
 
 @pytest.mark.parametrize("install", ["in-place", "staged"])
-async def test_one_percent_of_the_values_is_far_less_of_the_bytes(deltas_hub: RunningHub, install: str) -> None:
-    async with stage(deltas_hub, install) as it:
+async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHub, install: str) -> None:
+    async with training(hub, install) as it:
         await it.begin()
         for _ in range(2):
             await it.publish_with_delta(FEW)
@@ -146,8 +135,8 @@ async def test_one_percent_of_the_values_is_far_less_of_the_bytes(deltas_hub: Ru
 
 
 @pytest.mark.long
-async def test_a_chain_leads_over_versions_that_the_reader_skipped(deltas_hub: RunningHub) -> None:
-    async with stage(deltas_hub) as it:
+async def test_a_chain_leads_over_versions_that_the_reader_skipped(hub: RunningHub) -> None:
+    async with training(hub) as it:
         await it.begin()
         before = it.version
         for _ in range(3):
@@ -159,9 +148,9 @@ async def test_a_chain_leads_over_versions_that_the_reader_skipped(deltas_hub: R
         assert report.base == before
 
 
-async def test_a_reader_serves_the_delta_that_it_has_applied(deltas_hub: RunningHub) -> None:
+async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) -> None:
     """The trainer has gone on to write when the last reader comes: the other reader gives it the delta."""
-    async with stage(deltas_hub) as it:
+    async with training(hub) as it:
         await it.begin()
         await it.publish_with_delta(FEW)
         await it.update(0)
@@ -173,8 +162,8 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(deltas_hub: Running
 
 
 @pytest.mark.long
-async def test_when_everything_changed_the_pieces_themselves_come(deltas_hub: RunningHub) -> None:
-    async with stage(deltas_hub) as it:
+async def test_when_everything_changed_the_pieces_themselves_come(hub: RunningHub) -> None:
+    async with training(hub) as it:
         await it.begin()
         await it.publish_with_delta(1.0)
         report = await it.update(0)
@@ -184,19 +173,19 @@ async def test_when_everything_changed_the_pieces_themselves_come(deltas_hub: Ru
 
 
 @pytest.mark.long
-async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(deltas_hub: RunningHub) -> None:
+async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(hub: RunningHub) -> None:
     """The deltas of its agent are gone with it, and its shadow too; the memory is not."""
-    async with stage(deltas_hub) as it:
+    async with training(hub) as it:
         await it.begin()
-        os.kill(deltas_hub.file.agents[0].pid, signal.SIGKILL)
+        hub.kill("agent-0")
         await it.publish(FEW)
         assert not by_delta(await it.update(0))
         await it.begin()
 
 
 @pytest.mark.long
-async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of_it(deltas_hub: RunningHub) -> None:
-    async with stage(deltas_hub) as it:
+async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of_it(hub: RunningHub) -> None:
+    async with training(hub) as it:
         await it.begin()
         for _ in range(KEPT + 1):
             await it.publish_with_delta(FEW)
@@ -209,22 +198,18 @@ async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of
 
 @pytest.mark.long
 async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_is_read_whole(
-    deltas_hub: RunningHub,
+    hub: RunningHub,
 ) -> None:
     """Killed at a moment of chance within the read; the next one of the shard ends with the trainer's bytes."""
-    async with stage(deltas_hub) as it:
+    async with training(hub) as it:
         await it.begin()
         for _ in range(KILLS):
             await it.publish_with_delta(FEW)
-            reading = asyncio.create_task(it.readers[0].replicate("latest", timeout_s=READ_S))
+            reading = asyncio.create_task(it.readers[0].replicate("latest", timeout_s=WAIT_S))
             await asyncio.sleep(it.chance.random() * KILLED_WITHIN_S)
-            os.kill(deltas_hub.file.agents[1].pid, signal.SIGKILL)
+            hub.kill("agent-1")
             with contextlib.suppress(tensorhub.TensorHubError):
                 await reading
-            async with asyncio.timeout(READ_S):
-                while True:
-                    with contextlib.suppress(tensorhub.AgentUnavailable):
-                        await it.update(0)
-                        break
+            await retried(lambda: it.update(0), tensorhub.AgentUnavailable)
             # The other reader has what it held, and goes on by deltas.
             await it.update(1)

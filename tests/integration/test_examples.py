@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, new_job, running_hub
-from tests.integration.programs import PROGRAM_S, Ended, environment, fork_program
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.processes import PROGRAM_S, Ended
 from tests.stopping import stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,7 +29,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 async def played(hub: RunningHub, job: str, example: str, *arguments: str, **more: str) -> Ended:
     """Run an example to its end, in a process that has imported torch already."""
     path = str(EXAMPLES / example)
-    return await asyncio.to_thread(fork_program, hub, PLAY, path, *arguments, **{"TENSORHUB_JOB": job, **more})
+    return await hub.run(PLAY, path, *arguments, **{"TENSORHUB_JOB": job, **more})
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def started(hub: RunningHub, job: str, *arguments: str, **more: str) -> Iterator
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(hub, **{"TENSORHUB_JOB": job, "PYTHONUNBUFFERED": "1", **more}),
+        env=hub.environment(**{"TENSORHUB_JOB": job, "PYTHONUNBUFFERED": "1", **more}),
         start_new_session=True,
     )
     try:

@@ -2,35 +2,29 @@
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
 import pytest
 import pytest_asyncio
-from tests.integration.cuts import Sharding, assert_holds, columns, model, published, registered, rows, whole
-from tests.integration.far_agent import NEAR_HOSTS
-from tests.integration.hubs import RunningHub, new_job
-from tests.integration.transports import UCXX
+from tests.bounds import WAIT_S
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.shardings import Sharding, assert_holds, columns, model, published, registered, rows, whole
+from tests.kit.transports import UCXX
 
 import tensorhub
-from tensorhub.local.hub import LocalHub, ServiceCommands
-from tensorhub_common.bus.connection import connect
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.subjects import commands_of
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 REPLICAS: Final = 3
-WAIT_S: Final = 60.0
-AGENT: Final = (sys.executable, "-m", "tests.integration.far_agent")
 
 
 @dataclass(frozen=True)
 class TwoSites:
-    """A hub, and which of its agents stand near and which far."""
+    """A hub, and which of its agents are near and which far."""
 
     hub: RunningHub
     near: list[int]
@@ -52,19 +46,17 @@ async def two_sites(
     hosts = int(request.param)
     near_hosts = 1 if hosts == 2 else 2
     agents = 2 * REPLICAS if hosts == 2 else 2 + REPLICAS
-    environment = {**os.environ, NEAR_HOSTS: str(near_hosts)}
     directory = tmp_path_factory.mktemp("hub")
-    up = LocalHub(directory, agents=agents, hosts=hosts, commands=ServiceCommands(agent=AGENT), environment=environment)
-    async with up:
+    async with running_hub(directory, agents, hosts, agent="two-sites", NEAR_HOSTS=str(near_hosts)) as hub:
         near = [number for number in range(agents) if number % hosts < near_hosts]
-        yield TwoSites(RunningHub(up, directory), near, [number for number in range(agents) if number not in near])
+        yield TwoSites(hub, near, [number for number in range(agents) if number not in near])
 
 
 async def until_joined(hub: RunningHub, job: str, count: int) -> None:
-    """Wait until so many have said that they want a version."""
+    """Wait until so many shards want a version."""
     async with (
         asyncio.timeout(WAIT_S),
-        await connect(hub.file.nats, name="test", credentials=hub.file.credentials) as bus,
+        await hub.bus() as bus,
         contextlib.aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
     ):
         async for entry in entries:
@@ -77,7 +69,7 @@ async def until_joined(hub: RunningHub, job: str, count: int) -> None:
 async def test_a_site_of_another_layout_takes_each_byte_about_once(
     two_sites: TwoSites, cut: Sharding, how: Sharding, shards: int
 ) -> None:
-    """Each replica has read from its mates, and together they have not read much more than once from the trainer.
+    """Each replica has read from its site peers, and together they have not read much more than once from the trainer.
 
     What is cut by columns comes in boxes that lie strided in the readers.
     """

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.cuts import Sharding, columns, mesh, published, registered, rows
-from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import command
-from tests.integration.transports import HUB_OF, UCXX_AND_AT_LENGTH_LOCAL
+from tests.kit.hubs import RunningHub, new_job
+from tests.kit.shardings import Sharding, columns, mesh, published, registered, rows
+from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
 from tests.unit.agent.torch_bits import bits_in
 from tests.unit.agent.torch_fp8 import referred, weight
 
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCHEME = "fp8-block-128"
 
 
-@pytest.fixture(scope="module", params=UCXX_AND_AT_LENGTH_LOCAL)
+@pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
 def hub(request: pytest.FixtureRequest) -> RunningHub:
     hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
     return hub
@@ -62,35 +61,42 @@ def spec(name: str, whole: torch.Tensor, scheme: str, box: tuple[slice, slice]) 
     }
 
 
-CUT_BOXES = [(slice(None), slice(None)), (slice(100, None), slice(None)), (slice(None), slice(77, None))]
-BOXES = [(slice(None), slice(None)), (slice(100, 1001), slice(None)), (slice(None), slice(77, None))]
+WHOLE = (slice(None), slice(None))
+BOXES = (WHOLE, (slice(100, 1001), slice(None)), (slice(None), slice(77, None)), WHOLE)
 
 
 @pytest.mark.parametrize(
     ("how", "shards", "shape", "scheme", "dtype"),
     [
+        # Shards end with whole blocks.
         (rows, 3, (1150, 2051), "fp8-block-128", torch.bfloat16),
         (columns, 3, (1150, 2303), "fp8-block-128-nemo", torch.float32),
         (mesh, 4, (1023, 1279), "fp8-block-128-ue8m0", torch.float16),
         (rows, 5, (1150, 2051), "fp8-channel", torch.bfloat16),
+        # No shard has a whole block.
+        (rows, 7, (300, 517), "fp8-block-128", torch.bfloat16),
+        (columns, 5, (389, 333), "fp8-block-128-nemo", torch.float32),
+        (mesh, 4, (301, 207), "fp8-block-128-slime", torch.float16),
+        (columns, 3, (150, 1001), "fp8-channel", torch.bfloat16),
+        (rows, 5, (257, 300), "fp8-tensor", torch.float32),
     ],
 )
 async def test_values_and_scales_of_any_box_are_torchs(
     hub: RunningHub, how: Sharding, shards: int, shape: tuple[int, int], scheme: str, dtype: torch.dtype
 ) -> None:
-    """Shards end with whole blocks, readers' boxes anywhere; two versions; whoever has it serves others as well."""
+    """Readers' boxes begin and end anywhere; two versions; each reader that has a version serves others as well."""
     async with hub.connected() as hubs:
         models = [{"w": drawn(shape, dtype, version)} for version in (1, 2)]
         trainer = await registered(hubs, "trainer", how, shards, models[0])
         readers = [
             await hubs[n % len(hubs)].register("m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}")
-            for n, box in enumerate([*BOXES, BOXES[0]])
+            for n, box in enumerate(BOXES)
         ]
         for version, model in enumerate(models, 1):
             assert await published(trainer, how, model) == version
             await asyncio.gather(*(reader.replicate(version) for reader in readers))
             values, scales = quantised(model["w"], scheme)
-            for reader, box in zip(readers, [*BOXES, BOXES[0]], strict=True):
+            for reader, box in zip(readers, BOXES, strict=True):
                 assert_equal(reader.tensors["w.values"], values[box], (version, box))
                 assert_equal(reader.tensors["w.scales"], scales, (version, box))
             await asyncio.gather(*(shard.unpublish() for shard in trainer))
@@ -187,7 +193,7 @@ async def test_fused_and_stacked_weights_by_a_mapping_and_a_checkpoint_of_them(h
                 assert_equal(rank.tensors[name], expected, (rank.shard, name))
         await asyncio.gather(*(shard.release() for shard in trainer))
         out = tmp_path / "fp8.safetensors"
-        assert (await command(hub, "pull", "m", out, "--job", job))[0] == 0
+        assert (await hub.command("pull", "m", out, "--job", job))[0] == 0
         file = load_file(out)
     for name, tensor in tensors.items():
         if "proj" in name:
@@ -202,34 +208,3 @@ def divided(_: str, tensor: torch.Tensor, shard: int, shards: int) -> tuple[slic
     if half % 128 or tensor.ndim == 1:
         return (slice(None),) * tensor.ndim
     return (slice(shard * half, (shard + 1) * half), slice(None))
-
-
-@pytest.mark.parametrize(
-    ("how", "shards", "shape", "scheme", "dtype"),
-    [
-        (rows, 7, (300, 517), "fp8-block-128", torch.bfloat16),
-        (columns, 5, (389, 333), "fp8-block-128-nemo", torch.float32),
-        (mesh, 4, (301, 207), "fp8-block-128-slime", torch.float16),
-        (columns, 3, (150, 1001), "fp8-channel", torch.bfloat16),
-        (rows, 5, (257, 300), "fp8-tensor", torch.float32),
-    ],
-)
-async def test_shards_that_cut_through_blocks_give_what_torch_makes_of_the_whole(
-    hub: RunningHub, how: Sharding, shards: int, shape: tuple[int, int], scheme: str, dtype: torch.dtype
-) -> None:
-    """No shard has a whole block; two versions, several readers of other boxes."""
-    async with hub.connected() as hubs:
-        models = [{"w": drawn(shape, dtype, version)} for version in (1, 2)]
-        trainer = await registered(hubs, "trainer", how, shards, models[0])
-        readers = [
-            await hubs[n % len(hubs)].register("m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}")
-            for n, box in enumerate([*CUT_BOXES, CUT_BOXES[0]])
-        ]
-        for version, model in enumerate(models, 1):
-            assert await published(trainer, how, model) == version
-            await asyncio.gather(*(reader.replicate(version) for reader in readers))
-            values, scales = quantised(model["w"], scheme)
-            for reader, box in zip(readers, [*CUT_BOXES, CUT_BOXES[0]], strict=True):
-                assert_equal(reader.tensors["w.values"], values[box], (version, box))
-                assert_equal(reader.tensors["w.scales"], scales, (version, box))
-            await asyncio.gather(*(shard.unpublish() for shard in trainer))

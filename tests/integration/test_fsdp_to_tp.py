@@ -5,7 +5,9 @@ compared byte by byte with numpy's answer from the trainer's full tensors, and w
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.actors import Actor, actors
-from tests.integration.hubs import RunningHub, new_job, running_hub
-from tests.integration.llama import LAYERS
-from tests.integration.llama_divided import Array, bits, divided
-from tests.integration.transports import BOTH
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.llama import LAYERS
+from tests.kit.llama_divided import Array, bits, divided
+from tests.kit.processes import Peer
+from tests.kit.transports import BOTH
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -38,8 +40,9 @@ def assert_equal(found: dict[str, Array], expected: dict[str, Array]) -> None:
         assert np.array_equal(found[name], array), name
 
 
-async def all_told(cast: list[Actor], *order: object) -> list[Any]:
-    return await asyncio.gather(*(actor.told(*order) for actor in cast))
+async def all_do(ranks: list[Peer], *order: object) -> list[Any]:
+    """Give all ranks an order, and return what each answered."""
+    return await asyncio.gather(*(rank.ask(*order) for rank in ranks))
 
 
 def saved(path: Path) -> tuple[dict[str, Array], torch.Tensor]:
@@ -51,23 +54,34 @@ def saved(path: Path) -> tuple[dict[str, Array], torch.Tensor]:
 async def test_engines_hold_and_say_what_the_trainer_does(
     hub: RunningHub, tmp_path: Path, role: str, dtype: str
 ) -> None:
-    agents = [agent.socket for agent in hub.file.agents]
     job = new_job()
-    casts = [
-        *((role, str(rank), str(TRAINERS), str(tmp_path), dtype) for rank in range(TRAINERS)),
-        *(("tp", str(rank), str(ENGINES), str(tmp_path), dtype) for rank in range(ENGINES)),
-        ("whole", "0", "1", str(tmp_path), dtype),
+    ranks = [
+        *((role, str(rank), str(TRAINERS), 0) for rank in range(TRAINERS)),
+        *(("tp", str(rank), str(ENGINES), 1) for rank in range(ENGINES)),
+        ("whole", "0", "1", 1),
     ]
-    async with (
-        actors(hub, PROGRAM, casts[:TRAINERS], tmp_path, TENSORHUB_JOB=job, TENSORHUB_AGENT=agents[0]) as trainers,
-        actors(hub, PROGRAM, casts[TRAINERS:], tmp_path, TENSORHUB_JOB=job, TENSORHUB_AGENT=agents[1]) as engines,
-    ):
+    async with AsyncExitStack() as stack:
+        started = [
+            await stack.enter_async_context(
+                hub.program(
+                    PROGRAM,
+                    *arguments,
+                    str(tmp_path),
+                    dtype,
+                    TENSORHUB_JOB=job,
+                    TENSORHUB_AGENT=hub.file.agents[agent].socket,
+                )
+            )
+            for *arguments, agent in ranks
+        ]
+        assert [json.loads(await each.line()) for each in started] == ["ready"] * len(ranks)
+        trainers, engines = started[:TRAINERS], started[TRAINERS:]
         for version in range(1, VERSIONS + 1):
-            await all_told(trainers, "step", version)
-            shapes = await all_told(trainers, "save", version)
-            assert await all_told(engines, "replicate", version) == [version] * len(engines)
-            await all_told(engines, "save", version)
-            await all_told(engines[:ENGINES], "load", version)
+            await all_do(trainers, "step", version)
+            shapes = await all_do(trainers, "save", version)
+            assert await all_do(engines, "replicate", version) == [version] * len(engines)
+            await all_do(engines, "save", version)
+            await all_do(engines[:ENGINES], "load", version)
             check(tmp_path, version)
         if role == "trainer":
             assert any(0 in shape for shape in shapes[-1]), "the last rank has nothing of some tensors"

@@ -1,23 +1,22 @@
-"""Deleting a whole job on a hub of real processes: what is freed, who is told what, and how its name is used anew."""
+"""Deleting a whole job on a hub of real processes: what is freed, what callers get, and how its name is used anew."""
 
 import asyncio
 import json
-import os
-import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, admin_key, assert_same_bytes, new_job, running_hub
-from tests.integration.programs import command
+from tests.bounds import WAIT_S
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.tensors import assert_same_bytes, weights
+from tests.kit.waiting import until
 from tests.leftovers import memory_of
 
 import tensorhub
-from tensorhub._control.registry_client import NatsAddress, RegistryClient
-from tensorhub_common.bus.connection import connect
+from tensorhub import JobGone
 from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
@@ -25,34 +24,15 @@ from tensorhub_common.protocol import subjects
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
-BOUND_S: Final = 60.0
 COMMANDS_LEFT_MAX: Final = 5
 """The one that deleted the job, and what came after it in these tests, each with its outcome."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    directory = tmp_path_factory.mktemp("hub")
-    async with running_hub(
-        directory, TENSORHUB_CACHE_DISK_BYTES="16MiB", TENSORHUB_CACHE_BYTES="0", TENSORHUB_METRICS="0"
-    ) as running:
+    settings = {"TENSORHUB_CACHE_DISK_BYTES": "16MiB", "TENSORHUB_CACHE_BYTES": "0", "TENSORHUB_METRICS": "0"}
+    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
         yield running
-
-
-def weights(seed: int) -> dict[str, torch.Tensor]:
-    return {"w": torch.randn(77, 1003, generator=torch.Generator().manual_seed(seed))}
-
-
-def address(hub: RunningHub) -> NatsAddress:
-    return NatsAddress(hub.file.nats, Path(hub.file.credentials))
-
-
-async def until(is_so: Callable[[], bool], what: str) -> None:
-    for _ in range(int(BOUND_S / 0.02)):
-        if is_so():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"it never came to be that {what}")
 
 
 def files_of(hub: RunningHub, job: str) -> list[Path]:
@@ -73,7 +53,7 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
     """Return the job's streams, and how many messages each has."""
     wanted = (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job))
     found = {}
-    async with await connect(hub.file.nats, name="test", credentials=admin_key(hub.file)) as bus:
+    async with await hub.bus(hub.admin_key) as bus:
         for name in wanted:
             try:
                 found[name] = int((await api.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
@@ -85,12 +65,13 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
 
 async def cleared(hub: RunningHub, job: str) -> None:
     """Return once the log is cut down to the deletion and what follows, and the blobs are gone."""
-    for _ in range(int(BOUND_S / 0.05)):
+
+    async def is_cleared() -> bool:
         found = await streams_of(hub, job)
-        if found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX and subjects.blob_stream(job) not in found:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"job {job} is never cleared up: {found}")
+        is_cut = found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX
+        return is_cut and subjects.blob_stream(job) not in found
+
+    await until(is_cleared, f"job {job} is cleared up")
 
 
 async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
@@ -110,13 +91,13 @@ async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
         await until(lambda: len(files_of(hub, job)) == 4, "three shards and a copy stand")
         await there.delete_job()
         for call in (publishing, waiting, *watched):
-            with pytest.raises(tensorhub.JobGone, match=r"was deleted.*--forget"):
-                async with asyncio.timeout(BOUND_S):
+            with pytest.raises(JobGone, match=r"was deleted.*--forget"):
+                async with asyncio.timeout(WAIT_S):
                     await call
         await until(lambda: not files_of(hub, job), "nothing of the job is left")
         assert_same_bytes(reader.tensors, weights(1))
         for late in (trainer.publish(2), here.versions("m"), here.register("late", weights(3), replica="r")):
-            with pytest.raises(tensorhub.JobGone):
+            with pytest.raises(JobGone):
                 await late
     await cleared(hub, job)
 
@@ -132,23 +113,23 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", weights(1), replica="trainer")
         await trainer.publish(5)
-        two = [RegistryClient(job, address(hub)) for _ in range(2)]
+        two = [hub.registry(job) for _ in range(2)]
         calls = (here.delete_job(), *(each.delete_job() for each in two))
         said = await asyncio.gather(*calls, return_exceptions=True)
         assert None in said
-        assert all(each is None or isinstance(each, tensorhub.JobGone) for each in said)
+        assert all(each is None or isinstance(each, JobGone) for each in said)
         for each in two:
             await each.close()
-    code, out, err = await command(hub, "status", "--job", job)
+    code, out, err = await hub.command("status", "--job", job)
     assert (code, out) == (1, "")
     assert "was deleted" in err
     async with hub.connected(job, agents=1) as (again,):
-        with pytest.raises(tensorhub.JobGone, match=f"--job {job} --forget"):
+        with pytest.raises(JobGone, match=f"--job {job} --forget"):
             await again.register("m", weights(1), replica="trainer")
-        with pytest.raises(tensorhub.JobGone):
+        with pytest.raises(JobGone):
             await again.delete_job()
     await cleared(hub, job)
-    code, out, err = await command(hub, "delete", "--job", job, "--forget", "--json")
+    code, out, err = await hub.command("delete", "--job", job, "--forget", "--json")
     assert (code, json.loads(out), err) == (0, {"job": job, "state": "forgotten"}, "")
     async with hub.connected(job) as (here, there):
         assert await here.versions("m") == []
@@ -162,18 +143,18 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
 async def test_what_was_compiled_for_a_deleted_job_is_there_for_the_next_of_its_name(hub: RunningHub) -> None:
     """The same layouts come back under the name, and another agent is to carry out their program."""
     job, whole = new_job(), weights(1)
-    half = {"w": tensorhub.TensorSpec((77, 500), torch.float32, global_shape=(77, 1003), offset=(0, 503))}
+    half = {"a": tensorhub.TensorSpec((77, 500), torch.float32, global_shape=(77, 1003), offset=(0, 503))}
     for deleted, reads_at in ((True, 0), (False, 1)):
         async with hub.connected(job) as agents:
             trainer = await agents[0].register("m", whole, replica="trainer")
             await trainer.publish(1)
             reader = await agents[reads_at].register("m", half, replica="reader", shard=0, shards=1)
-            assert await reader.replicate(1, timeout_s=BOUND_S) == 1
-            assert_same_bytes(reader.tensors, {"w": whole["w"][:, 503:]})
+            assert await reader.replicate(1, timeout_s=WAIT_S) == 1
+            assert_same_bytes(reader.tensors, {"a": whole["a"][:, 503:]})
             if deleted:
                 await agents[0].delete_job()
                 await cleared(hub, job)
-                assert (await command(hub, "delete", "--job", job, "--forget"))[0] == 0
+                assert (await hub.command("delete", "--job", job, "--forget"))[0] == 0
 
 
 async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> None:
@@ -183,8 +164,7 @@ async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> No
         await here.register("m", weights(1), replica="trainer")
         await there.register("m", weights(2), replica="other")
         await until(lambda: len(files_of(hub, job)) == 2, "both stand")
-        [away] = [agent for agent in hub.file.agents if agent.id == there.agent]
-        os.kill(away.pid, signal.SIGKILL)
+        hub.kill(there.agent)
         await here.delete_job()
         await until(lambda: not files_of(hub, job), "the agent has come back, and freed it")
     await cleared(hub, job)
@@ -196,16 +176,16 @@ async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: Runnin
     async with hub.connected(job, agents=1) as (here,):
         trainer = await here.register("m", weights(1), replica="trainer")
         await trainer.publish(1)
-        os.kill(hub.file.registry.pid, signal.SIGKILL)
-        async with await connect(hub.file.nats, name="test", credentials=admin_key(hub.file)) as bus:
+        hub.kill("registry-0")
+        async with await hub.bus(hub.admin_key) as bus:
             await JobLog(bus, job).append(
                 subjects.command_subject(job, "delete_job"), b'{"verb":"delete_job"}', "delete"
             )
         await until(lambda: not files_of(hub, job), "the agent has freed it")
         await cleared(hub, job)
-        os.kill(hub.file.registry.pid, signal.SIGKILL)
-        with pytest.raises(tensorhub.JobGone):
-            await here.versions("m", timeout_s=BOUND_S)
+        hub.kill("registry-0")
+        with pytest.raises(JobGone):
+            await here.versions("m", timeout_s=WAIT_S)
 
 
 async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
@@ -220,10 +200,10 @@ async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
             (("--job", job, "--forget"), 1, "is not deleted"),
             (("--job", "nobodys", "--yes"), 1, "there is no job"),
         ):
-            found, out, err = await command(hub, "delete", *arguments)
+            found, out, err = await hub.command("delete", *arguments)
             assert (found, out) == (code, ""), (arguments, err)
             assert says in err
         assert await streams_of(hub, "nobodys") == {}
         assert (await here.registry.status()).models
-        found, out, err = await command(hub, "delete", "--job", job, "--yes")
+        found, out, err = await hub.command("delete", "--job", job, "--yes")
         assert (found, out) == (0, f"job {job} is deleted\n"), err

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.integration.hubs import RunningHub
-from tests.integration.transports import HUB_OF, UCXX_AND_AT_LENGTH_LOCAL
+from tests.kit.hubs import RunningHub
+from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
 from tests.property.vllm_loading import Shape, Worker
 
 from tensorhub import AsyncHub, AsyncShard, mapping
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 TP = 2
 
 
-@pytest.fixture(scope="module", params=UCXX_AND_AT_LENGTH_LOCAL)
+@pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
 def hub(request: pytest.FixtureRequest) -> RunningHub:
     hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
     return hub

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, admin_key, catalog_of, running_hub
+from tests.kit.hubs import RunningHub, running_hub
 
 from tensorhub_agent.leases.table import TICKET_S
-from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.protocol.heartbeat import Heartbeat
@@ -84,7 +84,7 @@ async def test_the_next_reader_does_not_go_to_the_busiest(tmp_path: Path) -> Non
     async with (
         running_hub(tmp_path, agents=4) as hub,
         hub.connected(JOB, agents=3) as (one, other, there),
-        await connect(hub.file.nats_all, name="test", credentials=admin_key(hub.file)) as bus,
+        await hub.bus(hub.admin_key) as bus,
     ):
         trainer, twin = [
             await client.register(MODEL, {"w": torch.arange(1000)}, replica=replica)
@@ -101,7 +101,7 @@ async def test_the_next_reader_does_not_go_to_the_busiest(tmp_path: Path) -> Non
             holder.tensors["w"].add_(1)
             await holder.publish(2)
 
-        status = (await catalog_of(hub, JOB))["status"]
+        status = (await hub.catalog(JOB))["status"]
         assert isinstance(status, Status)
         incarnation = {agent.agent: agent.incarnation for agent in status.agents}[favourite]
         async with read_by_many(bus, SourceId(favourite, incarnation, HOLDERS[favourite], 0), 2):

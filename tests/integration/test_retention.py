@@ -1,77 +1,92 @@
-"""What is retained, on a hub of real processes: copies have the bytes, and outlive their agent's process."""
+"""What users decide, through the SDK and the commands: retain, pin, rewind, drain, quota, delete.
 
-import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+Copies have the bytes, outlive their agent's process, and move before an agent stops.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
-from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
+from tests.kit.hubs import RunningHub, copies_of, new_job, running_hub
+from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
+from tests.kit.transports import UCXX_AND_SLOW_LOCAL
+from tests.kit.waiting import until
 
 import tensorhub
-from tensorhub_common.protocol.queries import ReplicaInfo
+from tensorhub import AsyncHub, AsyncShard
+from tensorhub_common.protocol.log.commands import DrainAgent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WITHIN_S = 60.0
+AGENTS: Final = ("agent-0", "agent-1", "agent-2")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOWLY_LOCAL)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOW_LOCAL)
 async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    room = {"TENSORHUB_CACHE_BYTES": "64MiB"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=request.param, **room) as running:
+    settings = {"TENSORHUB_CACHE_BYTES": "64MiB", "TENSORHUB_METRICS": "0"}
+    async with running_hub(tmp_path_factory.mktemp("hub"), len(AGENTS), request.param, settings=settings) as running:
         yield running
 
 
-def weights(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(77, 1003, generator=generator) for name in ("a", "b")}
+async def publish_next(trainer: AsyncShard, version: int) -> None:
+    """Take back what is published, and publish the weights of a version."""
+    async with trainer.overwriting(publish=True, version=version):
+        write(trainer, weights(version))
 
 
-def write(shard: tensorhub.AsyncShard, values: dict[str, torch.Tensor]) -> None:
-    for name, tensor in shard.tensors.items():
-        tensor.copy_(values[name])
+async def only_copy(hub: AsyncHub, trainer: AsyncShard) -> str:
+    """Publish version 1, and let a copy be all that is left of it; return the agent that has it."""
+    await hub.retain("m", last=1)
+    await trainer.publish(1)
+    async with trainer.overwriting():
+        write(trainer, weights(99))
+    return await holder_of_copy(hub)
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds, within a bound."""
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            if await holds():
-                return
-            await asyncio.sleep(0.05)
+async def holder_of_copy(hub: AsyncHub) -> str:
+    """Return the agent that has the one copy of version 1."""
+    [copy] = await copies_of(hub, "m", 1)
+    return copy.members[0].agent
 
 
-async def cache_of(hub: tensorhub.AsyncHub, model: str, version: int) -> ReplicaInfo | None:
-    """Return the cache replica that holds the version, or None."""
-    found = [each for each in await hub.replicas(model) if each.replica.startswith("_cache-")]
-    return next((each for each in found if each.version == version), None)
+async def assert_read(hub: AsyncHub, version: int, seed: int | None = None) -> None:
+    """Read a version into a replica that is gone afterwards; its bytes are those of the version's weights."""
+    reader = await hub.register("m", weights(98), replica="reader")
+    assert await reader.replicate(version) == version
+    assert_same_bytes(reader.tensors, weights(version if seed is None else seed))
+    await reader.release()
 
 
-async def incarnation_of(hub: tensorhub.AsyncHub, agent: str) -> int:
-    """Return the incarnation of an agent that the log believes."""
-    return next(each.incarnation for each in (await hub.registry.status()).agents if each.agent == agent)
+async def done(hub: RunningHub, job: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run a command that succeeds and writes nothing to stderr; return what it prints with `--json`."""
+    code, out, err = await hub.command(*arguments, "--job", job, "--json")
+    assert (code, err) == (0, ""), (arguments, out, err)
+    return [json.loads(line) for line in out.splitlines()]
 
 
-async def test_a_trainer_overwrites_once_a_copy_stands_and_the_copy_has_its_bytes(hub: RunningHub) -> None:
-    """Nobody else held version 1; a reader gets its bytes all the same, from the copy."""
+async def refused(hub: RunningHub, job: str, *arguments: str) -> str:
+    """Run a command that the hub refuses; return its one line."""
+    code, out, err = await hub.command(*arguments, "--job", job)
+    assert (code, out, err.count("\n")) == (1, "", 1), (arguments, out, err)
+    return err
+
+
+# -------------------------------------------------------------------------------------------------------- retention
+
+
+async def test_a_trainer_overwrites_once_there_is_a_copy_and_the_copy_has_its_bytes(hub: RunningHub) -> None:
+    """No other replica held version 1; a reader gets its bytes all the same, from the copy."""
     async with hub.connected(agents=3) as (here, there, _):
         trainer = await here.register("m", weights(1), replica="trainer")
         await here.retain("m", last=2)
         await trainer.publish(1)
-        await trainer.unpublish()
-        write(trainer, weights(2))
-        await trainer.publish(2)
-        reader = await there.register("m", weights(99), replica="reader")
-        assert await reader.replicate(1) == 1
-        assert_same_bytes(reader.tensors, weights(1))
-        assert await reader.update() == 2
-        assert_same_bytes(reader.tensors, weights(2))
-        kept = [version.version for version in await here.versions("m") if version.retained]
-        assert kept == [1, 2]
+        await publish_next(trainer, 2)
+        for version in (1, 2):
+            await assert_read(there, version)
+        assert [each.version for each in await here.versions("m") if each.retained] == [1, 2]
         await here.retain("m", last=0)
 
 
@@ -80,60 +95,47 @@ async def test_a_copy_outlives_the_process_of_its_agent(hub: RunningHub) -> None
     """The caching agent is killed by SIGKILL when its copy is the only one: it is found again and serves."""
     job = new_job()
     async with hub.connected(job, agents=3) as hubs:
-        trainer = await hubs[0].register("m", weights(1), replica="trainer")
-        await hubs[0].retain("m", last=1)
-        await trainer.publish(1)
-        await trainer.unpublish()
-        write(trainer, weights(7))
-        copy = await cache_of(hubs[0], "m", 1)
-        assert copy is not None
-        holder = copy.members[0].agent
-        victim = next(agent for agent in hub.file.agents if agent.id == holder)
-        before = await incarnation_of(hubs[0], holder)
-        os.kill(victim.pid, signal.SIGKILL)
+        holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
+        before = (await hub.agent_info(job, holder)).incarnation
+        hub.kill(holder)
 
         async def is_back() -> bool:
             # Until it has joined again the log goes on believing its old incarnation.
-            joined = await incarnation_of(hubs[0], holder) > before
-            return joined and await cache_of(hubs[0], "m", 1) is not None
+            joined = (await hub.agent_info(job, holder)).incarnation > before
+            return joined and bool(await copies_of(hubs[0], "m", 1))
 
         await until(is_back)
         reading = next(each for each in hubs if each.agent != holder)
-        reader = await reading.register("m", weights(99), replica="reader")
-        assert await reader.replicate(1) == 1
-        assert_same_bytes(reader.tensors, weights(1))
+        await assert_read(reading, 1)
         await reading.retain("m", last=0)
 
 
 async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
-    async with hub.connected(agents=3) as (here, _, _):
+    """A pinned version outlives `retain(last=1)`, with its bytes, and `unpin` lets it go."""
+    async with hub.connected(agents=3) as (here, there, _):
         trainer = await here.register("m", weights(1), replica="trainer")
+        await trainer.publish(1)
+        await here.pin("m", 1)
         await here.retain("m", last=1)
-        for version in (1, 2):
-            await trainer.publish(version)
-            await trainer.unpublish()
-            write(trainer, weights(version + 1))
-        assert await cache_of(here, "m", 1) is None
-        assert await cache_of(here, "m", 2) is not None
-        await here.pin("m", 2)
+        for version in (2, 3):
+            await publish_next(trainer, version)
+        assert [each.version for each in await here.versions("m") if each.retained] == [1, 3]
+        assert await copies_of(here, "m", 2) == []
+        await assert_read(there, 1)
+        await here.unpin("m", 1)
+        assert await copies_of(here, "m", 1) == []
         await here.retain("m", last=0)
-        assert await cache_of(here, "m", 2) is not None
-        await here.unpin("m", 2)
 
         async def gone() -> bool:
-            return not [each for each in await here.replicas("m") if each.replica.startswith("_cache-")]
+            return not await copies_of(here, "m")
 
         await until(gone)
-        await trainer.release()
-        await here.delete("m")
-        assert await here.versions("m") == []
 
 
 async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
     """The model is larger than what any agent takes in."""
-    large = {"w": torch.ones(20_000_000)}
     async with hub.connected(agents=3) as (here, _, _):
-        trainer = await here.register("m", large, replica="trainer")
+        trainer = await here.register("m", {"w": torch.ones(20_000_000)}, replica="trainer")
         await here.retain("m", last=1)
         await trainer.publish(1)
         with pytest.raises(tensorhub.RetentionFull, match="TENSORHUB_CACHE_BYTES"):
@@ -152,17 +154,127 @@ async def test_a_rewound_model_goes_on_above(hub: RunningHub) -> None:
         engine = await third.register("m", weights(99), replica="engine")
         await trainer.publish(8)
         await old.replicate(8)
-        await trainer.unpublish()
-        write(trainer, weights(9))
-        await trainer.publish(9)
+        await publish_next(trainer, 9)
         assert await engine.replicate() == 9
         assert await here.rewind("m", to=8) == [9]
         assert await engine.update() == 8
         assert_same_bytes(engine.tensors, weights(8))
         with pytest.raises(tensorhub.VersionUnavailable, match=r"rewind|holder"):
             await engine.replicate(9, timeout_s=5)
-        await trainer.unpublish()
-        write(trainer, weights(10))
-        assert await trainer.publish() == 10
-        assert await engine.update() == 10
+        async with trainer.overwriting(publish=True):
+            write(trainer, weights(10))
+        assert await engine.update() == trainer.version == 10
         assert_same_bytes(engine.tensors, weights(10))
+
+
+@pytest.mark.long
+async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
+    """Retain, pin, rewind and unpin by command; what the SDK then sees, and what it refuses, is the same."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", weights(1), replica="trainer")
+        await trainer.publish(1)
+        [kept, *_] = await done(hub, job, "retain", "m", "--last", "1")
+        assert (kept["kind"], kept["last"]) == ("model.retention", 1)
+        await publish_next(trainer, 2)
+        [pinned, *_] = await done(hub, job, "pin", "m", "2")
+        assert (pinned["kind"], pinned["version"]) == ("version.pinned", 2)
+        [info] = (await here.registry.status()).models
+        assert (info.retain, info.pins) == (1, (2,))
+        assert "pinned" in await refused(hub, job, "rewind", "m", "--to", "1")
+        with pytest.raises(tensorhub.VersionConflict, match="unpin"):
+            await here.rewind("m", to=1)
+        await done(hub, job, "unpin", "m", "2")
+        events = await done(hub, job, "rewind", "m", "--to", "1")
+        assert [each["version"] for each in events if each["kind"] == "version.retired"] == [2]
+        assert [each.version for each in await here.versions("m") if each.state == "retired"] == [2]
+        reader = await there.register("m", weights(9), replica="reader")
+        with pytest.raises(tensorhub.VersionUnavailable):
+            await reader.replicate(2, timeout_s=5)
+        await trainer.unpublish()
+        assert await trainer.publish() == 3
+        await here.retain("m", last=0)
+
+
+# ----------------------------------------------------------------------------------------------------------- drain
+
+
+@pytest.mark.long
+async def test_an_agent_may_stop_once_the_last_copy_is_elsewhere(hub: RunningHub) -> None:
+    """The bytes have moved by the time that `drain` returns; while it drains, the agent takes nothing new."""
+    job = new_job()
+    async with hub.connected(job, agents=3) as hubs:
+        holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
+        assert await done(hub, job, "drain", holder) == [{"agent": holder, "draining": True, "may_stop": True}]
+        assert await holder_of_copy(hubs[0]) != holder
+        drained = next(each for each in hubs if each.agent == holder)
+        with pytest.raises(tensorhub.TensorHubError, match="drain"):
+            await drained.register("m", weights(5), replica="late")
+        ended = {"agent": holder, "draining": False, "may_stop": False}
+        assert await done(hub, job, "drain", holder, "--end") == [ended]
+        await assert_read(drained, 1)
+        await hubs[0].retain("m", last=0)
+
+
+@pytest.mark.long
+async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> None:
+    """All others are drained as well: the command ends at its bound, and the copy stays where it is."""
+    job = new_job()
+    async with hub.connected(job, agents=3) as hubs:
+        holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
+        others = [agent for agent in AGENTS if agent != holder]
+        for other in others:
+            await hubs[0].registry.rule(DrainAgent(agent=other))
+        assert "TENSORHUB_CACHE_BYTES" in await refused(hub, job, "drain", holder, "--timeout", "5")
+        info = await hub.agent_info(job, holder)
+        assert (info.draining, info.may_stop) == (True, False)
+        assert await holder_of_copy(hubs[0]) == holder
+        # One comes back: the copy moves at once, without another call.
+        await hubs[0].registry.rule(DrainAgent(agent=others[0], on=False))
+        await done(hub, job, "drain", holder)
+        assert await holder_of_copy(hubs[0]) == others[0]
+        await hubs[0].retain("m", last=0)
+
+
+# --------------------------------------------------------------------------------------------------- quota, deletion
+
+
+@pytest.mark.long
+async def test_a_quota_bounds_shards_and_copies(hub: RunningHub) -> None:
+    """What is over it is refused with what to do; what exists already stays."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", weights(1), replica="trainer")
+        [event] = await done(hub, job, "quota", str(WEIGHTS_BYTES + 1))
+        assert (event["kind"], event["nbytes"]) == ("job.quota", WEIGHTS_BYTES + 1)
+        with pytest.raises(tensorhub.MemoryExhausted, match="'tensorhub quota'"):
+            await there.register("m", weights(2), replica="reader")
+        await here.retain("m", last=1)
+        await trainer.publish(1)
+        with pytest.raises(tensorhub.RetentionFull):
+            await trainer.unpublish()
+        assert trainer.version == 1
+        await done(hub, job, "quota", "0")
+        await trainer.unpublish()
+        await assert_read(there, 1)
+        await here.retain("m", last=0)
+
+
+@pytest.mark.long
+async def test_a_model_is_deleted_once_no_replica_holds_it(hub: RunningHub) -> None:
+    """Its copies go with it; its name may be used again, and counts from anew."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", weights(1), replica="trainer")
+        await here.retain("m", last=1)
+        await trainer.publish(7)
+        assert "'trainer'" in await refused(hub, job, "delete", "m")
+        with pytest.raises(tensorhub.ReplicaConflict, match="release"):
+            await there.delete("m")
+        await trainer.release()
+        assert [each["kind"] for each in await done(hub, job, "delete", "m")] == ["model.deleted", "shard.released"]
+        assert (await here.versions("m"), await here.replicas("m")) == ([], [])
+        assert "'m'" in await refused(hub, job, "delete", "m")
+        again = await here.register("m", weights(2), replica="trainer")
+        assert await again.publish(1) == 1
+        await assert_read(there, 1, seed=2)

@@ -1,9 +1,8 @@
 """Copies past the limit of memory, on real processes: their files have the bytes, and outlive the host's memory."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +11,10 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
-from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
-from tests.integration.test_retention import WITHIN_S, cache_of, incarnation_of, until, weights, write
-from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
+from tests.kit.hubs import RunningHub, copies_of, new_job, running_hub
+from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
+from tests.kit.transports import UCXX_AND_SLOW_LOCAL
+from tests.kit.waiting import until
 from tests.leftovers import memory_of
 from tests.stopping import stop
 
@@ -22,7 +22,6 @@ import tensorhub
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
-NBYTES: Final = 2 * 77 * 1003 * 4
 VERSIONS: Final = (1, 2, 3)
 
 LARGE: Final = 32_000_000
@@ -31,40 +30,47 @@ LARGE: Final = 32_000_000
 ATTEMPTS_MAX: Final = 5
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOWLY_LOCAL)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOW_LOCAL)
 async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
     """Each agent keeps one copy of the small model in memory, and many on its disk."""
-    room = {"TENSORHUB_CACHE_BYTES": str(NBYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB", "TENSORHUB_METRICS": "0"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=2, hosts=request.param, **room) as running:
+    room = {"TENSORHUB_CACHE_BYTES": str(WEIGHTS_BYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB"}
+    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param, settings=room) as running:
         yield running
 
 
-def folder_of(hub: RunningHub, agent: str) -> Path:
-    return hub.directory / "state" / agent / "copies"
+Copies = dict[tuple[str, str], tuple[Path, dict[str, Any]]]
 
 
-def files_of(hub: RunningHub, job: str) -> dict[tuple[str, str], tuple[Path, dict[str, Any]]]:
-    """Return the copies of a job on all disks by (agent, replica): where the file stands, and its manifest."""
-    found = {}
+def copies_on_disk(hub: RunningHub, job: str) -> Copies:
+    """Return the copies of a job on all disks by (agent, replica): where the file is, and its manifest."""
+    found: Copies = {}
     for agent in hub.file.agents:
-        for path in folder_of(hub, agent.id).glob("*.json"):
+        for path in (hub.directory / "state" / agent.id / "copies").glob("*.json"):
             manifest = msgspec.json.decode(path.read_bytes())
             if manifest["job"] == job:
                 found[agent.id, manifest["replica"]] = path.with_suffix(""), manifest
     return found
 
 
-def kill(hub: RunningHub, agent: str) -> None:
-    os.kill(next(each.pid for each in hub.file.agents if each.id == agent), signal.SIGKILL)
+async def until_one_is_named(hub: RunningHub, job: str) -> tuple[str, Path]:
+    """Wait until there is one whole file of the job; return its agent and where it is."""
+
+    def is_named() -> bool:
+        found = copies_on_disk(hub, job)
+        return len(found) == 1 and all(path.exists() for path, _ in found.values())
+
+    await until(is_named)
+    [((agent, _), (path, _))] = copies_on_disk(hub, job).items()
+    return agent, path
 
 
-async def killed(hub: RunningHub, here: tensorhub.AsyncHub, agent: str) -> None:
+async def killed(hub: RunningHub, job: str, agent: str) -> None:
     """Kill an agent, and return once its next process has joined the job."""
-    before = await incarnation_of(here, agent)
-    kill(hub, agent)
+    before = (await hub.agent_info(job, agent)).incarnation
+    hub.kill(agent)
 
     async def is_back() -> bool:
-        return await incarnation_of(here, agent) > before
+        return (await hub.agent_info(job, agent)).incarnation > before
 
     await until(is_back)
 
@@ -75,8 +81,8 @@ async def all_kept(here: tensorhub.AsyncHub) -> None:
     await here.retain("m", last=len(VERSIONS))
     for version in VERSIONS:
         await trainer.publish(version)
-        await trainer.unpublish()
-        write(trainer, weights(version + 1))
+        async with trainer.overwriting():
+            write(trainer, weights(version + 1))
     await trainer.release()
 
 
@@ -94,23 +100,20 @@ async def let_go(hub: RunningHub, here: tensorhub.AsyncHub, job: str) -> None:
     await here.retain("m", last=0)
 
     async def gone() -> bool:
-        return not await here.replicas("m") and files_of(hub, job) == {}
+        return not await here.replicas("m") and copies_on_disk(hub, job) == {}
 
     await until(gone)
 
 
-async def test_what_memory_does_not_hold_stands_in_files_with_its_bytes(hub: RunningHub) -> None:
-    """Readers get the bytes from the mapped file; anybody gets them by opening it."""
+async def test_what_memory_does_not_hold_is_in_files_with_its_bytes(hub: RunningHub) -> None:
+    """Readers get the bytes from the mapped file; and so does any program that opens it."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         await all_kept(here)
         copies = {(each.members[0].agent, each.replica) for each in await here.replicas("m")}
 
-        async def are_named() -> bool:
-            return all(path.exists() for path, _ in files_of(hub, job).values())
-
-        await until(are_named)
-        files = files_of(hub, job)
+        await until(lambda: all(path.exists() for path, _ in copies_on_disk(hub, job).values()))
+        files = copies_on_disk(hub, job)
         in_memory = [agent for agent, _ in copies - files.keys()]
         assert sorted(in_memory) == sorted({agent for agent, _ in copies})
         for path, manifest in files.values():
@@ -123,19 +126,19 @@ async def test_what_memory_does_not_hold_stands_in_files_with_its_bytes(hub: Run
 
 
 async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub: RunningHub) -> None:
-    """What agents had in memory goes with their processes; what they have on disk is believed for its digests."""
+    """What agents had in memory goes with their processes; what they have on disk is trusted for its digests."""
     job = new_job()
     async with hub.connected(job) as (here, _):
         await all_kept(here)
-        kept = files_of(hub, job)
+        kept = copies_on_disk(hub, job)
         for agent in hub.file.agents:
             stop(agent.pid)
             for path in memory_of(hub.directory, f"{agent.id}-"):
                 path.unlink()
-            await killed(hub, here, agent.id)
+            await killed(hub, job, agent.id)
         versions = sorted(manifest["version"] for _, manifest in kept.values())
         assert versions
-        assert files_of(hub, job).keys() == kept.keys()
+        assert copies_on_disk(hub, job).keys() == kept.keys()
         assert [each.version for each in await here.versions("m") if each.state == "available"] == versions
         async with hub.connected(job) as (_, there):
             for version in versions:
@@ -143,14 +146,9 @@ async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub:
         await let_go(hub, here, job)
 
 
-async def writing(hub: RunningHub, job: str) -> str:
-    """Return the agent that writes a file of this job, as soon as one does."""
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            for (agent, _), (_, manifest) in files_of(hub, job).items():
-                if manifest["state"] == "filling":
-                    return agent
-            await asyncio.sleep(0.001)
+def is_filling(hub: RunningHub, job: str) -> bool:
+    """Return whether an agent writes a file of this job."""
+    return any(manifest["state"] == "filling" for _, manifest in copies_on_disk(hub, job).values())
 
 
 async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub: RunningHub) -> None:
@@ -162,10 +160,11 @@ async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub
             trainer = await there.register("m", values, replica="trainer")
             await here.retain("m", last=1)
             publishing = asyncio.create_task(trainer.publish(1))
-            agent = await writing(hub, job)
-            kill(hub, agent)
+            await until(partial(is_filling, hub, job))
+            [(agent, _)] = copies_on_disk(hub, job)
+            hub.kill(agent)
             await publishing
-            [(path, manifest)] = files_of(hub, job).values()
+            [(path, manifest)] = copies_on_disk(hub, job).values()
             was_writing = (manifest["state"], path.exists()) == ("filling", False)
             await trainer.unpublish()
             trainer.tensors["w"].zero_()
@@ -189,25 +188,19 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
         await here.retain("m", last=1)
         await trainer.publish(1)
 
-        async def is_named() -> bool:
-            found = files_of(hub, job)
-            return len(found) == 1 and all(path.exists() for path, _ in found.values())
-
-        await until(is_named)
-        [((agent, _), (path, _))] = files_of(hub, job).items()
-        stop(next(each.pid for each in hub.file.agents if each.id == agent))
+        agent, path = await until_one_is_named(hub, job)
+        stop(hub.pid(agent))
         with path.open("r+b") as file:
             file.seek(path.stat().st_size - 4096)
             file.write(b"\xff" * 64)
-        await killed(hub, here, agent)
+        await killed(hub, job, agent)
 
-        async def stands() -> bool:
-            return await cache_of(here, "m", 1) is not None
+        async def is_kept() -> bool:
+            return bool(await copies_of(here, "m", 1))
 
-        await until(stands)
+        await until(is_kept)
         # An agent that was away for long finds that its copy was placed on another one, and removes the damaged file.
-        await until(is_named)
-        [(path, _)] = files_of(hub, job).values()
+        _, path = await until_one_is_named(hub, job)
         assert_same_bytes({"w": load_file(path)["w"]}, {"w": torch.arange(200_000.0)})
         await trainer.release()
         await let_go(hub, here, job)

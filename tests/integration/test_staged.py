@@ -1,49 +1,39 @@
 """`install="staged"` against a real hub: what the engine sees never changes but in the swap, whatever is killed."""
 
 import asyncio
-import os
-import signal
 import threading
 
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import fork_program
+from tests.bounds import WAIT_S
+from tests.kit.hubs import RunningHub, new_job
+from tests.kit.tensors import full, shown
+from tests.kit.waiting import until
 from torch import nn
 
 import tensorhub
-from tensorhub_common.errors import LayoutMismatch, RoundTimeout
+from tensorhub import LayoutMismatch, RoundTimeout
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WAIT_S = 60.0
-
-
-def weights(value: float) -> dict[str, torch.Tensor]:
-    return {"w": torch.full((100_000,), value), "b": torch.full((3,), value, dtype=torch.bfloat16), "e": torch.ones(0)}
-
-
-def values(shard: tensorhub.AsyncShard) -> set[float]:
-    return {value for tensor in shard.tensors.values() for value in tensor.float().unique().tolist()}
+STAGED = ("in-place", "staged")
 
 
 async def test_tensors_swap_and_stay_the_objects_that_they_are(hub: RunningHub) -> None:
-    async with hub.connected() as (here, there):
-        trainer = await here.register("policy", weights(1), replica="trainer")
-        engine = await there.register("policy", weights(0), replica="rollout", install="staged")
-        tensors = dict(engine.tensors)
-        addresses: set[int] = set()
+    async with hub.pair(
+        {**full(1), "b": torch.ones(3, dtype=torch.bfloat16), "e": torch.ones(0)}, installs=STAGED
+    ) as it:
+        tensors, addresses = dict(it.engine.tensors), set()
         for version in range(1, 5):
-            await trainer.publish(version)
-            view = engine.tensors["w"].view(-1)
+            await it.trainer.publish(version)
+            view = it.engine.tensors["w"].view(-1)
             before = view[0].item()
-            assert await engine.replicate() == version
-            assert engine.version == version
-            assert values(engine) == {float(version)}
-            assert all(engine.tensors[name] is tensor for name, tensor in tensors.items())
+            assert await it.engine.replicate() == it.engine.version == version
+            assert shown(it.engine) == {float(version)}
+            assert all(it.engine.tensors[name] is tensor for name, tensor in tensors.items())
             assert view.unique().tolist() == [before]
-            addresses.add(engine.tensors["w"].data_ptr())
-            async with trainer.overwriting() as mine:
+            addresses.add(it.engine.tensors["w"].data_ptr())
+            async with it.trainer.overwriting() as mine:
                 for tensor in mine.values():
                     tensor.fill_(version + 1)
         assert len(addresses) == 2
@@ -51,17 +41,14 @@ async def test_tensors_swap_and_stay_the_objects_that_they_are(hub: RunningHub) 
 
 async def test_a_module_swaps_beneath_its_parameters(hub: RunningHub) -> None:
     model, engine_model = nn.Linear(8, 8), nn.Linear(8, 8)
-    weight = engine_model.weight
-    async with hub.connected() as (here, there):
-        trainer = await here.register("policy", model, replica="trainer")
-        engine = await there.register("policy", engine_model, replica="rollout", install="staged")
-        probe = torch.ones(1, 8)
+    weight, probe = engine_model.weight, torch.ones(1, 8)
+    async with hub.pair(model, engine_model, installs=STAGED) as it:
         for version in (1, 2, 3):
-            await trainer.publish(version)
-            assert await engine.update() == version
+            await it.trainer.publish(version)
+            assert await it.engine.update() == version
             assert torch.equal(engine_model(probe), model(probe))
             assert engine_model.weight is weight
-            async with trainer.overwriting():
+            async with it.trainer.overwriting():
                 with torch.no_grad():
                     model.weight.add_(1)
 
@@ -69,18 +56,18 @@ async def test_a_module_swaps_beneath_its_parameters(hub: RunningHub) -> None:
 async def test_nothing_changes_before_the_swap_and_the_lock_is_held_for_it(hub: RunningHub) -> None:
     job = new_job()
     async with hub.connected(job) as (here, _):
-        trainer = await here.register("policy", weights(1), replica="trainer")
+        trainer = await here.register("m", full(1), replica="trainer")
         await trainer.publish(1)
         with tensorhub.connect(job, agent=hub.file.agents[1].socket, nats=hub.file.nats) as sync_hub:
-            engine = await asyncio.to_thread(
-                sync_hub.register, "policy", weights(0), replica="rollout", install="staged"
-            )
+            engine = await asyncio.to_thread(sync_hub.register, "m", full(0), replica="engine", install="staged")
             step = threading.Lock()
             step.acquire()
             reading = asyncio.create_task(asyncio.to_thread(engine.replicate, swap_under=step))
-            async with asyncio.timeout(WAIT_S):
-                while (await here.replicas("policy"))[1].version != 1:  # noqa: ASYNC110 (it stands with the registry)
-                    await asyncio.sleep(0.01)
+
+            async def is_ready() -> bool:
+                return (await here.replicas("m"))[1].version == 1
+
+            await until(is_ready)
             assert engine.tensors["w"].unique().tolist() == [0]
             assert engine.version is None
             step.release()
@@ -91,72 +78,39 @@ async def test_nothing_changes_before_the_swap_and_the_lock_is_held_for_it(hub: 
 
 
 async def test_a_round_that_fails_leaves_the_old_version_standing_and_served(hub: RunningHub) -> None:
-    async with hub.connected() as (here, there):
+    async with hub.connected() as hubs:
         parts = [
-            await connection.register("policy", weights(0), replica="pair", shard=n, shards=2, install="staged")
-            for n, connection in enumerate((here, there))
+            await each.register("m", full(5), replica="pair", shard=n, shards=2, install="staged")
+            for n, each in enumerate(hubs)
         ]
-        for part in parts:
-            for tensor in part.tensors.values():
-                tensor.fill_(5)
         await asyncio.gather(*(part.publish(1) for part in parts))
         with pytest.raises(RoundTimeout):
             await parts[0].update(wait_s=0.5, timeout_s=1)
-        assert [part.version for part in parts] == [1, 1]
-        assert [values(part) for part in parts] == [{5.0}, {5.0}]
+        assert [(part.version, shown(part)) for part in parts] == [(1, {5.0})] * 2
 
 
 async def test_another_way_to_install_is_another_shard(hub: RunningHub) -> None:
     job = new_job()
     async with hub.connected(job) as (here, _):
-        engine = await here.register("policy", weights(0), replica="rollout", install="staged")
+        engine = await here.register("m", full(0), replica="engine", install="staged")
         await here.close(release=False)
         assert engine.version is None
     async with hub.connected(job) as (here, _):
         with pytest.raises(LayoutMismatch, match="install='staged'"):
-            await here.register("policy", weights(0), replica="rollout")
-        await here.register("policy", weights(0), replica="rollout", install="staged")
+            await here.register("m", full(0), replica="engine")
+        await here.register("m", full(0), replica="engine", install="staged")
 
 
 @pytest.mark.long
 async def test_an_agent_that_is_killed_takes_both_segments_back(hub: RunningHub) -> None:
-    """Whichever of the two the shard stands in: the first after an even number of swaps, the other after an odd one."""
-    async with hub.connected() as (here, there):
-        trainer = await here.register("policy", weights(1), replica="trainer")
-        engine = await there.register("policy", weights(0), replica="rollout", install="staged")
-        await trainer.publish(1)
-        assert await engine.replicate() == 1
+    """Whichever of the two the shard is in: the first after an even number of swaps, the other after an odd one."""
+    async with hub.pair(full(1), installs=STAGED) as it:
+        await it.trainer.publish(1)
+        assert await it.engine.replicate() == 1
         for version in (1, 2, 3):
-            before = next(agent.pid for agent in hub.file.agents if agent.id == there.agent)
-            os.kill(before, signal.SIGKILL)
-            assert values(engine) == {float(version)}
-            async with trainer.overwriting(publish=True) as mine:
-                for tensor in mine.values():
-                    tensor.fill_(version + 1)
+            hub.kill("agent-1")
+            assert shown(it.engine) == {float(version)}
+            assert await it.step(full(version + 1)) == version + 1
             # The engine's call waits for its agent; what it has meanwhile is the old version, whole.
-            assert await engine.replicate(version + 1, timeout_s=WAIT_S) == version + 1
-            assert values(engine) == {float(version + 1)}
-
-
-async def test_a_worker_that_is_killed_finds_the_version_that_was_swapped_in(hub: RunningHub) -> None:
-    """An odd number of swaps: what it finds stands in the segment that was the spare one at first."""
-    program = """
-import os, sys, torch, tensorhub
-hub = tensorhub.connect(sys.argv[1])
-engine = hub.register("policy", {"w": torch.zeros(9)}, replica="rollout", install="staged")
-print(engine.replicate(), engine.tensors["w"].unique().tolist(), flush=True)
-os.kill(os.getpid(), 9)
-"""
-    job = new_job()
-    async with hub.connected(job) as (here, _):
-        trainer = await here.register("policy", {"w": torch.full((9,), 5.0)}, replica="trainer")
-        await trainer.publish(3)
-        code, said, _ = await asyncio.to_thread(fork_program, hub, program, job)
-        assert (code, said) == (-signal.SIGKILL, "3 [5.0]\n")
-        engine = await here.register("policy", {"w": torch.zeros(9)}, replica="rollout", install="staged")
-        assert engine.version == 3
-        assert values(engine) == {5.0}
-        async with trainer.overwriting(publish=True) as mine:
-            mine["w"].fill_(6)
-        assert await engine.update() == 4
-        assert values(engine) == {6.0}
+            assert await it.engine.replicate(version + 1, timeout_s=WAIT_S) == version + 1
+            assert shown(it.engine) == {version + 1.0}

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, admin_key, assert_same_bytes, new_job, running_hub
-from tests.integration.programs import command
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.tensors import assert_same_bytes
 
 import tensorhub
 from tensorhub_common.bus.connection import connect
@@ -27,7 +27,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running
 
 
 async def level_of(hub: RunningHub, job: str) -> int:
-    code, out, err = await command(hub, "status", "--job", job, "--json")
+    code, out, err = await hub.command("status", "--job", job, "--json")
     assert (code, err) == (0, "")
     level: int = json.loads(out)["level"]
     return level
@@ -41,11 +41,11 @@ async def test_a_job_goes_on_at_the_new_level(hub: RunningHub) -> None:
         trainer = await connected.register("policy", values, replica="trainer")
         await trainer.publish(version=1)
         assert await level_of(hub, job) == 0
-        code, out, err = await command(hub, "upgrade", "--job", job, "--json")
+        code, out, err = await hub.command("upgrade", "--job", job, "--json")
         assert (code, err) == (0, "")
         assert json.loads(out) == {"job": job, "before": 0, "level": NEWEST_LEVEL}
         assert await level_of(hub, job) == NEWEST_LEVEL
-        code, out, err = await command(hub, "upgrade", "--job", job)
+        code, out, err = await hub.command("upgrade", "--job", job)
         assert (code, err) == (0, "")
         assert out.endswith(f"job {job} is at level {NEWEST_LEVEL}\n")
         await trainer.unpublish()
@@ -63,12 +63,12 @@ async def test_nothing_is_raised_while_a_folder_does_not_know_it(
     job = new_job()
     async with hub.connected(job, agents=1) as (connected,):
         await connected.register("policy", {"w": torch.zeros(7)}, replica="trainer")
-        async with await connect(hub.file.nats, name="planner-7", credentials=admin_key(hub.file)) as bus:
+        async with await connect(hub.file.nats, name="planner-7", credentials=hub.admin_key) as bus:
             monkeypatch.setattr(ping, "NEWEST_LEVEL", 0)
             await answer_follower_survey(bus, "planner-7", "planner")
             monkeypatch.undo()
             for wanted in ((), ("--level", str(NEWEST_LEVEL))):
-                code, _, err = await command(hub, "upgrade", "--job", job, *wanted)
+                code, _, err = await hub.command("upgrade", "--job", job, *wanted)
                 assert code == 1
                 assert "planner-7" in err
                 assert "upgrade that first" in err
@@ -83,7 +83,7 @@ async def test_a_level_that_the_registry_does_not_know_is_refused(hub: RunningHu
         await connected.register("policy", {"w": torch.zeros(7)}, replica="trainer")
         with pytest.raises(tensorhub.TensorHubError, match="is not known to the leading registry"):
             await connected.registry.raise_level(NEWEST_LEVEL + 1)
-        code, out, _ = await command(hub, "upgrade", "--look", "--json", "--job", job)
+        code, out, _ = await hub.command("upgrade", "--look", "--json", "--job", job)
         assert code == 0
         found = {each["process"]: each["level"] for each in map(json.loads, out.splitlines())}
         assert found == {"planner-0": NEWEST_LEVEL, "registry-0": NEWEST_LEVEL}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zstandard
 from tests.bounds import WAIT_S
-from tests.integration.conftest import RunningNats
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import BlobMissing, BlobTooLarge

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
-from tests.integration.conftest import USERS, RunningNats
 from tests.integration.registry.test_storing import publication
 from tests.integration.security.test_tls import certificate
+from tests.kit.nats import USERS, RunningNats
 
 from tensorhub.local.nats_server import Cluster
 from tensorhub_common.auth.tls import TlsFiles

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
-from tests.integration.conftest import RunningNats
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus import connection, server_check
 from tensorhub_common.bus.address import shown

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import fill, following_of, take
-from tests.integration.conftest import RunningNats
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import LogGap, LogShorter, StreamFailure

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
-from tests.integration.conftest import RunningNats
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer

@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from tests.integration.conftest import RunningNats
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.introspection.ping import answer_pings

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.up.conftest import children_of, is_alive, wait_until
+from tests.kit.waiting import children_of, is_alive, wait_until
 from tests.leftovers import memory_of
 
 from tensorhub.demo import run

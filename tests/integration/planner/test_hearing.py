@@ -6,9 +6,9 @@ import time
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import Job, source
 from tests.integration.planner.test_service import planning
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol import subjects

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import MODEL, ROOT, Job
 from tests.integration.planner.test_service import planning
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import Job
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.introspection.ping import ping

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
-from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.catalog.apply import apply

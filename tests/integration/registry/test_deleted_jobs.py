@@ -5,8 +5,8 @@ import random
 
 import msgspec
 import pytest
-from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
+from tests.kit.nats import RunningNats
 
 from tensorhub.cli.doctor import hub_checks
 from tensorhub_common import errors

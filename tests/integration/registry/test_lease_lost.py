@@ -7,8 +7,8 @@ import signal
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, until
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import StreamFailure

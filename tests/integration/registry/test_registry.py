@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, RunningRegistry, WatchedJob
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogFull

@@ -9,8 +9,8 @@ import time
 import msgspec
 import pytest
 from tests.bounds import BUSY_S
-from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, say_all, until
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoBus

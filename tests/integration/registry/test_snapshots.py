@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, commands, say_all, until
 from tests.integration.registry.hasty_registry import ENTRIES, HELD_UNTIL, KEEP, UNTRIMMED_UNTIL
+from tests.kit.nats import RunningNats
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogFull, LogGap

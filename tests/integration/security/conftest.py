@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
-from tests.integration.conftest import RunningNats
-from tests.integration.hubs import RunningHub, running_hub
+from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.nats import RunningNats
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.permissions import Role, User

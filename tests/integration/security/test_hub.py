@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -12,8 +10,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, admin_key, new_job
 from tests.integration.security.conftest import log_of
+from tests.kit.hubs import RunningHub, new_job
 
 import tensorhub
 from tensorhub._control.registry_client import NatsAddress, RegistryClient
@@ -80,8 +78,8 @@ async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> Non
     job, victim = new_job(), new_job()
     async with RegistryClient(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
         await registry.open_job()
-    async with await logged_in(hub, admin_key(hub.file)) as admin:
-        async with RegistryClient(victim, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
+    async with await logged_in(hub, hub.admin_key) as admin:
+        async with RegistryClient(victim, NatsAddress(hub.file.nats, hub.admin_key)) as registry:
             await registry.open_job()
         foreign = subjects.event(victim, "m", "version", "published")
         # The first entry says who leads, and the registry answers that in its own time.
@@ -177,7 +175,7 @@ async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: Ru
                     break
         assert nobodys >= 20 * 2
         # Whoever comes later reads the same.
-        os.kill(hub.file.registry.pid, signal.SIGKILL)
+        hub.kill("registry-0")
         assert await trainer.publish(21, timeout_s=3 * BOUND_S) == 21
     log_text = log_of(hub, "registry-0")
     assert "the job is set aside" not in log_text

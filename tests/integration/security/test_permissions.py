@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 from tests.bounds import BUSY_S
-from tests.integration.conftest import RunningNats
 from tests.integration.security.conftest import MINE, THEIRS, Guarded, LogIn
+from tests.kit.nats import RunningNats
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.keys import make_key

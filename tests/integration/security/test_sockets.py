@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, new_job
 from tests.integration.security.conftest import log_of
+from tests.kit.hubs import RunningHub, new_job
 from tests.leftovers import memory_of
 
 pytestmark = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.bounds import BUSY_S
-from tests.integration.up.conftest import is_alive, wait_until
+from tests.kit.waiting import is_alive, wait_until
 
 from tensorhub.local import children as children_module
 from tensorhub.local.children import Child, ChildDied, Children, ChildSpec, tail

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.up.conftest import children_of, is_alive, wait_until
+from tests.kit.waiting import children_of, is_alive, wait_until
 
 from tensorhub._control import hub_file
 from tensorhub._control.hub_file import HubFile

@@ -84,12 +84,17 @@ def specs(tensors: Mapping[str, torch.Tensor], how: Sharding, shard: int, shards
 
 
 async def registered(
-    hubs: list[AsyncHub], replica: str, how: Sharding, shards: int, tensors: Mapping[str, torch.Tensor]
+    hubs: list[AsyncHub],
+    replica: str,
+    how: Sharding,
+    shards: int,
+    tensors: Mapping[str, torch.Tensor],
+    install: str = "in-place",
 ) -> list[AsyncShard]:
     """Register a replica, its shards on the hubs in turn."""
     return [
         await hubs[shard % len(hubs)].register(
-            "m", specs(tensors, how, shard, shards), replica=replica, shard=shard, shards=shards
+            "m", specs(tensors, how, shard, shards), replica=replica, shard=shard, shards=shards, install=install
         )
         for shard in range(shards)
     ]

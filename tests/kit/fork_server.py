@@ -1,9 +1,8 @@
-"""Starts Python programs within milliseconds: a process that has imported what they need, and forks for each order.
+"""A process that has imported torch and tensorhub, and forks a Python program for each order within milliseconds.
 
-To import torch and tensorhub takes longer than most of what the tests' programs do. An order comes by a socket, with
-the three files that are to be the program's own; how a program ended goes back the same way. All programs end with the
-nursery, and the nursery with the tests. Where a test is about an interpreter's beginning or end, it starts one of its
-own.
+To import both takes longer than most of what the programs of tests do. An order comes by a socket, with the three files
+that become the program's own; the exit code goes back the same way. All programs end with the fork server, and the
+fork server with the tests. A test of an interpreter's beginning or end starts an interpreter of its own.
 """
 
 import atexit
@@ -11,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -31,38 +32,41 @@ START_S: Final = 60.0
 BUFFER_BYTES: Final = 4096
 INTERRUPTED: Final = 128 + signal.SIGINT
 
+Files = tuple[int, int, int]
+"""The descriptors of stdin, stdout and stderr."""
+Started = tuple[int, "Future[int]"]
+"""A process id, and the exit code to come."""
 
-class Nursery:
+
+class ForkServer:
     """The process, as the tests see it."""
 
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.kit.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=Path(__file__).parents[2],
             )
         self._lock = threading.Lock()
-        self._born: Future[int] = Future()
-        self._lives: dict[int, Future[int]] = {}
-        self._listening = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._forked: Future[int] = Future()
+        self._codes: dict[int, Future[int]] = {}
+        self._listening = threading.Thread(target=self._listen, name="fork server", daemon=True)
         self._listening.start()
 
-    def start(
-        self, text: str, arguments: tuple[str, ...], environment: Mapping[str, str], files: tuple[int, int, int]
-    ) -> tuple[int, "Future[int]"]:
-        """Start a program with these files as stdin, stdout and stderr; return its process and its exit code to be."""
+    def start(self, text: str, arguments: tuple[str, ...], environment: Mapping[str, str], files: Files) -> Started:
+        """Run Python text in a process of its own."""
         order = json.dumps({"text": text, "arguments": arguments, "environment": dict(environment)}).encode()
         assert len(order) <= ORDER_BYTES_MAX
         with self._lock:
-            self._born = Future()
+            self._forked = Future()
             socket.send_fds(self._orders, [order], files)
-            pid = self._born.result(START_S)
-        return pid, self._lives[pid]
+            pid = self._forked.result(START_S)
+        return pid, self._codes[pid]
 
     def close(self) -> None:
-        """End it, and with it every program that still runs."""
+        """End it, and every program that still runs."""
         self._orders.shutdown(socket.SHUT_RDWR)
         self._listening.join(START_S)
         self._orders.close()
@@ -72,17 +76,35 @@ class Nursery:
         while answer := self._orders.recv(ANSWER_BYTES_MAX):
             pid, code = json.loads(answer)
             if code is None:
-                self._lives[pid] = Future()
-                self._born.set_result(pid)
+                self._codes[pid] = Future()
+                self._forked.set_result(pid)
             else:
-                self._lives[pid].set_result(code)
+                self._codes[pid].set_result(code)
 
 
-# What follows is the nursery's own.
+_server = cache(ForkServer)
+_lock: Final = threading.Lock()
+
+
+def fork_server() -> ForkServer:
+    """Return the one of this process, which `close` ends. Several threads may call it at once."""
+    with _lock:
+        return _server()
+
+
+def close() -> None:
+    """End the fork server, if there is one, and all programs in it."""
+    with _lock:
+        if _server.cache_info().currsize:
+            _server().close()
+            _server.cache_clear()
+
+
+# What follows runs in the fork server.
 
 
 def main() -> None:
-    """Fork until the tests have ended. Each program returns from here, and ends as any interpreter does."""
+    """Fork until the tests have ended."""
     orders = socket.socket(fileno=int(sys.argv[1]))
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -91,7 +113,7 @@ def main() -> None:
         ready, _, _ = select.select([orders.fileno(), reader], [], [])
         if reader in ready:
             os.read(reader, BUFFER_BYTES)
-            _tell_ends(orders)
+            _report_ends(orders)
         if orders.fileno() not in ready:
             continue
         order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES_MAX, FILES)
@@ -108,7 +130,7 @@ def main() -> None:
         orders.send(json.dumps([pid, None]).encode())
 
 
-def _tell_ends(orders: socket.socket) -> None:
+def _report_ends(orders: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             orders.send(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]).encode())
@@ -117,7 +139,7 @@ def _tell_ends(orders: socket.socket) -> None:
 def _become(order: dict[str, object], files: list[int]) -> int:
     """Run the program, and what an interpreter runs at its end; return its exit code.
 
-    What an interpreter frees besides is left to the kernel: with torch that takes a second, for each program.
+    What an interpreter frees besides is left to the kernel: with torch that takes a second for each program.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     for as_file, file in enumerate(files):
@@ -129,6 +151,7 @@ def _become(order: dict[str, object], files: list[int]) -> int:
     assert isinstance(environment, dict)
     os.environ.clear()
     os.environ.update(environment)
+    random.seed()
     sys.argv[:] = ["-c", *arguments]
     try:
         exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 (a program of the tests)

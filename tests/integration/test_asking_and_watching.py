@@ -1,20 +1,25 @@
-"""Watching a log whose entries the test itself wrote: kinds, resuming, and what is no longer there."""
+"""The SDK's questions and watches, on a log whose entries the test itself wrote and with answers of its own."""
 
 import asyncio
 from collections.abc import Collection
 
+import msgspec
 import pytest
+from tests.bounds import WAIT_S
 
+from tensorhub._control import registry_client
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub._control.watch import Watched, watch
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.events import ReplicaReady, VersionGone, VersionPublished
+from tensorhub_common.protocol.queries import Versions
 from tensorhub_common.protocol.subjects import event as subject_of
-
-WAIT_S = 60.0
+from tensorhub_common.protocol.subjects import query_subject
 
 
 async def written(bus: Bus, job: str) -> JobLog:
@@ -39,15 +44,15 @@ async def first(
     async def the_bus() -> Bus:
         return bus
 
-    told: list[Watched] = []
+    found: list[Watched] = []
     async with asyncio.timeout(WAIT_S):
         events = watch(the_bus, job, "policy", after, kinds)
         try:
-            while len(told) < count:
-                told.append(await anext(events))
+            while len(found) < count:
+                found.append(await anext(events))
         finally:
             await events.aclose()
-    return told
+    return found
 
 
 async def test_a_models_version_events_in_order(bus: Bus, job: str) -> None:
@@ -101,3 +106,25 @@ async def test_who_asks_for_known_kinds_alone_is_not_told_of_it(bus: Bus, job: s
     published = VersionPublished(model="policy", version=1, replica="trainer", roots=("-",), time=7.0)
     await log.append(subject_of(job, "policy", "version", "published"), encode(published), f"{job}-1")
     assert [each.seq for each in await first(bus, job, 1)] == [2]
+
+
+async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(
+    bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that ended after it was asked, or that leads no more, says nothing; the next one does."""
+    monkeypatch.setattr(registry_client, "ATTEMPT_S", 0.2)
+    asked = 0
+
+    answers: list[asyncio.Task[None]] = []
+
+    def silent_at_first(question: Message) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            answer = bus.publish(question.reply, msgspec.json.encode(Versions(versions=())))
+            answers.append(asyncio.ensure_future(answer))
+
+    await bus.subscribe(query_subject(job, "versions"), silent_at_first)
+    async with RegistryClient(job, NatsAddress(bus.url)) as registry:
+        assert await registry.versions("m", timeout_s=10.0) == []
+    assert asked == 2

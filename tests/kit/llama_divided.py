@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.integration.llama import HEAD_DIM, HEADS, INTERMEDIATE, KV_HEADS, LAYERS, VOCABULARY
+from tests.kit.llama import HEAD_DIM, HEADS, INTERMEDIATE, KV_HEADS, LAYERS, VOCABULARY
 
 Array = np.ndarray[Any, Any]
 

@@ -1,0 +1,166 @@
+"""What every run of violence shares: a hub, workers that train and read, a prober, blows, and the log at the end.
+
+A scenario's script strikes and waits for progress: a version that is begun after a blow must be published and read by
+every reader within a bound. Meanwhile no call may be late. At the end the whole log is read: each command has exactly
+one outcome, and nothing that was acknowledged is missing. What is wrong is a sentence in `findings.wrongs`.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tests.chaos.fleet import Findings, Fleet
+from tests.chaos.prober import Prober
+from tests.chaos.verdict import LogVerdict
+from tests.chaos.whole_log import read_whole_log
+from tests.chaos.worker import TRAINER, Config
+from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.waiting import kill, wake
+from tests.stopping import stop
+
+FIRST_S: Final = 60.0
+"""The first version is published and read within this."""
+
+WATCH_S: Final = 0.25
+SHOWN_MAX: Final = 50
+MESSAGES_MAX: Final = 40
+
+Blow = Callable[[int], None]
+"""Strikes a process: `kill` or `stop`."""
+T = TypeVar("T")
+
+
+@dataclass
+class Scenario:
+    """One run. A subclass has a script and says which workers there are."""
+
+    directory: Path
+    nbytes: int
+    seed: int = 7
+    findings: Findings = field(default_factory=Findings)
+    log: LogVerdict = field(default_factory=LogVerdict)
+    probes: int = 0
+    hub: RunningHub = field(init=False)
+    fleet: Fleet = field(init=False)
+
+    job = "chaos"
+    progress_s = 25.0
+    """After a blow, or the waking, a version begun afterwards is published and read by every reader within this."""
+    must_begin = True
+    reads_log = True
+
+    def workers(self) -> Iterable[tuple[str, Config]]:
+        """Return each worker's name and what it is to be."""
+        raise NotImplementedError
+
+    async def script(self) -> None:
+        """Strike."""
+        raise NotImplementedError
+
+    def config(self, replica: str, agent: str, **more: Any) -> Config:
+        """Describe a worker; one whose replica is called "trainer" trains."""
+        return Config(job=self.job, seed=self.seed, replica=replica, agent=agent, nbytes=self.nbytes, **more)
+
+    async def play(self, **hub: Any) -> None:
+        """Bring up a hub with these options, let the workers begin, run the script, and read the log at the end."""
+        async with running_hub(self.directory, **hub) as self.hub, AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(await self.hub.bus(self.hub.admin_key))
+            prober = await stack.enter_async_context(Prober(bus, self.job)) if self.reads_log else None
+            self.fleet = Fleet(self.directory, self.workers(), self.findings)
+            self.fleet.start()
+            try:
+                began = await self.progress(time.monotonic(), "the beginning", FIRST_S)
+                if began is not None or not self.must_begin:
+                    await self.script()
+            finally:
+                await self.fleet.end()
+            if prober is not None:
+                await prober.stop()
+                self.probes = len(prober.acknowledged)
+                self.log = await read_whole_log(bus, self.job, self.directory / "logs" / "job.log")
+                self.findings.wrongs += self.log.wrongs + self.log.lost(prober.acknowledged) + prober.wrongs
+
+    # Striking.
+
+    def pids(self) -> dict[str, int]:
+        """Return every process that can be struck now, by name."""
+        workers = {name: member.pid for name, member in self.fleet.members.items() if member.pid is not None}
+        return self.hub.file.pids | workers
+
+    def strike(self, name: str, blow: Blow) -> Callable[[], None]:
+        """Kill or stop a process; return what wakes one that was stopped."""
+        member = self.fleet.members.get(name)
+        if member is not None:
+            member.kill() if blow is kill else member.stop()
+            return member.wake
+        pid = self.hub.pid(name)
+        blow(pid)
+        return lambda: wake(pid)
+
+    async def struck(self, names: Iterable[str], blow: Blow, stop_s: float) -> tuple[float, int]:
+        """Strike, and wake after a while what was stopped.
+
+        Returns when it was over, and how many reads came while it was stopped.
+        """
+        wakes = [self.strike(name, blow) for name in names]
+        reads = self.fleet.reads()
+        if blow is stop:
+            await self.watched(asyncio.sleep(stop_s))
+        meanwhile = self.fleet.reads() - reads
+        for each in wakes:
+            each()
+        return time.monotonic(), meanwhile if blow is stop else 0
+
+    # Looking.
+
+    async def watched(self, work: Awaitable[T]) -> T:
+        """Do something, and look meanwhile whether any call is late."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.wait({task}, timeout=WATCH_S)
+            self.findings.wrongs += self.fleet.late_calls()
+        return task.result()
+
+    async def progress(self, at: float, after: str, bound_s: float | None = None) -> float | None:
+        """Wait for progress since a moment; return how long it took, or None, which is a finding."""
+        bound = self.progress_s if bound_s is None else bound_s
+        recovered = await self.watched(self.fleet.progress(at, bound))
+        if recovered is not None:
+            return recovered - at
+        if self.must_begin:
+            self.findings.wrong(f"{after}: no progress within {bound:g} s\n{self.fleet.state(at)}")
+        return None
+
+    def errors_since(self, before: Any) -> dict[str, int]:
+        """Return the errors that callers got since a copy of `findings.calls` was taken."""
+        told: dict[str, int] = {}
+        for (_, outcome), count in sorted((self.findings.calls - before).items()):
+            if outcome != "done":
+                told[outcome] = told.get(outcome, 0) + count
+        return told
+
+
+def trainer_and_readers(scenario: Scenario, agents: Iterable[str], **more: Any) -> list[tuple[str, Config]]:
+    """Return a trainer on the first agent and a reader on each of the others, of one shard each."""
+    names = [TRAINER, *(f"reader-{number}" for number in range(1, 100))]
+    return [(name, scenario.config(name, agent, **more)) for name, agent in zip(names, agents, strict=False)]
+
+
+def conclude(findings: Findings, directory: Path, *, keep: bool = False) -> int:
+    """Print what was found; return the exit code. The directory is removed unless something was found."""
+    for message, count in findings.messages.most_common(MESSAGES_MAX):
+        print(f"  {count:4} × {message}")
+    for wrong in findings.wrongs[:SHOWN_MAX]:
+        print(f"- {wrong}")
+    if findings.wrongs:
+        print(f"\n{len(findings.wrongs)} FINDINGS (the logs are in {directory}/logs)")
+        return 1
+    print("\nno finding")
+    if not keep:
+        shutil.rmtree(directory)
+    return 0

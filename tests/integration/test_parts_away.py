@@ -1,0 +1,471 @@
+"""A part of the hub is stopped, killed or out of room: calls end with one line that says so; then work goes on."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.bounds import WAIT_S
+from tests.kit.hubs import RunningHub, held_hub, new_job, running_hub, until_held
+from tests.kit.tensors import assert_same_bytes, full, shown
+from tests.kit.transports import NEEDS_UCX
+from tests.kit.waiting import retried, until, wake
+from tests.stopping import stop
+
+import tensorhub
+from tensorhub import (
+    AgentUnavailable,
+    RegistryUnavailable,
+    RoundTimeout,
+    TensorHubError,
+    TensorSpec,
+    VersionUnavailable,
+)
+from tensorhub.cli.hub_state import STILL_S
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.subjects import commands_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MIB = 1024 * 1024
+SHORT_S = 0.3
+SILENCE_S = 0.5
+"""Shorter than the lease of the leading registry: it leads on afterwards."""
+
+SOURCES_LOST_S = 0.5
+LEFT = "on agent-0, was left because"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    """A hub whose log counts an agent however long it is stopped, whose reads give sources up soon, without caches."""
+    settings = {
+        "TENSORHUB_LOST_AFTER_S": "600",
+        "TENSORHUB_STALL_S": "0.3",
+        "TENSORHUB_SOURCES_LOST_S": str(SOURCES_LOST_S),
+        "TENSORHUB_CACHE_BYTES": "0",
+        "TENSORHUB_METRICS": "0",
+    }
+    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def one_line(error: type[Exception], *words: str) -> Iterator[None]:
+    """Expect this error, in one line with these words."""
+    with pytest.raises(error) as raised:
+        yield
+    assert "\n" not in str(raised.value)
+    for word in words:
+        assert word in str(raised.value)
+
+
+async def until_replicated(shard: tensorhub.AsyncShard) -> int:
+    """Replicate once the shard is free again: a call that was given up goes on at the agent for a while."""
+    errors = (tensorhub.ReplicaConflict, AgentUnavailable, VersionUnavailable)
+    return await retried(lambda: shard.replicate(timeout_s=5), *errors, pause_s=0.05)
+
+
+# ------------------------------------------------------------------------------------------------------- an agent
+
+
+async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORHUB_DIR", str(tmp_path))
+    with one_line(AgentUnavailable, "there is no hub in", "tensorhub up"):
+        await tensorhub.connect_async("job")
+    with one_line(AgentUnavailable, "there is no agent 'agent-7'"):
+        await tensorhub.connect_async("job", agent="agent-7")
+    with one_line(AgentUnavailable, "nobody.sock"):
+        await tensorhub.connect_async("job", agent=tmp_path / "nobody.sock", timeout_s=SHORT_S)
+
+
+@pytest.mark.long
+async def test_an_agent_that_is_away(hub: RunningHub) -> None:
+    """Calls on its shards end at their bound; the questions still have answers; then all goes on."""
+    async with hub.pair(full(1)) as it:
+        await it.trainer.publish(1)
+        with hub.stopped("agent-1"):
+            with one_line(TensorHubError):
+                await it.engine.replicate(timeout_s=SHORT_S)
+            with one_line(AgentUnavailable, "agent"):
+                await tensorhub.connect_async(it.job, agent=hub.file.agents[1].socket, timeout_s=SHORT_S)
+            assert await it.versions() == {1: "available"}
+        assert await until_replicated(it.engine) == 1
+        assert shown(it.engine) == {1.0}
+
+
+@pytest.mark.long
+async def test_a_read_goes_on_while_the_log_counts_its_holder(hub: RunningHub) -> None:
+    """It waits past every bound of a source, ends soon after the holder is back, and else at its own deadline."""
+    async with hub.pair(full(1, 4096)) as it:
+        assert await it.trainer.publish() == 1
+        with hub.stopped("agent-0"):
+            # On a busy machine it takes longer until a source is left.
+            bound_s, refusal = 4.0, ""
+            while LEFT not in refusal:
+                with pytest.raises(RoundTimeout) as raised:
+                    await it.engine.replicate(timeout_s=bound_s)
+                refusal, bound_s = str(raised.value), 2 * bound_s
+            assert await it.engine.update(timeout_s=bound_s / 2) is None
+            assert it.engine.last_read is not None
+            assert LEFT in it.engine.last_read.failure
+            reading = asyncio.create_task(it.engine.replicate(timeout_s=WAIT_S))
+            done, _ = await asyncio.wait({reading}, timeout=2.0)
+            assert not done
+        assert await reading == 1
+        assert shown(it.engine) == {1.0}
+
+
+async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path) -> None:
+    """And later ones are told that the version was published, and which holder of it is lost."""
+    lost = r"version 1 of model 'm' was published, but its last holder is lost \(trainer on agent-0, lost \d+ s"
+    async with (
+        running_hub(tmp_path, TENSORHUB_STALL_S="0.3", TENSORHUB_LOST_AFTER_S="2") as hub,
+        hub.pair(full(1)) as it,
+    ):
+        assert await it.trainer.publish() == 1
+        with hub.stopped("agent-0"):
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(VersionUnavailable):
+                    await it.engine.replicate(1, timeout_s=600)
+            for version in (1, "latest"):
+                with pytest.raises(VersionUnavailable, match=lost):
+                    await it.engine.replicate(version, timeout_s=SHORT_S)
+
+        async def all_live() -> bool:
+            return all(member.live for each in await it.here.replicas("m") for member in each.members)
+
+        # A release that the loss overtakes is to be repeated, so the end of this test waits until the agent is back.
+        await until(all_live)
+
+
+@pytest.mark.long
+async def test_a_registration_that_was_given_up_is_taken_over_by_the_next(
+    hub: RunningHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is stopped, the worker gives up, the agent wakes and registers: that is no other worker."""
+    monkeypatch.setattr("tensorhub_common.protocol.call_deadlines.END_S_MIN", SILENCE_S)
+    async with hub.connected(agents=1) as (mine,):
+        with hub.stopped("agent-0"), pytest.raises(AgentUnavailable, match="did not answer"):
+            await mine.register("m", full(1), replica="trainer", timeout_s=SILENCE_S)
+        await until(lambda: mine.replicas("m"), "the shard is in the log")
+        shard = await registered(mine, 2)
+        assert await shard.publish() == 1
+        assert shown(shard) == {2.0}
+
+
+async def registered(hub: tensorhub.AsyncHub, value: float) -> tensorhub.AsyncShard:
+    """Register the shard as soon as its last worker's release has come to its end."""
+    return await retried(lambda: hub.register("m", full(value), replica="trainer"), tensorhub.ReplicaConflict)
+
+
+@pytest.mark.long
+async def test_a_release_that_was_given_up_touches_no_successor(hub: RunningHub) -> None:
+    """It comes to its end at the agent, another worker brings the shard, and the first one asks once more."""
+    job = new_job()
+    async with hub.connected(job, 1) as (first,), hub.connected(job, 1) as (reads,), hub.connected(job, 1) as (second,):
+        left = await first.register("m", full(1), replica="trainer")
+        await left.publish()
+        engine = await reads.register("m", full(0), replica="reader", install="mapped")
+        assert await engine.replicate() == 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_S):
+                await left.release()
+        await engine.release()
+        del engine
+        gc.collect()
+        shard = await registered(second, 2)
+        assert await shard.publish() == 2
+        for call in (left.unpublish(), left.publish(3)):
+            with pytest.raises(AgentUnavailable, match="is not this worker's: register it again"):
+                await call
+        await left.release()
+        assert [each.version for each in await second.versions("m") if each.holders] == [2]
+        await shard.unpublish()
+        assert shown(shard) == {2.0}
+
+
+@pytest.mark.long
+async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_path: Path) -> None:
+    """The only source is killed in the middle of a read: what the memory has then is no version and can't become one.
+
+    The reader's agent copies no further before it has noticed that, and the source's comes back only after the read
+    has failed.
+    """
+    async with held_hub(tmp_path, "copying", TENSORHUB_SOURCES_LOST_S="0", TENSORHUB_COPY_THREADS="1") as hub:
+        spec = {"w": TensorSpec((64 * MIB,), torch.uint8)}
+        async with hub.pair(spec, spec) as it:
+
+            async def phases() -> list[str]:
+                reads = (await hub.activity(it.job, "agent-1")).reads
+                return [source.phase for read in reads for source in read.sources]
+
+            async def has_noticed() -> bool:
+                return await phases() != ["open"]
+
+            it.trainer.tensors["w"].random_(generator=torch.Generator().manual_seed(1))
+            version = await it.trainer.publish()
+            read = asyncio.create_task(it.engine.replicate(version))
+            await until_held(tmp_path)
+            assert await phases() == ["open"]
+            hub.kill("agent-0")
+            await until(has_noticed)
+            (tmp_path / "go-on").touch()
+            with pytest.raises(VersionUnavailable):
+                await read
+            (tmp_path / "may-return").touch()
+            with one_line(tensorhub.NotFilled, "m/engine"):
+                await it.engine.publish(version + 1)
+            assert it.engine.version is None
+            assert version + 1 not in await it.versions()
+            assert await until_replicated(it.engine) == version
+            assert_same_bytes(it.engine.tensors, it.trainer.tensors)
+
+
+@pytest.mark.long
+@NEEDS_UCX
+async def test_status_shows_a_read_whose_source_is_stopped_with_its_share_and_that_it_does_not_move(
+    tmp_path: Path,
+) -> None:
+    nbytes, patient = 48 * MIB, {"TENSORHUB_STALL_S": "600", "TENSORHUB_LOST_AFTER_S": "600"}
+    spec = {"w": TensorSpec((nbytes,), torch.uint8)}
+    async with held_hub(tmp_path, "sending", hosts=2, **patient) as hub, hub.pair(spec, spec) as it:
+        it.trainer.mark_loaded()
+        await it.trainer.publish(1)
+        read = asyncio.create_task(it.engine.replicate(1, timeout_s=WAIT_S))
+        await until_held(tmp_path)
+        try:
+
+            async def is_still() -> bool:
+                reads = (await hub.activity(it.job, "agent-1")).reads
+                return bool(reads) and reads[0].still_s > STILL_S
+
+            await until(is_still)
+            (still,) = (await hub.activity(it.job, "agent-1")).reads
+            found: dict[str, Any] = json.loads((await hub.command("status", "--job", it.job, "--json"))[1])
+            _, text, _ = await hub.command("status", "--job", it.job)
+        finally:
+            wake(hub.pid("agent-0"))
+        assert await read == 1
+    (reading,) = found["reads"]
+    done = reading["read"]["done_bytes"]
+    assert 0 < done < nbytes
+    assert still.done_bytes == done, "it does not move"
+    assert (reading["agent"], reading["read"]["stage"]) == ("agent-1", "filling")
+    assert {(each["agent"], each["transport"]) for each in reading["read"]["sources"]} == {("agent-0", "ucxx")}
+    not_moving = r"no byte has come to m/engine shard 0 on agent-1 for \d+ s"
+    for troubles in (found["troubles"], re.sub(r"\s+", " ", text).split("! ")):
+        assert any(re.search(not_moving, each) for each in troubles), troubles
+        assert any("agent-0" in each and "is stopped" in each for each in troubles), troubles
+    row = next(each for each in text.splitlines() if each.startswith("m/engine"))
+    assert f" {100 * done // nbytes} %" in row
+    assert "agent-0 (ucxx)" in row
+
+
+# ------------------------------------------------------------------------------------------------ NATS, the planner
+
+
+@pytest.mark.long
+async def test_nats_that_is_away(hub: RunningHub) -> None:
+    """Without NATS a call ends at its bound, and what it asked for does not happen later behind the caller's back."""
+    async with hub.connected(agents=1) as (here,):
+        trainer = await here.register("m", full(1), replica="trainer")
+        await here.versions("m")
+        with hub.stopped("nats"):
+            with one_line(RegistryUnavailable):
+                await here.versions("m", timeout_s=SHORT_S)
+            with one_line(TensorHubError):
+                await trainer.publish(1, timeout_s=SHORT_S)
+        await retried(lambda: trainer.publish(2, timeout_s=5), TensorHubError)
+        assert trainer.version == 2
+        assert [each.version for each in await here.versions("m") if each.holders] == [2]
+
+
+async def test_every_process_answers_for_itself(hub: RunningHub) -> None:
+    found = [await hub.activity(new_job(), process) for process in hub.file.pids if process != "nats"]
+    assert [each.role for each in found] == ["registry", "planner", "agent", "agent"]
+    for each in found:
+        assert each.up_s >= each.nats_s > 0
+        assert (each.faults, each.reads) == (0, ())
+
+
+@pytest.mark.long
+async def test_a_read_outlives_its_planner_and_tells_that_it_has_none(hub: RunningHub) -> None:
+    """A planner's silence says nothing about who holds a version. Nothing is told any more once the read is over."""
+    async with hub.pair(full(1)) as it:
+        await it.trainer.publish(3)
+        with hub.stopped("planner-0"):
+            reading = asyncio.create_task(it.engine.replicate(3, timeout_s=WAIT_S))
+
+            async def is_told() -> bool:
+                # For longer than a read goes on without a source.
+                return ((await hub.activity(it.job, "agent-1")).planner_silent_s or 0.0) > 2 * SOURCES_LOST_S
+
+            await until(is_told)
+            (read,) = (await hub.activity(it.job, "agent-1")).reads
+        assert (read.model, read.replica, read.version, read.stage) == ("m", "engine", 3, "leasing")
+        assert read.trace is not None
+        assert await reading == 3
+        assert shown(it.engine) == {1.0}
+        over = await hub.activity(it.job, "agent-1")
+        assert (over.reads, over.planner_silent_s) == ((), None)
+
+
+# ---------------------------------------------------------------------------------------------------- the registry
+
+
+async def until_replicas_are(hub: tensorhub.AsyncHub, expected: dict[str, int | None]) -> None:
+    """Wait until the log counts these replicas, each with the version that it holds."""
+
+    async def are_so() -> bool:
+        return {each.replica: each.version for each in await hub.replicas("m")} == expected
+
+    await until(are_so, f"the log counts {expected}")
+
+
+@pytest.mark.long
+async def test_a_release_happens_as_the_caller_was_told(hub: RunningHub) -> None:
+    """Published memory, and its readers end first: the log forgets the shard, and the agent frees the memory."""
+    async with hub.connected(agents=1) as (mine,):
+        shard = await mine.register("m", full(1), replica="trainer")
+        await shard.publish()
+        with (
+            hub.stopped("registry-0"),
+            pytest.raises(RegistryUnavailable, match="it goes as soon as the registry answers"),
+        ):
+            await shard.release(timeout_s=SHORT_S)
+        await until_replicas_are(mine, {})
+        await shard.release()
+        again = await mine.register("m", full(2), replica="trainer")
+        assert await again.publish() == 2
+        assert shown(again) == {2.0}
+
+
+@pytest.mark.long
+async def test_what_the_log_counts_as_a_holder_is_read_again(hub: RunningHub) -> None:
+    """The unpublish of a retained version's last copy is refused by the log, long after its caller has given up."""
+    async with hub.pair(full(1)) as it:
+        await it.trainer.publish()
+        await it.here.retain("m", last=1)
+        with (
+            hub.stopped("registry-0"),
+            pytest.raises(RegistryUnavailable, match="may be overwritten: don't, and call again"),
+        ):
+            await it.trainer.unpublish(timeout_s=SHORT_S)
+        await until_replicas_are(it.here, {"trainer": 1, "engine": None})
+        assert await it.engine.replicate(timeout_s=20) == 1
+        assert shown(it.engine) == {1.0}
+        await it.here.retain("m", last=0)
+
+
+@pytest.mark.long
+async def test_values_are_not_copied_over_a_publication_that_is_still_open(hub: RunningHub) -> None:
+    """The worker dies in publish while the registry is silent. Its successor's values must not become version 1."""
+    job, registry = new_job(), hub.pid("registry-0")
+    async with hub.worker(job) as first:
+        await first.ask("register_full", "m", "trainer", 1000, 1.0, {})
+        stop(registry)
+        try:
+            first.say('["publish", "trainer", 1]')
+            await until_said(hub, job, "ready")
+            first.signal(signal.SIGKILL)
+            await first.code()
+            await until_said(hub, job, "withdraw")
+        finally:
+            asyncio.get_running_loop().call_later(SILENCE_S, wake, registry)
+    async with hub.connected(job) as (mine, other):
+        shard = await mine.register("m", full(2), replica="trainer")
+        assert shard.version == 1, "the publication was in the log before it was withdrawn"
+        assert shown(shard) == {1.0}
+        reader = await other.register("m", full(0), replica="reader")
+        assert await reader.replicate() == 1
+        assert shown(reader) == {1.0}
+
+
+async def until_said(hub: RunningHub, job: str, verb: str) -> None:
+    """Wait until a command is in the log."""
+    async with (
+        asyncio.timeout(WAIT_S),
+        await hub.bus() as bus,
+        contextlib.aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
+    ):
+        async for entry in entries:
+            if f".cmd.{verb}." in entry.subject:
+                return
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+@pytest.mark.long
+async def test_stepping_without_overwriting_is_named_to_both(hub: RunningHub, caplog: pytest.LogCaptureFixture) -> None:
+    async with hub.pair({"w": torch.ones(4096), "b": torch.ones(8)}) as it:
+        await it.trainer.publish()
+        it.trainer.tensors["w"].add_(1)
+        with pytest.raises(tensorhub.IntegrityError, match="most likely its worker wrote to the tensors") as raised:
+            await it.engine.replicate(timeout_s=WAIT_S)
+        assert "trainer/0 on agent-0" in str(raised.value)
+        assert "publish a new version there" in str(raised.value)
+        await until(lambda: any(each.levelno == logging.ERROR for each in caplog.records))
+        (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        assert "published tensors were overwritten" in line
+        assert "(w)" in line
+        async with it.trainer.overwriting(publish=True):
+            it.trainer.tensors["w"].fill_(3)
+        assert await it.engine.replicate(timeout_s=WAIT_S) == 2
+        assert torch.equal(it.engine.tensors["w"], it.trainer.tensors["w"])
+    assert "1 of the tensors of version 1 were overwritten" in hub.log("agent-0")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "is_full", [False, pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount"))]
+)
+async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> None:
+    """An agent takes no more than it may, or than a full /dev/shm has; there is room again after a release.
+
+    A full /dev/shm is an error at register, and no SIGBUS later.
+    """
+    settings, shm = {"TENSORHUB_MEMORY_BYTES_MAX": "8MiB"}, tmp_path / "shm"
+    if is_full:
+        shm.mkdir()
+        if await run("mount", "-t", "tmpfs", "-o", "size=8m", "tensorhub-test", str(shm)):
+            pytest.skip("mounting is not allowed here")
+        settings = {"TENSORHUB_SHM_DIR": str(shm), "TENSORHUB_MEMORY_BYTES_MAX": "1GiB"}
+    five = {"w": torch.ones(5 * MIB, dtype=torch.uint8)}
+    try:
+        async with running_hub(tmp_path / "hub", 1, settings=settings) as hub, hub.connected("job", 1) as (here,):
+            pid = hub.pid("agent-0")
+            first = await here.register("m", five, replica="first")
+            await first.publish(1)
+            before = await hub.catalog("job")
+            with one_line(tensorhub.MemoryExhausted, "release"):
+                await here.register("m", five, replica="second")
+            with one_line(tensorhub.MemoryExhausted):
+                await here.register("m", {"w": TensorSpec((2**50,), torch.uint8)}, replica="third")
+            assert await hub.catalog("job") == before
+            assert_same_bytes(first.tensors, five)
+            await first.release()
+            # Tensors stay valid as long as they are referenced, and so does the memory that they are in.
+            del first
+            gc.collect()
+            second = await here.register("m", five, replica="second")
+            assert await second.publish(2) == 2
+            assert hub.pid("agent-0") == pid
+    finally:
+        assert not is_full or not await run("umount", "-l", str(shm))
+
+
+async def run(*command: str) -> int:
+    return await (await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)).wait()

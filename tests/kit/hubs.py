@@ -1,0 +1,280 @@
+"""A whole hub of real processes, and what tests do with it: connect, ask, command, kill, stop, look.
+
+Each test takes a job of its own on a hub that others use too.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import nats
+import torch
+from msgspec import structs
+from nats.aio.client import Client
+from tests.bounds import WAIT_S
+from tests.kit import processes
+from tests.kit.processes import Ended, Peer, Run, clean_environment, conversing, forked
+from tests.kit.tensors import Tensors, write
+from tests.kit.waiting import kill, stopped, until
+from torch import nn
+
+import tensorhub
+from tensorhub import TensorSpec
+from tensorhub._control.hub_file import HubFile
+from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub.local.hub import LocalHub, ServiceCommands
+from tensorhub_common.auth.keys import public_key_of, read_seed
+from tensorhub_common.auth.permissions import inbox_of
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.introspection.activity import gather_activity
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.protocol.activity import Activity
+from tensorhub_common.protocol.queries import AgentInfo, ReplicaInfo
+
+COMMAND: Final = """
+import os, sys
+from tensorhub_launcher import main
+try:
+    main()
+except SystemExit as end:
+    # To take apart an interpreter that has torch would take longest of all.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code or 0)
+"""
+
+_jobs: Final = count()
+
+Given = Tensors | Mapping[str, TensorSpec] | nn.Module
+"""What may be registered."""
+
+
+def new_job() -> str:
+    """Return a job name that no other test of this run uses."""
+    return f"job-{os.getpid()}-{next(_jobs)}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A trainer at one agent and an engine at another, in a job of their own."""
+
+    job: str
+    here: tensorhub.AsyncHub
+    there: tensorhub.AsyncHub
+    trainer: tensorhub.AsyncShard
+    engine: tensorhub.AsyncShard
+
+    async def step(self, tensors: Tensors, version: int | None = None) -> int:
+        """Take back what is published, write other values, and publish them."""
+        async with self.trainer.overwriting(timeout_s=WAIT_S):
+            write(self.trainer, tensors)
+        return await self.trainer.publish(version)
+
+    async def versions(self) -> dict[int, str]:
+        """Return the state of each version."""
+        return {each.version: each.state for each in await self.here.versions("m")}
+
+
+class RunningHub:
+    """A hub that is up."""
+
+    def __init__(self, up: LocalHub, directory: Path) -> None:
+        self.up = up
+        self.directory = directory
+
+    @property
+    def file(self) -> HubFile:
+        """What hub.json says now."""
+        return self.up.hub
+
+    @property
+    def admin_key(self) -> Path:
+        """The key with which a test may say what no other process may."""
+        return Path(self.file.credentials).with_name("admin.nk")
+
+    @asynccontextmanager
+    async def connected(self, job: str | None = None, agents: int = 2) -> AsyncIterator[list[tensorhub.AsyncHub]]:
+        """Connect to the first agents; all is released at the end."""
+        async with AsyncExitStack() as stack:
+            name = job or new_job()
+            yield [await stack.enter_async_context(await self.connect(name, at)) for at in range(agents)]
+
+    @asynccontextmanager
+    async def pair(
+        self,
+        tensors: Given,
+        into: Given | None = None,
+        *,
+        job: str | None = None,
+        installs: tuple[str, str] = ("in-place", "in-place"),
+    ) -> AsyncIterator[Pair]:
+        """Register a trainer with tensors and an engine with zeros or with `into`, both of model "m"."""
+        name = job or new_job()
+        async with self.connected(name) as (here, there):
+            if into is None:
+                assert isinstance(tensors, Mapping)
+                into = {each: torch.zeros_like(tensor) for each, tensor in tensors.items()}  # type: ignore[arg-type]
+            trainer = await here.register("m", tensors, replica="trainer", install=installs[0])
+            engine = await there.register("m", into, replica="engine", install=installs[1])
+            yield Pair(name, here, there, trainer, engine)
+
+    async def connect(self, job: str, agent: int = 0) -> tensorhub.AsyncHub:
+        """Connect to one agent."""
+        socket = self.file.agents[agent].socket
+        return await tensorhub.connect_async(job, agent=socket, nats=self.file.nats_all)
+
+    async def bus(self, key: Path | None = None) -> Bus:
+        """Connect to NATS: with the key of clients, or another one."""
+        return await connect(self.file.nats_all, name="test", credentials=key or Path(self.file.credentials))
+
+    def registry(self, job: str, key: Path | None = None) -> RegistryClient:
+        """Return a client of the registry."""
+        return RegistryClient(job, NatsAddress(self.file.nats_all, key or Path(self.file.credentials)))
+
+    async def raw_client(self) -> Client:
+        """Return a NATS client that has nothing of ours about it."""
+        key = self.admin_key
+        prefix = inbox_of(public_key_of(read_seed(key), key))
+        return await nats.connect(self.file.nats, nkeys_seed=str(key), inbox_prefix=prefix)
+
+    # Processes.
+
+    def pid(self, process: str) -> int:
+        """Return the process that has this name now, as hub.json calls it."""
+        return self.file.pids[process]
+
+    def kill(self, process: str) -> int:
+        """Kill a process of the hub, which is started again; return its process id."""
+        pid = self.pid(process)
+        kill(pid)
+        return pid
+
+    @contextmanager
+    def stopped(self, *names: str) -> Iterator[None]:
+        """Have processes of the hub stopped for as long as this lasts."""
+        with stopped(*(self.pid(name) for name in names)):
+            yield
+
+    async def until_back(self, process: str, killed: int = 0) -> None:
+        """Wait until another process than the one that was killed answers."""
+        async with await self.bus() as bus:
+
+            async def is_back() -> bool:
+                pong = await ping(bus, process)
+                return pong is not None and pong.pid != killed
+
+            await until(is_back, f"{process} is back")
+
+    def log(self, process: str) -> str:
+        """Return what a process of the hub has written."""
+        return (self.directory / "logs" / f"{process}.log").read_text(errors="replace")
+
+    # Programs beside it.
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return an environment of a program that knows of the hub no more than its directory."""
+        return clean_environment(**{"TENSORHUB_DIR": str(self.directory), **more})
+
+    async def run(self, program: str, *arguments: str, **more: str) -> Ended:
+        """Run Python text to its end in a process that has imported torch and tensorhub already."""
+        run = Run(forked(program, arguments, self.environment(**more)))
+        return await asyncio.to_thread(run.ended)
+
+    async def run_interpreter(self, program: str, *arguments: str, **more: str) -> Ended:
+        """Run Python text to its end in an interpreter of its own."""
+        return await asyncio.to_thread(processes.run_interpreter, program, arguments, self.environment(**more))
+
+    async def command(self, *arguments: str | Path, **more: str) -> Ended:
+        """Run `tensorhub` with these arguments."""
+        return await self.run(COMMAND, *map(str, arguments), **more)
+
+    @asynccontextmanager
+    async def program(self, text: str, *arguments: str, **more: str) -> AsyncIterator[Peer]:
+        """Start Python text and talk with it; it is killed at the end."""
+        async with conversing("a program", forked(text, arguments, self.environment(**more))) as peer:
+            yield peer
+
+    @asynccontextmanager
+    async def worker(self, job: str, agent: int = 0, **more: str) -> AsyncIterator[Peer]:
+        """Start a worker process that is connected and takes orders (worker.py); it is killed at the end."""
+        async with processes.worker(f"worker at agent-{agent}", self.environment(**more)) as peer:
+            await peer.ask("connect", job, self.file.agents[agent].socket)
+            yield peer
+
+    # Looking.
+
+    async def activity(self, job: str, process: str) -> Activity:
+        """Return what a process says that it does."""
+        async with await self.bus() as bus:
+            found = await gather_activity(bus, job, [process])
+        return next(each for each in found if each.process == process)
+
+    async def agent_info(self, job: str, agent: str) -> AgentInfo:
+        """Return what the log says of an agent."""
+        async with self.registry(job) as registry:
+            return next(each for each in (await registry.status()).agents if each.agent == agent)
+
+    async def catalog(self, job: str) -> dict[str, Any]:
+        """Return all that the registry says of a job, but for how long its log is."""
+        async with self.registry(job) as registry:
+            status = await registry.status()
+            models = [model.model for model in status.models]
+            return {
+                "status": structs.replace(status, seq=0),
+                "versions": {model: await registry.versions(model) for model in models},
+                "replicas": {model: await registry.replicas(model) for model in models},
+            }
+
+
+@asynccontextmanager
+async def running_hub(
+    directory: Path,
+    agents: int = 2,
+    hosts: int = 1,
+    *,
+    registries: int = 1,
+    nats_nodes: int = 1,
+    agent: str = "",
+    settings: Mapping[str, str] | None = None,
+    **more: str,
+) -> AsyncIterator[RunningHub]:
+    """Bring a hub up in this directory, with these settings in its environment.
+
+    `agent`: which unusual agent it runs (agents.py).
+    """
+    commands = ServiceCommands(agent=(sys.executable, "-m", "tests.kit.agents", agent)) if agent else None
+    async with LocalHub(
+        directory,
+        agents=agents,
+        hosts=hosts,
+        registries=registries,
+        nats_nodes=nats_nodes,
+        commands=commands,
+        environment={**os.environ, **(settings or {}), **more},
+    ) as up:
+        yield RunningHub(up, directory)
+
+
+@asynccontextmanager
+async def held_hub(directory: Path, hold: str, hosts: int = 1, **more: str) -> AsyncIterator[RunningHub]:
+    """Bring a hub up whose agents are held in the middle of a read (agents.py), with their files in `directory`."""
+    settings = {"HELD_DIR": str(directory), **more}
+    async with running_hub(directory / "hub", hosts=hosts, agent=f"held-{hold}", settings=settings) as hub:
+        yield hub
+
+
+async def until_held(directory: Path) -> None:
+    """Wait until the read is held."""
+    await until((directory / "held").exists, "the read is held", WAIT_S)
+
+
+async def copies_of(hub: tensorhub.AsyncHub, model: str, version: int | None = None) -> list[ReplicaInfo]:
+    """Return the cache replicas that hold a version, or any."""
+    found = [each for each in await hub.replicas(model) if each.replica.startswith("_cache-")]
+    return [each for each in found if version in (None, each.version)]

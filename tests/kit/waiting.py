@@ -1,0 +1,96 @@
+"""Waits with bounds, and processes that are stopped, woken, killed and looked for."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from inspect import isawaitable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tests.bounds import WAIT_S
+from tests.stopping import stop
+
+LOOK_S: Final = 0.01
+
+T = TypeVar("T")
+Condition = Callable[[], object | Awaitable[object]]
+
+
+async def until(condition: Condition, what: str = "a condition holds", timeout_s: float = WAIT_S) -> None:
+    """Wait until a condition holds that nothing announces. It may be a coroutine function."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if await found if isawaitable(found) else found:
+            return
+        assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s that {what}"
+        await asyncio.sleep(LOOK_S)
+
+
+async def retried(
+    call: Callable[[], Awaitable[T]], *errors: type[Exception], timeout_s: float = WAIT_S, pause_s: float = LOOK_S
+) -> T:
+    """Call until none of these errors comes; return the result."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            with contextlib.suppress(*errors):
+                return await call()
+            await asyncio.sleep(pause_s)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+    """Wait for a condition, from outside any event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s"
+        time.sleep(LOOK_S)
+
+
+def kill(pid: int) -> None:
+    """Kill a process, if it still exists."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def wake(pid: int) -> None:
+    """Wake a process that was stopped, if it still exists."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Have processes stopped for as long as this lasts."""
+    try:
+        for pid in pids:
+            stop(pid)
+        yield
+    finally:
+        for pid in pids:
+            wake(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; a dead one that no parent has waited for counts as dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the living children of a process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and entry.name != str(os.getpid()):
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent == pid and is_alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
