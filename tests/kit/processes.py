@@ -1,6 +1,7 @@
 """Programs of tests in processes of their own: run to their end, or told what to do by lines."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -134,8 +135,10 @@ class Peer:
 
     def signal(self, number: int) -> None:
         """Send it a signal unless it has ended."""
-        if not self._code.done():
-            os.kill(self.pid, number)
+        # How it ended may still be on its way here.
+        with contextlib.suppress(ProcessLookupError):
+            if not self._code.done():
+                os.kill(self.pid, number)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ must stop at it with a sentence.
 import argparse
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import sys
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from safetensors.torch import load_file, save_file
-from tests.mixed.actor import digest, values
+from tests.kit.processes import Run, WorkerError, clean_environment, conversing, executed
+from tests.kit.waiting import until
+from tests.kit.worker import digest, values
 from tests.mixed.differences import differences, forms_of
 from tests.mixed.hub import NEW, OLD, Mixed, Tally, Traffic, Wrong, mixed_hub
 from tests.mixed.release import BEFORE, KEPT, NoRelease, commit_of, environment, python_of, wheel_of
 
-from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 
@@ -69,7 +69,7 @@ def _line(*cells: str) -> str:
 
 async def _leader(hub: Mixed, was: str) -> str:
     """Return which registry leads, by its answer; while none does, which did."""
-    async with RegistryClient("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
+    async with hub.registry("mixed") as registry:
         with contextlib.suppress(TensorHubError):
             return (await registry.status(1.0)).registry
     return was
@@ -98,7 +98,7 @@ async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table:
                     tally = await traffic.step()
                 table.row(step, led, hub, tally)
             step = f"the job is raised to level {NEWEST_LEVEL}"
-            async with RegistryClient("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
+            async with hub.registry("mixed") as registry:
                 await registry.raise_level(NEWEST_LEVEL, 10.0)
             table.row(step, led, hub, await traffic.step())
             led = await _leader(hub, led)
@@ -114,12 +114,15 @@ async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table:
             table.row(step, led, hub, await traffic.step())
     except Wrong as why:
         table.wrong(step, why)
-        _tell_logs(hub)
-    except Exception:  # noqa: BLE001 (what went wrong is told, and the next order is tried)
+        _print_logs(hub)
+    except Exception:  # noqa: BLE001 (what went wrong is printed, and the next order is tried)
         table.wrong(step, traceback.format_exc())
-        _tell_logs(hub)
+        _print_logs(hub)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+COMMAND: Final = "from tensorhub.cli.main import main; main()"
 
 
 async def commands(pythons: dict[str, str], table: Table) -> None:
@@ -129,24 +132,24 @@ async def commands(pythons: dict[str, str], table: Table) -> None:
     version = 0
     try:
         for runs in (OLD, NEW, OLD):
-            up = await _command(pythons[runs], directory, "up", "--agents", "1")
-            try:
-                await _ready(up)
+            up = _command(pythons[runs], "up", "--agents", "1")
+            async with conversing("tensorhub up", executed(up, _environment(directory))) as hub:
+                # It prints how to connect once it is ready.
+                await hub.line()
                 for publishes, pulls in ((OLD, NEW), (NEW, OLD)):
                     version += 1
                     step = f"up {runs}, publish {publishes}, pull {pulls}"
-                    await _publish_and_pull(pythons, directory, publishes, pulls, version)
+                    await asyncio.to_thread(_publish_and_pull, pythons, directory, publishes, pulls, version)
                     print(f"{step:40s} version {version}: equal bytes", flush=True)
-            finally:
-                up.send_signal(signal.SIGINT)
-                await asyncio.wait_for(up.communicate(), END_S)
-    except (Wrong, TimeoutError) as why:
+                hub.signal(signal.SIGINT)
+                await hub.code(END_S)
+    except (Wrong, WorkerError, TimeoutError) as why:
         table.wrong(f"commands, version {version}", why)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _publish_and_pull(pythons: dict[str, str], directory: Path, publishes: str, pulls: str, version: int) -> None:
+def _publish_and_pull(pythons: dict[str, str], directory: Path, publishes: str, pulls: str, version: int) -> None:
     given, got = directory / "given.safetensors", directory / "got.safetensors"
     save_file(values(version), given)
     for release, order in (
@@ -155,59 +158,40 @@ async def _publish_and_pull(pythons: dict[str, str], directory: Path, publishes:
         (pulls, ("versions", "policy", "--json")),
         (publishes, ("status", "--json")),
     ):
-        process = await _command(pythons[release], directory, *order)
-        out, err = await asyncio.wait_for(process.communicate(), END_S)
-        if process.returncode:
-            raise Wrong(f"{' '.join(order)} ({release}): {(err or out).decode()[-600:]}")
+        code, out, err = Run(executed(_command(pythons[release], *order), _environment(directory))).ended()
+        if code:
+            raise Wrong(f"{' '.join(order)} ({release}): {(err or out)[-600:]}")
     if digest(load_file(got)) != digest(values(version)):
         raise Wrong(f"version {version} was pulled ({pulls}) with other bytes than were published ({publishes})")
 
 
-async def _command(python: str, directory: Path, *arguments: str) -> asyncio.subprocess.Process:
-    own = {key: text for key, text in os.environ.items() if not key.startswith("TENSORHUB_")}
-    return await asyncio.create_subprocess_exec(
-        python,
-        "-P",
-        "-c",
-        "from tensorhub.cli.main import main; main()",
-        *arguments,
-        env={**own, "TENSORHUB_DIR": str(directory / "hub"), "TENSORHUB_NEW_JOB_LEVEL": "0"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+def _command(python: str, *arguments: str) -> tuple[str, ...]:
+    return (python, "-P", "-c", COMMAND, *arguments)
 
 
-async def _ready(up: asyncio.subprocess.Process) -> None:
-    """Wait until it says how to connect."""
-    assert up.stdout is not None
-    line = await asyncio.wait_for(up.stdout.readline(), END_S)
-    if not line:
-        assert up.stderr is not None
-        raise Wrong(f"'tensorhub up' ended: {(await up.stderr.read()).decode()[-600:]}")
+def _environment(directory: Path) -> dict[str, str]:
+    return clean_environment(TENSORHUB_DIR=str(directory / "hub"), TENSORHUB_NEW_JOB_LEVEL="0")
 
 
 async def _stopped(hub: Mixed, registry: str) -> None:
-    """Wait until the older registry says why it goes on with the job no more."""
+    """Wait until the older registry logs why it goes on with the job no more."""
     try:
-        async with asyncio.timeout(STOP_WAIT_S):
-            while STOPPED not in hub.log_of(registry):  # noqa: ASYNC110 (a log has no event)
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise Wrong("the older registry did not say that it stops the job") from None
+        await until(lambda: STOPPED in hub.log(registry), timeout_s=STOP_WAIT_S)
+    except AssertionError:
+        raise Wrong("the older registry did not log that it stops the job") from None
 
 
-def _tell_logs(hub: Mixed | None) -> None:
+def _print_logs(hub: Mixed | None) -> None:
     """Show what each process has warned of last."""
     if hub is None:
         return
     for name in hub.runs:
-        lines = [each for each in hub.log_of(name).splitlines() if "warn" in each.lower() or "error" in each.lower()]
+        lines = [each for each in hub.log(name).splitlines() if "warn" in each.lower() or "error" in each.lower()]
         print(*(f"    {name} ({hub.runs[name]}): {each[:400]}" for each in lines[-3:]), sep="\n")
 
 
 def planted(name: str, other: str) -> str:
-    """Return today's release with a field renamed everywhere, as if nobody thought of the older one."""
+    """Return today's release with a field renamed everywhere, as if the older one did not matter."""
     home = KEPT / "planted"
     shutil.rmtree(home, ignore_errors=True)
     source = home / "source"

@@ -195,7 +195,6 @@ async def test_a_put_goes_on_through_a_restart(own_nats_server: RunningNats, own
     async with asyncio.timeout(WAIT_S):
         while await messages(own_bus, job) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-    own_nats_server.kill()
-    await asyncio.to_thread(own_nats_server.start)
+    await asyncio.to_thread(own_nats_server.restart)
     digest = await putting
     assert await BlobStore(own_bus).get(job, digest) == data

@@ -14,6 +14,7 @@ from tests.bounds import BUSY_S, WAIT_S
 from tests.integration.registry.test_storing import publication
 from tests.integration.security.test_tls import certificate
 from tests.kit.nats import USERS, RunningNats
+from tests.kit.waiting import until
 
 from tensorhub.local.nats_server import Cluster
 from tensorhub_common.auth.tls import TlsFiles
@@ -120,9 +121,7 @@ async def cluster_of(bus: Bus, job: str) -> dict[str, Any]:
 
 
 async def moved(cluster: RunningCluster, bus: Bus, left: RunningNats) -> None:
-    async with asyncio.timeout(MOVED_S_MAX):
-        while not bus.is_connected or cluster.node_of(bus) is left:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not (not bus.is_connected or cluster.node_of(bus) is left))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
@@ -175,9 +174,7 @@ async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningC
     leader = index_of((await cluster_of(spread, job))["leader"])
     whole.nodes[leader].kill()
     before = len(acknowledged)
-    async with asyncio.timeout(ELECTED_S_MAX):
-        while len(acknowledged) < before + 30:  # noqa: ASYNC110 (as above)
-            await asyncio.sleep(0.01)
+    await until(lambda: len(acknowledged) >= before + 30)
     enough.set()
     await asyncio.gather(*saying)
     last = await log.last_seq()

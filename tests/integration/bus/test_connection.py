@@ -4,12 +4,14 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus import connection, server_check
 from tensorhub_common.bus.address import shown
@@ -17,18 +19,23 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import Busy, MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError, VersionUnavailable
-from tensorhub_common.introspection.ping import answer_pings, ping
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Wait for a condition that nothing announces."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 async def echo(message: Message) -> bytes:
     return message.data[::-1]
+
+
+async def never(_: Message) -> bytes:
+    await asyncio.Event().wait()
+    return b""
+
+
+@contextmanager
+def promptly(bound_s: float = 0.0) -> Iterator[None]:
+    """Expect this to end within its bound, and what a busy machine takes beyond it."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < bound_s + BUSY_S
 
 
 async def test_a_question_is_answered_with_headers(bus: Bus) -> None:
@@ -40,19 +47,13 @@ async def test_a_question_is_answered_with_headers(bus: Bus) -> None:
     assert await bus.request(subject, b"body", 2.0, {"traceparent": "00-ab"}) == b"00-abbody"
 
 
-async def test_nobody_there_and_no_answer_are_told_apart(bus: Bus) -> None:
-    async def never(_: Message) -> bytes:
-        await asyncio.Event().wait()
-        return b""
-
+async def test_no_responder_and_no_answer_are_told_apart(bus: Bus) -> None:
     with pytest.raises(NoResponder):
         await bus.request(bus.new_inbox(), b"", WAIT_S)
     subject = bus.new_inbox()
     await bus.serve(subject, never)
-    began = time.monotonic()
-    with pytest.raises(NoAnswer):
+    with promptly(), pytest.raises(NoAnswer):
         await bus.request(subject, b"", 0.2)
-    assert time.monotonic() - began < BUSY_S
 
 
 async def test_the_handlers_error_reaches_the_asker_by_its_name(bus: Bus) -> None:
@@ -117,15 +118,6 @@ async def test_one_of_a_queue_group_answers(nats_server: RunningNats, bus: Bus) 
     assert len(asked) == 20
 
 
-async def test_a_closed_service_answers_no_more(bus: Bus) -> None:
-    subject = bus.new_inbox()
-    service = await bus.serve(subject, echo)
-    assert await bus.request(subject, b"ab", WAIT_S) == b"ba"
-    await service.close()
-    with pytest.raises(NoResponder):
-        await bus.request(subject, b"ab", WAIT_S)
-
-
 async def test_a_message_over_the_limit_is_refused_and_the_connection_stays(bus: Bus) -> None:
     """Headers count as well: sent all the same, such a message would make the server cut the connection."""
     subject = bus.new_inbox()
@@ -136,19 +128,9 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_stays(bus:
     assert await bus.request(subject, b"ab", WAIT_S) == b"ba"
 
 
-async def test_processes_answer_pings(bus: Bus) -> None:
-    await answer_pings(bus, "registry-9", "registry")
-    pong = await ping(bus, "registry-9")
-    assert pong is not None
-    assert (pong.id, pong.role) == ("registry-9", "registry")
-    assert await ping(bus, "registry-10") is None
-
-
 async def test_no_server_is_told_within_the_bound(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(RegistryUnavailable, match="tensorhub up"):
+    with promptly(), pytest.raises(RegistryUnavailable, match="tensorhub up"):
         await connect("nats://user:secret@127.0.0.1:1", name="test", timeout_s=0.3)
-    assert time.monotonic() - began < BUSY_S
 
 
 @pytest.mark.parametrize("url", ["nats://", "http://127.0.0.1:4222/", "nats://127.0.0.1:no", ""])
@@ -161,10 +143,8 @@ async def test_wrong_credentials_are_told_at_once(nats_server: RunningNats, tmp_
     file = tmp_path / "credentials"
     file.write_text("tensorhub:wrong\n")
     bare = "nats://" + nats_server.url.rpartition("@")[2]
-    began = time.monotonic()
-    with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
+    with promptly(), pytest.raises(RegistryUnavailable, match="refuses the credentials"):
         await connect(bare, name="test", credentials=file, timeout_s=WAIT_S)
-    assert time.monotonic() - began < BUSY_S
     secret = nats_server.url.partition("//")[2].rpartition("@")[0]
     file.write_text(f"{secret}\n")
     async with await connect(bare, name="test", credentials=file) as bus:
@@ -199,8 +179,7 @@ async def test_the_connection_comes_back_with_all_subscriptions(own_nats_server:
         await until(lambda: not own_bus.is_connected)
         with pytest.raises(NoBus):
             await own_bus.publish("question", b"")
-        own_nats_server.kill()
-        own_nats_server.start()
+        own_nats_server.restart()
         await own_bus.wait_connected(5.0)
         assert await own_bus.request("question", b"ab", WAIT_S) == b"ba"
         assert own_bus.connected_since is not None
@@ -239,18 +218,6 @@ async def test_a_request_waits_for_the_connection_to_come_back(own_nats_server: 
     assert await asked == b"ba"
 
 
-@pytest.mark.long
-async def test_a_server_that_hangs_counts_as_gone(
-    own_nats_server: RunningNats, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "PING_EVERY_S", 0.1)
-    async with await connect(own_nats_server.url, name="test") as bus:
-        own_nats_server.signal(signal.SIGSTOP)
-        await until(lambda: not bus.is_connected)
-        own_nats_server.signal(signal.SIGCONT)
-        await bus.wait_connected(10.0)
-
-
 async def test_the_bus_outlives_an_error_at_which_the_client_gives_up(own_bus: Bus) -> None:
     """Some errors that the server sends make nats-py close for good; the bus then takes a new client."""
     await own_bus.serve("question", echo)
@@ -265,10 +232,9 @@ async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats) -
     asked = asyncio.create_task(bus.wait_connected(0.1))
     await asked
     own_nats_server.signal(signal.SIGSTOP)
-    began = time.monotonic()
-    await bus.close()
-    await bus.close()
-    assert time.monotonic() - began < connection.CLOSE_TIMEOUT_S + BUSY_S
+    with promptly(connection.CLOSE_TIMEOUT_S):
+        await bus.close()
+        await bus.close()
     with pytest.raises(NoBus):
         await bus.request("question", b"", 1.0)
 
@@ -289,13 +255,19 @@ async def test_a_handler_that_is_cancelled_does_not_hold_up_those_that_wait(bus:
         await first
 
 
-async def test_what_is_served_can_be_asked_at_once_from_elsewhere(nats_server: RunningNats, bus: Bus) -> None:
+async def test_a_service_answers_others_at_once_and_no_more_once_it_is_closed(
+    nats_server: RunningNats, bus: Bus
+) -> None:
     async with await connect(nats_server.url, name="other") as other:
         for _ in range(50):
             subject = bus.new_inbox()
             service = await bus.serve(subject, echo)
             assert await other.request(subject, b"ab", WAIT_S) == b"ba"
             await service.close()
+    service = await bus.serve(subject, echo)
+    await service.close()
+    with pytest.raises(NoResponder):
+        await bus.request(subject, b"ab", WAIT_S)
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
@@ -304,22 +276,17 @@ async def test_a_lost_server_is_told_once_and_its_return_once(
 ) -> None:
     """With how long it was away. What is asked meanwhile fails, and adds nothing to the log."""
     async with await connect(own_nats_server.url, name="agent-7", ping_every_s=0.1) as bus:
-        if how == signal.SIGSTOP:
-            own_nats_server.signal(signal.SIGSTOP)
-        else:
-            own_nats_server.kill()
+        is_stopped = how == signal.SIGSTOP
+        own_nats_server.signal(how) if is_stopped else own_nats_server.kill()
         await until(lambda: not bus.is_connected)
         for _ in range(3):
             with pytest.raises(NoBus):
                 await bus.request("somewhere", b"", 0.05)
-        if how == signal.SIGSTOP:
-            own_nats_server.signal(signal.SIGCONT)
-        else:
-            own_nats_server.start()
+        own_nats_server.signal(signal.SIGCONT) if is_stopped else own_nats_server.start()
         await until(lambda: bus.is_connected)
         assert bus.lost_count == 1
     lost, back = [record.getMessage() for record in caplog.records]
     assert lost.startswith(f"agent-7 has lost NATS at {shown(own_nats_server.url)} (")
-    why = "it has stopped answering pings" if how == signal.SIGSTOP else "it has closed the connection"
+    why = "it has stopped answering pings" if is_stopped else "it has closed the connection"
     assert f"({why})" in lost
     assert re.fullmatch(rf"agent-7 has NATS back after \d+\.\d s, at {shown(own_nats_server.url)}", back)

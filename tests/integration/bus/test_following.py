@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.bus.conftest import fill, following_of, take
+from tests.integration.bus.conftest import fill, following_of, seqs, take
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import LogGap, LogShorter, StreamFailure
@@ -42,8 +43,7 @@ async def test_old_and_new_entries_come_in_order(log: JobLog) -> None:
 
 async def test_from_the_middle_and_from_the_end(log: JobLog) -> None:
     last = await fill(log, 5)
-    async with following_of(log, 4) as entries:
-        assert [each.seq for each in await take(entries, 2)] == [4, 5]
+    assert await seqs(log, 2, 4) == [4, 5]
     async with following_of(log, last + 1) as entries:
         waiting = asyncio.create_task(anext(entries))
         await fill(log, 1, "late")
@@ -55,12 +55,9 @@ async def test_a_filter_lets_its_subjects_through(log: JobLog) -> None:
     await log.append(event(log.job, "a", "version", "published"), b"", "e1")
     await log.append(event(log.job, "b", "version", "published"), b"", "e2")
     await fill(log, 1, "late")
-    async with following_of(log, 1, events_of(log.job)) as entries:
-        assert [each.seq for each in await take(entries, 2)] == [3, 4]
-    async with following_of(log, 1, events_of(log.job, "b")) as entries:
-        assert [each.seq for each in await take(entries, 1)] == [4]
-    async with following_of(log, 3, commands_of(log.job)) as entries:
-        assert [each.seq for each in await take(entries, 1)] == [5]
+    assert await seqs(log, 2, 1, events_of(log.job)) == [3, 4]
+    assert await seqs(log, 1, 1, events_of(log.job, "b")) == [4]
+    assert await seqs(log, 1, 3, commands_of(log.job)) == [5]
 
 
 async def test_what_was_purged_is_a_gap_and_not_silently_skipped(log: JobLog, bus: Bus) -> None:
@@ -69,8 +66,7 @@ async def test_what_was_purged_is_a_gap_and_not_silently_skipped(log: JobLog, bu
     for start in (1, 3):
         with pytest.raises(LogGap, match=f"no entry {start}"):
             await anext(log.follow(start))
-    async with following_of(log, 4) as entries:
-        assert [each.seq for each in await take(entries, 2)] == [4, 5]
+    assert await seqs(log, 2, 4) == [4, 5]
 
 
 async def test_a_hole_in_the_middle_is_a_gap(log: JobLog, bus: Bus) -> None:
@@ -137,8 +133,7 @@ async def test_a_log_that_was_made_anew_is_told(own_nats_server: RunningNats, ow
         await api.api(own_bus, f"STREAM.DELETE.{log.stream}")
         await open_job(own_bus, job)
         await fill(log, 5, "other")
-        own_nats_server.kill()
-        own_nats_server.start()
+        own_nats_server.restart()
         with pytest.raises(LogShorter):
             await take(entries, 1)
 
@@ -175,8 +170,7 @@ async def test_nothing_is_skipped_or_repeated_through_restarts(
             read = await take(entries, 20)
             for _ in range(3):
                 own_nats_server.signal(number)
-                own_nats_server.kill()
-                await asyncio.to_thread(own_nats_server.start)
+                await asyncio.to_thread(own_nats_server.restart)
                 read += await take(entries, 50)
             stop.set()
             last = await writing
@@ -200,9 +194,7 @@ async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> Non
     reader = log_reader.LogReader(log._bus, log.job, 1, ())
     entries = reader.entries()
     await take(entries, 2)
-    async with asyncio.timeout(WAIT_S):
-        while len(reader._arrived) < 8:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: len(reader._arrived) >= 8)
     del reader._arrived[3]
     assert [each.seq for each in await take(entries, 8)] == list(range(3, 11))
     await entries.aclose()
@@ -239,13 +231,9 @@ async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.Mon
     reader = log_reader.LogReader(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
     entries = reader.entries()
     first = asyncio.create_task(anext(entries))
-    async with asyncio.timeout(WAIT_S):
-        while reader._wake is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: reader._wake is not None)
     last, consumer = await fill(log, 5), reader._consumer
-    async with asyncio.timeout(WAIT_S):
-        while reader._next_seq <= last:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: reader._next_seq > last)
     assert not first.done()
     last = await fill(log, 1, "wanted")
     assert (await asyncio.wait_for(first, WAIT_S)).seq == last
@@ -290,9 +278,7 @@ async def test_a_pull_that_expires_is_renewed(log: JobLog, monkeypatch: pytest.M
     reader = log_reader.LogReader(log._bus, log.job, 1, ())
     entries = reader.entries()
     waiting = asyncio.create_task(anext(entries))
-    async with asyncio.timeout(WAIT_S):
-        while reader._pull_no < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: reader._pull_no >= 3)
     consumer = reader._consumer
     await fill(log, 1)
     assert (await asyncio.wait_for(waiting, WAIT_S)).seq == 1

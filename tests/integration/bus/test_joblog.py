@@ -5,9 +5,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import fill, following_of, take
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import (
@@ -171,12 +171,9 @@ class TestAppending:
 
         writing = asyncio.create_task(write())
         for _ in range(3):
-            before = len(written)
-            own_nats_server.kill()
-            await asyncio.to_thread(own_nats_server.start)
-            async with asyncio.timeout(WAIT_S):
-                while len(written) < before + 20:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            enough = len(written) + 20
+            await asyncio.to_thread(own_nats_server.restart)
+            await until(lambda enough=enough: len(written) >= enough)  # type: ignore[misc]
         stop.set()
         number = await writing
         assert written == list(range(1, number + 1))

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer
@@ -33,11 +34,9 @@ async def hold(wish: LeaderLease, timeout_s: float = WAIT_S) -> LeaderLease:
 async def test_one_of_many_holds_it(bus: Bus, job: str) -> None:
     wishes = [LeaderLease(bus, job, f"registry-{index}", TTL_S) for index in range(5)]
     await asyncio.gather(*(wish.start() for wish in wishes))
-    async with asyncio.timeout(WAIT_S):
-        while not any(wish.held for wish in wishes):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    until = time.monotonic() + 2.5 * TTL_S
-    while time.monotonic() < until:
+    await until(lambda: any(wish.held for wish in wishes))
+    end = time.monotonic() + 2.5 * TTL_S
+    while time.monotonic() < end:
         assert sum(wish.held for wish in wishes) <= 1
         await asyncio.sleep(0.01)
     await asyncio.gather(*(wish.close() for wish in wishes))
@@ -117,9 +116,7 @@ async def test_a_renewal_whose_acknowledgement_was_lost_costs_nothing(
         term, changes = one.term, list[bool]()
         one._on_change = changes.append
         monkeypatch.setattr(api, "store", lossy)
-        async with asyncio.timeout(WAIT_S):
-            while lost < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: lost >= 3)
         assert await one.wait(held=True, timeout_s=2.0)
         assert changes == []
         assert one.term == term
@@ -159,8 +156,7 @@ async def test_a_lease_ends_though_the_server_was_killed_meanwhile(own_nats_serv
     one = await hold(await started(LeaderLease(own_bus, "registry", "one", TTL_S)))
     assert one._task is not None
     one._task.cancel()
-    own_nats_server.kill()
-    own_nats_server.start()
+    own_nats_server.restart()
     async with LeaderLease(own_bus, "registry", "two", TTL_S) as two:
         await hold(two)
         assert two.term > one.term
@@ -172,11 +168,8 @@ async def test_an_outage_shorter_than_the_lease_changes_nothing(own_nats_server:
     async with LeaderLease(own_bus, "registry", "one", 5, on_change=changes.append) as one:
         await hold(one)
         term = one.term
-        own_nats_server.kill()
-        own_nats_server.start()
-        async with asyncio.timeout(WAIT_S):
-            while one.held_for_s < 4.9:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        own_nats_server.restart()
+        await until(lambda: one.held_for_s >= 4.9)
         assert one.term == term
         assert changes == [True]
 

@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import pytest_asyncio
 from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.nats import RunningNats
+from tests.kit.nats import RunningNats, running_nats
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.permissions import Role, User
@@ -45,10 +44,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     keys = Keyring(folder / "credentials")
     keys.make(USERS)
-    server = RunningNats(folder / "nats", keys.conf)
-    server.start()
-    yield Guarded(server, keys)
-    server.kill()
+    with running_nats(folder / "nats", keys.conf) as server:
+        yield Guarded(server, keys)
 
 
 @pytest.fixture
@@ -71,8 +68,3 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running
     """Two agents that pretend two hosts, so that both transports are there."""
     async with running_hub(tmp_path_factory.mktemp("hub"), agents=2, hosts=2) as running:
         yield running
-
-
-def log_of(hub: RunningHub, process: str) -> str:
-    """Return what a process of the hub has written."""
-    return Path(hub.directory, "logs", f"{process}.log").read_text()

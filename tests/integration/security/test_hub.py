@@ -1,4 +1,4 @@
-"""A hub of real processes and somebody in it who breaks rules: others go on, and nothing is said that was not meant."""
+"""A hub of real processes with a client or an agent that breaks rules: others go on, and no process lies for it."""
 
 import asyncio
 import json
@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.security.conftest import log_of
 from tests.kit.hubs import RunningHub, new_job
+from tests.kit.tensors import full, shown
+from tests.kit.waiting import retried
 
 import tensorhub
-from tensorhub._control.registry_client import NatsAddress, RegistryClient
-from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import Busy, NoAnswer
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api
@@ -34,33 +34,27 @@ ASKS: Final = 5_000
 COMMANDS: Final = 3_000
 
 
-async def logged_in(hub: RunningHub, key: Path | None = None) -> Bus:
-    return await connect(hub.file.nats, name="x", credentials=key or Path(hub.file.credentials))
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(hub: RunningHub) -> AsyncIterator[Bus]:
-    async with await logged_in(hub) as bus:
+    async with await hub.bus() as bus:
         yield bus
 
 
 async def use(hub: RunningHub) -> None:
-    """Publish and read a version in a job of its own, as everybody does."""
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", {"w": torch.arange(9.0)}, replica="trainer")
-        assert await trainer.publish() == 1
-        reader = await there.register("m", {"w": torch.zeros(9)}, replica="reader")
-        assert await reader.replicate() == 1
-        assert torch.equal(reader.tensors["w"], torch.arange(9.0))
-        assert [each.version for each in await here.versions("m")] == [1]
+    """Publish and read a version in a job of its own, as any worker does."""
+    async with hub.pair(full(9)) as it:
+        assert await it.trainer.publish() == 1
+        assert await it.engine.replicate() == 1
+        assert shown(it.engine) == {9.0}
+        assert await it.versions() == {1: "available"}
 
 
 async def test_all_of_it_works_under_permissions(hub: RunningHub) -> None:
     """No process of a hub asks for what it may not; the registry's and the agents' logs would say so."""
     await use(hub)
     for process in ("registry-0", "planner-0", "agent-0", "agent-1"):
-        assert "does not permit" not in log_of(hub, process)
-    assert "Permissions Violation" not in log_of(hub, "nats")
+        assert "does not permit" not in hub.log(process)
+    assert "Permissions Violation" not in hub.log("nats")
 
 
 async def outcome_of(bus: Bus, job: str, seq: int) -> str:
@@ -76,10 +70,10 @@ async def outcome_of(bus: Bus, job: str, seq: int) -> str:
 async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> None:
     """Neither a command's header nor a question's reply subject makes the registry speak where its asker may not."""
     job, victim = new_job(), new_job()
-    async with RegistryClient(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
+    async with hub.registry(job) as registry:
         await registry.open_job()
-    async with await logged_in(hub, hub.admin_key) as admin:
-        async with RegistryClient(victim, NatsAddress(hub.file.nats, hub.admin_key)) as registry:
+    async with await hub.bus(hub.admin_key) as admin:
+        async with hub.registry(victim, hub.admin_key) as registry:
             await registry.open_job()
         foreign = subjects.event(victim, "m", "version", "published")
         # The first entry says who leads, and the registry answers that in its own time.
@@ -102,29 +96,29 @@ async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> Non
         await admin.request("$JS.API.INFO")
         assert [message.subject for message in heard] == [subjects.query_subject(victim, "nobody")]
         assert (await JobLog(admin, victim).extent()).last == before
-    log_text = log_of(hub, "registry-0")
+    log_text = hub.log("registry-0")
     assert log_text.count("an outcome was wanted on a subject that is no inbox") == 1
     assert "which is no inbox, and gets none" in log_text
 
 
-async def test_what_jetstream_relays_is_nobodys_word(hub: RunningHub) -> None:
+async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub) -> None:
     """An agent has JetStream answer on another's command subject: the log takes it, and no fold does."""
     job = new_job()
     key = Path(hub.file.credentials).parent / "agents/agent-1.nk"
-    async with hub.connected(job) as (here, _), await logged_in(hub, key) as thief:
+    async with hub.connected(job) as (here, _), await hub.bus(key) as other:
         trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
         assert await trainer.publish() == 1
-        (incarnation,) = {a.incarnation for a in (await here.registry.status()).agents if a.agent == "agent-0"}
+        incarnation = (await hub.agent_info(job, "agent-0")).incarnation
         by = {"lane": "agent-0/m/trainer/0", "incarnation": incarnation, "n": 1_000_000}
         release = {"verb": "release", "model": "m", "replica": "trainer", "shard": 0, "by": by}
         chunk = subjects.blob(job, "0" * 64, 0)
-        await api.store(thief, chunk, json.dumps(release).encode())
-        last = await JobLog(thief, job).last_seq()
+        await api.store(other, chunk, json.dumps(release).encode())
+        last = await JobLog(other, job).last_seq()
         question = json.dumps({"last_by_subj": chunk}).encode()
         lookup = f"$JS.API.DIRECT.GET.{subjects.blob_stream(job)}"
-        await thief.publish(lookup, question, reply=subjects.command_subject(job, "release", "agent-0"))
+        await other.publish(lookup, question, reply=subjects.command_subject(job, "release", "agent-0"))
         async with asyncio.timeout(BOUND_S):
-            async for entry in JobLog(thief, job).follow(last + 1):
+            async for entry in JobLog(other, job).follow(last + 1):
                 if ".cmd." in entry.subject:
                     assert (entry.subject, entry.data) == (subjects.command_subject(job, "release", "agent-0"), b"")
                     assert not entry.headers
@@ -167,17 +161,17 @@ async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: Ru
             await trainer.unpublish()
         assert await asyncio.wait_for(watching, BOUND_S) == list(range(1, 21))
         log = JobLog(client, job)
-        last, nobodys = await log.last_seq(), 0
+        last, foreign_entries = await log.last_seq(), 0
         async with asyncio.timeout(BOUND_S):
             async for entry in log.follow():
-                nobodys += ".event." in entry.subject and read_event(entry.data) is None
+                foreign_entries += ".event." in entry.subject and read_event(entry.data) is None
                 if entry.seq >= last:
                     break
-        assert nobodys >= 20 * 2
-        # Whoever comes later reads the same.
+        assert foreign_entries >= 20 * 2
+        # A registry that begins later reads the same.
         hub.kill("registry-0")
         assert await trainer.publish(21, timeout_s=3 * BOUND_S) == 21
-    log_text = log_of(hub, "registry-0")
+    log_text = hub.log("registry-0")
     assert "the job is set aside" not in log_text
     assert f"job={job}" in next(line for line in log_text.splitlines() if "what is no event stands" in line)
 
@@ -192,10 +186,9 @@ async def _versions_seen(hub: tensorhub.AsyncHub, count: int) -> list[int | None
 
 
 async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
-    """Whoever asks without end about one job, large and small, gets no answers; others get theirs."""
+    """A client that asks without end about one job, large and small, gets no answers; others get theirs."""
     flooded, quiet = new_job(), new_job()
-    address = NatsAddress(hub.file.nats, Path(hub.file.credentials))
-    async with RegistryClient(flooded, address) as registry:
+    async with hub.registry(flooded) as registry:
         await registry.open_job()
 
     async def flood() -> None:
@@ -205,7 +198,7 @@ async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
             await client.publish(subjects.query_subject(flooded, "versions"), body, reply=reply)
 
     flooding = asyncio.create_task(flood())
-    async with asyncio.timeout(BOUND_S), RegistryClient(quiet, address) as registry:
+    async with asyncio.timeout(BOUND_S), hub.registry(quiet) as registry:
         await registry.open_job()
         for _ in range(20):
             assert (await registry.status()).models == ()
@@ -216,24 +209,18 @@ async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
 async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:
     """A job whose log is filled with nonsense holds up no other, and answers sense when it has read it."""
     job = new_job()
-    address = NatsAddress(hub.file.nats, Path(hub.file.credentials))
-    async with RegistryClient(job, address) as registry:
+    async with hub.registry(job) as registry:
         await registry.open_job()
         for _ in range(COMMANDS):
             await client.publish(subjects.command_subject(job, "publish"), b'{"verb":"publish"')
         await use(hub)
-        async with asyncio.timeout(2 * BOUND_S):
-            while True:
-                try:
-                    assert (await registry.status()).models == ()
-                    break
-                except (Busy, NoAnswer):
-                    continue
+        status = await retried(registry.status, Busy, NoAnswer, timeout_s=2 * BOUND_S)
+        assert status.models == ()
 
 
 @pytest.mark.long
 async def test_a_flood_of_frames(hub: RunningHub) -> None:
-    """A worker that says more than it hears keeps the agent from nobody, and is cut off."""
+    """A worker that sends and does not read keeps the agent from no other worker, and is cut off."""
     framed: FramedSocket = await connect_socket(Path(hub.file.agents[0].socket), FRAME_BYTES_MAX, BOUND_S)
     await framed.send(msgspec.msgpack.encode(Attach(protocol=PROTOCOL, job=new_job())))
     frame = msgspec.msgpack.encode(ReleaseCall(call=1, timeout_s=1.0, handle=7))

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from tests.bounds import BUSY_S
 from tests.integration.security.conftest import MINE, THEIRS, Guarded, LogIn
-from tests.kit.nats import RunningNats
+from tests.kit.nats import running_nats
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.keys import make_key
@@ -177,11 +177,9 @@ async def test_a_key_is_renewed(tmp_path: Path) -> None:
     """The old one ends with the server's next look at its file, also where it is connected; the others go on."""
     keys = Keyring(tmp_path / "credentials")
     keys.make([*OF_EVERY_HUB, CLIENT])
-    server = RunningNats(tmp_path / "nats", keys.conf)
-    server.start()
-    try:
-        old = tmp_path / "old.nk"
-        old.write_bytes(keys.path_of(CLIENT).read_bytes())
+    old = tmp_path / "old.nk"
+    old.write_bytes(keys.path_of(CLIENT).read_bytes())
+    with running_nats(tmp_path / "nats", keys.conf) as server:
         async with (
             await connect(server.url, name="other", credentials=keys.path_of(PLANNER)) as other,
             await connect(server.url, name="old", credentials=old) as stolen,
@@ -196,5 +194,3 @@ async def test_a_key_is_renewed(tmp_path: Path) -> None:
                 await connect(server.url, name="old", credentials=old)
             async with await connect(server.url, name="new", credentials=keys.path_of(CLIENT)):
                 assert other.connected_since == since
-    finally:
-        server.kill()

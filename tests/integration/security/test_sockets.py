@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import torch
-from tests.integration.security.conftest import log_of
 from tests.kit.hubs import RunningHub, new_job
+from tests.kit.tensors import full
 from tests.leftovers import memory_of
 
 pytestmark = [
@@ -47,17 +46,13 @@ def intrude(*paths: Path | str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
 
 
-def segments_of(hub: RunningHub) -> list[Path]:
-    return memory_of(hub.directory)
-
-
 @pytest.mark.long
 async def test_another_user_reaches_nothing(hub: RunningHub) -> None:
     """Modes keep others out: of sockets, keys, hub.json, logs and the segments in memory."""
     async with hub.connected(new_job(), agents=1) as (here,):
-        await here.register("m", {"w": torch.ones(10)}, replica="trainer")
+        await here.register("m", full(1), replica="trainer")
         socket = Path(hub.file.agents[0].socket)
-        segments = segments_of(hub)
+        segments = memory_of(hub.directory)
         files = [
             socket,
             socket.with_suffix(".peers"),
@@ -86,7 +81,7 @@ async def test_another_user_on_the_socket(hub: RunningHub, tmp_path: Path) -> No
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
-    log = log_of(hub, "agent-0")
+    log = hub.log("agent-0")
     assert f"of user {NOBODY})" in log
     async with hub.connected(new_job(), agents=1) as (here,):
-        await here.register("m", {"w": torch.ones(10)}, replica="trainer")
+        await here.register("m", full(1), replica="trainer")

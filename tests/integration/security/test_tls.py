@@ -3,11 +3,12 @@
 import asyncio
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.kit.nats import RunningNats
+from tests.kit.nats import RunningNats, running_nats
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.permissions import Role, User
@@ -33,13 +34,14 @@ def certificate(folder: Path, name: str, *names: str) -> tuple[Path, Path]:
     return key, pem
 
 
-def server(folder: Path, keys: Keyring, tls: str) -> RunningNats:
+@contextmanager
+def server(folder: Path, keys: Keyring, tls: str) -> Iterator[RunningNats]:
+    """Run a server that knows the users of every hub, with this said of TLS."""
     keys.make(OF_EVERY_HUB)
     with keys.conf.open("a") as file:
         file.write(tls)
-    running = RunningNats(folder / "nats", keys.conf)
-    running.start()
-    return running
+    with running_nats(folder / "nats", keys.conf) as running:
+        yield running
 
 
 @pytest.fixture
@@ -50,9 +52,8 @@ def keys(tmp_path: Path) -> Keyring:
 @pytest.fixture
 def encrypted(tmp_path: Path, keys: Keyring) -> Iterator[tuple[str, Path]]:
     key, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
-    running = server(tmp_path, keys, f'tls {{ cert_file: "{pem}", key_file: "{key}" }}\n')
-    yield running.url, pem
-    running.kill()
+    with server(tmp_path, keys, f'tls {{ cert_file: "{pem}", key_file: "{key}" }}\n') as running:
+        yield running.url, pem
 
 
 async def test_who_is_believed(encrypted: tuple[str, Path], keys: Keyring, tmp_path: Path) -> None:
@@ -107,16 +108,12 @@ async def test_a_slow_reader_keeps_little(encrypted: tuple[str, Path], keys: Key
 
 async def test_nothing_is_said_in_the_clear(keys: Keyring, tmp_path: Path) -> None:
     """Somebody who stands between the two may say that there is no TLS; then he hears no word of who we are."""
-    running = server(tmp_path, keys, "")
     _, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
-    try:
+    with server(tmp_path, keys, "") as running:
+        key = keys.path_of(CLIENT)
         async with asyncio.timeout(PROMPT_S / 2):
             with pytest.raises(RegistryUnavailable, match="does not speak TLS"):
-                await connect(
-                    running.url, name="x", credentials=keys.path_of(CLIENT), tls=TlsFiles(pem), timeout_s=PROMPT_S
-                )
-    finally:
-        running.kill()
+                await connect(running.url, name="x", credentials=key, tls=TlsFiles(pem), timeout_s=PROMPT_S)
 
 
 async def test_a_certificate_of_ones_own(keys: Keyring, tmp_path: Path) -> None:
@@ -124,15 +121,12 @@ async def test_a_certificate_of_ones_own(keys: Keyring, tmp_path: Path) -> None:
     key, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
     my_key, my_pem = certificate(tmp_path, "mine")
     tls = f'tls {{ cert_file: "{pem}", key_file: "{key}", ca_file: "{my_pem}", verify: true }}\n'
-    running = server(tmp_path, keys, tls)
-    try:
-        mine = TlsFiles(pem, my_pem, my_key)
-        async with await connect(running.url, name="x", credentials=keys.path_of(CLIENT), tls=mine):
+    with server(tmp_path, keys, tls) as running:
+        client, mine = keys.path_of(CLIENT), TlsFiles(pem, my_pem, my_key)
+        async with await connect(running.url, name="x", credentials=client, tls=mine):
             pass
         with pytest.raises(RegistryUnavailable):
-            await connect(running.url, name="x", credentials=keys.path_of(CLIENT), tls=TlsFiles(pem), timeout_s=1.0)
-    finally:
-        running.kill()
+            await connect(running.url, name="x", credentials=client, tls=TlsFiles(pem), timeout_s=1.0)
 
 
 async def test_a_nats_that_is_open_to_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,14 +135,10 @@ async def test_a_nats_that_is_open_to_the_network(tmp_path: Path, monkeypatch: p
     nobody.write_text("")
     for listen, is_fine in (("127.0.0.1", True), ("0.0.0.0", False)):  # noqa: S104 (it is what must be refused)
         monkeypatch.setattr("tensorhub.local.nats_server.LISTEN", listen)
-        running = RunningNats(tmp_path / listen, nobody)
-        running.start()
-        url = running.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
-        try:
+        with running_nats(tmp_path / listen, nobody) as running:
+            url = running.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
             if is_fine:
                 async with await connect(url, name="x"):
                     continue
             with pytest.raises(RegistryUnavailable, match="lets in whoever reaches it"):
                 await connect(url, name="x")
-        finally:
-            running.kill()
