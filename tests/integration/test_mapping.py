@@ -1,20 +1,23 @@
 """Models in Hugging Face's naming to engines with vLLM's fused and divided tensors, and back, by real processes."""
 
 import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from tests.kit.hubs import RunningHub
+from tests.integration.fsdp_rank import QUESTIONS
+from tests.kit.hubs import RunningHub, new_job
+from tests.kit.models import MODELS, TP, UNEVEN, checkpoint, loaded, loaded_from, made
+from tests.kit.processes import Peer
+from tests.kit.tensors import raw
 from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
-from tests.property.vllm_loading import Shape, Worker
 
 from tensorhub import AsyncHub, AsyncShard, mapping
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-TP = 2
 
 
 @pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
@@ -23,96 +26,8 @@ def hub(request: pytest.FixtureRequest) -> RunningHub:
     return hub
 
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "vocab_size": 101,
-    "head_dim": 8,
-}
-EXPERTS: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
-LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "n_routed_experts": 5,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 12,
-    "kv_lora_rank": 10,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 6,
-    "v_head_dim": 8,
-}
-MODELS = {
-    "Llama": {**SIZES, "attention_bias": True, "mlp_bias": True},
-    "Qwen3": {**SIZES, "tie_word_embeddings": True},
-    "Qwen3Moe": {**SIZES, **EXPERTS, "num_experts": 5, "mlp_only_layers": [0]},
-    "DeepseekV3": {**SIZES, **EXPERTS, **LATENT},
-}
-
-
-def made(family: str, seed: int) -> Any:
-    """Return a model of transformers with values of its own in every parameter and buffer."""
-    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**MODELS[family]))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "rotary" not in name:
-                tensor.copy_(torch.randn(tensor.shape, generator=generator))
-    return model
-
-
-def engine_shape(config: Any, rank: int) -> Shape:
-    """Return the engine's worker: experts whole on the ranks of their own, all the rest divided."""
-    experts: int = getattr(config, "n_routed_experts", 0) or getattr(config, "num_experts", 0)
-    first = -(-experts // TP)
-    return Shape(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        intermediate=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        padding_to=64,
-        tp_rank=rank,
-        tp_size=TP,
-        tied=config.tie_word_embeddings,
-        experts=experts,
-        expert_intermediate=getattr(config, "moe_intermediate_size", 0),
-        expert_map=tuple(range(experts)[:first] if rank == 0 else range(experts)[first:]),
-        latent=hasattr(config, "kv_lora_rank"),
-        q_rank=getattr(config, "q_lora_rank", None),
-        kv_rank=getattr(config, "kv_lora_rank", 0),
-        rope=getattr(config, "qk_rope_head_dim", 0),
-    )
-
-
-def loaded(model: Any, rank: int) -> dict[str, torch.Tensor]:
-    """Return what vLLM's loaders make of the model's checkpoint on one rank. Values are moved as their bits."""
-    bits = {name: tensor.detach().view(torch.int32).numpy() for name, tensor in checkpoint(model).items()}
-    found = Worker(engine_shape(model.config, rank)).load(bits)
-    return {name: torch.from_numpy(array).to(torch.int32).view(torch.float32) for name, array in found.items()}
-
-
-def checkpoint(model: Any) -> dict[str, torch.Tensor]:
-    """Return the model's tensors as its checkpoint has them: each expert by itself."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if name.endswith("experts.gate_up_proj"):
-            for number, both in enumerate(tensor):
-                gate, up = both.chunk(2)
-                at = name.replace("gate_up_proj", str(number))
-                tensors |= {f"{at}.gate_proj.weight": gate.clone(), f"{at}.up_proj.weight": up.clone()}
-        elif name.endswith("experts.down_proj"):
-            at = name.removesuffix(".down_proj")
-            tensors |= {f"{at}.{number}.down_proj.weight": one.clone() for number, one in enumerate(tensor)}
-        else:
-            tensors[name] = tensor
-    return tensors
+PROGRAM = "from tests.integration.fsdp_rank import main; main()"
+TRAINERS, VERSIONS = 4, 3
 
 
 async def engine(hubs: list[AsyncHub], like: Any, install: str) -> list[AsyncShard]:
@@ -172,3 +87,53 @@ async def test_a_tied_head_may_be_registered_by_itself(hub: RunningHub) -> None:
         assert await reader.replicate(1) == 1
         assert torch.equal(reader.tensors["lm_head.weight"], trainer.model.embed_tokens.weight)
         assert torch.equal(reader.tensors["model.embed_tokens.weight"], trainer.model.embed_tokens.weight)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("mesh", "dtype"), [("fsdp", "float32"), ("fsdp", "bfloat16"), ("hsdp", "float32")])
+async def test_four_ranks_of_fsdp_to_a_fused_engine_and_a_whole_one(
+    hub: RunningHub, tmp_path: Path, mesh: str, dtype: str
+) -> None:
+    """A real FSDP2 trainer whose ranks are processes. Engines hold its full tensors, and the whole one computes alike.
+
+    What a divided engine computes is shown by an example (test_examples.py).
+    """
+    job = new_job()
+    async with AsyncExitStack() as stack:
+        arguments = (str(TRAINERS), mesh, str(tmp_path), dtype)
+        environment = {"TENSORHUB_JOB": job, "TENSORHUB_AGENT": hub.file.agents[0].socket}
+        ranks = [
+            await stack.enter_async_context(hub.program(PROGRAM, str(rank), *arguments, **environment))
+            for rank in range(TRAINERS)
+        ]
+        assert [json.loads(await rank.line()) for rank in ranks] == ["ready"] * TRAINERS
+        hubs = await stack.enter_async_context(hub.connected(job))
+        like = made("Qwen3", 9, **UNEVEN).to(getattr(torch, dtype))
+        fused = await engine(hubs, like, "in-place")
+        whole = await hubs[1].register("m", like, replica="whole", mapping=mapping.for_model(like.config, "hf"))
+        for version in range(1, VERSIONS + 1):
+            await all_do(ranks, "step", version)
+            shapes = await all_do(ranks, "save", version)
+            assert set(await asyncio.gather(*(each.replicate(version) for each in (*fused, whole)))) == {version}
+            saved = torch.load(tmp_path / f"{version}.pt")
+            for rank in fused:
+                for name, expected in loaded_from(saved["tensors"], like.config, rank.shard).items():
+                    assert_same_bits(rank.tensors[name], expected)
+            for name, tensor in checkpoint(like).items():
+                assert_same_bits(tensor, saved["tensors"][name])
+            with torch.no_grad():
+                assert_same_bits(like(QUESTIONS).logits, saved["logits"])
+    if mesh == "fsdp":
+        assert any(0 in shape for shape in shapes[-1]), "the last rank has nothing of some tensors"
+        assert shapes[0] != shapes[-1]
+
+
+async def all_do(ranks: list[Peer], *order: object) -> list[Any]:
+    """Give all ranks an order, and return what each answered."""
+    return await asyncio.gather(*(rank.ask(*order) for rank in ranks))
+
+
+def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    assert torch.equal(raw(found), raw(expected))
