@@ -1,7 +1,8 @@
 """What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
 
 The tests start hundreds of interpreters, several workers side by side: each of them finds bytecode, torch has one
-thread, as a worker has one core, and Ctrl-C is heard. What they start and make is gone when they end (`leftovers.py`).
+thread, as a worker has one core, and Ctrl-C is not ignored. What they start and make is gone when they end
+(`leftovers.py`).
 
 Examples are the same in every run, on every machine: what fails once fails again, and what passed here passes there.
 With `--hypothesis-profile=anew` they are others each time, and with `thorough` eight times as many, as in `make slow`;
@@ -27,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline, and no word of examples that are slow to draw: how long one takes says how busy the machine is.
+# No deadline, and no complaint about examples that are slow to draw: how long one takes says how busy the machine is.
 settings.register_profile(
     "same",
     max_examples=50,
@@ -67,7 +68,7 @@ def same_chance() -> None:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Take back what a command that ran in this process told the root logger: its level, and where lines go."""
+    """Restore the root logger after a command that ran in this process: its level, and where lines go."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield

@@ -138,11 +138,11 @@ class Scenario:
 
     def errors_since(self, before: Any) -> dict[str, int]:
         """Return the errors that callers got since a copy of `findings.calls` was taken."""
-        told: dict[str, int] = {}
+        errors: dict[str, int] = {}
         for (_, outcome), count in sorted((self.findings.calls - before).items()):
             if outcome != "done":
-                told[outcome] = told.get(outcome, 0) + count
-        return told
+                errors[outcome] = errors.get(outcome, 0) + count
+        return errors
 
 
 def trainer_and_readers(scenario: Scenario, agents: Iterable[str], **more: Any) -> list[tuple[str, Config]]:

@@ -55,7 +55,7 @@ class LogVerdict:
         self._vouch(said, event)
 
     def _vouch(self, said: str, event: AnyEvent) -> None:
-        """Two shards of one place and version have one root, whoever says so."""
+        """Each shard of a version has one root, in whichever replica."""
         if isinstance(event, VersionPublished):
             if event.version in self.roots:
                 self.wrongs.append(f"{said} publishes version {event.version} a second time")

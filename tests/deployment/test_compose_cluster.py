@@ -15,7 +15,7 @@ REGISTRIES = ["registry", "registry-1"]
 ELECTED_S_MAX = 60.0
 """The other two elect leaders for what the lost node led, on a machine that does all at once."""
 
-NOBODY = "no registry answered about job"
+UNANSWERED = "no registry answered about job"
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def versions(compose: Compose, job: str) -> list[dict[str, Any]]:
 
 
 def answered(ask: Callable[[], T], otherwise: str = "") -> T:
-    """Ask until the hub answers: who asks while leaders are elected is told within 5 s that nobody answers.
+    """Ask until the hub answers: a command ends within 5 s in an error while leaders are elected.
 
     Only what fails with the words `otherwise` is asked again.
     """
@@ -75,7 +75,7 @@ def test_without_any_one_of_them_training_goes_on(compose: Compose, job: str, lo
         assert versions(compose, job) == before
         print(f"without {lost} the hub answered after {time.monotonic() - began:.1f} s")
         # The old job's log has its leader again, and a new job's may have to wait for that of all.
-        assert versions(compose, answered(lambda: trained(compose), NOBODY))
+        assert versions(compose, answered(lambda: trained(compose), UNANSWERED))
     finally:
         compose("up", "--detach", "--wait", *compose.services)
     assert versions(compose, job) == before

@@ -74,7 +74,7 @@ def test_nats_knows_its_users_and_speaks_tls(config: Path, tmp_path: Path) -> No
 
 
 def test_the_nodes_of_the_cluster_are_told_to_all() -> None:
-    """Whoever knew one of them alone would be lost with it, or not know how many there are to be."""
+    """A process that knew one of them alone would be lost with it, or not know how many there are."""
     text = COMPOSE_CLUSTER.read_text()
     nodes = re.findall(r"NATS_NODE: ([a-z0-9-]+)", text)
     assert nodes == ["nats", "nats-1", "nats-2"]

@@ -1,4 +1,4 @@
-"""The shipped configurations of a cluster, in three real servers on loopback: they meet, and nobody else is let in."""
+"""The shipped configurations of a cluster, in three real servers on loopback: they meet, and let no other client in."""
 
 import asyncio
 import contextlib
@@ -100,13 +100,13 @@ async def test_three_nodes_meet_and_keep_a_log_together(nodes: Nodes) -> None:
         async with asyncio.timeout(MEET_S):
             log = await open_job(bus, "job", NODES)
             assert await log.append("tensorhub.v1.job.cmd.publish", b"", "m") == 1
-    assert await said_to_a_stranger(nodes.routes[0]) == b""
+    assert await said_to_a_client_without_certificate(nodes.routes[0]) == b""
     said = "".join((nodes.folder / f"nats-{index}.log").read_text() for index in range(NODES))
     assert "didn't provide a certificate" in said
 
 
-async def said_to_a_stranger(port: int) -> bytes:
-    """Return what a node says to somebody who reaches its port for other nodes and has no certificate."""
+async def said_to_a_client_without_certificate(port: int) -> bytes:
+    """Return what a node sends to a client that reaches its port for other nodes."""
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     async with asyncio.timeout(MEET_S):

@@ -173,14 +173,14 @@ def test_a_worker_of_another_user_is_refused(machine: Machine) -> None:
         machine.run(*pull(0), user="nobody")
 
 
-def test_settings_that_can_not_be_are_told_once(machine: Machine) -> None:
+def test_settings_that_can_not_be_are_reported_once(machine: Machine) -> None:
     """A service that was started wrongly fails with its one line; systemd doesn't try it again and again."""
     machine.run("sh", "-c", "echo TENSORHUB_BEAT_S=often > /etc/tensorhub/agent-9.env")
     with pytest.raises(AssertionError, match="failed"):
         machine.run("systemctl", "start", "tensorhub-agent@9")
     assert property_of(machine, "tensorhub-agent@9", "NRestarts") == "0"
-    told = machine.run("journalctl", "--unit", "tensorhub-agent@9", "--output=cat")
-    assert "TENSORHUB_BEAT_S is often and must be a number of seconds" in told
+    logged = machine.run("journalctl", "--unit", "tensorhub-agent@9", "--output=cat")
+    assert "TENSORHUB_BEAT_S is often and must be a number of seconds" in logged
 
 
 def test_no_unit_stands_open(machine: Machine) -> None:

@@ -28,7 +28,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/ranks", rank=rank, world_size=ranks)
     # HSDP: two halves of the ranks have the same.
     hybrid = {"mesh_shape": (2, ranks // 2), "mesh_dim_names": ("replicate", "shard")}
-    mesh = init_device_mesh("cpu", **(hybrid if kind == "hsdp" else {"mesh_shape": (ranks,)}))  # type: ignore[arg-type]
+    mesh = init_device_mesh("cpu", **(hybrid if kind == "hsdp" else {"mesh_shape": (ranks,)}))
     model = made("Qwen3", 0, **UNEVEN).to(dtype)
     names = mapping.for_model(model.config, "hf")
     for layer in model.model.layers:

@@ -87,7 +87,7 @@ def registers(given: Any, *, model: Any = "m", replica: Any = "r", **options: An
 
 REFUSED: list[tuple[str, type[Exception], tuple[str, ...], Call]] = [
     (
-        "a version that nobody has",
+        "a version without a holder",
         VersionUnavailable,
         ("version 6", "'m'"),
         lambda it: it.engine.replicate(6, timeout_s=0.3),
@@ -148,7 +148,7 @@ async def test_a_name_that_is_none_is_refused(scene: Scene, name: Any) -> None:
 
 
 @pytest.mark.long
-async def test_a_model_that_nobody_published(scene: Scene) -> None:
+async def test_a_model_without_a_version(scene: Scene) -> None:
     fresh = await scene.there.register("unknown", WEIGHTS, replica="reader")
     for version in ("latest", 3):
         async with scene.refused(VersionUnavailable, "'unknown'", "has a trainer published"):

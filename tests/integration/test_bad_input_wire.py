@@ -1,6 +1,6 @@
-"""Whatever anybody writes on the command subjects is answered with command.rejected, and does nothing else.
+"""Garbage on the command subjects is answered with command.rejected, and does nothing else.
 
-The same of questions: each gets an error for its answer, and those who answer go on.
+The same of questions: each gets an error for its answer, and the processes go on.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import torch
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, new_job
 
-from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub._control.registry_client import RegistryClient
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.request_server import answer_or_raise
 from tensorhub_common.errors import TensorHubError
@@ -116,7 +116,7 @@ async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> Non
 
 
 async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
-    """Whoever is asked nonsense says so, or nothing, and goes on to answer sense."""
+    """A nonsense question is answered with an error, and sense is answered afterwards."""
     job = new_job()
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
@@ -148,7 +148,7 @@ async def assert_refused(bus: Bus, subject: str, body: bytes) -> None:
 
 
 async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
-    """A beat that is none keeps nobody alive and ends nobody."""
+    """A malformed beat changes nothing about any agent."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         await here.register("m", {"w": torch.ones(9)}, replica="here")
@@ -164,9 +164,9 @@ async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
 
 
 async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> None:
-    """Where NATS lets anybody write events, a forged one stops that job, which is better than to lie; others go on."""
+    """Where NATS lets a client write events, a forged one stops that job, which is better than to lie; others go on."""
     job = new_job()
-    async with RegistryClient(job, NatsAddress(hub.file.nats, hub.admin_key)) as registry:
+    async with hub.registry(job, hub.admin_key) as registry:
         await bus.request(query_subject(job, "open"))
         assert await registry.versions("m") == []
         forged = b'{"kind":"version.published","cmd":1,"i":1,"k":1,"model":"m","version":9,"replica":"x","roots":[]}'

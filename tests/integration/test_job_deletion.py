@@ -75,7 +75,7 @@ async def cleared(hub: RunningHub, job: str) -> None:
 
 
 async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
-    """Memory and copies on the disk are freed on every agent; whoever calls, waits or watches is told at once."""
+    """Memory and copies on the disk are freed on every agent; every call, wait and watch ends at once."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")
@@ -108,7 +108,7 @@ async def _watch(hub: tensorhub.AsyncHub) -> None:
 
 
 async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> None:
-    """Who comes back, and who deletes it once more, is told what to do; then all begins anew, from nothing."""
+    """A worker that comes back, and a second deletion, are refused with what to do; then all begins anew."""
     job = new_job()
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", weights(1), replica="trainer")

@@ -86,8 +86,8 @@ async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         await tensorhub.connect_async("job")
     with one_line(AgentUnavailable, "there is no agent 'agent-7'"):
         await tensorhub.connect_async("job", agent="agent-7")
-    with one_line(AgentUnavailable, "nobody.sock"):
-        await tensorhub.connect_async("job", agent=tmp_path / "nobody.sock", timeout_s=SHORT_S)
+    with one_line(AgentUnavailable, "missing.sock"):
+        await tensorhub.connect_async("job", agent=tmp_path / "missing.sock", timeout_s=SHORT_S)
 
 
 @pytest.mark.long
@@ -128,7 +128,7 @@ async def test_a_read_goes_on_while_the_log_counts_its_holder(hub: RunningHub) -
 
 
 async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path) -> None:
-    """And later ones are told that the version was published, and which holder of it is lost."""
+    """And later ones fail with the fact that it was published, and which holder of it is lost."""
     lost = r"version 1 of model 'm' was published, but its last holder is lost \(trainer on agent-0, lost \d+ s"
     async with (
         running_hub(tmp_path, TENSORHUB_STALL_S="0.3", TENSORHUB_LOST_AFTER_S="2") as hub,
@@ -301,18 +301,18 @@ async def test_every_process_answers_for_itself(hub: RunningHub) -> None:
 
 
 @pytest.mark.long
-async def test_a_read_outlives_its_planner_and_tells_that_it_has_none(hub: RunningHub) -> None:
-    """A planner's silence says nothing about who holds a version. Nothing is told any more once the read is over."""
+async def test_a_read_outlives_its_planner_and_reports_that_it_has_none(hub: RunningHub) -> None:
+    """A planner's silence says nothing about who holds a version. Once the read is over nothing is reported."""
     async with hub.pair(full(1)) as it:
         await it.trainer.publish(3)
         with hub.stopped("planner-0"):
             reading = asyncio.create_task(it.engine.replicate(3, timeout_s=WAIT_S))
 
-            async def is_told() -> bool:
+            async def is_reported() -> bool:
                 # For longer than a read goes on without a source.
                 return ((await hub.activity(it.job, "agent-1")).planner_silent_s or 0.0) > 2 * SOURCES_LOST_S
 
-            await until(is_told)
+            await until(is_reported)
             (read,) = (await hub.activity(it.job, "agent-1")).reads
         assert (read.model, read.replica, read.version, read.stage) == ("m", "engine", 3, "leasing")
         assert read.trace is not None

@@ -267,8 +267,8 @@ async def test_a_read_that_runs_out_of_time_names_its_shard_once(hub: RunningHub
         assert_holds(reader, columns, tensors)
 
 
-async def test_all_shards_are_told_alike_that_nothing_is_published_yet(hub: RunningHub) -> None:
-    """Both end at the same bound: the second is not told that it waited for the first, which had left by then."""
+async def test_all_shards_get_one_error_where_nothing_is_published_yet(hub: RunningHub) -> None:
+    """Both end at the same bound: the second is not said to have waited for the first, which had left by then."""
     async with hub.connected() as hubs:
         reader = await registered(hubs, "reader", columns, 2, {"w": torch.ones(8, 6)})
         failed = await asyncio.gather(*(s.replicate("latest", timeout_s=1) for s in reader), return_exceptions=True)
@@ -297,7 +297,7 @@ os._exit(0)
 
 @pytest.mark.long
 async def test_a_trainer_comes_back_with_other_ranks(hub: RunningHub) -> None:
-    """Its old shards can't become the new ones, and it is told what to do; readers have both versions."""
+    """Its old shards can't become the new ones, and the error says what to do; readers have both versions."""
     tensors, job = {"w": torch.arange(96.0).view(12, 8)}, new_job()
     code, _, err = await hub.run(GONE, job)
     assert code == 0, err

@@ -101,7 +101,7 @@ async def test_an_engine_that_comes_back_reads_on(hub: RunningHub, job: str) -> 
     await first.close()
 
 
-async def test_shards_of_one_replica_are_told_what_all_of_them_lack(
+async def test_a_replica_reports_what_all_of_its_shards_lack(
     hub: RunningHub, job: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An engine may want no more; but a name that was forgotten must not go unnoticed.
@@ -120,7 +120,7 @@ async def test_shards_of_one_replica_are_told_what_all_of_them_lack(
             ]
 
         trainer = await here.register("m", given, replica="trainer")
-        # No two have a layout in common, or a shard could take its pieces from another replica, and not be told.
+        # No two have a layout in common, or a shard could take its pieces from another replica, and report nothing.
         rest = " ".join("cdefghijk")
         readers = {
             "all": await engine("all", " ".join(given)),

@@ -154,7 +154,7 @@ async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: Runnin
 
 @pytest.mark.slow
 async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningCluster, spread: Bus, job: str) -> None:
-    """Each entry stands in the log once, at the number that was told, though it was said again during the election."""
+    """Each entry is in the log once, at the number that was returned, though it was sent again during the election."""
     log = await opened(spread, job)
     acknowledged: dict[str, int] = {}
     enough = asyncio.Event()
@@ -209,7 +209,7 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
     assert second == first + 1
     # A node that was the leader before it was stopped may answer for a moment as if it still were.
     async with asyncio.timeout(ELECTED_S_MAX):
-        while await log.last_seq() < second:  # noqa: ASYNC110 (a server tells nobody)
+        while await log.last_seq() < second:  # noqa: ASYNC110 (a server announces nothing)
             await asyncio.sleep(0.05)
     assert await log.last_seq() == second
 
@@ -245,7 +245,7 @@ class Delaying:
 
     async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         if api.EXPECTED_LAST_ID in headers:
-            while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry tells nobody)
+            while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry is not announced)
                 await asyncio.sleep(0.01)
             await self._log.append(subjects.command_subject(self._log.job, "publish"), b"", "between")
         return await self._bus.request(subject, body, timeout_s, headers)

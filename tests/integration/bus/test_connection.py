@@ -73,7 +73,7 @@ async def test_the_handlers_error_reaches_the_asker_by_its_name(bus: Bus) -> Non
 
 
 async def test_handlers_and_waiting_questions_are_bounded(bus: Bus) -> None:
-    """Of one subject's six questions two run, two wait, and two are told at once that there is no room.
+    """Of one subject's six questions two run, two wait, and two are refused at once for want of room.
 
     That is half of what may run and wait: another subject has the other half, and none of its questions is refused.
     """

@@ -203,11 +203,11 @@ async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> Non
 async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
     log: JobLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However often it is tried; `told` is told each time."""
+    """However often it is tried; the callback gets each failure."""
     monkeypatch.setattr(log_reader, "OPEN_WAIT_S", 0.0)
     last = await fill(log, 1)
-    told: list[Exception | None] = []
-    reader = log_reader.LogReader(log._bus, log.job, 1, (), on_read_state=told.append)
+    states: list[Exception | None] = []
+    reader = log_reader.LogReader(log._bus, log.job, 1, (), on_read_state=states.append)
     begin, failures = reader._begin, [StreamFailure("JetStream refused", 1) for _ in range(20)]
 
     async def refused() -> None:
@@ -218,7 +218,7 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
     monkeypatch.setattr(reader, "_begin", refused)
     async with aclosing(reader.entries()) as entries:
         assert (await anext(entries)).seq == last
-    assert len(told) == 21
+    assert len(states) == 21
     lost, back = (record.getMessage() for record in caplog.records)
     assert lost == f"stream {log.stream} can't be followed, so that is tried again: JetStream refused"
     assert back.startswith(f"stream {log.stream} is followed again after ")
@@ -226,7 +226,7 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
 
 
 async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It wakes nobody, and more is pulled all the same."""
+    """It does not wake the reader, and more is pulled all the same."""
     monkeypatch.setattr(log_reader, "BATCH", 8)
     reader = log_reader.LogReader(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
     entries = reader.entries()
@@ -241,7 +241,7 @@ async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.Mon
     last = await fill(log, 1, "wanted too")
     async with asyncio.timeout(WAIT_S):
         seen = [each.seq async for each in _until(entries, last)]
-    assert len(seen) < 31, "whoever waits is woken by what is wanted, and where more is to be pulled"
+    assert len(seen) < 31, "the reader is woken by what is wanted, and where more is to be pulled"
     assert reader._consumer == consumer
     await entries.aclose()
 

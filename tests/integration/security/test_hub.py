@@ -132,7 +132,7 @@ async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub) -> No
 
 @pytest.mark.long
 async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: RunningHub, client: Bus) -> None:
-    """A job's client has each kind of answer stored there, and over the lease: all goes on, and it is told once."""
+    """A job's client has each kind of answer stored there, and over the lease: all goes on, and it is logged once."""
     job = new_job()
     stream = subjects.log_stream(job)
     async with hub.connected(job) as (here, there):

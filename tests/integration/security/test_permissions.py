@@ -26,7 +26,7 @@ from tensorhub_common.protocol import subjects
 from tensorhub_registry.app.leader_lease import LeaderLease
 
 AT_ONCE_S: Final = 1.5
-"""Far below every time-out of the bus: whoever is refused hears it from the server."""
+"""Far below every time-out of the bus: the server itself refuses."""
 BOUND_S: Final = 60.0
 
 AGENT, OTHER_AGENT = User(Role.AGENT, "a"), User(Role.AGENT, "b")
@@ -133,7 +133,7 @@ async def test_what_is_allowed_goes_through(log_in: LogIn) -> None:
         await jetstream_api.api(registry, "STREAM.PURGE.TENSORHUB_nobodys")
 
 
-async def test_nobody_reads_anothers_answers(log_in: LogIn) -> None:
+async def test_no_client_reads_anothers_answers(log_in: LogIn) -> None:
     """The inbox of one client can't be listened on by another, also where its name is known."""
     one, other, registry = await log_in(CLIENT), await log_in(OTHER_CLIENT), await log_in(REGISTRY)
     asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -155,7 +155,7 @@ async def test_nobody_reads_anothers_answers(log_in: LogIn) -> None:
 
 @pytest.mark.parametrize("credentials", ["none", "another hub's", "damaged", "a password"])
 async def test_wrong_credentials(guarded: Guarded, tmp_path: Path, credentials: str) -> None:
-    """Nobody gets in without a key that the server knows, and no error holds a secret."""
+    """No client gets in without a key that the server knows, and no error holds a secret."""
     file = tmp_path / "key.nk"
     if credentials == "another hub's":
         make_key(file)

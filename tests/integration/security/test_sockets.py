@@ -1,4 +1,4 @@
-"""Sockets and segments are their owner's alone: another user of the host is refused, counted and told of."""
+"""Sockets and segments are their owner's alone: another user of the host is refused, counted and logged."""
 
 import os
 import stat
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well"),
 ]
 
-NOBODY: Final = 65534
+OTHER_USER: Final = 65534
 
 # It runs without our environment: another user may not read this checkout.
 INTRUDER: Final = """
@@ -70,7 +70,7 @@ async def test_another_user_reaches_nothing(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_another_user_on_the_socket(hub: RunningHub, tmp_path: Path) -> None:
-    """Where somebody has opened the modes, the kernel's word about the peer decides: it is closed without a word."""
+    """Where the modes were opened, the user that the kernel reports decides: the connection is closed at once."""
     sockets = [Path(hub.file.agents[0].socket), Path(hub.file.agents[0].socket).with_suffix(".peers")]
     opened = [*sockets, *hub.directory.resolve().parents, hub.directory, sockets[0].parent]
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in opened}
@@ -82,6 +82,6 @@ async def test_another_user_on_the_socket(hub: RunningHub, tmp_path: Path) -> No
         for path, mode in modes.items():
             path.chmod(mode)
     log = hub.log("agent-0")
-    assert f"of user {NOBODY})" in log
+    assert f"of user {OTHER_USER})" in log
     async with hub.connected(new_job(), agents=1) as (here,):
         await here.register("m", full(1), replica="trainer")

@@ -1,4 +1,4 @@
-"""TLS to NATS by settings, and no hub on a NATS that lets in whoever reaches it."""
+"""TLS to NATS by settings, and no hub on a NATS that lets in every client."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ from tensorhub_common.errors import RegistryUnavailable
 
 CLIENT: Final = User(Role.CLIENT)
 PROMPT_S: Final = 20.0
-"""The bound that connecting is given here; whoever is refused hears it long before."""
+"""The bound that connecting is given here; a refusal comes long before."""
 
 MESSAGES: Final = 20
 MESSAGE_BYTES: Final = 1_000_000
@@ -107,7 +107,7 @@ async def test_a_slow_reader_keeps_little(encrypted: tuple[str, Path], keys: Key
 
 
 async def test_nothing_is_said_in_the_clear(keys: Keyring, tmp_path: Path) -> None:
-    """Somebody who stands between the two may say that there is no TLS; then he hears no word of who we are."""
+    """A program between the two may deny that there is TLS; then it learns nothing of the client."""
     _, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
     with server(tmp_path, keys, "") as running:
         key = keys.path_of(CLIENT)
@@ -131,11 +131,11 @@ async def test_a_certificate_of_ones_own(keys: Keyring, tmp_path: Path) -> None:
 
 async def test_a_nats_that_is_open_to_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without users it may listen on loopback alone: elsewhere no process of a hub works with it."""
-    nobody = tmp_path / "users.conf"
-    nobody.write_text("")
+    no_users = tmp_path / "users.conf"
+    no_users.write_text("")
     for listen, is_fine in (("127.0.0.1", True), ("0.0.0.0", False)):  # noqa: S104 (it is what must be refused)
         monkeypatch.setattr("tensorhub.local.nats_server.LISTEN", listen)
-        with running_nats(tmp_path / listen, nobody) as running:
+        with running_nats(tmp_path / listen, no_users) as running:
             url = running.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
             if is_fine:
                 async with await connect(url, name="x"):
