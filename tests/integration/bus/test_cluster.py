@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.bounds import BUSY_S, WAIT_S
 from tests.integration.registry.test_storing import publication
 from tests.integration.security.test_tls import certificate
 from tests.kit.nats import USERS, RunningNats
-from tests.kit.waiting import until
+from tests.kit.waiting import retried, until
 
 from tensorhub.local.nats_server import Cluster
 from tensorhub_common.auth.tls import TlsFiles
@@ -94,25 +95,21 @@ async def spread(whole: RunningCluster) -> AsyncIterator[Bus]:
 
 async def opened(bus: Bus, job: str) -> JobLog:
     """Open a job on three nodes, as soon as three have met."""
-    async with asyncio.timeout(ELECTED_S_MAX):
-        while True:
-            with contextlib.suppress(TensorHubError):
-                await open_job(bus, job, NODES)
-                break
-            await asyncio.sleep(0.05)
+    log = await retried(lambda: open_job(bus, job, NODES), TensorHubError)
     await opened_on(NODES, bus, job)
-    return JobLog(bus, job)
+    return log
 
 
 async def opened_on(count: int, bus: Bus, job: str) -> None:
     """Wait until the log has a leader, and so many nodes have all of it."""
-    async with asyncio.timeout(ELECTED_S_MAX):
-        while True:
-            with contextlib.suppress(TensorHubError):
-                info = await cluster_of(bus, job)
-                if info.get("leader") and 1 + sum(peer["current"] for peer in info["replicas"]) >= count:
-                    return
-            await asyncio.sleep(0.05)
+
+    async def are_current() -> bool:
+        with contextlib.suppress(TensorHubError):
+            info = await cluster_of(bus, job)
+            return bool(info.get("leader")) and 1 + sum(peer["current"] for peer in info["replicas"]) >= count
+        return False
+
+    await until(are_current)
 
 
 async def cluster_of(bus: Bus, job: str) -> dict[str, Any]:
@@ -135,12 +132,8 @@ async def test_who_is_connected_goes_on_at_another_node(whole: RunningCluster, s
         left.signal(number)
         await moved(whole, spread, left)
         await asker.wait_connected(MOVED_S_MAX)
-        async with asyncio.timeout(MOVED_S_MAX):
-            while True:
-                with contextlib.suppress(NoBus, NoAnswer, NoResponder):
-                    assert await asker.request("question", b"?", 0.5) == b"?"
-                    break
-                await asyncio.sleep(0.05)
+        ask = partial(asker.request, "question", b"?", 0.5)
+        assert await retried(ask, NoBus, NoAnswer, NoResponder, timeout_s=MOVED_S_MAX) == b"?"
     left.signal(signal.SIGCONT) if number == signal.SIGSTOP else left.kill()
 
 
@@ -207,28 +200,25 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
         node.signal(signal.SIGCONT)
     second = await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
     assert second == first + 1
+
     # A node that was the leader before it was stopped may answer for a moment as if it still were.
-    async with asyncio.timeout(ELECTED_S_MAX):
-        while await log.last_seq() < second:  # noqa: ASYNC110 (a server announces nothing)
-            await asyncio.sleep(0.05)
-    assert await log.last_seq() == second
+    async def is_known() -> bool:
+        return await log.last_seq() == second
+
+    await until(is_known)
 
 
 @pytest.mark.slow
 async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningCluster, spread: Bus, job: str) -> None:
     """A node that slept while it was written answers, too, once it is awake."""
-    async with asyncio.timeout(ELECTED_S_MAX):
-        while True:
-            with contextlib.suppress(TensorHubError):
-                await BlobStore(spread).open(job, NODES)
-                break
+    await retried(lambda: BlobStore(spread).open(job, NODES), TensorHubError)
     sleeper = next(node for node in whole.nodes if node is not whole.node_of(spread))
     sleeper.signal(signal.SIGSTOP)
-    async with asyncio.timeout(ELECTED_S_MAX):
-        while True:
-            with contextlib.suppress(TensorHubError):
-                digests = [await BlobStore(spread).put(job, bytes([number]) * 1000) for number in range(20)]
-                break
+
+    async def put_all() -> list[str]:
+        return [await BlobStore(spread).put(job, bytes([number]) * 1000) for number in range(20)]
+
+    digests = await retried(put_all, TensorHubError)
     sleeper.signal(signal.SIGCONT)
     for number, digest in enumerate(digests):
         assert await BlobStore(spread).get(job, digest) == bytes([number]) * 1000
