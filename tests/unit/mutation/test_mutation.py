@@ -100,7 +100,7 @@ def test_tests_that_go_outside_are_left_out_whatever_they_are_called(tmp_path: P
     for line, outside in {
         "import threading": {"threading"},
         "from tensorhub_agent.storage.segments import Segment": {"tensorhub_agent.storage.segments.Segment"},
-        "from tests.integration.hubs import running_hub": {"tensorhub.local.hub.LocalHub"},
+        "from tests.kit.hubs import running_hub": {"tensorhub.local.hub.LocalHub"},
         "from tensorhub_common.catalog import state": set[str](),
     }.items():
         test.write_text(line)
