@@ -1,12 +1,10 @@
 """The programs in README.md, in get-started and in the guides run as printed, and print what the pages say."""
 
-import asyncio
 import re
 from pathlib import Path
 
 import pytest
-from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import fork_program
+from tests.kit.hubs import RunningHub, new_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,7 +36,7 @@ def generate(model):
 @pytest.mark.parametrize("page", ["README.md", "docs/get-started.md"])
 async def test_the_first_program_prints_what_the_page_says(hub: RunningHub, page: str) -> None:
     [(program, printed)] = PROGRAM.findall((ROOT / page).read_text())
-    code, out, err = await asyncio.to_thread(fork_program, hub, program, TENSORHUB_JOB=new_job())
+    code, out, err = await hub.run(program, TENSORHUB_JOB=new_job())
     assert (code, out, err) == (0, printed, "")
 
 
@@ -46,7 +44,7 @@ async def test_the_guides_run_one_after_the_other(hub: RunningHub) -> None:
     pages = [(ROOT / "docs" / "guides" / f"{name}.md").read_text() for name in GUIDES]
     program = "\n".join([READER, *(block for page in pages for block in BLOCK.findall(page))])
     program = program.replace('job="run-7"', f'job="{new_job()}"') + 'print("retired", retired)\n'
-    code, out, err = await asyncio.to_thread(fork_program, hub, program)
+    code, out, err = await hub.run(program)
     assert (code, err) == (0, "")
     assert "generated (1, 1)" in out
     assert out.endswith("retired []\n")
