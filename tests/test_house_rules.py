@@ -142,6 +142,28 @@ def test_the_files_that_pages_name_exist() -> None:
     assert missing == []
 
 
+PAGE_NAME: Final = re.compile(r"\bdocs/[\w/.-]+\.(?:md|json|svg)\b(?!\.new)")
+NO_PAGES: Final = {"tests/unit/tools/test_links.py"}
+"""Files that make pages up."""
+
+
+def test_the_pages_that_code_names_exist() -> None:
+    """An error or a docstring that names a page which was moved sends its reader nowhere."""
+    named = [
+        *python_files(*INSTALLED, "benchmarks", "examples", "tests", "tools"),
+        *(path for folder in ("docker", "systemd") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()),
+        *(ROOT / name for name in ("Makefile", "pyproject.toml", "mkdocs.yml", "docker-compose.yml", "CHANGELOG.md")),
+    ]
+    missing = [
+        f"{name_of(path)}: {page}"
+        for path in named
+        if name_of(path) not in NO_PAGES
+        for page in PAGE_NAME.findall(path.read_text())
+        if not (ROOT / page).is_file()
+    ]
+    assert missing == []
+
+
 CHANGES: Final = (ROOT / "CONTRIBUTING.md").read_text().partition("## The commonest changes")[2].partition("\n## ")[0]
 
 

@@ -20,7 +20,7 @@ from itertools import count
 from torch import nn
 
 calls = count()
-model_of_another_engine = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+another_model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
 def serving():

@@ -16,7 +16,7 @@ CHART: Final = ROOT / "docs" / "peers.svg"
 
 PARTS: Final = {
     "on one host": "over local, digests off",
-    "between hosts, over TCP": "over ucxx, digests off",
+    "over TCP, each process pretending a host of its own": "over ucxx, digests off",
 }
 """The title of each part of the chart, and the end of the heading of its table."""
 
