@@ -36,7 +36,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test long slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs site serve
+.PHONY: help venv demo test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs site serve
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ slow: $(READY) ## the tests that take longer still, with new examples (SEED=: by
 	@echo "'make slow SEED=$(SEED)' draws the same examples again"
 	@$(BIN)/python -m pytest --hypothesis-profile=anew --hypothesis-seed=$(SEED) -m "slow and not gpu" || $(AGAIN)
 	@$(BIN)/python -m pytest --hypothesis-profile=thorough --hypothesis-seed=$(SEED) -m "not slow" tests/property || $(AGAIN)
+
+wheel: $(READY) ## the wheel in empty environments: the base installation alone, and the demo with the README's extras
+	@$(BIN)/python -m pytest tests/wheel
 
 pythons: ## `make test long` on each Python of VERSIONS="3.11 3.12 3.13" that is here, each in an environment of its own
 	@passed=; for version in $(VERSIONS); do \

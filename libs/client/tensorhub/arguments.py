@@ -44,7 +44,7 @@ RESUMES: Final = ("memory", "values")
 
 
 def shown(value: object) -> str:
-    """Return a value as an error names it: in short, whatever it is."""
+    """Return a value as an error names it, in short."""
     if isinstance(value, int) and value.bit_length() > SHOWN_BITS_MAX:
         return f"a number of {value.bit_length()} bits"
     try:

@@ -51,5 +51,5 @@ __all__ = [
 
 
 def closed_error() -> AgentUnavailable:
-    """Return the error for whatever is asked of a hub after its end."""
+    """Return the error of a call on a hub that is closed."""
     return AgentUnavailable("this hub is closed: call tensorhub.connect() again")

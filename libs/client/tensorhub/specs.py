@@ -103,7 +103,7 @@ class TensorSpec:
 
 
 def _part(number: int, part: object) -> Part:
-    """Return a part with its sizes in one form, whatever whole numbers they were."""
+    """Return a part whose sizes are plain whole numbers."""
     if not isinstance(part, Part):
         raise LayoutMismatch(f"the parts of a TensorSpec are tensorhub.Part; part {number} is {part!r:.80}")
     told = f"of part {number} ({part.name!r:.80}) of a TensorSpec"

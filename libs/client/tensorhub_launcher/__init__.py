@@ -1,7 +1,7 @@
 """What the script `tensorhub` starts: the command, and Ctrl-C from the first instruction on.
 
-To import the command takes half a second, in which Python would answer Ctrl-C with a traceback of whatever is being
-imported. So this package imports nothing of ours, and next to nothing else. Until a command has begun there is nothing
+To import the command takes half a second, in which Python would answer Ctrl-C with a traceback of the module at hand.
+So this package imports nothing of ours, and next to nothing else. Until a command has begun there is nothing
 to tidy up: a signal ends the process at once, with one line and the exit code that every command has for it (see
 `tensorhub.cli.runner`).
 """

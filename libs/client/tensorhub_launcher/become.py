@@ -1,6 +1,6 @@
 """`python -m tensorhub_launcher.become MODULE ARGUMENT…` runs a module with an ear for Ctrl-C from the beginning.
 
-A command that becomes another program blocks SIGINT before and leaves it to this one to hear it: between the two no
+A command that becomes another program blocks SIGINT before and this one unblocks it: between the two no
 instruction is without a handler.
 """
 

@@ -1,12 +1,15 @@
 """What the tests of a session begin with: shards at a fake agent, and faults at a chosen frame."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import torch
 from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 
+import tensorhub
 from tensorhub import AsyncHub, AsyncShard, TensorSpec
 from tensorhub_common.protocol import worker as w
 
@@ -25,6 +28,27 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 (the other side is a thread, and has no event to wait for)
             await asyncio.sleep(0.005)
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Wait as `until` does, in a thread that has no event loop."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@asynccontextmanager
+async def restarted(agent: FakeAgent, hub: AsyncHub) -> AsyncIterator[AsyncHub]:
+    """End a worker without a release, and yield its successor's hub."""
+    await hub._session.close()
+    again = await tensorhub.connect_async(agent=agent.path)
+    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
+    try:
+        yield again
+    finally:
+        agent.hook = None
+        await again._session.close()
 
 
 class Held:

@@ -1,113 +1,230 @@
-"""Mistakes in a call are told by their own names, before anything travels."""
+"""Whatever a caller passes, each call takes it or refuses it at once, in a sentence, with nothing sent to the agent."""
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
+from tests.unit.client.fake_agent import FakeAgent
 
-from tensorhub import arguments, mapping
-from tensorhub.arguments import SEQ_MAX
-from tensorhub_common.errors import LayoutMismatch, VersionConflict, VersionUnavailable
+import tensorhub
+from tensorhub import AsyncHub, AsyncShard, TensorHubError, arguments
 from tensorhub_common.protocol.log.commands import VERSION_MAX
 from tensorhub_common.protocol.log.events import KINDS
 
+HUGE: Final = 10**5000
+"""More digits than Python writes out."""
 
-@pytest.mark.parametrize("value", [True, "1", 1.0, torch.tensor([1, 2]), b"1"])
-def test_what_is_no_whole_number_is_no_version(value: object) -> None:
-    with pytest.raises(TypeError, match="whole number"):
-        arguments.published_version(value)
-    with pytest.raises(TypeError, match="whole number"):
-        arguments.wanted_version(value)
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+NEITHER: Final[tuple[Any, ...]] = (True, b"3", [], object(), Unshowable())
+NO_SECONDS: Final = (*NEITHER, None, "3", np.True_, {}, 1j, Decimal(3), torch.tensor(3.0))
+OUT_OF_RANGE: Final = (-1, -0.001, math.nan, math.inf, -math.inf, HUGE, -HUGE, 1e308, np.float32("inf"))
+NO_NUMBERS: Final = (*NEITHER, "1", 1.5, math.nan, torch.ones(2), np.ones(3))
+
+
+@pytest.mark.parametrize("value", NO_SECONDS, ids=lambda value: type(value).__name__)
+def test_what_is_no_number_of_seconds(value: object) -> None:
+    with pytest.raises(TypeError, match="timeout_s is a number of seconds; got "):
+        arguments.seconds("timeout_s", value)
+
+
+@pytest.mark.parametrize("value", OUT_OF_RANGE, ids=lambda value: f"{type(value).__name__} {str(value > 0)[0]}")
+def test_seconds_that_can_not_be_waited(value: object) -> None:
+    with pytest.raises(ValueError, match="give a number of seconds from 0 to 604800"):
+        arguments.seconds("timeout_s", value)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2.5, np.float32(2.5), np.int64(3), Fraction(5, 2), -0.0], ids=repr)
+def test_numbers_of_other_libraries_are_seconds(value: Any) -> None:
+    assert arguments.seconds("timeout_s", value) == float(value)
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), torch.tensor(3)])
-def test_what_stands_for_a_whole_number_is_one(value: object) -> None:
-    assert arguments.published_version(value) == 3
-    assert arguments.wanted_version(value) == 3
+def test_whole_numbers_of_other_libraries_are_versions(value: Any) -> None:
+    assert (arguments.published_version(value), arguments.wanted_version(value)) == (3, 3)
 
 
-def test_the_words_for_versions() -> None:
-    assert arguments.published_version(None) is None
-    assert arguments.wanted_version("latest") == "latest"
-    with pytest.raises(TypeError, match="latest"):
-        arguments.wanted_version("newest")
-
-
-@pytest.mark.parametrize("value", [-1, VERSION_MAX + 1])
-def test_versions_out_of_range_are_what_the_hub_would_say(value: int) -> None:
-    with pytest.raises(VersionConflict, match="out of range"):
-        arguments.published_version(value)
-    with pytest.raises(VersionUnavailable, match="out of range"):
-        arguments.wanted_version(value)
-
-
-@pytest.mark.parametrize("value", [-1, math.inf, math.nan, 1e9])
-def test_bounds_are_finite_and_not_negative(value: float) -> None:
-    with pytest.raises(ValueError, match="give a number of seconds"):
-        arguments.seconds("timeout_s", value)
-
-
-@pytest.mark.parametrize("value", [True, "5", None])
-def test_bounds_are_numbers(value: float) -> None:
-    with pytest.raises(TypeError, match="number of seconds"):
-        arguments.seconds("timeout_s", value)
-
-
-def test_patience_is_at_most_the_bound() -> None:
-    assert arguments.patience(3, 10.0) == 3
-    assert arguments.patience(30, 10.0) == 10
-    assert arguments.patience(math.inf, 10.0) == 10
-
-
-@pytest.mark.parametrize(("shard", "shards"), [(-1, 1), (1, 1), (2, 2), (0, 0)])
-def test_a_shard_out_of_range_fits_no_layout(shard: int, shards: int) -> None:
-    with pytest.raises(LayoutMismatch):
-        arguments.shard_of(shard, shards)
-
-
-def test_a_replica_has_as_many_shards_as_the_log_takes() -> None:
-    """4,096: one more is told by the call, before anything travels."""
+def test_what_is_allowed_besides() -> None:
+    assert (arguments.published_version(None), arguments.wanted_version("latest")) == (None, "latest")
+    assert [arguments.patience(wait_s, 10.0) for wait_s in (3, 30, math.inf)] == [3, 10, 10]
     assert arguments.shard_of(4095, 4096) == (4095, 4096)
-    with pytest.raises(LayoutMismatch, match="a replica of 4097 shards is not possible: give shards from 1 to 4096"):
-        arguments.shard_of(0, 4097)
-
-
-@pytest.mark.parametrize("value", [-1, SEQ_MAX + 1])
-def test_a_place_that_no_log_has_is_told_and_not_asked_for_ever(value: int) -> None:
-    with pytest.raises(ValueError, match="give the seq of an event"):
-        arguments.seen(value)
-    assert arguments.seen(SEQ_MAX) == SEQ_MAX
-    assert arguments.seen(None) is None
-
-
-def test_kinds_that_never_come_are_not_waited_for() -> None:
-    with pytest.raises(ValueError, match=r"no events of kind 'version.publish'; possible are .*version\.published"):
-        arguments.kinds(["version.published", "version.publish"], KINDS)
-    for value in ("version.published", 5):
-        with pytest.raises(TypeError, match="collection of kinds"):
-            arguments.kinds(value, KINDS)
-    assert arguments.kinds((), KINDS) == frozenset()
-    assert arguments.kinds(None, KINDS) is None
+    assert (arguments.seen(arguments.SEQ_MAX), arguments.seen(None)) == (arguments.SEQ_MAX, None)
+    assert (arguments.kinds((), KINDS), arguments.kinds(None, KINDS)) == (frozenset(), None)
     assert {"version.published", "replica.ready", "round.failed"} <= KINDS
 
 
-def test_names_of_where_the_hub_is_are_text() -> None:
-    arguments.text("nats", None)
-    with pytest.raises(TypeError, match="nats is text; got 5"):
-        arguments.text("nats", 5)
+@pytest.mark.parametrize(
+    ("check", "error", "said"),
+    [
+        (lambda: arguments.wanted_version("newest"), TypeError, "latest"),
+        (lambda: arguments.published_version(VERSION_MAX + 1), tensorhub.VersionConflict, "out of range"),
+        (lambda: arguments.wanted_version(VERSION_MAX + 1), tensorhub.VersionUnavailable, "out of range"),
+        *(
+            (lambda at=at: arguments.shard_of(*at), tensorhub.LayoutMismatch, "shard")
+            for at in ((1, 1), (2, 2), (0, 0))
+        ),
+        (lambda: arguments.shard_of(0, 4097), tensorhub.LayoutMismatch, "4097 shards .* give shards from 1 to 4096"),
+        (lambda: arguments.seen(-1), ValueError, "give the seq of an event"),
+        (lambda: arguments.seen(arguments.SEQ_MAX + 1), ValueError, "give the seq of an event"),
+        (
+            lambda: arguments.kinds(["version.published", "version.publish"], KINDS),
+            ValueError,
+            r"no events of kind 'version.publish'; possible are .*version\.published",
+        ),
+        (lambda: arguments.kinds("version.published", KINDS), TypeError, "collection of kinds"),
+        (lambda: arguments.kinds(5, KINDS), TypeError, "collection of kinds"),
+        (lambda: arguments.install("elsewhere"), ValueError, "'in-place', 'staged', 'mapped'"),
+        (
+            lambda: arguments.mapping({"q": "k"}),
+            TypeError,
+            r"mapping is a tensorhub\.mapping\.Mapping, as mapping\.llama",
+        ),
+    ],
+)
+def test_what_is_refused_says_what_is_possible(check: Callable[[], object], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        check()
 
 
-def test_ways_to_install() -> None:
-    for value in ("in-place", "staged", "mapped"):
-        assert arguments.install(value) == value
-    with pytest.raises(ValueError, match="'in-place', 'staged', 'mapped'"):
-        arguments.install("elsewhere")
+Call = Callable[[AsyncHub, AsyncShard, Any], Any]
+BOUNDED: Final[dict[str, Call]] = {
+    "register": lambda hub, _, s: hub.register("m", {"w": torch.ones(1)}, replica="r", timeout_s=s),
+    "versions": lambda hub, _, s: hub.versions("m", timeout_s=s),
+    "replicas": lambda hub, _, s: hub.replicas("m", timeout_s=s),
+    "retain": lambda hub, _, s: hub.retain("m", last=1, timeout_s=s),
+    "pin": lambda hub, _, s: hub.pin("m", 1, timeout_s=s),
+    "unpin": lambda hub, _, s: hub.unpin("m", 1, timeout_s=s),
+    "rewind": lambda hub, _, s: hub.rewind("m", to=1, timeout_s=s),
+    "delete": lambda hub, _, s: hub.delete("m", timeout_s=s),
+    "delete_job": lambda hub, _, s: hub.delete_job(timeout_s=s),
+    "close": lambda hub, _, s: hub.close(timeout_s=s),
+    "publish": lambda _, shard, s: shard.publish(timeout_s=s),
+    "unpublish": lambda _, shard, s: shard.unpublish(timeout_s=s),
+    "overwriting": lambda _, shard, s: shard.overwriting(timeout_s=s).__aenter__(),
+    "replicate": lambda _, shard, s: shard.replicate(timeout_s=s),
+    "update": lambda _, shard, s: shard.update(timeout_s=s),
+    "update wait_s": lambda _, shard, s: shard.update(wait_s=-1.0 if s == math.inf else s),
+    "release": lambda _, shard, s: shard.release(timeout_s=s),
+}
+NUMBERED: Final[dict[str, Call]] = {
+    "shard": lambda hub, _, n: hub.register("m", {"w": torch.ones(1)}, replica="r", shard=n),
+    "shards": lambda hub, _, n: hub.register("m", {"w": torch.ones(1)}, replica="r", shards=n),
+    "last": lambda hub, _, n: hub.retain("m", last=n),
+    "pin": lambda hub, _, n: hub.pin("m", n),
+    "unpin": lambda hub, _, n: hub.unpin("m", n),
+    "to": lambda hub, _, n: hub.rewind("m", to=n),
+    "publish": lambda _, shard, n: shard.publish(n),
+    "replicate": lambda _, shard, n: shard.replicate(n),
+}
+FLAGS: Final[dict[str, Call]] = {
+    "spot": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", spot=x),
+    "release": lambda hub, _, x: hub.close(release=x),
+    "publish": lambda _, shard, x: shard.overwriting(publish=x).__aenter__(),
+}
+OTHERS: Final[dict[str, Call]] = {
+    "on_progress": lambda _, shard, x: shard.replicate(on_progress=x),
+    "on_progress is": lambda _, shard, x: shard.update(on_progress=x),
+    "swap_under": lambda _, shard, x: shard.replicate(swap_under=x),
+    "swap_under is": lambda _, shard, x: shard.update(swap_under=x),
+    "mapping": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", mapping=x),
+    "install": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", install=x),
+    "resume": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", resume=x),
+}
 
 
-def test_a_mapping_of_names_is_one_or_none() -> None:
-    names = mapping.Mapping("mine", ())
-    assert arguments.mapping(names) is names
-    assert arguments.mapping(None) is None
-    with pytest.raises(TypeError, match=r"mapping is a tensorhub\.mapping\.Mapping, as mapping\.llama"):
-        arguments.mapping({"qkv": ["q", "k", "v"]})
+async def refused(agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any, ...]) -> None:
+    shard = await hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
+    sent = len(agent.frames)
+    for value in values:
+        with pytest.raises((TypeError, ValueError, TensorHubError)) as told:
+            await call(hub, shard, value)
+        assert len(str(told.value)) < 400, value if not isinstance(value, Unshowable) else "unshowable"
+        assert "string conversion" not in str(told.value), "Python's own words for a number that it does not write out"
+    assert len(agent.frames) == sent, "a mistake is told before anything travels"
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+async def test_bounds(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, BOUNDED[name], (*NO_SECONDS, *OUT_OF_RANGE))
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+async def test_numbers(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, NUMBERED[name], (*NO_NUMBERS, -1, 2**53, 2**63, 2**64, HUGE, -HUGE))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+async def test_flags(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, FLAGS[name], (None, 0, 1, "no", "", [], torch.ones(1, dtype=torch.bool), Unshowable()))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_other_things(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, OTHERS[name], (0, 1, "x", b"x", [1], {1: 2}, torch.ones(2), Unshowable()))
+
+
+NAMES: Final = ("", " ", "a b", "a.b", "a/b", "ä", "_x", "x" * 65, "a\n", "\ud800", None, 7, b"x", HUGE, Unshowable())
+
+
+@pytest.mark.parametrize("what", ["model", "replica"])
+async def test_names(agent: FakeAgent, hub: AsyncHub, what: str) -> None:
+    def register(hub: AsyncHub, _: AsyncShard, value: Any) -> Any:
+        model, replica = (value, "r") if what == "model" else ("m", value)
+        return hub.register(model, {"w": torch.ones(1)}, replica=replica)
+
+    await refused(agent, hub, register, NAMES)
+
+
+async def test_names_of_jobs_and_of_models_that_are_asked_about(agent: FakeAgent, hub: AsyncHub) -> None:
+    async def connect(_: AsyncHub, __: AsyncShard, value: Any) -> Any:
+        return await tensorhub.connect_async(value if value is not None else "", agent=agent.path)
+
+    asks: tuple[Call, ...] = (
+        connect,
+        lambda hub, _, value: hub.versions(value),
+        lambda hub, _, value: hub.replicas(value),
+        lambda hub, _, value: hub.retain(value, last=1),
+        lambda hub, _, value: hub.rewind(value, to=1),
+        lambda hub, _, value: hub.delete(value),
+        lambda hub, _, value: anext(hub.watch(value)),
+    )
+    for ask in asks:
+        await refused(agent, hub, ask, NAMES)
+        await hub._session.release(next(iter(hub._shards))._attachment, 5)
+        hub._shards.clear()
+
+
+@pytest.mark.parametrize("nats", [7, b"nats://x", [], True])
+async def test_where_nats_is(agent: FakeAgent, nats: Any) -> None:
+    with pytest.raises(TypeError, match="nats is text"):
+        await tensorhub.connect_async(agent=agent.path, nats=nats)
+    assert not agent.frames
+
+
+def test_what_is_a_connection_can_not_be_copied_or_pickled(agent: FakeAgent) -> None:
+    with tensorhub.connect(agent=agent.path) as hub:
+        shard = hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
+        for thing in (hub, shard, hub._twin, shard._twin):
+            for make in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match=r"call tensorhub\.connect\(\) where it is wanted"):
+                    make(thing)
+    with pytest.raises(tensorhub.AgentUnavailable, match="this hub is closed"):
+        hub.__enter__()
+    assert copy.deepcopy(tensorhub.NotFilled("x")).args == ("x",)
+
+
+async def test_a_mask_is_not_dropped(hub: AsyncHub) -> None:
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(tensorhub.LayoutMismatch, match=r"call \.filled"):
+        await hub.register("m", {"w": masked}, replica="r")

@@ -103,33 +103,6 @@ def test_every_command_has_help_with_an_example(run: Callable[..., Ended]) -> No
     assert run("--version").out.startswith("tensorhub ")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nonsense"],
-        ["versions"],
-        ["versions", "a b"],
-        ["versions", "policy", "--job", "a.b"],
-        ["publish", "policy"],
-        ["publish", "policy", "--version", "1", "missing.safetensors"],
-        ["publish", "policy", "--version", "x", __file__],
-        ["pull", "policy", "--version", "newest", "out.safetensors"],
-        ["pull", "policy", "nowhere/out.safetensors"],
-        ["pull", "policy", "/dev/null"],
-        ["up", "--agents", "1", "--hosts", "2"],
-        ["up", "--agents", "0"],
-        ["watch", "policy", "--after", "-1"],
-        ["watch", "policy", "--after", str(2**64)],
-        ["trace", ""],
-    ],
-)
-def test_wrong_usage_ends_with_2(run: Callable[..., Ended], arguments: list[str]) -> None:
-    ended = run(*arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert "Traceback" not in ended.err
-    assert ended.err
-
-
 def test_a_bad_setting_is_wrong_usage(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORHUB_BEAT_S", "soon")
     ended = run("versions", "policy")
@@ -232,25 +205,43 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
         assert ended.err == "tensorhub: there is no model 'polciy' in job 'default': it has policy\n"
 
 
+NOTHING = HubState(
+    job="default",
+    seq=0,
+    registry="",
+    term=0,
+    level=0,
+    models=(),
+    agents=(),
+    replicas=(),
+    nats=Nats(url="nats://127.0.0.1:4222", server="2.12.1", round_trip_s=0.0004),
+    processes=(),
+    reads=(),
+    reads_left_out=0,
+    ailing=(),
+    troubles=(),
+)
+READ = ActiveRead(
+    model="policy",
+    replica="rollout-0",
+    shard=1,
+    want="latest",
+    version=3,
+    stage="filling",
+    done_bytes=768,
+    total_bytes=1024,
+    bytes_per_s=1.5e9,
+    for_s=7.25,
+    still_s=6.0,
+    sources=(ReadSource(agent="agent-0", transport="ucxx", phase="flowing", nbytes=768, silent_s=6.0),),
+)
+
+
 def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
-    """People and programs are shown the same picture."""
-    read = ActiveRead(
-        model="policy",
-        replica="rollout-0",
-        shard=1,
-        want="latest",
-        version=3,
-        stage="filling",
-        done_bytes=768,
-        total_bytes=1024,
-        bytes_per_s=1.5e9,
-        for_s=7.25,
-        still_s=6.0,
-        sources=(ReadSource(agent="agent-0", transport="ucxx", phase="flowing", nbytes=768, silent_s=6.0),),
-    )
-    waiting = structs.replace(read, replica="rollout-1", version=None, stage="joining", done_bytes=0, still_s=0.0)
-    picture = HubState(
-        job="default",
+    """The table for people and the object for programs are of the same state."""
+    waiting = structs.replace(READ, replica="rollout-1", version=None, stage="joining", done_bytes=0, still_s=0.0)
+    picture = structs.replace(
+        NOTHING,
         seq=12,
         registry="registry-0",
         term=2,
@@ -258,14 +249,12 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
         models=STATUS.models,
         agents=STATUS.agents,
         replicas=(REPLICA,),
-        nats=Nats(url="nats://127.0.0.1:4222", server="2.12.1", round_trip_s=0.0004),
         processes=(
             Process(process="planner-0", role="planner", answers=True, up_s=1.0, nats_lost=0, faults=0),
             Process(process="agent-0", role="agent", answers=False, why="process 7 is stopped (kill -CONT 7 wakes it)"),
         ),
-        reads=(ReadRow(agent="agent-1", read=read), ReadRow(agent="agent-1", read=waiting)),
+        reads=(ReadRow(agent="agent-1", read=READ), ReadRow(agent="agent-1", read=waiting)),
         reads_left_out=2,
-        ailing=(),
         troubles=("agent-0 does not answer",),
     )
 
@@ -288,31 +277,7 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
     assert told["type"] == "status"
     assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1, "retain": 0, "pins": []}]
     assert [each["read"]["stage"] for each in told["reads"]] == ["filling", "joining"]
-
-
-def test_status_of_a_job_that_nobody_has_used(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
-    nats = Nats(url="nats://127.0.0.1:4222", server="2.12.1", round_trip_s=0.0)
-    empty = HubState(
-        job="default",
-        seq=0,
-        registry="",
-        term=0,
-        level=0,
-        models=(),
-        agents=(),
-        replicas=(),
-        nats=nats,
-        processes=(),
-        reads=(),
-        reads_left_out=0,
-        ailing=(),
-        troubles=(),
-    )
-
-    async def looked(*_: object) -> HubState:
-        return empty
-
-    monkeypatch.setattr("tensorhub.cli.commands.status.collect", looked)
+    picture = NOTHING
     assert "job default is not there yet" in run("status").out
     assert run("status", "--json").objects[0]["seq"] == 0
 
@@ -395,7 +360,8 @@ def test_publish_of_other_tensors_is_one_clear_line(
     refused = run("publish", "policy", "--version", 2, other(tmp_path, 1, ("w",)))
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "other tensors" in refused.err
-    assert "Traceback" not in refused.err
+    ended = run("publish", "policy", "--version", 1, __file__)
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
 
 
 def test_a_publish_that_fails_takes_away_what_it_brought(
@@ -405,11 +371,6 @@ def test_a_publish_that_fails_takes_away_what_it_brought(
     refused = run("publish", "policy", "--version", 5, *files)
     assert (refused.code, refused.err) == (1, "tensorhub: version 5 is not newer than 9\n")
     assert not agent.shards
-
-
-def test_publish_of_what_is_no_weights_file(run: Callable[..., Ended]) -> None:
-    ended = run("publish", "policy", "--version", 1, __file__)
-    assert (ended.code, ended.err.count("\n")) == (1, 1)
 
 
 def test_pull_of_what_nobody_holds(run: Callable[..., Ended], answers: dict[str, Any], tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from typer.testing import CliRunner
 
+import tensorhub
 from tensorhub.cli.main import app
+from tensorhub.cli.runner import CommandDeadline
 
 COMMANDS: dict[str, Callable[..., None]] = {
     each.callback.__name__: each.callback for each in app.registered_commands if each.callback is not None
@@ -111,6 +113,8 @@ def test_no_address_of_nats_is_one_line(command: str, address: str, tmp_path: Pa
         (["delete"], "name a MODEL, or with --job a whole job"),
         (["delete", "policy", "--forget"], "leave MODEL out"),
         (["up", "--nats-nodes", "2"], "take 1, 3 or 5"),
+        (["up", "--agents", "1", "--hosts", "2"], "2 hosts need as many agents"),
+        (["trace", ""], "trace"),
         (["credentials", "{folder}", "--renew", "none"], "there is no key 'none'"),
         (["nonsense"], "no such command"),
         (["status", "--nonsense"], "no such option"),
@@ -130,3 +134,19 @@ def test_what_can_be_no_file_or_place_is_one_line(arguments: list[str], words: s
 def test_a_name_on_disk_may_be_any_bytes(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, ["publish", "policy", str(tmp_path / "\udcff\udcfe")])
     assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
+
+
+def test_a_call_for_which_no_time_is_left_is_not_made() -> None:
+    """Made all the same, it would say that nobody answered, and nobody was asked."""
+    bound = CommandDeadline(0.0)
+    assert bound.ends_within(0.0)
+    with pytest.raises(tensorhub.TensorHubError, match="within 0 s, and was asking the registry then"):
+        bound.left_s("asking the registry")
+
+
+def test_a_call_gets_a_little_less_than_what_is_left() -> None:
+    """So that its own error comes before that of the command."""
+    bound = CommandDeadline(1000.0)
+    assert not bound.ends_within(10.0)
+    assert 10.0 < bound.left_s("asking the registry") < 1000.0
+    assert bound.ends_within(1000.0)

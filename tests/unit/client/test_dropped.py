@@ -3,20 +3,16 @@
 import asyncio
 import gc
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.unit.client.fake_agent import FakeAgent
-from tests.unit.client.given import until
+from tests.unit.client.given import until, wait
 
 import tensorhub
 from tensorhub import RegistryUnavailable
 from tensorhub_common.protocol import worker as w
-
-WAIT_S = 20.0
 
 
 def threads() -> list[threading.Thread]:
@@ -26,13 +22,6 @@ def threads() -> list[threading.Thread]:
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_many_hubs_that_are_dropped_keep_nothing(agent: FakeAgent) -> None:

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from tensorhub import mapping
-from tensorhub._tensors.description import describe
+from tensorhub._tensors.description import bind, describe
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout.layout import TensorEntry
+from tensorhub_common.layout.layout import TensorEntry, segment_bytes
 
 
 def entry_of(value: torch.Tensor) -> TensorEntry:
@@ -73,6 +73,21 @@ def test_partial_sums_and_false_shapes_are_refused_by_name() -> None:
         uneven = DTensor.from_local(torch.ones(5), mesh, [Shard(0)], shape=torch.Size((7,)), stride=(1,))
         with pytest.raises(LayoutMismatch, match=r"'a'.*part has the shape \(2,\), but it has \(5,\)"):
             entry_of(uneven)
+
+
+def test_its_local_part_is_bound_and_a_meta_one_brings_no_values() -> None:
+    with pretended(1, 2) as mesh:
+        value = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0)], src_data_rank=None)
+        hollow = distribute_tensor(torch.empty(4, 3, device="meta"), mesh, [Shard(0)], src_data_rank=None)
+        described = describe({"value": value, "meta": hollow})
+        assert set(described.values) == {"value"}
+        standing = bind(described, bytearray(segment_bytes(described.layout)))
+        assert type(standing["value"]) is torch.Tensor
+        assert torch.equal(standing["value"], value.to_local())
+        fused = mapping.concat(mapping.tensor("q", mapping.share(4, 1, 2)), mapping.Padding())
+        rules = mapping.Mapping(title="a test", rules=(mapping.Rule("value", fused),))
+        (entry,) = describe({"value": value}, rules).layout.tensors
+        assert [(part.name, part.start) for part in entry.parts] == [("", (0, 0))]
 
 
 def test_a_mapping_is_laid_over_boxes_alone() -> None:

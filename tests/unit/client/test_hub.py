@@ -6,27 +6,23 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.unit.client.fake_agent import FakeAgent
-from tests.unit.client.given import Held
+from tests.unit.client.given import Held, wait
 from torch import nn
 
 import tensorhub
-from tensorhub import AsyncHub, AsyncShard, Hub, Shard, TensorSpec
+from tensorhub import AsyncHub, AsyncShard, Hub, Shard
 from tensorhub_common.errors import (
     AgentUnavailable,
-    InvalidName,
     LayoutMismatch,
     RegistryUnavailable,
     ReplicaConflict,
     TensorHubError,
-    VersionConflict,
 )
 from tensorhub_common.protocol import worker as w
 
@@ -83,93 +79,16 @@ def test_a_module_trains_in_hub_memory(hub: Hub) -> None:
     assert torch.equal(reader.weight, module.weight)
 
 
-def test_every_kind_of_value(hub: Hub) -> None:
-    shard = hub.register(
-        "policy",
-        {
-            "torch": torch.arange(3),
-            "numpy": np.arange(3, dtype=np.float32),
-            "spec": TensorSpec((2, 2), torch.bfloat16),
-            "meta": torch.empty(2, device="meta"),
-            "scalar": torch.tensor(7),
-            "empty": torch.empty(0, 4),
-        },
-        replica="trainer",
-    )
-    assert shard.tensors["torch"].tolist() == [0, 1, 2]
-    assert shard.tensors["numpy"].tolist() == [0, 1, 2]
-    assert shard.tensors["spec"].dtype == torch.bfloat16
-    assert shard.tensors["meta"].tolist() == [0, 0]
-    assert shard.tensors["scalar"].item() == 7
-    assert shard.tensors["empty"].shape == (0, 4)
-    shard.mark_loaded()
-    assert shard.publish() == 1
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a.b", "_hub", "x" * 65, 7])
-def test_bad_names_are_refused_before_anything_travels(agent: FakeAgent, hub: Hub, name: str) -> None:
-    sent = len(agent.frames)
-    with pytest.raises(InvalidName):
-        hub.register(name, {"w": torch.ones(1)}, replica="trainer")
-    with pytest.raises(InvalidName):
-        hub.register("policy", {"w": torch.ones(1)}, replica=name)
-    with pytest.raises(InvalidName):
-        hub.watch(name)
-    with pytest.raises(InvalidName):
-        hub.versions(name)
-    with pytest.raises(InvalidName):
-        tensorhub.connect(name or " ", agent=agent.path)
-    assert len(agent.frames) == sent
-
-
-def test_bad_arguments_are_refused_before_anything_travels(agent: FakeAgent, hub: Hub) -> None:
-    tensors = {"w": torch.ones(1)}
-    with pytest.raises(LayoutMismatch, match="shard 2 is out of range"):
-        hub.register("policy", tensors, replica="trainer", shard=2, shards=2)
-    with pytest.raises(LayoutMismatch, match=r"nn\.Module or a mapping"):
-        hub.register("policy", [1], replica="trainer")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'mapped'"):
-        hub.register("policy", tensors, replica="trainer", install="elsewhere")
-    with pytest.raises(ValueError, match="timeout_s"):
-        hub.register("policy", tensors, replica="trainer", timeout_s=float("inf"))
-    assert agent.calls(w.RegisterCall) == []
-    shard = hub.register("policy", tensors, replica="trainer")
-    sent = len(agent.calls(w.PublishCall))
-    with pytest.raises(TypeError):
-        shard.publish("12")  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        shard.publish(True)  # noqa: FBT003
-    with pytest.raises(VersionConflict):
-        shard.publish(-1)
-    assert len(agent.calls(w.PublishCall)) == sent
-
-
-def test_bad_rulings_are_refused_before_anything_travels(hub: Hub) -> None:
-    with pytest.raises(TypeError, match="last"):
-        hub.retain("policy", last="2")  # type: ignore[arg-type]
-    with pytest.raises(InvalidName):
-        hub.rewind("_hub", to=8)
-    with pytest.raises(TypeError, match="version"):
-        hub.pin("policy", 1.5)  # type: ignore[arg-type]
-
-
-def test_rulings_without_a_nats_end_within_their_bound(hub: Hub) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda hub: hub.versions("policy", timeout_s=0.2),
+        lambda hub: hub.retain("policy", last=2, timeout_s=0.2),
+    ],
+)
+def test_without_a_nats_a_question_and_a_ruling_end_within_their_bound(hub: Hub, ask: Callable[[Hub], object]) -> None:
     with pytest.raises(RegistryUnavailable):
-        hub.retain("policy", last=2, timeout_s=0.2)
-
-
-def test_questions_without_a_nats_end_within_their_bound(hub: Hub) -> None:
-    with pytest.raises(RegistryUnavailable):
-        hub.versions("policy", timeout_s=0.2)
-
-
-def test_all_errors_are_the_hubs() -> None:
-    names = "VersionUnavailable VersionConflict LayoutMismatch NotPublished NotFilled DrainTimeout RoundTimeout "
-    names += (
-        "IntegrityError ReplicaConflict MemoryExhausted RetentionFull AgentUnavailable RegistryUnavailable InvalidName"
-    )
-    for name in names.split():
-        assert issubclass(getattr(tensorhub, name), TensorHubError)
+        ask(hub)
 
 
 # ---------------------------------------------------------------------------------------------------------- threads
@@ -189,9 +108,7 @@ def test_threads_share_a_hub_and_one_calls_a_shard_at_a_time(agent: FakeAgent, h
     threads = [threading.Thread(target=publish, args=(shard,)) for shard in [*shards, shards[0]]]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + END_S
-    while (len(held.frames) < 4 or not outcomes) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait(lambda: len(held.frames) >= 4 and bool(outcomes))
     assert len(held.frames) == 4
     [refused] = outcomes
     assert isinstance(refused, ReplicaConflict)
@@ -216,9 +133,7 @@ def test_close_ends_the_calls_of_other_threads(agent: FakeAgent) -> None:
 
     thread = threading.Thread(target=publish)
     thread.start()
-    deadline = time.monotonic() + END_S
-    while not held.frames and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait(lambda: bool(held.frames))
     with pytest.raises(ReplicaConflict):
         hub.close()
     thread.join(END_S)
@@ -260,9 +175,7 @@ def test_ctrl_c_ends_a_waiting_call_and_the_hub_goes_on(agent: FakeAgent, hub: H
     held = Held(agent, w.PublishCall)
 
     def interrupt() -> None:
-        deadline = time.monotonic() + END_S
-        while not held.frames and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait(lambda: bool(held.frames))
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -301,9 +214,7 @@ def test_a_forked_child_is_told_to_connect_again_and_hides_nothing(agent: FakeAg
             os._exit(code)
     assert os.read(ready, 1) == b"x"
     hub.close(release=False)
-    deadline = time.monotonic() + END_S
-    while any(each.owner is not None for each in agent.shards.values()) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait(lambda: all(each.owner is None for each in agent.shards.values()))
     assert [each.owner for each in agent.shards.values()] == [None]
     os.write(go, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

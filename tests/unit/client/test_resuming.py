@@ -1,17 +1,14 @@
 """Coming back to ready memory with values of one's own: the choice is the caller's, and is never made silently."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 import torch
 from tests.unit.client.fake_agent import FakeAgent
-from tests.unit.client.given import Held, refusing, until
+from tests.unit.client.given import Held, refusing, restarted
 from torch import nn
 
-import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict, TensorSpec
 from tensorhub._tensors.description import Value
 from tensorhub.aio.shard import UnresolvedResume
@@ -28,21 +25,15 @@ async def published(hub: AsyncHub, **tensors: torch.Tensor) -> None:
     await shard.publish(4)
 
 
-@asynccontextmanager
-async def restarted(agent: FakeAgent, hub: AsyncHub) -> AsyncIterator[AsyncHub]:
-    """End a worker without a release, and yield its successor's hub."""
-    await hub._session.close()
-    again = await tensorhub.connect_async(agent=agent.path)
-    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
-    try:
-        yield again
-    finally:
-        agent.hook = None
-        await again._session.close()
-
-
 async def back(hub: AsyncHub, value: float = 9.0, resume: str | None = None) -> AsyncShard:
     return await hub.register("policy", {"w": torch.full((4,), float(value))}, replica="trainer", resume=resume)  # type: ignore[arg-type]
+
+
+def kept(agent: FakeAgent) -> list[float]:
+    """Return what the agent's memory of the trainer has."""
+    raw = bytearray(agent.bytes_of(agent.shards["policy", "trainer", 0]))
+    values: list[float] = torch.frombuffer(raw, dtype=torch.float32)[:4].tolist()
+    return values
 
 
 async def test_an_open_choice_refuses_to_publish_and_to_overwrite(agent: FakeAgent, hub: AsyncHub) -> None:
@@ -112,9 +103,7 @@ async def test_while_the_memory_drains_nothing_is_overwritten(agent: FakeAgent, 
         held = Held(agent, w.UnpublishCall)
         coming = asyncio.create_task(back(again, resume="values"))
         await held.first()
-        assert torch.frombuffer(bytearray(agent.bytes_of(agent.shards["policy", "trainer", 0])), dtype=torch.float32)[
-            :4
-        ].tolist() == [1, 1, 1, 1]
+        assert kept(agent) == [1, 1, 1, 1]
         held.let_go()
         assert (await coming).tensors["w"].tolist() == [9, 9, 9, 9]
 
@@ -128,8 +117,7 @@ async def test_what_can_not_be_unpublished_is_not_replaced_and_may_be_registered
         refusing(agent, w.UnpublishCall, DrainTimeout, times=1)
         with pytest.raises(DrainTimeout):
             await back(again, resume="values")
-        shown = torch.frombuffer(bytearray(agent.bytes_of(agent.shards["policy", "trainer", 0])), dtype=torch.float32)
-        assert shown[:4].tolist() == [1, 1, 1, 1]
+        assert kept(agent) == [1, 1, 1, 1]
         agent.shards["policy", "trainer", 0].owner = None
         assert (await back(again, resume="values")).tensors["w"].tolist() == [9, 9, 9, 9]
         # The agent was asked anew, and so would have waited for what still drained.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.client.fake_agent import FakeAgent, FakeWorker
-from tests.unit.client.given import Held, engine, trainer, until
+from tests.unit.client.given import Held, engine, restarted, trainer, until
 
 import tensorhub
 from tensorhub import AsyncHub
@@ -86,43 +86,29 @@ async def test_a_registered_shard_is_not_registered_twice(agent: FakeAgent, hub:
     await other.close()
 
 
-async def test_ready_memory_wins_and_other_memory_takes_the_values(agent: FakeAgent, hub: AsyncHub) -> None:
-    """A restarted worker finds its shard: published, it keeps its bytes; otherwise it takes the given ones."""
+async def test_memory_that_is_not_ready_takes_the_values(agent: FakeAgent, hub: AsyncHub) -> None:
+    """That ready memory keeps its bytes is shown in test_resuming.py."""
     await (await trainer(hub)).publish(4)
-    await hub._session.close()
-    again = await tensorhub.connect_async(agent=agent.path)
-    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
-    shard = await trainer(again, w=torch.full((4,), 9.0))
-    assert shard.version == 4
-    assert shard.tensors["w"].tolist() == [1, 1, 1, 1]
-    await again._session.close()
-    again = await tensorhub.connect_async(agent=agent.path)
-    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
-    shard = await trainer(again)
-    await shard.unpublish()
-    await again._session.close()
-    third = await tensorhub.connect_async(agent=agent.path)
-    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
-    shard = await trainer(third, w=torch.full((4,), 9.0))
-    assert shard.version is None
-    assert shard.tensors["w"].tolist() == [9, 9, 9, 9]
-    await third._session.close()
+    async with restarted(agent, hub) as again:
+        shard = await trainer(again)
+        await shard.unpublish()
+        async with restarted(agent, again) as third:
+            shard = await trainer(third, w=torch.full((4,), 9.0))
+            assert shard.version is None
+            assert shard.tensors["w"].tolist() == [9, 9, 9, 9]
 
 
 async def test_specs_over_memory_that_is_not_new_say_nothing_is_loaded(agent: FakeAgent, hub: AsyncHub) -> None:
-    """Memory that a failed fill left partial must not become whole because somebody came back without values."""
+    """Memory that a failed read left partial must not become whole because its worker came back without values."""
     await engine(hub)
     await until(lambda: len(agent.calls(w.Loaded)) == 1)
-    await hub._session.close()
-    again = await tensorhub.connect_async(agent=agent.path)
-    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
-    shard = await engine(again)
-    with pytest.raises(NotPublished):
-        await shard.unpublish()
-    assert len(agent.calls(w.Loaded)) == 1
-    shard.mark_loaded()
-    await until(lambda: len(agent.calls(w.Loaded)) == 2)
-    await again._session.close()
+    async with restarted(agent, hub) as again:
+        shard = await engine(again)
+        with pytest.raises(NotPublished):
+            await shard.unpublish()
+        assert len(agent.calls(w.Loaded)) == 1
+        shard.mark_loaded()
+        await until(lambda: len(agent.calls(w.Loaded)) == 2)
 
 
 async def test_what_the_agent_says_is_held_in_the_order_in_which_it_was_said(agent: FakeAgent, hub: AsyncHub) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from tensorhub import mapping
-from tensorhub._tensors.description import Description, bind, box_of, describe
+from tensorhub._tensors.description import bind, box_of, describe
 from tensorhub.mapping import AS_IT_IS, LEFT_OUT, Mapping, Padded, Padding, Rule, concat, share
 from tensorhub.specs import DTYPES, TensorSpec
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
@@ -205,41 +204,6 @@ def test_thousands_of_tiny_tensors_are_quick() -> None:
     assert all(tensor.sum() == 4 for tensor in standing.values())
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A mesh of this process alone."""
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-
-    store = f"file://{tmp_path_factory.mktemp('store')}/ranks"
-    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_dtensors_bring_their_box(mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor as Dist  # noqa: PLC0415
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: PLC0415
-
-    value = torch.arange(12.0).view(4, 3)
-    described: Description = describe(
-        {
-            "shard": distribute_tensor(value, mesh, [Shard(1)]),
-            "copy": distribute_tensor(value, mesh, [Replicate()]),
-            "meta": distribute_tensor(value.to("meta"), mesh, [Shard(0)]),
-        }
-    )
-    assert {(entry.shape, entry.global_shape, entry.offset) for entry in described.layout.tensors} == {
-        ((4, 3), (4, 3), (0, 0))
-    }
-    assert "meta" not in described.values
-    standing = bind(described, bytearray(segment_bytes(described.layout)))
-    assert type(standing["shard"]) is torch.Tensor
-    assert torch.equal(standing["shard"], value)
-    with pytest.raises(LayoutMismatch, match="partial sums"):
-        describe({"a": Dist.from_local(value, mesh, [Partial()])})
-
-
 def test_module_elsewhere_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other device stands in the test machine, so one is pretended."""
     module = torch.nn.Linear(2, 2)
@@ -345,13 +309,6 @@ def test_a_part_that_is_none_is_told_by_its_name(wrong: dict[str, Any], said: st
     part = msgspec.structs.replace(Part("q", (4,), (0,), (2,), (0,), (2,)), **wrong)
     with pytest.raises(LayoutMismatch, match=re.escape(said)):
         TensorSpec((2,), "int8", parts=[part])
-
-
-def test_a_shard_of_a_fused_dtensor_has_the_parts_of_its_box(mesh: Any) -> None:
-    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
-
-    given = distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Shard(0)])
-    assert [part.name for part in describe({"qk": given}, NAMES).layout.tensors[0].parts] == ["q", "k"]
 
 
 def test_a_tensor_may_be_all_padding() -> None:

@@ -158,13 +158,6 @@ def test_a_trace_without_a_transfer_is_drawn_as_what_there_is(hub: Hub, run: Cal
     assert drawn[1].endswith("10.0 s")
 
 
-@pytest.mark.parametrize("arguments", [["f" * 32], [TRACE, "--replica", "nobody"]])
-def test_a_trace_that_has_no_such_spans_is_one_line(run: Callable[..., Any], arguments: list[str]) -> None:
-    ended = run(*arguments)
-    assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
-    assert f"trace {arguments[0]}" in ended.stderr
-
-
 def test_a_version_is_drawn_with_all_its_transfers(run: Callable[..., Any]) -> None:
     assert "agent-3" in run("--version", "12").stdout
     assert "agent-3" not in run("--version", "12", "--replica", "rollout-0").stdout
@@ -189,28 +182,6 @@ def test_json_is_one_span_a_line_with_the_same_keys(run: Callable[..., Any], arg
     assert len(objects) == (2 if arguments == ["--json"] else len(one_lost_source()))
 
 
-@pytest.mark.parametrize("arguments", [["beef"], ["zz/.."], ["--version", "12", "--replica", "nobody"]])
-def test_an_unknown_transfer_is_one_line_that_names_the_next_step(
-    run: Callable[..., Any], arguments: list[str]
-) -> None:
-    ended = run(*arguments)
-    assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
-    assert "'tensorhub trace --job run-7' lists those that are kept" in ended.stderr
-
-
-def test_an_id_that_could_be_two_asks_for_more_of_it(run: Callable[..., Any]) -> None:
-    ended = run("0000")
-    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
-    assert "give more of the id" in ended.stderr
-
-
-def test_a_version_of_two_models_asks_which(hub: Hub, run: Callable[..., Any]) -> None:
-    Story(spans=hub.spans).add(77, None, "transfer", "agent a", 0, 1, about={**ABOUT, "model": "critic"})
-    ended = run("--version", "12")
-    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
-    assert "critic, policy" in ended.stderr
-
-
 def test_who_did_not_answer_and_what_did_not_fit_is_told_beside_the_picture(hub: Hub, run: Callable[..., Any]) -> None:
     hub.processes, hub.left_out = EVERYBODY - {"agent-1"}, 7
     ended = run("--version", "12")
@@ -219,12 +190,35 @@ def test_who_did_not_answer_and_what_did_not_fit_is_told_beside_the_picture(hub:
     assert "7 spans are left out" in ended.stderr
 
 
-def test_a_hub_without_spans_is_one_line(hub: Hub, run: Callable[..., Any]) -> None:
+def two_models(hub: Hub) -> None:
+    Story(spans=hub.spans).add(77, None, "transfer", "agent a", 0, 1, about={**ABOUT, "model": "critic"})
+
+
+def without_spans(hub: Hub) -> None:
     hub.processes = frozenset()
-    ended = run()
+
+
+LISTED = "'tensorhub trace --job run-7' lists those that are kept"
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "said"),
+    [
+        (None, ["f" * 32], f"trace {'f' * 32}"),
+        (None, [TRACE, "--replica", "nobody"], f"trace {TRACE}"),
+        (None, ["beef"], LISTED),
+        (None, ["zz/.."], LISTED),
+        (None, ["--version", "12", "--replica", "nobody"], LISTED),
+        (None, ["0000"], "give more of the id"),
+        (two_models, ["--version", "12"], "critic, policy"),
+        (without_spans, [], "doctor"),
+    ],
+)
+def test_what_can_not_be_drawn_is_one_line(
+    hub: Hub, run: Callable[..., Any], change: Callable[[Hub], None] | None, arguments: list[str], said: str
+) -> None:
+    if change is not None:
+        change(hub)
+    ended = run(*arguments)
     assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
-    assert "doctor" in ended.stderr
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: tensorhub trace" in CliRunner().invoke(app, ["trace", "--help"]).stdout
+    assert said in ended.stderr

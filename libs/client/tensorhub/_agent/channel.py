@@ -222,7 +222,7 @@ class AgentChannel:
             self._connection.push()
 
     async def close(self) -> None:
-        """End the connection and whatever runs beside it. A second call does nothing."""
+        """End the connection and the tasks beside it. A second call does nothing."""
         self._closed = True
         if self._connection is not None:
             await self._connection.drain(DRAIN_S)

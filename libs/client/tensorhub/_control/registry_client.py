@@ -189,7 +189,7 @@ class RegistryClient:
             return self._bus
 
     async def close(self) -> None:
-        """End the connection to NATS. What is being asked raises, and so does whatever is asked later."""
+        """End the connection to NATS. Questions under way raise, and so do later ones."""
         self._is_closed = True
         bus, self._bus = self._bus, None
         if bus is not None:

@@ -1,14 +1,14 @@
 """Adopting an `nn.Module`: its parameters and buffers move into hub memory and stay the objects that they were.
 
 An optimizer, a DDP wrapper or a list of tied weights holds on to Parameter and buffer *objects*. So not the objects are
-replaced, but what stands behind them: gradients, hooks, `requires_grad`, attributes and optimizer state stay.
+replaced, but their storage: gradients, hooks, `requires_grad`, attributes and optimizer state stay.
 
 Always true:
-- Tied members stay tied and stand once. Members are tied when they are one object, or view the same memory in the
+- Tied members stay tied and are stored once. Members are tied when they are one object, or view the same memory in the
   same way (start, shape, stride, dtype). The first name in traversal order (parameters, then buffers) is canonical.
 - Members that are *different* views of one storage (slices of a fused weight) get memory of their own each; writes to
   one no longer show in the other.
-- `adopt` does all or nothing: after an error every member stands where it stood before.
+- `adopt` does all or nothing: after an error every member is where it was before.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -25,7 +25,7 @@ from tensorhub_common.errors import LayoutMismatch
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One parameter or buffer object of a module, and the canonical name under which it stands in the layout."""
+    """One parameter or buffer object of a module, and the canonical name of its entry in the layout."""
 
     name: str
     tensor: torch.Tensor
@@ -57,7 +57,7 @@ def tie(
 
 
 def adopt(members: Iterable[Member], standing: Mapping[str, torch.Tensor]) -> None:
-    """Let every member stand in the tensor of its name. On any error all of them are as they were before."""
+    """Move every member to the tensor of its name. On any error all of them are as they were before."""
     undo: list[Callable[[], None]] = []
     try:
         for member in members:
@@ -81,7 +81,7 @@ def _place(tensor: torch.Tensor) -> Hashable:
 
 
 def _move(member: Member, target: torch.Tensor) -> Callable[[], None]:
-    """Let one member stand in `target`; return what takes it back."""
+    """Move one member to `target`; return what moves it back."""
     tensor = member.tensor
     try:
         if member.books is not None:
@@ -109,7 +109,7 @@ def _replace_data(tensor: torch.Tensor, target: torch.Tensor) -> Callable[[], No
 
 
 def _replace_local(tensor: Any, target: torch.Tensor) -> Callable[[], None]:  # noqa: ANN401 (a DTensor, imported lazily)
-    before = tensor._local_tensor  # noqa: SLF001 (torch has no public way to let a DTensor stand elsewhere)
+    before = tensor._local_tensor  # noqa: SLF001 (torch has no public way to move a DTensor)
     tensor._local_tensor = target  # noqa: SLF001
 
     def undo() -> None:
@@ -119,7 +119,7 @@ def _replace_local(tensor: Any, target: torch.Tensor) -> Callable[[], None]:  # 
 
 
 def _swap_behind(tensor: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
-    """Give a meta tensor real memory: torch refuses `.data` across devices, so what stands behind is swapped.
+    """Give a meta tensor real memory: torch refuses `.data` across devices, so its storage is swapped.
 
     A swap would take class, attributes and hooks along, so these are put back. A meta gradient has no values and goes.
     """

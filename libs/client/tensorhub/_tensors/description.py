@@ -1,7 +1,7 @@
 """From what a caller registers to a layout, and from hub memory back to tensors: `describe`, then `bind`.
 
 `describe` looks and changes nothing: the layout is needed before there is memory. `bind` copies the given values into
-the memory and, for a module, lets its members stand there (module.py). A mapping of names (tensorhub.mapping) says what
+the memory and, for a module, moves its members there (adoption.py). A mapping of names (tensorhub.mapping) says what
 fused and divided tensors consist of; what it leaves out stays where it is, and the hub does not have it.
 
 Always true: after an error in either, the caller's module is as it was; the values of a mapping are copied and never
@@ -57,7 +57,7 @@ class Description:
     """Whose members these are."""
 
     def without_values(self) -> "Description":
-        """Return what is needed to let the tensors stand in other memory later."""
+        """Return what is needed to bind the tensors to other memory later."""
         return replace(self, values={})
 
     def shown(self, standing: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -86,7 +86,7 @@ class Description:
 
 
 def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> Description:
-    """Read off the layout of a module or mapping. Raises `LayoutMismatch` naming a tensor that can't stand there.
+    """Read off the layout of a module or mapping. Raises `LayoutMismatch` naming a tensor that can't be in one.
 
     `mapping` says what of global tensors each registered one consists of.
     """
@@ -113,9 +113,9 @@ def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> 
 
 
 def bind(described: Description, memory: Memory, *, memory_wins: bool = False) -> dict[str, torch.Tensor]:
-    """Let what was described stand in the memory; return its tensors there, by every name.
+    """Bind what was described to the memory; return its tensors there, by every name.
 
-    With `memory_wins` the bytes that stand in the memory stay, and a module's members show them; otherwise the given
+    With `memory_wins` the bytes of the memory stay, and a module's members show them; otherwise the given
     values are copied in, and tensors without values keep the memory's bytes (zeros, in a new segment). Tensors
     are plain and without gradient; tied names share one. Raises `LayoutMismatch` and leaves a module as it was.
     """
@@ -134,7 +134,7 @@ def box_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rebind(described: Description, tensors: Mapping[str, torch.Tensor], standing: Mapping[str, torch.Tensor]) -> None:
-    """Let what `bind` has returned, and a module's members, stand in other memory; the objects stay the same."""
+    """Bind what `bind` has returned, and a module's members, to other memory; the objects stay the same."""
     with torch.inference_mode(mode=False), torch.no_grad():
         fsdp.reshard(described.managed.parts)
         adopt(described.members, standing)

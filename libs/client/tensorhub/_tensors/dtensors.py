@@ -1,7 +1,7 @@
 """Which elements of the whole tensor a DTensor's local part has: what its layout entry says.
 
 Placements are applied to the mesh's dimensions one after another, as torch does. Nearly always what is left is a box;
-where it is not (a strided shard whose splits don't cancel out) the entry says by parts what stands where.
+where it is not (a strided shard whose splits don't cancel out) the entry says by parts what is where.
 
 Always true of an entry: its shape is that of the local tensor, and each element belongs to one of the whole tensor's.
 """
@@ -56,8 +56,8 @@ def dtensor_entry(name: str, tensor: Any) -> TensorEntry:  # noqa: ANN401 (a DTe
 
 
 def _indices(whole: Shape, mesh: Shape, coordinate: Sequence[int], placements: Sequence[Any]) -> list[torch.Tensor]:
-    """Return in each dimension which elements of the whole tensor a rank has, in the order in which they stand here."""
-    # A caller may stand under `torch.device("meta")`.
+    """Return in each dimension which elements of the whole tensor a rank has, in their order here."""
+    # A caller may run under `torch.device("meta")`.
     mine = [torch.arange(size, device="cpu") for size in whole]
     for number, rank, placement in zip(mesh, coordinate, placements, strict=True):
         dim = getattr(placement, "dim", None)
@@ -69,7 +69,7 @@ def _indices(whole: Shape, mesh: Shape, coordinate: Sequence[int], placements: S
 
 
 def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Cut as `torch.chunk` does, but into so many: the last ones may be short or empty."""
+    """Cut as `torch.chunk` does, but always into `count` parts: the last ones may be short or empty."""
     step = max(1, -(-len(indices) // count))
     return [indices[step * number : step * (number + 1)] for number in range(count)]
 

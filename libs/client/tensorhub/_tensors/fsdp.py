@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`) and hub memory: the buffers from which FSDP gathers parameters move there as a whole.
 
 Each rank's part of a parameter is the front of a buffer that FSDP gathers from, and this buffer has the same size on
-every rank: behind a part that is shorter than the first rank's, or empty, stands padding. So the registered tensor is
+every rank: behind a part that is shorter than the first rank's, or empty, is padding. So the registered tensor is
 the buffer, and where there is padding the layout says so (`tensorhub.Part`); nothing is copied at a publish.
 
 Always true: after `move` the parameter, its local tensor and FSDP's buffer show the same hub memory, and FSDP's own
@@ -87,7 +87,7 @@ def padded(entry: TensorEntry, books: FsdpParams) -> TensorEntry:
 
 
 def move(books: FsdpParams, target: torch.Tensor) -> Callable[[], None]:
-    """Let a parameter and its buffer stand in `target`, which has the buffer's shape; return what takes them back."""
+    """Move a parameter and its buffer to `target`, which has the buffer's shape; return what moves them back."""
     parameter, rows = books.sharded_param, rows_of(books)
     local, buffer = parameter._local_tensor, books._sharded_param_data  # noqa: SLF001 (see `FsdpParams`)
 
@@ -119,7 +119,7 @@ def _books_of(part: nn.Module) -> Iterable[FsdpParams]:
 
 
 class Gathered:
-    """In the place of `Staged` for a shard whose tensors stand where they are: copies that FSDP gathered are dropped.
+    """In the place of `Staged` for a shard whose tensors stay where they are: copies that FSDP gathered are dropped.
 
     A forward pass without a backward one leaves the root's parameters gathered, and a read must not leave them so: the
     next pass would compute with the old version.
@@ -137,5 +137,5 @@ class Gathered:
         return self._version()
 
     def show(self) -> None:
-        """Let the next forward pass gather what stands in hub memory."""
+        """Let the next forward pass gather from hub memory."""
         reshard(self._parts)

@@ -7,7 +7,7 @@ a version that is unpublished, the agent copies it into the other memory, and th
 
 The tensors of a `Mapped` shard show the memory of a holder on this host and can't be written. Nothing is copied. The
 agent hands over a read-only descriptor whose open file description carries a shared lock. The mapping keeps that
-description, so the lock is held exactly as long as the memory is mapped: by this process, whatever becomes of its
+description, so the lock is held exactly as long as the memory is mapped: by this process, also after the end of its
 agents, and by children that it forks. While the lock is held, the holder overwrites nothing there.
 
 Invariants:
@@ -53,10 +53,10 @@ class RegisteredShard(Protocol):
 
 
 class Staged:
-    """`shown` is the inode of the segment that `tensors` stand in."""
+    """`shown` is the inode of the segment that `tensors` are in."""
 
     def __init__(self, described: "Description", attachment: "RegisteredShard") -> None:
-        """Map both segments of a shard that was just registered, and let what was described stand in the live one."""
+        """Map both segments of a shard that was just registered, and bind what was described to the live one."""
         assert attachment.fd is not None
         assert attachment.spare_fd is not None
         layout = described.layout
@@ -65,7 +65,7 @@ class Staged:
         fds = attachment.fd, attachment.spare_fd
         live_fd, spare_fd = fds if attachment.live == first else reversed(fds)
         live, spare = map_segment(live_fd, layout), map_segment(spare_fd, layout)
-        # Now, while nobody waits: the first forward pass after a swap would pay for it.
+        # Now, while no caller waits: the first forward pass after a swap would pay for it.
         populate(spare)
         self._attachment = attachment
         self.shown = attachment.live
@@ -88,11 +88,11 @@ class Staged:
 
     @property
     def is_due(self) -> bool:
-        """Whether the shard stands in the memory that the tensors do not show."""
+        """Whether the shard is in memory that the tensors do not show yet."""
         return self.shown != self._attachment.live
 
     def show(self) -> None:
-        """Let the tensors show the memory in which the shard stands now."""
+        """Let the tensors show the shard's present memory."""
         with self._swapping:
             if self.is_due:
                 self.shown = self._attachment.live
@@ -104,7 +104,7 @@ class Mapped:
     """The tensors of one mapped shard, and what they show. Before the first read that is private memory."""
 
     def __init__(self, described: "Description", attachment: "RegisteredShard") -> None:
-        """Let what was described stand in memory of this process alone, which goes at the first swap."""
+        """Bind what was described to memory of this process alone, which the first swap replaces."""
         self._attachment = attachment
         self._layout = described.layout
         self.tensors = bind(described, private_memory(described.layout))

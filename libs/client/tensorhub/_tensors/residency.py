@@ -27,7 +27,7 @@ GLANCE_BYTES: Final = 4096
 """Memory with values nearly always has one among its first bytes, so the rest need not be read."""
 
 Home = Callable[[], Mapping[str, torch.Tensor]]
-"""Returns the tensors of a shard by every name, as they lie in the memory in which the shard stands now: the same
+"""Returns the tensors of a shard by every name, as they lie in the shard's present memory: the same
 mapping each time for the same memory."""
 
 
@@ -62,7 +62,7 @@ class Residency:
         return [name for name in homes if name in gone]
 
     def _addresses(self) -> dict[str, int | None]:
-        """Return where each name's storage begins in the memory that the shard stands in; None without a byte."""
+        """Return where each name's storage begins in the shard's memory; None without a byte."""
         home = self._home()
         if id(home) not in self._known:
             self._known[id(home)] = {
@@ -87,7 +87,7 @@ class Residency:
 
     @property
     def is_blank(self) -> bool:
-        """Whether tensors were registered without values, and nobody has said yet that they have some."""
+        """Whether tensors were registered without values, and `mark_loaded` was not called since."""
         return bool(self._blank)
 
     def loaded(self) -> None:
@@ -96,7 +96,7 @@ class Residency:
         self._writes.clear()
 
     def check_filled(self, where: str) -> None:
-        """Raise `NotFilled` where a tensor has no values: nobody wrote it by torch, and all its bytes are zero."""
+        """Raise `NotFilled` where a tensor has no values: torch never wrote it, and all its bytes are zero."""
         home = self._home()
         empty = [
             name

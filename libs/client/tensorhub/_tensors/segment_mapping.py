@@ -1,4 +1,4 @@
-"""Hub memory as torch sees it: a segment mapped into this process, and the tensors that stand in it.
+"""Hub memory as torch sees it: a segment mapped into this process, and the tensors in it.
 
 The agent owns the segment; the worker maps it shared and writable, so weights are read and trained where they stand.
 
@@ -28,7 +28,7 @@ _MADV_POPULATE_READ: Final = 22
 """Of Linux since 5.14; CPython names it from 3.14 on."""
 
 UNMAP_AFTER_S: Final = 0.1
-"""A mapping that nobody refers to any more is unmapped after this: in the same moment all readers of the host are being
+"""A mapping without references is unmapped after this: in the same moment all readers of the host are being
 told of the next version, and have better use for its cores."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +92,7 @@ def _unmap_soon(address: int, nbytes: int) -> None:
 
 
 def private_memory(layout: Layout) -> Memory:
-    """Return zeroed memory of this process alone for a layout; pages that nobody writes take no room."""
+    """Return zeroed memory of this process alone for a layout; pages that are never written take no room."""
     nbytes = segment_bytes(layout)
     return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if nbytes else bytearray()
 
@@ -105,7 +105,7 @@ def populate(memory: Memory) -> None:
 
 
 def tensors_at(layout: Layout, memory: Memory) -> dict[str, torch.Tensor]:
-    """Return the layout's tensors as they stand in the memory: contiguous, writable, sharing its bytes, by name."""
+    """Return the layout's tensors in the memory: contiguous, writable, sharing its bytes, by name."""
     if len(memory) < segment_bytes(layout):
         raise LayoutMismatch(
             f"the memory has {len(memory)} bytes and the layout takes {segment_bytes(layout)}: it is another shard's"
@@ -119,7 +119,7 @@ def tensors_at(layout: Layout, memory: Memory) -> dict[str, torch.Tensor]:
             )
         count = math.prod(entry.shape)
         if count == 0:
-            # No byte to share. The device is named because a caller may stand under `torch.device("meta")`.
+            # No byte to share. The device is named because a caller may run under `torch.device("meta")`.
             standing[entry.name] = torch.empty(entry.shape, dtype=dtype, device="cpu")
         else:
             flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)

@@ -1,7 +1,7 @@
 """What a hub does just now, as `tensorhub status` shows it: the log's word, and what each process says of itself.
 
 All are asked at once, so that a hub with many silent processes is not slower than one with none. Always true: what the
-text of `status` says stands in the picture, so that `--json` says at least as much; a process that does not answer is
+text of `status` says is in the state, so that `--json` says at least as much; a process that does not answer is
 named, with what this machine knows of the reason.
 """
 
@@ -176,7 +176,7 @@ async def _log(registry: RegistryClient, timeout_s: float) -> tuple[Status, list
         status = await registry.status(timeout_s)
         found = await asyncio.gather(*(registry.replicas(model.model, timeout_s) for model in status.models))
     except VersionUnavailable:
-        # Nobody has used the job yet, but the hub lives.
+        # The job has no log yet, but the hub runs.
         return Status(job=registry.job, seq=0, registry="", term=0, models=(), agents=()), []
     except TensorHubError as error:
         return error
@@ -184,7 +184,7 @@ async def _log(registry: RegistryClient, timeout_s: float) -> tuple[Status, list
 
 
 async def activities_of(bus: Bus, job: str, expected: Collection[str]) -> tuple[Activity, ...] | None:
-    """Return what the processes say; None where NATS lets nobody ask that, as with the users of an older release."""
+    """Return what the processes say; None where NATS does not permit it, as for users of an older release."""
     try:
         return await gather_activity(bus, job, set(expected), ACTIVITY_S) or None
     except (NotPermitted, NoBus):
@@ -222,7 +222,7 @@ async def ailing_jobs(bus: Bus, job: str) -> tuple[UnhealthyJob, ...]:
 
 
 async def _health(bus: Bus, subject: str) -> Health | None:
-    """Return what the process says, or None where nobody answers or may be asked: then it is not known."""
+    """Return what the process says, or None where it does not answer or may not be asked: then it is not known."""
     try:
         answer = msgspec.json.decode(await bus.request(subject, b"", HEALTH_S), type=Health | QueryError)
     except (NoBus, NoAnswer, NoResponder, NotPermitted, Busy, *MALFORMED):
@@ -263,7 +263,7 @@ def _expected(status: Status, hub: HubFile | None, planner: str) -> dict[str, st
 
 
 def _processes(activities: Sequence[Activity] | None, expected: dict[str, str], hub: HubFile | None) -> list[Process]:
-    """Return those that answer, and those that should. Where nobody may be asked, nothing is known of any."""
+    """Return those that answer, and those that should. Where no question is permitted, nothing is known of any."""
     if activities is None:
         return []
     pids = hub.pids if hub is not None else {}

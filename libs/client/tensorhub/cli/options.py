@@ -1,4 +1,4 @@
-"""The options that several commands have, each said once, and how what stands on the command line is read.
+"""The options that several commands have, each defined once, and how the command line's words are read.
 
 Always true: a value that no call could take is wrong usage, told with what it may be, before anything travels.
 """
@@ -54,7 +54,7 @@ def whole(least: int, most: int) -> Callable[[object], int]:
 
 
 def name_of(what: str) -> Callable[[str], str]:
-    """Take a name that may stand in a subject."""
+    """Take a name that may be part of a subject."""
     return lambda text: check_name(what, text)
 
 

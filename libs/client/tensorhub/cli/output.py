@@ -18,7 +18,7 @@ _KIB = 1024
 
 
 def json_line(value: object) -> None:
-    """Print one object, at once: whoever reads a pipe waits for it."""
+    """Print one object, at once: the reader of a pipe waits for it."""
     line(msgspec.json.encode(value).decode())
 
 

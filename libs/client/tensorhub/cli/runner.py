@@ -80,7 +80,7 @@ class ErrorHandlingGroup(TyperGroup):
         except SystemExit as end:
             # So typer ends where help goes into a pipe that is read no further; all else comes as an error.
             code = DONE if isinstance(end.__context__, BrokenPipeError) else end.code
-        except Exception as error:  # noqa: BLE001 (whatever the reading of the arguments may raise)
+        except Exception as error:  # noqa: BLE001 (reading the arguments may raise any error)
             code = _code_of(error)
         if not more.get("standalone_mode", True):
             return code
@@ -97,7 +97,7 @@ class ErrorHandlingGroup(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001 (nobody at a terminal is helped by a traceback)
+        except BaseException as error:  # noqa: BLE001 (a traceback helps no user of a command)
             raise typer.Exit(_code_of(error)) from None
 
 
@@ -136,7 +136,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _meant(error: BaseException) -> BaseException:
-    """Return what an error stands for: one of a group, and what has ended a question to whoever sits there."""
+    """Return the error that is to be shown: one of a group, or what has ended a question to the user."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, typer.Abort):
@@ -146,7 +146,7 @@ def _meant(error: BaseException) -> BaseException:
 
 
 def _misused(error: Any) -> int:  # noqa: ANN401 (see UsageError)
-    """Tell wrong usage in a line; whoever gave no arguments at all is shown what there is."""
+    """Print wrong usage as one line; without any arguments, print the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return WRONG_USAGE
@@ -162,7 +162,7 @@ def print_error(sentence: str) -> None:
         sys.stderr.write(f"tensorhub: {' '.join(sentence.split())}\n")
         sys.stderr.flush()
     except OSError:
-        return  # There is nobody else to tell.
+        return  # No other place is left to print to.
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -190,7 +190,7 @@ async def _until_signalled(work: Coroutine[Any, Any, Result], told: list[int]) -
 
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            # What was started so that it doesn't hear a signal, as by nohup, goes on not to hear it.
+            # What was started to ignore a signal, as by nohup, goes on ignoring it.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, stop, number)
     return await work
@@ -198,7 +198,7 @@ async def _until_signalled(work: Coroutine[Any, Any, Result], told: list[int]) -
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Put back who hears of signals: the event loop leaves none of those that were there."""
+    """Put the signal handlers back: the event loop has removed those that were there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -213,7 +213,7 @@ def _as_before() -> Iterator[None]:
 
 @contextmanager
 def raising_sigint() -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt` in the block, as a question to whoever sits there needs it."""
+    """Let Ctrl-C raise `KeyboardInterrupt` in the block, as a question to the user needs it."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -281,7 +281,7 @@ class CommandDeadline:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Break the block off at the bound, whatever it waits for, and say what that was.
+        """Cancel the block at the bound, and say what it waited for.
 
         It is broken off a moment later: where this process is late both bounds are over at once, and the call's own
         error says more.

@@ -37,7 +37,7 @@ LOOP_DEATHS: Final = 3
 """A child that has died so often, and was never up for `STEADY_S` in between, is in a loop."""
 
 LOOP_TOLD_S: Final = 60.0
-"""How often a loop is told."""
+"""How often a restart loop is logged."""
 
 Result = TypeVar("Result")
 
@@ -83,7 +83,7 @@ class Children:
     """The set. Use it in one event loop, in a thread that lives as long as the children shall: best the main thread."""
 
     def __init__(self, on_restart: Callable[[Child], None] | None = None, on_fault: OnFault | None = None) -> None:
-        """`on_restart` is told of each new life of a child; `on_fault`, of an error that leaves one unkept."""
+        """`on_restart` is called at each restart of a child; `on_fault`, with an error that ends its restarts."""
         self._on_restart = on_restart
         self._work = Supervisor("the hub's processes", on_fault)
         self._children: list[Child] = []
@@ -140,7 +140,7 @@ class Children:
             for child in children:
                 if child.process.returncode is None:
                     _log.warning("%s (%d) did not end within %g s: killed", child.spec.name, child.pid, STOP_S)
-                    # With whatever it has started itself.
+                    # With all that it has started itself.
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(child.pid, signal.SIGKILL)
             await asyncio.wait(late, timeout=KILL_S)
@@ -228,12 +228,12 @@ def _tell_death(child: Child, code: int | None) -> None:
 
 
 def reason(log: Path, start: int = 0) -> str:
-    """Return the last line of a log, of what stands after byte `start`: there a process says why it ends."""
+    """Return the last line of a log, of what follows byte `start`: there a process says why it ends."""
     return tail(log, start).splitlines()[-1].strip()[:REASON_CHARS_MAX]
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """Return the end of a log, of what stands after byte `start`."""
+    """Return the end of a log, of what follows byte `start`."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""The directory of a hub on one machine: who may use it, and what stands where in it.
+"""The directory of a hub on one machine: who may use it, and where its files are.
 
 hub.json          how programs find the hub             (see hub_file)
 up.lock           held by the `up` that uses it, with its process id inside

@@ -3,8 +3,8 @@
 Each process logs in to NATS with a key of its own, made at the first start in this directory, and may say there what
 its role says and no more; workers and commands have the key that `hub.json` names.
 
-Always true: `hub.json` stands there only while every process has answered that it is ready, and names the processes
-that run now; at the end of this process, in whatever way, none of the others is left.
+Always true: `hub.json` exists only while every process has answered that it is ready, and names the processes
+that run now; at the end of this process, also by a signal, none of the others is left.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ REGISTRIES_MAX: Final = 16
 NATS_NODES: Final = (1, 3, 5)
 """Of an even number no more can be lost than of one less."""
 REPLICAS_MAX: Final = 3
-"""Each log stands on so many nodes, if there are as many: it outlives one of them, and no write waits for more."""
+"""On how many nodes each log is, if there are as many: it outlives one of them, and no write waits for more."""
 READY_TIMEOUT_S: Final = 30.0
 PING_TIMEOUT_S: Final = 0.5
 PING_WAIT_S: Final = 0.02
@@ -56,7 +56,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def _module(name: str) -> tuple[str, ...]:
-    # -P: what stands in the folder that the user happens to be in must not shadow what a service imports.
+    # -P: what is in the user's working directory must not shadow what a service imports.
     return (sys.executable, "-P", "-m", name)
 
 
@@ -248,7 +248,7 @@ class LocalHub:
 
     @property
     def _replicas(self) -> int:
-        """On how many nodes each log stands."""
+        """On how many nodes each log is."""
         return min(REPLICAS_MAX, len(self._nats_names))
 
     @property

@@ -6,7 +6,7 @@
     jobs/<job>.nk                          clients of that job alone
     nats-users.conf                        public keys and what each may do, for nats-server to include
 
-Whoever runs a hub on several hosts makes the keyring on one and hands each host its own files. Always true: folders are
+For a hub on several hosts, make the keyring on one of them and give each host its own files. Always true: folders are
 their owner's alone (0700), key files too (0600); a key that is there is kept, until somebody asks for a new one.
 """
 
@@ -41,7 +41,7 @@ class Keyring:
         return self.folder / CONF
 
     def path_of(self, user: User) -> Path:
-        """Return where a user's key stands, or would."""
+        """Return the file of a user's key, which may not exist yet."""
         if user.role is Role.AGENT:
             return self.folder / "agents" / f"{user.name}{SUFFIX}"
         if user.name is not None:

@@ -23,7 +23,7 @@ from tensorhub_common.errors import RegistryUnavailable
 
 NAME: Final = "tensorhub"
 LISTEN: Final = "127.0.0.1"
-"""Nobody reaches a hub of `tensorhub up` from another machine, whatever credentials they have."""
+"""A hub of `tensorhub up` is not reachable from another machine, with any credentials."""
 ANY_PORT: Final = -1
 STORE_BYTES_MAX: Final = "1TB"
 """Each stream reserves its whole limit, so the sum of limits must not be held against the disk; its free space is."""
@@ -49,7 +49,7 @@ class Cluster:
 
     @classmethod
     def of(cls, count: int) -> "Cluster":
-        """Plan one of so many nodes, on ports that are free now."""
+        """Plan one of a number of nodes, on ports that are free now."""
         with ExitStack() as stack:
             taken = [stack.enter_context(socket.create_server((LISTEN, 0))) for _ in range(count)]
             return cls(tuple(each.getsockname()[1] for each in taken))
@@ -130,7 +130,7 @@ class NatsServer:
         return None
 
     def _write_config(self) -> None:
-        # NATS's configuration takes JSON's strings, but for \u: letters of other languages stand as they are.
+        # NATS's configuration takes JSON's strings, but for \u: letters of other languages are written as they are.
         text = f"""\
 # Written by `tensorhub up`; changes are lost.
 server_name: {self._name}

@@ -1,7 +1,7 @@
 """Starts a program that ends when its parent does, even when the parent is killed.
 
 Run as `python -I -S tether.py PARENT_PID PROGRAM ARGUMENT…`: it asks the kernel to kill this process at its parent's
-end and becomes the program, so the process id stays. The kernel means the parent *thread*: whoever starts children
+end and becomes the program, so the process id stays. The kernel means the parent *thread*: what starts children
 must do so from a thread that lives as long as they shall. A program of its own, since Python code between fork and
 exec isn't safe.
 """

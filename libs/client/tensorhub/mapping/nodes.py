@@ -164,21 +164,21 @@ def _laid_tensor(node: Tensor, box: _Box, values: Mapping[str, object]) -> Itera
     yield Part(name, tuple(sizes), tuple(offset), box.shape, box.whole_start, box.whole_shape)
 
 
-def _length_of(cut: Cut | Padded, stands: int, dim: int, name: str) -> tuple[int, int]:
+def _length_of(cut: Cut | Padded, extent: int, dim: int, name: str) -> tuple[int, int]:
     """Return how many of the elements in a dimension are the tensor's, and where they begin in it."""
     if isinstance(cut, Cut):
-        if stands != cut.length:
+        if extent != cut.length:
             raise Misfit(
-                f"has {stands} elements in dimension {dim} for {name!r}, and should have {cut.length}: {cut.start} to "
+                f"has {extent} elements in dimension {dim} for {name!r}, and should have {cut.length}: {cut.start} to "
                 f"{cut.stop} of {cut.size}"
             )
         return cut.length, cut.start
-    if stands * cut.ranks < cut.size:
+    if extent * cut.ranks < cut.size:
         raise Misfit(
-            f"has {stands} elements in dimension {dim} for {name!r}, too few for {cut.size} on {cut.ranks} ranks"
+            f"has {extent} elements in dimension {dim} for {name!r}, too few for {cut.size} on {cut.ranks} ranks"
         )
-    begin = min(cut.size, cut.rank * stands)
-    return min(stands, cut.size - begin), begin
+    begin = min(cut.size, cut.rank * extent)
+    return min(extent, cut.size - begin), begin
 
 
 def _laid_concat(node: Concat, box: _Box, values: Mapping[str, object]) -> Iterator[Part]:
@@ -204,8 +204,8 @@ def _laid_concat(node: Concat, box: _Box, values: Mapping[str, object]) -> Itera
 
 def _laid_stack(node: Stack, box: _Box, values: Mapping[str, object]) -> Iterator[Part]:
     if not box.shape or box.shape[0] != len(node.values):
-        stands = box.shape[0] if box.shape else 0
-        raise Misfit(f"stacks {stands} of {{{node.placeholder}}}, and this rank should have {len(node.values)}")
+        found = box.shape[0] if box.shape else 0
+        raise Misfit(f"stacks {found} of {{{node.placeholder}}}, and this rank should have {len(node.values)}")
     for number, value in enumerate(node.values):
         inner = _Box((*box.stacked, box.start[0] + number), box.start[1:], box.shape[1:])
         yield from _laid(node.item, inner, {**values, node.placeholder: value})

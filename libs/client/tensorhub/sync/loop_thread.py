@@ -94,7 +94,7 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        """End the loop and whatever runs in it. Calls that wait raise that the hub is closed."""
+        """End the loop and its tasks. Calls that wait raise that the hub is closed."""
         if self.is_forked or threading.current_thread() is self._thread:
             # In a child, the lock may have been copied while a thread held it that does not exist there. A callback in
             # the loop's own thread can't end what it runs in, and `run` has raised for it.

@@ -1,4 +1,4 @@
-"""`tensorhub delete`: a model that nobody holds any more, or a whole job.
+"""`tensorhub delete`: a model without holders, or a whole job.
 
 Always true: a job is deleted only where `--job` names it and somebody has agreed; settings alone delete nothing.
 """
@@ -42,9 +42,9 @@ def delete(
     directory: options.Directory = None,
     nats: options.Nats = None,
 ) -> None:
-    """Delete a model that nobody holds any more, with the copies of its versions; or a whole job.
+    """Delete a model without holders, with the copies of its versions; or a whole job.
 
-    A job goes with all that stands in it, on every agent: trainers and engines of it get an error from then on. Its
+    A job goes with all its shards, on every agent: trainers and engines of it get an error from then on. Its
     name is refused for a week, so that a process that was forgotten doesn't bring it back.
     """
     if model is None and job is None:
@@ -81,7 +81,7 @@ async def _delete_job(registry: RegistryClient, bound: CommandDeadline) -> None:
 
 
 def _ask(status: Status) -> None:
-    """Ask whoever sits there; raises where nobody does, or the answer is no."""
+    """Ask the user. Raises where there is no terminal, or the answer is no."""
     live = [agent for agent in status.agents if agent.live]
     shards = sum(agent.shards for agent in live)
     if not sys.stdin.isatty():

@@ -40,7 +40,7 @@ def drain(
     directory: options.Directory = None,
     nats: options.Nats = None,
 ) -> None:
-    """Let an agent take no new shard, and wait until the last copies of what is retained stand elsewhere."""
+    """Let an agent take no new shard, and wait until the last copies of what is retained are elsewhere."""
     done = run(_drain(registry_of(job, directory, nats), agent, on=not end, bound=CommandDeadline(timeout)))
     if json:
         json_line(done)

@@ -90,7 +90,7 @@ def _check_readable(file: Path) -> None:
     if str(file) == options.STDIO:
         raise typer.BadParameter("weights are not read from stdin, since they are mapped: name a file", param_hint=hint)
     try:
-        # A pipe must not even be opened: that waits for whoever writes into it.
+        # A pipe must not even be opened: that waits for a writer.
         if file.exists() and not file.is_file():
             raise typer.BadParameter(f"{file} is no regular file; give the name of one", param_hint=hint)
         with file.open("rb"):

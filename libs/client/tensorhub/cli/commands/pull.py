@@ -1,4 +1,4 @@
-"""`tensorhub pull`: a version, from whoever holds it, into one .safetensors file.
+"""`tensorhub pull`: a version, from its holders, into one .safetensors file.
 
 The command joins the hub as a replica of its own for as long as it reads. It takes the same shards as the holder, so
 every piece is verified against the digests that the log keeps, and puts whole tensors together from their boxes.

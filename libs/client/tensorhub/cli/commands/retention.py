@@ -1,6 +1,6 @@
 """`tensorhub retain`, `pin`, `unpin`, `rewind` and `quota`: what users rule, said to the log.
 
-Always true: the command ends when the log has decided it, or says that nobody knows; saying the same again is harmless.
+Always true: the command ends when the log has decided it, or says that this is unknown; repeating it is harmless.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ Bytes = Annotated[
     int,
     typer.Argument(
         metavar="BYTES",
-        help="At most so many, as 68719476736 or 64GiB; 0: no bound.",
+        help="The most bytes, as 68719476736 or 64GiB; 0: no bound.",
         show_default=False,
         parser=options.said(byte_count(0)),
     ),
@@ -108,7 +108,7 @@ def quota(
     directory: options.Directory = None,
     nats: options.Nats = None,
 ) -> None:
-    """Bound the bytes that all shards of a job take together. What stands already stays."""
+    """Bound the bytes that all shards of a job take together. What is there already stays."""
     registry = registry_of(job, directory, nats)
     said = send_command(registry, Quota(nbytes=nbytes), timeout)
     bound = f"may take {size(nbytes)} ({nbytes} bytes)" if nbytes else "has no quota"

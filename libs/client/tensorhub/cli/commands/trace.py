@@ -28,7 +28,7 @@ ID_CHARS_MIN: Final = 8
 """So much of an id is shown, or more where two begin alike."""
 
 TRACES_MAX: Final = 16
-"""One picture is put together from at most so many traces."""
+"""The most traces that one picture is put together from."""
 
 STATUS_S: Final = 1.0
 PIPE_COLUMNS: Final = 120
@@ -63,7 +63,7 @@ def trace(
             help="Transfers to this replica.", show_default=False, parser=options.name_of("replica"), metavar="NAME"
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="List so many.", parser=options.whole(1, TRANSFERS_MAX), metavar="N")] = 20,
+    limit: Annotated[int, typer.Option(help="How many.", parser=options.whole(1, TRANSFERS_MAX), metavar="N")] = 20,
     job: options.Job = None,
     json: options.Json = False,
     directory: options.Directory = None,
@@ -138,7 +138,7 @@ def _traces_of(span: FinishedSpan) -> list[str]:
 
 
 async def _known(registry: RegistryClient) -> set[str]:
-    """Return who should answer, as far as the registry can tell; without one whoever answers is heard."""
+    """Return the processes that should answer, by the registry; without one, every answer counts."""
     # Without NATS there is nothing to ask, and that is the one thing to be said.
     await registry.bus()
     try:

@@ -29,7 +29,7 @@ def up(
     racks: Annotated[
         int,
         typer.Option(
-            help="How many racks those stand in; 0: none is known.", parser=options.whole(0, AGENTS_MAX), metavar="N"
+            help="How many racks those are in; 0: none is known.", parser=options.whole(0, AGENTS_MAX), metavar="N"
         ),
     ] = 0,
     registries: Annotated[
@@ -38,7 +38,7 @@ def up(
     nats_nodes: Annotated[
         int,
         typer.Option(
-            help="How many NATS nodes: 1, 3 or 5. Each log stands on 3.",
+            help="How many NATS nodes: 1, 3 or 5. Each log is on 3.",
             parser=options.whole(1, NATS_NODES[-1]),
             metavar="N",
         ),

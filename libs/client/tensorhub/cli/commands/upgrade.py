@@ -21,7 +21,7 @@ from tensorhub_common.protocol.queries import Pong, Status
 from tensorhub_common.protocol.spans import TransfersAsk
 
 LEVEL_MAX: Final = 1_000_000
-"""No release knows so many; what is above is a slip of the pen."""
+"""No release knows a higher level; a higher number is a mistake."""
 
 
 class Upgraded(msgspec.Struct, frozen=True):

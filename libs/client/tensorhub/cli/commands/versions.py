@@ -10,7 +10,7 @@ from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.queries import VersionInfo
 
 MODELS_TOLD: Final = 10
-"""Who has mistaken a name finds it among so many of them."""
+"""How many names are listed to a user who has mistaken one."""
 
 
 def versions(

@@ -39,13 +39,13 @@ def watch(
 
 
 async def _while_read(following: Coroutine[Any, Any, None]) -> None:
-    """Follow until nobody reads the output any more: in `watch … | head -1` the next event may be far away."""
+    """Follow until the output's reader has gone: in `watch … | head -1` the next event may be far away."""
     work = Supervisor("watch")
     task = work.start(following, "following the log", awaited=True)
-    nobody_reads = asyncio.Event()
+    reader_gone = asyncio.Event()
 
     def stop() -> None:
-        nobody_reads.set()
+        reader_gone.set()
         task.cancel()
 
     out = sys.stdout.fileno()
@@ -55,7 +55,7 @@ async def _while_read(following: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        if not nobody_reads.is_set():
+        if not reader_gone.is_set():
             raise
         read_no_further()
     finally:
@@ -81,7 +81,7 @@ async def _follow(
 
 
 def _tell_silence(connected: bool) -> None:  # noqa: FBT001 (as the bus tells it)
-    """Say that nothing can come for now: whoever watches would take it for quiet."""
+    """Say that no event can come for now: else it would look as if none had happened."""
     print_error("NATS is back" if connected else "there is no connection to NATS; events are shown once it is back")
 
 

@@ -127,7 +127,7 @@ async def _work(bus: Bus, job: str, agents: Sequence[str]) -> list[Finding]:
         warn(
             "activity",
             f"{each.process} says that {each.faults} errors have escaped from its background work",
-            f"look into the log of {each.process}, and report what stands there",
+            f"look into the log of {each.process}, and report what it says",
         )
         for each in activities
         if each.faults
@@ -159,7 +159,7 @@ async def _nats(bus: Bus) -> Finding:
 
 
 async def _nodes(address: NatsAddress) -> Finding:
-    """Ask each node of a cluster by itself; a hub goes on without some of them, and nobody would notice."""
+    """Ask each node of a cluster by itself; a hub goes on without some of them, and nothing else would show it."""
     urls = addresses(address.url)
     there = await asyncio.gather(*(_is_there(url, address) for url in urls))
     silent = [shown(url) for url, is_there in zip(urls, there, strict=True) if not is_there]
@@ -221,7 +221,7 @@ def _socket(agent: str, path: Path) -> Finding:
 
 
 async def _clock(bus: Bus) -> Finding:
-    """Compare this machine's clock with JetStream's, whose time stands in events."""
+    """Compare this machine's clock with JetStream's, whose time is in events."""
     try:
         names = (await api.api(bus, "STREAM.NAMES", {}, ASK_S)).get("streams") or []
         if not names:

@@ -122,7 +122,7 @@ class Probe:
         except subprocess.TimeoutExpired:
             return ProbeFailed(f"it hung, and was ended after {TRY_S:g} s"), ""
         finally:
-            # The probe has a child; whatever is left of both ends now.
+            # The probe has a child; both end now.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

@@ -7,7 +7,7 @@ Run as a file, with UCX's own environment variables saying what to try:
 
 `about` says which UCX was loaded and what it was built with. `send` brings bytes from a process that connects to one
 that listens on this machine, with endpoint error handling on or off, out of and into memory of this kind. The last line
-on stdout is one JSON object; before it stands what UCX logs. Nothing of TensorHub is imported: UCX alone is tried.
+on stdout is one JSON object; what UCX logs comes before it. Nothing of TensorHub is imported: UCX alone is tried.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def send(nbytes: int, memory: str, *, errors: bool) -> dict[str, object]:
         os.close(port_write)
         try:
             _connect_and_send(api, int(os.read(port_read, 16)), nbytes, memory, errors=errors)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+        except Exception as error:  # noqa: BLE001 (any error is a finding)
             sys.stderr.write(f"the sender: {_said(error)}\n")
             sys.stderr.flush()
         finally:

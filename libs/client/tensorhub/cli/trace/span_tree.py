@@ -1,4 +1,4 @@
-"""Which span belongs below which, whatever came of them on their way: pure.
+"""Which span belongs below which, also where some were lost on their way: pure.
 
 Spans come from many processes, so some may be missing, and nothing guarantees that what came is a tree. Always true:
 every span that is given is in the forest exactly once.
@@ -64,7 +64,7 @@ def rows(roots: Sequence[Node]) -> Iterator[tuple[int, FinishedSpan]]:
 def without_other_transfers(roots: Sequence[Node], wanted: Collection[str]) -> list[Node]:
     """Leave out the transfers, with all below them, that are not of these ids: other shards of the same version.
 
-    One that a wanted one stands below is kept: it belongs to the shard that joined the round last.
+    One that has a wanted one below it is kept: it belongs to the shard that joined the round last.
     """
     led = _leading_to(roots, wanted)
 
@@ -81,7 +81,7 @@ def without_other_transfers(roots: Sequence[Node], wanted: Collection[str]) -> l
 
 
 def _leading_to(roots: Sequence[Node], wanted: Collection[str]) -> set[_Place]:
-    """Return the places of the wanted spans, and of all that they stand below."""
+    """Return the places of the wanted spans, and of all their ancestors."""
     above: dict[_Place, _Place] = {}
     led: set[_Place] = set()
     for _, span in rows(roots):

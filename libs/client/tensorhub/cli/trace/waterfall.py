@@ -27,7 +27,7 @@ DEPTH_MAX: Final = 10
 """What is deeper is not indented any further."""
 
 STRETCH: Final = 2
-"""The axis reaches back to the publication if that makes it at most so many times as long again."""
+"""The axis reaches back to the publication if that makes it at most this many times as long."""
 
 WAITS: Final = frozenset({TRANSFER, "wait", "round", "update", "replicate", "publish", "round.decided"})
 """These hold a wait for others, or for the version, so they don't say where the axis begins."""
