@@ -1,5 +1,7 @@
 """The planner folds what the registry folds."""
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 from tests.unit.common.catalog.catalog_world import JOB, MODEL, World, decided, root
@@ -27,6 +29,7 @@ class Entry(msgspec.Struct):
     seq: int
     subject: str
     data: bytes
+    headers: Mapping[str, str] = {}
     time: float = 5.0
 
 
@@ -84,7 +87,7 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
         assert not isinstance(command, Unreadable)
         verb = str(command.__struct_config__.tag)
         process = None if command.by is None else command.by.process
-        fold.take(Entry(seq, subjects.command_subject("run-7", verb, process), codec.encode(command), time))
+        fold.take(Entry(seq, subjects.command_subject("run-7", verb, process), codec.encode(command), time=time))
     assert fold.catalog == world.catalog
 
 

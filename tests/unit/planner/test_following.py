@@ -13,7 +13,10 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.jetstream.job_log import LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.log_follower import job_list
+from tensorhub_common.log_follower.set_aside import RetryLimits
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Join, Sender
@@ -39,8 +42,8 @@ class FakeLog:
         self.others: dict[str, FakeLog] = {}
         """The logs of other jobs."""
 
-    async def newest(self, bus: object, job: str, beyond: int) -> tuple[Snapshot | None, None]:
-        return self.snapshots.get(beyond) if job == JOB else None, None
+    async def newest(self, bus: object, job: str, beyond: int) -> tuple[Snapshot | None, LogExtent]:
+        return self.snapshots.get(beyond) if job == JOB else None, LogExtent(1, 1, "", 0, 0)
 
     async def add(self, *steps: Step) -> None:
         async with self.more:
@@ -86,11 +89,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
         def __init__(self, bus: object, job: str) -> None:
             self.log = made if job == JOB else made.others[job]
 
-        def follow(self, seq: int) -> AsyncGenerator[StoredEntry, None]:
+        def follow(self, seq: int, *, on_read_state: object) -> AsyncGenerator[StoredEntry, None]:
             return self.log.follow(seq)
 
-    monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.JobLog", JobLog)
-    monkeypatch.setattr("tensorhub_planner.context.catalogs.restore.newest_snapshot", made.newest)
+    monkeypatch.setattr("tensorhub_common.log_follower.follower.JobLog", JobLog)
+    monkeypatch.setattr("tensorhub_common.log_follower.restore.newest_snapshot", made.newest)
     return made
 
 
@@ -214,7 +217,7 @@ async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
     log: FakeLog, catalogs: CatalogReplicas, over: list[str], monkeypatch: pytest.MonkeyPatch, ended: list[Fault]
 ) -> None:
     """The planner knows nothing of its own that a new log could contradict, or is told to forget it."""
-    monkeypatch.setattr(context_catalogs, "ASIDE_S", 0.0)
+    monkeypatch.setattr(context_catalogs, "RETRY", RetryLimits(0.0, 0.0))
     log.reads = [[entry(1), LogShorter("it is not the log that it was")], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="not the log that it was"):
         await catalogs.at(JOB, 5, 5)
@@ -264,7 +267,7 @@ async def test_a_fold_that_raises_sets_its_job_aside_and_no_other(
     aside = catalogs.health(JOB)
     assert (aside.state, aside.seq, catalogs.ailing) == ("set-aside", 1, [JOB])
     assert "entry 3 can't be folded" in aside.why
-    assert aside.again_at - aside.since == pytest.approx(context_catalogs.ASIDE_S)
+    assert aside.again_at - aside.since == pytest.approx(context_catalogs.RETRY.first_s)
     await other.add(entry(2))
     assert (await catalogs.at("run-8", 2, 5)).catalog.seq == 2
     assert (catalogs.health("run-8").state, catalogs.health("run-8").seq) == ("well", 2)
@@ -278,9 +281,9 @@ async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
     log.reads = [[entry(1), entry(3)], [entry(1), entry(3)], [entry(1), entry(2), entry(4)]]
     log.reads.append([entry(1), entry(2), entry(3), entry(4)])
     for seq, wait_s in (
-        (3, context_catalogs.ASIDE_S),
-        (3, 2 * context_catalogs.ASIDE_S),
-        (4, context_catalogs.ASIDE_S),
+        (3, context_catalogs.RETRY.first_s),
+        (3, 2 * context_catalogs.RETRY.first_s),
+        (4, context_catalogs.RETRY.first_s),
     ):
         starts = len(log.starts)
         for _ in range(2):
@@ -300,7 +303,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
     log.reads = [[entry(1), entry(3)], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="entry 3 can't be folded"):
         await catalogs.at(JOB, 3, 5)
-    clock.now += context_catalogs.ASIDE_S
+    clock.now += context_catalogs.RETRY.first_s
     assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
     tried = catalogs.health(JOB)
     assert (tried.state, catalogs.ailing) == ("set-aside", [JOB])
@@ -318,7 +321,7 @@ async def test_who_asks_how_a_job_is_has_it_tried_again(log: FakeLog, catalogs: 
         await catalogs.at(JOB, 3, 5)
     catalogs.try_due()
     assert catalogs.ailing == [JOB], "its time has not come"
-    clock.now += context_catalogs.ASIDE_S
+    clock.now += context_catalogs.RETRY.first_s
     catalogs.try_due()
     async with asyncio.timeout(WAIT_S):
         while catalogs.ailing:  # noqa: ASYNC110
@@ -340,8 +343,8 @@ async def test_a_job_that_is_gone_is_not_set_aside(
             listed.set()
         return []
 
-    monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.list_jobs", jobs)
-    monkeypatch.setattr(context_catalogs, "DISCOVER_S", 0.0)
+    monkeypatch.setattr("tensorhub_common.log_follower.job_list.job_log.list_jobs", jobs)
+    monkeypatch.setattr(job_list, "LIST_S", 0.0)
     catalogs.start()
     async with asyncio.timeout(5):
         await listed.wait()

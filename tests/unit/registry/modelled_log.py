@@ -8,9 +8,10 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.codec import encode, read_event
 from tensorhub_common.protocol.log.commands import Command, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry
 from tensorhub_common.protocol.log.events import AnyEvent, Event
 from tensorhub_registry.core.job_fold import LastEvent, Outgoing
-from tensorhub_registry.core.log_entries import LogEntry, read_entry
+from tensorhub_registry.core.log_entries import read_entry
 
 JOB = "run-7"
 

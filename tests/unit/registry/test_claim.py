@@ -5,7 +5,8 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import Lead, Sender
 from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
-from tensorhub_registry.core.term_fence import PROCESS, TermFence
+from tensorhub_common.protocol.subjects import REGISTRY
+from tensorhub_registry.core.term_fence import TermFence
 
 JOB = "run-7"
 
@@ -17,7 +18,7 @@ def say(catalog: Catalog, command: Lead) -> AnyEvent:
 def test_it_counts_once_it_is_folded() -> None:
     catalog, claim = Catalog(JOB, seq=1), TermFence("registry-0")
     command = claim.ask(7, catalog)
-    assert (command, claim.term) == (Lead(by=Sender(PROCESS, 7, 0), registry="registry-0", term=7), None)
+    assert (command, claim.term) == (Lead(by=Sender(REGISTRY, 7, 0), registry="registry-0", term=7), None)
     assert claim.ask(7, catalog) == command, "the same again until it is folded"
     claim.see(say(catalog, command))
     assert claim.term == catalog.term == 7

@@ -13,13 +13,12 @@ from tensorhub_registry.core.election import (
     LeaderTransition,
     LeaseLost,
     LeaseWon,
-    MonitoringStarted,
-    MonitoringStopped,
     Output,
     Resigned,
     StartLeading,
     StopLeading,
 )
+from tensorhub_registry.core.liveness import MonitoringStarted, MonitoringStopped
 
 
 def after(*events: Input) -> tuple[Election, list[Output]]:

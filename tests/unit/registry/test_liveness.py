@@ -7,11 +7,11 @@ from tests.examples_of import examples
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_registry.core.liveness import (
-    Deaf,
     ExpireAgent,
     Input,
-    Listening,
     Liveness,
+    MonitoringStarted,
+    MonitoringStopped,
     UnwatchAgent,
     UnwatchJob,
     WatchAgent,
@@ -51,24 +51,24 @@ def beat(agent: str = "a", incarnation: int = 1) -> Heartbeat:
 
 
 def test_a_silent_agent_is_lost_after_the_window_and_not_before() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     assert driven.run(WINDOW_S - STEP_S) == []
     assert driven.run(STEP_S) == [ExpireAgent("j", "a", 1, 7)]
 
 
 def test_beats_keep_it_alive() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     assert driven.run(10 * WINDOW_S, beat()) == []
     assert driven.run(WINDOW_S) == [ExpireAgent("j", "a", 1, 7)]
 
 
 def test_a_beat_keeps_only_its_own_incarnation_alive() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1), WatchAgent("k", "a", 2))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1), WatchAgent("k", "a", 2))
     assert driven.run(WINDOW_S, beat(incarnation=2)) == [ExpireAgent("j", "a", 1, 7)]
 
 
 def test_it_is_expired_in_every_job_in_which_that_incarnation_is_live() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1), WatchAgent("k", "a", 1), WatchAgent("l", "b", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1), WatchAgent("k", "a", 1), WatchAgent("l", "b", 1))
     expired = driven.run(WINDOW_S, beat("b"))
     assert expired == [ExpireAgent("j", "a", 1, 7), ExpireAgent("k", "a", 1, 7)]
 
@@ -83,24 +83,24 @@ def test_leadership_begins_a_whole_window() -> None:
     """Beats before it may have been missed."""
     driven = Driven(WatchAgent("j", "a", 1))
     driven.run(10 * WINDOW_S)
-    driven.say(Listening(8))
+    driven.say(MonitoringStarted(8))
     assert driven.run(WINDOW_S - STEP_S) == []
     assert driven.run(STEP_S) == [ExpireAgent("j", "a", 1, 8)]
 
 
 def test_a_reconnection_begins_a_whole_window() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     driven.run(WINDOW_S - STEP_S)
-    driven.say(Deaf())
+    driven.say(MonitoringStopped())
     assert driven.run(WINDOW_S) == []
-    driven.say(Listening(7))
+    driven.say(MonitoringStarted(7))
     assert driven.run(WINDOW_S - STEP_S) == []
     assert len(driven.run(STEP_S)) == 1
 
 
 def test_a_pause_of_ours_begins_a_whole_window() -> None:
     """We were stopped, and the beats of that time wait unread: what comes first on waking must not expire anybody."""
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     driven.run(WINDOW_S - STEP_S)
     driven.now += 60.0
     assert driven.say(Tick()) == []
@@ -109,14 +109,14 @@ def test_a_pause_of_ours_begins_a_whole_window() -> None:
 
 
 def test_a_pause_shows_also_where_something_else_comes_first() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     driven.now += 60.0
     assert driven.say(beat("b"), Tick()) == []
     assert driven.run(WINDOW_S - STEP_S) == []
 
 
 def test_delays_of_a_busy_host_are_no_pause() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     for _ in range(3):
         driven.now += driven.core.pause_max_s
         driven.say(Tick())
@@ -129,7 +129,7 @@ def test_short_windows_have_short_pauses() -> None:
 
 
 def test_an_agent_is_watched_from_the_moment_it_is_known() -> None:
-    driven = Driven(Listening(7))
+    driven = Driven(MonitoringStarted(7))
     driven.run(10 * WINDOW_S)
     driven.say(WatchAgent("j", "a", 1))
     assert driven.run(WINDOW_S - STEP_S) == []
@@ -137,24 +137,24 @@ def test_an_agent_is_watched_from_the_moment_it_is_known() -> None:
 
 
 def test_the_lost_are_watched_no_more() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1), UnwatchAgent("j", "a"), UnwatchAgent("j", "b"))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1), UnwatchAgent("j", "a"), UnwatchAgent("j", "b"))
     assert driven.run(2 * WINDOW_S) == []
 
 
 def test_a_new_incarnation_takes_the_old_ones_place() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1), WatchAgent("j", "a", 2))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1), WatchAgent("j", "a", 2))
     assert driven.run(WINDOW_S) == [ExpireAgent("j", "a", 2, 7)]
 
 
 def test_a_job_is_forgotten_with_all_its_agents() -> None:
     driven = Driven(
-        Listening(7), WatchAgent("j", "a", 1), WatchAgent("j", "b", 1), WatchAgent("k", "b", 1), UnwatchJob("j")
+        MonitoringStarted(7), WatchAgent("j", "a", 1), WatchAgent("j", "b", 1), WatchAgent("k", "b", 1), UnwatchJob("j")
     )
     assert driven.run(WINDOW_S) == [ExpireAgent("k", "b", 1, 7)]
 
 
 def test_an_expiry_that_the_log_did_not_take_is_said_again_after_a_window() -> None:
-    driven = Driven(Listening(7), WatchAgent("j", "a", 1))
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
     driven.run(WINDOW_S)
     assert driven.run(WINDOW_S - STEP_S) == []
     assert driven.run(STEP_S) == [ExpireAgent("j", "a", 1, 7)]
@@ -162,7 +162,7 @@ def test_an_expiry_that_the_log_did_not_take_is_said_again_after_a_window() -> N
 
 def test_ticks_are_wanted_often_enough_to_see_a_pause() -> None:
     """Whoever calls at the deadline, even twice as late, is not taken for stopped."""
-    driven = Driven(Listening(7))
+    driven = Driven(MonitoringStarted(7))
     deadline = driven.core.deadline()
     assert deadline is not None
     assert 0 < deadline - driven.now < driven.core.pause_max_s / 2
@@ -175,7 +175,7 @@ def test_ticks_are_wanted_often_enough_to_see_a_pause() -> None:
 
 
 def test_beats_of_strangers_are_not_kept() -> None:
-    driven = Driven(Listening(7), *(beat(f"stranger-{n}") for n in range(1_000)))
+    driven = Driven(MonitoringStarted(7), *(beat(f"stranger-{n}") for n in range(1_000)))
     assert not driven.core._heard
 
 
@@ -185,8 +185,8 @@ EVENTS = st.one_of(
     st.builds(WatchAgent, job=st.sampled_from("jk"), agent=AGENTS, incarnation=st.integers(1, 2)),
     st.builds(UnwatchAgent, job=st.sampled_from("jk"), agent=AGENTS),
     st.builds(UnwatchJob, job=st.sampled_from("jk")),
-    st.builds(Listening, term=st.integers(1, 3)),
-    st.builds(Deaf),
+    st.builds(MonitoringStarted, term=st.integers(1, 3)),
+    st.builds(MonitoringStopped),
     st.just(Tick()),
 )
 
@@ -209,9 +209,9 @@ def test_nobody_is_expired_who_beat_within_the_window_or_before_we_had_listened_
         expired = core.handle(event, now)
         core.check()
         match event:
-            case Listening():
+            case MonitoringStarted():
                 since = now
-            case Deaf():
+            case MonitoringStopped():
                 since = None
             case Heartbeat(agent=agent, incarnation=incarnation):
                 heard[agent, incarnation] = now

@@ -6,41 +6,13 @@ folded the same commands at the same number.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Granted, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry, command_in
 from tensorhub_common.protocol.log.events import Event, RoundStarted, ShardFilled
 from tensorhub_planner.catalog_view.holders import HoldersCache
-
-_KIND: Final = 3
-"""Which token of a subject says "cmd" or "event": tensorhub, v1 and the job stand before it."""
-
-
-class LogEntry(Protocol):
-    """One entry as it is read from a job's log. `time` is JetStream's, in seconds since the epoch."""
-
-    @property
-    def seq(self) -> int:
-        """Its number in the log."""
-        ...
-
-    @property
-    def time(self) -> float:
-        """When JetStream stored it."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """What it was published on."""
-        ...
-
-    @property
-    def data(self) -> bytes:
-        """Its body."""
-        ...
 
 
 @dataclass(slots=True)
@@ -56,7 +28,7 @@ class CatalogReplica:
         """Fold the next entry; return what happened by it, nothing where it is no command."""
         if entry.seq != self.position + 1:
             raise ValueError(f"entry {entry.seq} of job {self.catalog.job!r} can't follow on {self.position}")
-        command = _command(entry, self.catalog.level)
+        command = command_in(entry, self.catalog.level)
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
         if command is not None and self.rolls:
@@ -76,16 +48,3 @@ def unchanged_holders(rolls: HoldersCache, command: AnyCommand | Unreadable, eve
         return {}
     own = (command.model, command.replica)
     return {key: roll for key, roll in rolls.items() if (key.model, key.replica) == own and roll.is_ready}
-
-
-def _command(entry: LogEntry, level: int) -> AnyCommand | Unreadable | None:
-    tokens = entry.subject.split(".")
-    if tokens[_KIND] != "cmd":
-        return None
-    match tokens[_KIND + 1 :]:
-        case [verb]:
-            return decode_command(verb, None, entry.data, level)
-        case [verb, process]:
-            return decode_command(verb, process, entry.data, level)
-        case rest:
-            return Unreadable(".".join(rest)[:64], "a verb and at most one sender may stand in the subject")

@@ -8,26 +8,27 @@ Always true:
 - A question for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
 - A job whose log can't be folded, for whatever reason, concerns no other: it is set aside with one line in the log, its
   questions are refused with the reason, and the first question after a while, for a plan or for how it is, has it
-  folded anew from its newest snapshot. That while begins at `ASIDE_S`, doubles with each failure up to `ASIDE_S_MAX`,
-  and is forgotten once the fold has got further than where it failed.
+  folded anew from its newest snapshot. `RETRY` says how long, and it begins
+  again once the fold has got further than where it failed.
 """
 
 import asyncio
 import heapq
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter, NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.jetstream import job_log
+from tensorhub_common.jetstream.job_log import LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
-from tensorhub_common.log_follower import restore
+from tensorhub_common.log_follower.follower import LogFollower
+from tensorhub_common.log_follower.job_list import LIST_S, JobList
+from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.log.levels import LevelUnknown
@@ -37,17 +38,14 @@ from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 
 FOLD_S_MAX: Final = 0.7
 """A question waits for so long until the log is folded up to the number that it names: less than an agent waits."""
-DISCOVER_S: Final = 5.0
-"""How often it looks for jobs that are new."""
-DISCOVER_AGAIN_S: Final = 0.5
-"""The same, where NATS gave no answer."""
+LIST_AGAIN_S: Final = 0.5
+"""The pause before jobs are listed again, after NATS gave no answer."""
 JOBS_MAX: Final = 256
 """A planner follows at most so many jobs."""
-LOAD_AGAIN_S: Final = 0.2
-"""The pause after NATS gave no answer to who asked for a snapshot."""
-ASIDE_S: Final = 5.0
-"""The first question after this tries a job again that was set aside; after twice as long where it fails again."""
-ASIDE_S_MAX: Final = 60.0
+RESTORE_AGAIN_S: Final = 0.2
+"""The pause after the snapshots could not be read."""
+RETRY: Final = RetryLimits(first_s=5.0, max_s=60.0)
+"""The first question after this time has a job folded again that was set aside."""
 FOLD_BURST: Final = 32
 """After so many entries folded at a stretch, questions have their turn: about a millisecond."""
 ASIDE_MAX: Final = 1024
@@ -55,9 +53,6 @@ ASIDE_MAX: Final = 1024
 WAITING_MAX: Final = 4096
 """So many questions wait for one job's log at most."""
 
-Follow = Callable[[str, int], AsyncGenerator[StoredEntry, None]]
-LoadSnapshot = Callable[[str, int], Awaitable[Snapshot | None]]
-"""Returns the newest snapshot of a job after this entry, or None."""
 OnEvent = Callable[[str, int, Event], None]
 """Takes a job, the number of an entry in its log, and what happened by that."""
 OnEnd = Callable[[str], None]
@@ -75,39 +70,34 @@ class PlannerBehind(RegistryUnavailable):
 
 
 class FollowedJob:
-    """One job: its fold, the task that follows its log, and who waits for it."""
+    """One job: its fold, and the questions that wait for it."""
 
-    def __init__(self, job: str, follow: Follow, load: LoadSnapshot, on_event: OnEvent) -> None:
+    def __init__(self, job: str, on_event: OnEvent) -> None:
         self.job = job
         self.fold = CatalogReplica(Catalog(job))
-        self._follow = follow
-        self._load = load
         self._on_event = on_event
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticket = 0
         self.tried = 0
         """The number of the entry that was taken last, whether or not it could be folded."""
 
-    async def run(self) -> None:
-        """Fold the log for ever. Ends only by an error that no waiting can mend."""
-        await self._restore()
-        while True:
-            try:
-                await self._fold_on()
-            except LogGap:
-                # The log was trimmed beyond what is folded here.
-                if not await self._restore():
-                    raise
+    @property
+    def folded_seq(self) -> int:
+        """The last entry that is folded."""
+        return self.fold.position
 
-    async def _restore(self) -> bool:
-        """Go on from a snapshot that lies ahead; False: there is none."""
-        snapshot = await self._load(self.job, self.fold.position)
-        if snapshot is None:
-            return False
-        _log.debug("restored from a snapshot", job=self.job, seq=snapshot.seq, after=self.fold.position)
+    def restore(self, snapshot: Snapshot, _: LogExtent) -> int:
+        """Go on from a snapshot, with the entry after it."""
         self.fold = CatalogReplica(snapshot.catalog, snapshot.seq)
-        self._tell()
-        return True
+        self._wake()
+        return snapshot.seq + 1
+
+    async def take(self, entry: StoredEntry) -> None:
+        """Fold the next entry."""
+        self.tried = entry.seq
+        for event in self.fold.take(entry):
+            self._on_event(self.job, entry.seq, event)
+        self._wake()
 
     async def reach(self, seq: int, timeout_s: float) -> None:
         """Return once the log is folded up to `seq`. Raises `PlannerBehind` after the bound."""
@@ -141,18 +131,8 @@ class FollowedJob:
                 reached.set_exception(error)
         self._waiting.clear()
 
-    async def _fold_on(self) -> None:
-        async with aclosing(self._follow(self.job, self.fold.position + 1)) as entries:
-            async for entry in entries:
-                if entry.seq % FOLD_BURST == 0:
-                    await asyncio.sleep(0)
-                self.tried = entry.seq
-                for event in self.fold.take(entry):
-                    self._on_event(self.job, entry.seq, event)
-                self._tell()
-
-    def _tell(self) -> None:
-        """Let those go on who waited for what is folded now."""
+    def _wake(self) -> None:
+        """Let the questions go on that waited for what is folded now."""
         while self._waiting and self._waiting[0][0] <= self.fold.position:
             reached = heapq.heappop(self._waiting)[2]
             if not reached.done():
@@ -160,16 +140,14 @@ class FollowedJob:
 
 
 class _Aside(NamedTuple):
-    """A job that is set aside."""
+    """A job that is set aside, in the planner's clock."""
 
-    since: float
-    until: float
-    wait_s: float
+    retry: SetAside
     folded: int
     tried: int
     error: RegistryUnavailable
     beyond: int
-    """It has got on once this entry is folded."""
+    """It has recovered once this entry is folded."""
 
 
 class CatalogReplicas:
@@ -179,12 +157,13 @@ class CatalogReplicas:
         self._bus, self._clock = bus, clock
         self._on_event, self._on_end = on_event, on_end
         self._work = Supervisor("the planner's catalogs")
+        self._job_list = JobList(bus, self._work, self._take_list, LIST_AGAIN_S, (TensorHubError,))
         self._jobs: dict[str, FollowedJob] = {}
         self._aside: dict[str, _Aside] = {}
 
     def start(self) -> None:
         """Follow all jobs that have a log, now and later."""
-        self._work.start(self._discover(), "looking for jobs", on_fault=self._discover_again)
+        self._work.start(self._job_list.watch(), "looking for jobs", on_fault=self._discover_again)
 
     async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> CatalogReplica:
         """Return the job's fold, which has taken the log up to `seq` at least.
@@ -213,8 +192,8 @@ class CatalogReplicas:
             why=str(aside.error),
             advice="its reads wait for another planner, or for this one's next try: see this planner's log",
             seq=aside.folded,
-            since=now + aside.since,
-            again_at=now + aside.until,
+            since=now + aside.retry.since,
+            again_at=now + aside.retry.again_at,
         )
 
     @property
@@ -230,7 +209,7 @@ class CatalogReplicas:
     def try_due(self) -> None:
         """Begin anew with those that are set aside, as the first question about each would after its while."""
         for job in self.ailing:
-            if self._clock() >= self._aside[job].until and len(self._jobs) < JOBS_MAX:
+            if self._clock() >= self._aside[job].retry.again_at and len(self._jobs) < JOBS_MAX:
                 self._followed(job)
 
     async def stop(self) -> None:
@@ -239,22 +218,15 @@ class CatalogReplicas:
         for followed in self._jobs.values():
             followed.fail(RegistryUnavailable("the planner is ending: ask another one"))
 
-    async def _discover(self) -> None:
-        while True:
-            try:
-                jobs = await job_log.list_jobs(self._bus)
-                for gone in set(self.ailing).difference(jobs):
-                    del self._aside[gone]
-                for job in jobs[:JOBS_MAX]:
-                    if job not in self._aside:
-                        self._followed(job)
-                await asyncio.sleep(DISCOVER_S)
-            except TensorHubError as why:
-                _log.debug("jobs could not be looked for", why=str(why))
-                await asyncio.sleep(DISCOVER_AGAIN_S)
+    def _take_list(self, jobs: Collection[str], _: float) -> None:
+        for gone in set(self.ailing).difference(jobs):
+            del self._aside[gone]
+        for job in sorted(jobs)[:JOBS_MAX]:
+            if job not in self._aside:
+                self._followed(job)
 
     def _discover_again(self, _: Fault) -> None:
-        self._work.call_later(DISCOVER_S, self.start, what="looking for jobs again")
+        self._work.call_later(LIST_S, self.start, what="looking for jobs again")
 
     def _followed(self, job: str) -> FollowedJob:
         followed = self._jobs.get(job)
@@ -262,7 +234,7 @@ class CatalogReplicas:
             self._check_not_aside(job)
             if len(self._jobs) >= JOBS_MAX:
                 raise PlannerBehind(f"this planner follows {JOBS_MAX} jobs already, which is its limit: start another")
-            followed = self._jobs[job] = FollowedJob(job, self._follow, self._load, self._on_event)
+            followed = self._jobs[job] = FollowedJob(job, self._on_event)
             self._work.start(
                 self._run(followed),
                 f"following the log of job {job!r}",
@@ -273,24 +245,13 @@ class CatalogReplicas:
 
     def _check_not_aside(self, job: str) -> None:
         aside = self._aside.get(job)
-        if aside is not None and self._clock() < aside.until:
+        if aside is not None and self._clock() < aside.retry.again_at:
             raise aside.error
-
-    def _follow(self, job: str, seq: int) -> AsyncGenerator[StoredEntry, None]:
-        return job_log.JobLog(self._bus, job).follow(seq)
-
-    async def _load(self, job: str, beyond: int) -> Snapshot | None:
-        while True:
-            try:
-                return (await restore.newest_snapshot(self._bus, job, beyond))[0]
-            except (NoBus, NoAnswer, NoResponder, StreamFailure) as why:
-                _log.debug("the snapshots can't be read yet", job=job, why=str(why))
-            await asyncio.sleep(LOAD_AGAIN_S)
 
     async def _run(self, followed: FollowedJob) -> None:
         job = followed.job
         try:
-            await followed.run()
+            await LogFollower(self._bus, job, followed, burst=FOLD_BURST, retry_s=RESTORE_AGAIN_S).run()
         except LogMissing:
             followed.fail(JobUnknown(f"job {job!r} has no log: a registry must open the job first"))
             self._aside.pop(job, None)
@@ -308,17 +269,16 @@ class CatalogReplicas:
     def _set_aside(self, followed: FollowedJob, why: str, *, beyond: int) -> None:
         """Refuse the job's questions for a while; the first one after that tries again."""
         job, before = followed.job, self._aside.pop(followed.job, None)
-        wait_s = ASIDE_S
-        if before is not None and followed.tried <= before.tried:
-            wait_s = min(2 * before.wait_s, ASIDE_S_MAX)
         error = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {why}")
-        now = self._clock()
-        since = now if before is None or wait_s == ASIDE_S else before.since
         folded, tried = followed.fold.position, followed.tried
-        self._aside[job] = _Aside(since, now + wait_s, wait_s, folded, tried, error, max(1, beyond))
+        has_recovered = before is not None and tried > before.tried
+        retry = set_aside(
+            None if before is None else before.retry, folded, self._clock(), RETRY, has_recovered=has_recovered
+        )
+        self._aside[job] = _Aside(retry, folded, tried, error, max(1, beyond))
         while len(self._aside) > ASIDE_MAX:
             del self._aside[next(iter(self._aside))]
-        _log.error("the job is set aside", job=job, why=why, again_s=wait_s)
+        _log.error("the job is set aside", job=job, why=why, again_s=retry.wait_s)
         followed.fail(error)
         self._end(followed)
 

@@ -12,7 +12,8 @@ from typing import Final
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX, Layout, payload_bytes, pieces
-from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_common.runtime.single_flight import SingleFlight
+from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.compiler.layout_reader import LayoutReader
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
@@ -29,11 +30,11 @@ class LayoutStore:
     """Layouts by digest, out of the blob store."""
 
     def __init__(self, blobs: BlobStore, work: Supervisor) -> None:
-        self._blobs, self._work = blobs, work
+        self._blobs = blobs
         self._entries = LayoutReader()
         self._sizes: OrderedDict[str, PieceSizes] = OrderedDict()
         self._pieces = 0
-        self._reading: dict[str, asyncio.Task[PieceSizes]] = {}
+        self._reading = SingleFlight[str, PieceSizes](work, "reading a layout")
 
     def known(self, digest: str) -> PieceSizes | None:
         """Return the sizes of a layout's pieces if they are at hand."""
@@ -47,13 +48,8 @@ class LayoutStore:
         sizes = self.known(digest)
         if sizes is not None:
             return sizes
-        # All shards of a replica ask at once: the first one reads for all.
-        reading = self._reading.get(digest)
-        if reading is None:
-            reading = self._work.start(self._read(job, digest), f"reading layout {digest[:12]}", awaited=True)
-            self._reading[digest] = reading
-            reading.add_done_callback(lambda _: self._reading.pop(digest, None))
-        return await result_of(reading)
+        # All shards of a replica ask at once.
+        return await self._reading.run(digest, lambda: self._read(job, digest))
 
     async def layout(self, job: str, digest: str) -> Layout:
         """Return a layout itself. Raises what `BlobStore.get` raises, or `LayoutMismatch`."""

@@ -7,7 +7,7 @@ anybody is told of it; one that is being compiled is waited for.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from tensorhub_common.jetstream.blob_store import BlobStore, blob_digest
@@ -15,7 +15,8 @@ from tensorhub_common.layout.layout import Layout
 from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache
 from tensorhub_common.programs.program import TransferProgram, decoded, encoded
 from tensorhub_common.runtime.gather_bounded import gather_bounded
-from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_common.runtime.single_flight import SingleFlight
+from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.compiler.compiler import CompiledProgram, compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.context.layout_store import LayoutStore
@@ -34,20 +35,20 @@ INDEXES_MAX: Final = 8
 
 
 _Key = tuple[str, str, LayoutSet]
-_Make = Callable[[str, str, LayoutSet], Coroutine[None, None, CompiledProgram]]
 
 
 class ProgramStore:
     """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
 
     def __init__(self, blobs: BlobStore, layouts: LayoutStore, work: Supervisor) -> None:
-        self._blobs, self._layouts, self._work = blobs, layouts, work
+        self._blobs, self._layouts = blobs, layouts
         self._made: OrderedDict[_Key, CompiledProgram] = OrderedDict()
         self._by_digest: dict[str, CompiledProgram] = {}
         self._places = 0
         self._compiling = asyncio.Lock()
-        self._making: dict[_Key, asyncio.Task[CompiledProgram]] = {}
-        self._indexes: OrderedDict[tuple[str, LayoutSet], asyncio.Task[LayoutIndex]] = OrderedDict()
+        self._making = SingleFlight[_Key, CompiledProgram](work, "making a transfer program")
+        self._indexing = SingleFlight[tuple[str, LayoutSet], LayoutIndex](work, "reading the sources' layouts")
+        self._indexes: OrderedDict[tuple[str, LayoutSet], LayoutIndex] = OrderedDict()
 
     async def compiled(self, job: str, layout: str, sources: LayoutSet) -> CompiledProgram:
         """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, and what `BlobStore` does."""
@@ -56,14 +57,14 @@ class ProgramStore:
         if made is not None:
             self._made.move_to_end(key)
             return made
-        return await self._once(key, self._make)
+        return await self._making.run(key, lambda: self._make(*key))
 
     async def known(self, job: str, digest: str) -> CompiledProgram:
         """Return a program that a reader names: made here, or by another planner."""
         made = self._by_digest.get(digest)
         if made is not None:
             return made
-        return await self._once((job, digest, NO_SOURCES), self._read)
+        return await self._making.run((job, digest, NO_SOURCES), lambda: self._read(job, digest))
 
     async def unregistered(self, job: str, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
         """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
@@ -79,18 +80,10 @@ class ProgramStore:
         for key in [key for key in self._made if key[0] == job]:
             self._drop(key)
 
-    async def _once(self, key: _Key, make: _Make) -> CompiledProgram:
-        """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
-        making = self._making.get(key)
-        if making is None:
-            making = self._making[key] = self._work.start(make(*key), "making a transfer program", awaited=True)
-            making.add_done_callback(lambda _: self._making.pop(key, None))
-        return await result_of(making)
-
-    async def _read(self, job: str, digest: str, sources: LayoutSet) -> CompiledProgram:
+    async def _read(self, job: str, digest: str) -> CompiledProgram:
         program = await asyncio.to_thread(decoded, await self._blobs.get(job, digest))
         made = await asyncio.to_thread(_ready, program, digest)
-        self._keep((job, digest, sources), made)
+        self._keep((job, digest, NO_SOURCES), made)
         return made
 
     async def _make(self, job: str, layout: str, sources: LayoutSet) -> CompiledProgram:
@@ -105,14 +98,14 @@ class ProgramStore:
 
     async def _index(self, job: str, sources: LayoutSet) -> LayoutIndex:
         key = (job, sources)
-        task = self._indexes.get(key)
-        if task is None or (task.done() and task.exception() is not None):
-            task = self._work.start(self._indexed(job, sources), "reading the sources' layouts", awaited=True)
-            self._indexes[key] = task
+        index = self._indexes.get(key)
+        if index is None:
+            index = await self._indexing.run(key, lambda: self._indexed(job, sources))
+            self._indexes[key] = index
         self._indexes.move_to_end(key)
         while len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
-        return await result_of(task)
+        return index
 
     async def _indexed(self, job: str, sources: LayoutSet) -> LayoutIndex:
         layouts: dict[str, Layout] = {}

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure, WrongLastSequence
+from tensorhub_common.bus.errors import UNCERTAIN, NoResponder, StreamFailure, WrongLastSequence
 from tensorhub_common.errors import InvalidName, TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.decoding import MALFORMED
@@ -191,7 +191,7 @@ class LeaderLease:
             except WrongLastSequence:
                 self._revision = 0
                 pause_s = RETRY_S
-            except (NoBus, NoAnswer, NoResponder, StreamFailure) as error:
+            except UNCERTAIN as error:
                 # Whether it was written is unknown: look what stands there before anything else.
                 self._revision = 0
                 self._has_bucket = not isinstance(error, NoResponder)

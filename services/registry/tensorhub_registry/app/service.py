@@ -19,21 +19,22 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.bus.errors import UNCERTAIN
 from tensorhub_common.bus.message import Message
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
 from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import BlobStore
-from tensorhub_common.log_follower.set_aside import SetAside, set_aside
+from tensorhub_common.log_follower.job_list import JobList
+from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, JobHealth, JobState
-from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
 from tensorhub_registry.app.leader_lease import LeaderLease
 from tensorhub_registry.app.release_survey import ROLE, ReleaseSurvey
@@ -45,10 +46,12 @@ from tensorhub_registry.jobs.job import Job
 from tensorhub_registry.queries.server import READY_WAIT_S_MAX, QueryServer
 
 LEASE_KEY: Final = "registry"
-DISCOVER_S: Final = 5.0
-"""How often a registry looks for jobs that others opened or deleted."""
-DISCOVER_AGAIN_S: Final = 0.2
-"""The same, where NATS gave no answer."""
+LIST_AGAIN_S: Final = 0.2
+"""The pause before jobs are listed again, after NATS gave no answer."""
+
+RETRY: Final = RetryLimits(first_s=5.0, max_s=600.0)
+"""When a job that was set aside is tried again. The longest wait: a job that fails at each try costs the others two
+seconds of folding in ten minutes at most."""
 
 TRY_S_MAX: Final = 30.0
 """A job that was set aside is given so long to get further before the next one is tried."""
@@ -64,8 +67,6 @@ GIVE_WAY_AGAIN_S: Final = 60.0
 
 FIRST_LEASE_WAIT_S: Final = 1.0
 """A registry says that it is ready once it leads, or once it has become clear that another one does."""
-
-_NO_ANSWER: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 
 _log: Final = logs.logger(__name__)
 
@@ -102,8 +103,7 @@ class Registry:
         self._raised: set[str] = set()
         """Those of the jobs that were raised to a level which this release can't fold; a level never goes down."""
         self._giving_way: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()
-        self._next_look: asyncio.Task[None] | None = None
+        self._job_list = JobList(bus, self._work, self._reconcile, LIST_AGAIN_S, UNCERTAIN)
         self._forgetting: set[str] = set()
         """Jobs whose streams are being deleted."""
         self._forgotten: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Registry:
         await answer_follower_survey(self._bus, self.id, ROLE)
         async with AsyncExitStack() as stack:
             self._work.start(self._folders.watch(), "asking which registries and planners there are")
-            self._work.start(self._discover_always(), "looking for jobs")
+            self._work.start(self._job_list.watch(), "looking for jobs")
             self._work.start(self._subscribe_while_leading(), "listening for questions")
             self._work.start(self._try_again_always(), "trying jobs again that were set aside")
             await self._lease.start()
@@ -168,10 +168,8 @@ class Registry:
                     _log.info("stands down", term=term)
                     for job in self.jobs.values():
                         job.stand_down()
-                case election.MonitoringStarted(term):
-                    self._hear(liveness.Listening(term))
-                case election.MonitoringStopped():
-                    self._hear(liveness.Deaf())
+                case liveness.MonitoringStarted() | liveness.MonitoringStopped():
+                    self._hear(effect)
         self._asking.set()
 
     async def _subscribe_while_leading(self) -> None:
@@ -239,7 +237,7 @@ class Registry:
         job = self.jobs.get(name)
         if job is None or job.has_ended:
             # Perhaps it was opened by another registry a moment ago.
-            await self._look()
+            await self._job_list.read()
             job = self.jobs.get(name)
         if job is None:
             raise VersionUnavailable(f"there is no job {name!r}: connect to it with the SDK, or ask `open` for it")
@@ -251,7 +249,7 @@ class Registry:
         if name in self._forgetting:
             raise gone(name)
         if name in self.jobs and self.jobs[name].has_ended:
-            await self._look()
+            await self._job_list.read()
         job = self.jobs.get(name)
         if job is not None:
             job.refuse()
@@ -291,32 +289,10 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- coming and going
 
-    async def _discover_always(self) -> None:
-        while True:
-            wait_s = DISCOVER_S
-            try:
-                await self._look()
-            except _NO_ANSWER as why:
-                wait_s = DISCOVER_AGAIN_S
-                _log.debug("the jobs could not be listed", why=str(why))
-            await asyncio.sleep(wait_s)
-
-    async def _look(self) -> None:
-        """Look which jobs there are, by a look that begins after this: those that ask meanwhile share the next one."""
-        if self._next_look is None:
-            self._next_look = self._work.start(self._look_next(), "looking for jobs", awaited=True)
-        await result_of(self._next_look)
-
-    async def _look_next(self) -> None:
-        async with self._looking:
-            self._next_look = None
-            began = asyncio.get_running_loop().time()
-            found = await job_log.list_jobs(self._bus)
-            self._forgotten = {name: at for name, at in self._forgotten.items() if at >= began}
-            self._reconcile(set(found) - self._forgetting - set(self._forgotten))
-
-    def _reconcile(self, names: Collection[str]) -> None:
-        """Begin with jobs that others opened, and let those go whose log is gone. `names`: all that have a log."""
+    def _reconcile(self, listed: Collection[str], asked_at: float) -> None:
+        """Begin with jobs that others opened, and let those go whose log is gone. `listed`: all that have a log."""
+        self._forgotten = {name: at for name, at in self._forgotten.items() if at >= asked_at}
+        names = set(listed) - self._forgetting - set(self._forgotten)
         for job in [job for job in self.jobs.values() if job.has_ended]:
             # A deleted job's name may stand for another log by now.
             if job.is_deleted or job.name not in names:
@@ -366,7 +342,11 @@ class Registry:
             self._questions.drop(job.name)
 
     def _set_aside(self, job: Job) -> None:
-        aside = self._aside[job.name] = set_aside(self._aside.get(job.name), job.fold.seq, time.time())
+        before, now = self._aside.get(job.name), time.time()
+        # How far it folded says nothing: each try adds to its log that a registry leads.
+        has_recovered = before is not None and before.has_lasted(now)
+        aside = set_aside(before, job.fold.seq, now, RETRY, has_recovered=has_recovered)
+        self._aside[job.name] = aside
         if job.failure is not None and job.failure.is_raised:
             self._raised.add(job.name)
         self._hear(liveness.UnwatchJob(job.name))

@@ -16,6 +16,7 @@ import msgspec
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.machine import Tick
+from tensorhub_registry.core.liveness import MonitoringStarted, MonitoringStopped
 
 
 class LeaderState(StrEnum):
@@ -79,16 +80,6 @@ class StopLeading(msgspec.Struct, frozen=True):
     """Publish nothing more and keep silent."""
 
     term: int
-
-
-class MonitoringStarted(msgspec.Struct, frozen=True):
-    """From now on, agents that stay silent for a whole window are lost."""
-
-    term: int
-
-
-class MonitoringStopped(msgspec.Struct, frozen=True):
-    """Agents may beat unheard: expire none."""
 
 
 Input = LeaseWon | LeaseLost | Resigned | Connected | Disconnected | Tick

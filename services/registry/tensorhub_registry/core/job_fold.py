@@ -29,8 +29,9 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry
 from tensorhub_common.protocol.log.events import AnyEvent, Event, kind_of
-from tensorhub_registry.core.log_entries import CommandOrigin, FoldMismatch, LogEntry, origin_of, read_entry, subject_of
+from tensorhub_registry.core.log_entries import CommandOrigin, FoldMismatch, origin_of, read_entry, subject_of
 from tensorhub_registry.core.outcome_history import OutcomeHistory
 from tensorhub_registry.core.release_agreement import agrees
 from tensorhub_registry.core.trace_causes import TraceCause, TraceCauses

@@ -36,14 +36,14 @@ PAUSES_PER_WINDOW: Final = 3
 TICKS_PER_PAUSE: Final = 4
 
 
-class Listening(msgspec.Struct, frozen=True):
-    """From now on this registry leads, in this term, and hears every beat."""
+class MonitoringStarted(msgspec.Struct, frozen=True):
+    """From now on this registry leads, in this term, and receives every beat: an agent silent for a window is lost."""
 
     term: int
 
 
-class Deaf(msgspec.Struct, frozen=True):
-    """From now on this registry does not lead, or may miss beats."""
+class MonitoringStopped(msgspec.Struct, frozen=True):
+    """From now on this registry does not lead, or may miss beats: it expires no agent."""
 
 
 class WatchAgent(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class ExpireAgent(msgspec.Struct, frozen=True):
     term: int
 
 
-Input = Heartbeat | Listening | Deaf | WatchAgent | UnwatchAgent | UnwatchJob | Tick
+Input = Heartbeat | MonitoringStarted | MonitoringStopped | WatchAgent | UnwatchAgent | UnwatchJob | Tick
 Incarnation = tuple[str, int]
 
 
@@ -112,9 +112,9 @@ class Liveness:
                 self._hear((agent, incarnation), now)
             case Tick():
                 return self._expire(now)
-            case Listening(term):
+            case MonitoringStarted(term):
                 self.term, self._since = term, now
-            case Deaf():
+            case MonitoringStopped():
                 self.term = None
             case WatchAgent(job, agent, incarnation):
                 self._watch(job, agent, incarnation, now)

@@ -6,15 +6,16 @@ fold spoke.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.codec import decode_command, read_event
+from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry, command_in
 from tensorhub_common.protocol.log.events import HUB_MODEL, AnyEvent, Event, kind_of, model_of
 
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
@@ -24,41 +25,9 @@ REPLY_TO_HEADER: Final = "tensorhub-reply-to"
 HEADER_CHARS_MAX: Final = 512
 """A longer value of these headers counts as absent."""
 
-_TOKENS_BEFORE: Final = 4
-"""tensorhub, v1, the job, and "cmd" or "event"."""
-
 
 class FoldMismatch(TensorHubError):
     """The log holds an event that this fold did not decide: another fold, or another version of it, has spoken."""
-
-
-class LogEntry(Protocol):
-    """One entry as it is read from a job's log. `time` is JetStream's, in seconds since the epoch."""
-
-    @property
-    def seq(self) -> int:
-        """Its number in the stream."""
-        ...
-
-    @property
-    def time(self) -> float:
-        """When JetStream stored it."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """What it was published on."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers."""
-        ...
-
-    @property
-    def data(self) -> bytes:
-        """Its body."""
-        ...
 
 
 class CommandOrigin(msgspec.Struct, frozen=True):
@@ -97,18 +66,8 @@ def read_entry(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable
 
     Raises `FoldMismatch` for an event that can't be one of this job's.
     """
-    tokens = entry.subject.split(".")
-    if len(tokens) > _TOKENS_BEFORE and tokens[_TOKENS_BEFORE - 1] == "event":
-        return _read_event(job, entry)
-    match tokens[_TOKENS_BEFORE:]:
-        case [verb]:
-            return decode_command(verb, None, entry.data, level)
-        case [verb, process]:
-            return decode_command(verb, process, entry.data, level)
-        case rest:
-            said = ".".join(rest)
-            why = f"the subject ends in {said!r:.200}: a verb and at most one sender may stand there"
-            return Unreadable(said[:64], why)
+    command = command_in(entry, level)
+    return _read_event(job, entry) if command is None else command
 
 
 def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:

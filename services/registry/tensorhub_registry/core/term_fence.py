@@ -9,14 +9,11 @@ Always true: `term` is one that the log has accepted from this registry, and abo
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import Lead, Sender
 from tensorhub_common.protocol.log.events import AnyEvent, RegistryLeads
-
-PROCESS: Final = "_registry"
-"""The sender of every leader's word, in the subject and in the body."""
+from tensorhub_common.protocol.subjects import REGISTRY
 
 
 @dataclass(slots=True)
@@ -39,7 +36,7 @@ class TermFence:
         if self._asked is None or self._asked <= catalog.term or self._asked_level != self.level:
             self._asked = max(lease_term, catalog.term + 1, (self._asked or 0) + 1)
             self._asked_level = self.level
-        by = Sender(PROCESS, self._asked, 0)
+        by = Sender(REGISTRY, self._asked, 0)
         return Lead(by=by, registry=self.registry, term=self._asked, level=self._asked_level)
 
     def is_due(self, catalog: Catalog) -> bool:

@@ -17,13 +17,12 @@ from typing import Final
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.observability import logs
-from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, ForgetAgent, Sender
+from tensorhub_common.protocol.subjects import REGISTRY, registry_command_subject
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.agent_forgetting import LostIncarnation
 from tensorhub_registry.core.liveness import ExpireAgent
-from tensorhub_registry.core.term_fence import PROCESS
 from tensorhub_registry.jobs.term_claim import TermClaim
 
 APPEND_TIMEOUT_S: Final = 2.0
@@ -86,10 +85,9 @@ class AgentExpiry:
     async def _append(self, lost: ExpireAgent | LostIncarnation, term: int) -> None:
         number = next(self._numbers)
         kind = Expire if isinstance(lost, ExpireAgent) else ForgetAgent
-        command = kind(by=Sender(PROCESS, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
-        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        subject = f"{subjects.command_subject(self._log.job, str(kind.__struct_config__.tag))}.{PROCESS}"
-        msg_id = f"{PROCESS}.{term}.{number}"
+        command = kind(by=Sender(REGISTRY, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
+        subject = registry_command_subject(self._log.job, str(kind.__struct_config__.tag))
+        msg_id = f"{REGISTRY}.{term}.{number}"
         await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
 
 

@@ -24,21 +24,19 @@ from typing import Final
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import (
+    UNCERTAIN,
     LogFull,
-    LogGap,
     LogMissing,
     MessageTooLarge,
-    NoAnswer,
-    NoBus,
-    NoResponder,
     StreamFailure,
     WrongLastSequence,
 )
+from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.job_log import JobLog, LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
-from tensorhub_common.log_follower import restore
+from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
@@ -114,9 +112,6 @@ READING: Final = "reading"
 WRITING: Final = "writing"
 """What a job may be kept from, as `WaitReasons` names it."""
 
-_UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
-"""Nobody knows whether what was asked was done. All of it may be repeated."""
-
 _log: Final = logs.logger(__name__)
 
 OnAgent = Callable[[WatchAgent | UnwatchAgent | UnwatchJob], None]
@@ -174,8 +169,6 @@ class Job:
         self._new_job_level = new_job_level
         self._tracing = OutcomeSpans(name)
         self._goal: int | None = None
-        self._recall_from = 1
-        """Where reading begins: before the snapshot, for the outcomes that may still be asked for."""
         self._ready = asyncio.Event()
         self._begun = asyncio.Event()
         """This registry has led and known the log's end: a log that was empty says at which level its job begins."""
@@ -290,41 +283,24 @@ class Job:
     # ------------------------------------------------------------------------------------------- folding
 
     async def _follow(self) -> None:
+        follower = LogFollower(
+            self._bus, self.name, self, burst=FOLD_BURST, retry_s=RETRY_S, on_read_state=self._note_reading
+        )
         try:
-            await self._restore()
-            while True:
-                try:
-                    await self._fold_on()
-                except LogGap:
-                    # Trimmed beyond what is folded here: this registry was away for long. Or beyond what was to be
-                    # recalled, which it can do without.
-                    recalled = self._recall_from <= self.fold.seq
-                    self._recall_from = self.fold.seq + 1
-                    if not await self._restore() and not recalled:
-                        raise
+            await follower.run()
         except TensorHubError as why:
             self._fail(JobFailure.of(why))
 
-    async def _restore(self) -> bool:
-        """Go on from a snapshot that lies ahead of the fold; False: there is none."""
-        while True:
-            try:
-                snapshot, extent = await restore.newest_snapshot(self._bus, self.name, self.fold.seq)
-                break
-            except _UNKNOWN as why:
-                self._note_reading(why)
-                _log.debug("the snapshots can't be read yet", job=self.name, why=str(why))
-            await asyncio.sleep(RETRY_S)
-        self.troubles.clear(READING)
-        if snapshot is None:
-            return False
+    @property
+    def folded_seq(self) -> int:
+        """The last entry that is folded."""
+        return self.fold.seq
+
+    def restore(self, snapshot: Snapshot, extent: LogExtent) -> int:
+        """Go on from a snapshot; reading begins before it, for the outcomes that may still be asked for."""
         term = self.term
         self.stand_down()
         self.fold = JobFold.restored(snapshot)
-        self._recall_from = (
-            min(snapshot.seq, max(extent.first, snapshot.seq - snapshot_policy.LOG_KEEP_ENTRIES_MIN)) + 1
-        )
-        _log.debug("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
         for agent in snapshot.catalog.agents.values():
             if agent.state is AgentState.LIVE:
                 self._on_agent(WatchAgent(self.name, agent.name, agent.incarnation))
@@ -332,23 +308,17 @@ class Job:
                 self._on_agent(UnwatchAgent(self.name, agent.name))
         if term is not None:
             self.lead(term)
-        return True
+        return min(snapshot.seq, max(extent.first, snapshot.seq - snapshot_policy.LOG_KEEP_ENTRIES_MIN)) + 1
 
-    async def _fold_on(self) -> None:
-        folded = 0
-        follow = self.log.follow(min(self._recall_from, self.fold.seq + 1), on_read_state=self._note_reading)
-        async with contextlib.aclosing(follow) as entries:
-            async for entry in entries:
-                if entry.seq <= self.fold.seq:
-                    self.fold.recall(entry)
-                else:
-                    await self._fold_in(entry)
-                    if self._ready.is_set():
-                        self._snapshotting.look(self.fold)
-                        self._look_whether_got_on()
-                folded += 1
-                if folded % FOLD_BURST == 0:
-                    await asyncio.sleep(0)
+    async def take(self, entry: StoredEntry) -> None:
+        """Fold the next entry; of one before the snapshot, keep the outcome that it tells."""
+        if entry.seq <= self.fold.seq:
+            self.fold.recall(entry)
+            return
+        await self._fold_in(entry)
+        if self._ready.is_set():
+            self._snapshotting.look(self.fold)
+            self._look_whether_got_on()
 
     def _note_reading(self, error: Exception | None) -> None:
         if error is None:
@@ -386,7 +356,7 @@ class Job:
                 async with asyncio.timeout(ROOM_WAIT_S):
                     await self._room.wait()
             except TimeoutError:
-                with contextlib.suppress(*_UNKNOWN):
+                with contextlib.suppress(*UNCERTAIN):
                     await self._look_at_end()
 
     async def _look_at_end(self) -> None:
@@ -507,7 +477,7 @@ class Job:
                 await self._snapshotting.learn()
                 self._begun.set()
                 break
-            except _UNKNOWN as why:
+            except UNCERTAIN as why:
                 # A stream without a leader just now, as after each change of NATS: that is no matter for the log.
                 self.troubles.note(WRITING, why, time.time())
                 _log.debug("the log's end is unknown", job=self.name, why=str(why))
@@ -561,7 +531,7 @@ class Job:
             self._snapshotting.make_room(self.fold)
         except (LogMissing, MessageTooLarge):
             raise
-        except _UNKNOWN as why:
+        except UNCERTAIN as why:
             self._note_writing(why)
             self._storing.batches.allowed = self._storing.batches.allowed and not isinstance(why, StreamFailure)
         finally:
@@ -574,7 +544,7 @@ class Job:
             self._look_whether_got_on()
             self._look_whether_deleted()
         elif isinstance(became, PublicationRefused) and self.fold.is_full:
-            with contextlib.suppress(*_UNKNOWN):
+            with contextlib.suppress(*UNCERTAIN):
                 await self._look_at_end()
         if pause_s:
             await asyncio.sleep(pause_s)

@@ -15,9 +15,9 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.snapshot_store import SNAPSHOT_BYTES_MAX, PackedSnapshot, SnapshotIndex, SnapshotStore
 from tensorhub_common.observability import logs
+from tensorhub_common.protocol.log.entries import LogEntry
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.core.log_entries import LogEntry
 from tensorhub_registry.core.snapshot_policy import FULL_SHARE_MAX, SnapshotPolicy
 
 ENTRY_OVERHEAD_BYTES: Final = 150
@@ -39,7 +39,6 @@ class SnapshotMaker:
         self._looked_at = 0
         self._not_before = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.made = 0
         """How many this process has made."""
 
     async def learn(self) -> None:
@@ -157,7 +156,6 @@ class SnapshotMaker:
         index = await self._snapshots.write(packed, seq, time, before, extent.created)
         self._pace.nbytes = len(packed.data)
         self._pace.stands(seq, time)
-        self.made += 1
         _log.debug("snapshot", job=self._log.job, seq=seq, bytes=len(body), packed=len(packed.data))
         await self._trim(index, fold)
 

@@ -10,9 +10,9 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Lead
 from tensorhub_common.protocol.log.events import AnyEvent
-from tensorhub_common.protocol.subjects import command_subject
+from tensorhub_common.protocol.subjects import REGISTRY, registry_command_subject
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.term_fence import PROCESS, TermFence
+from tensorhub_registry.core.term_fence import TermFence
 
 CLAIM_AGAIN_S: Final = 1.0
 """A leader says that it leads so often until that is folded."""
@@ -87,6 +87,5 @@ class TermClaim:
             await asyncio.sleep(CLAIM_AGAIN_S)
 
     async def _append(self, command: Lead) -> int:
-        msg_id = f"{PROCESS}.{command.registry}.{command.term}"
-        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        return await self._log.append(f"{command_subject(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)
+        msg_id = f"{REGISTRY}.{command.registry}.{command.term}"
+        return await self._log.append(registry_command_subject(self._log.job, "lead"), encode(command), msg_id)
