@@ -45,7 +45,7 @@ async def two(world: Job) -> Job:
 async def test_a_planner_that_has_just_begun_goes_by_what_the_sources_say(
     nats_server: RunningNats, two: Job, busy: str
 ) -> None:
-    """Whoever is busy, most comes from the other one. The waiting itself: tests/unit/planner/test_hearing.py."""
+    """The waiting itself is shown in tests/unit/planner/context/test_load_subscriber.py."""
     async with planning(nats_server.url):
         asked = asyncio.create_task(most_from(two, "rollout"))
         for agent in HOLDERS:

@@ -28,7 +28,7 @@ import msgspec
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, check_entries, layout_of, layout_of_checked
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_planner.compiler.memo import BoundedMemo, LookupBudget
+from tensorhub_planner.compiler.memo import TRIALS_MAX, BoundedMemo, LookupBudget
 
 ALIKE_MAX: Final = 16
 """Ranks of trainers and engines of one stage begin alike, and have as many templates as tensor parallelism has ways."""
@@ -172,7 +172,7 @@ _entries: Final = msgspec.msgpack.Decoder(tuple[TensorEntry, ...])
 class LayoutReader:
     """The entries that were read, by their encoded form. Several threads may read at once."""
 
-    def __init__(self, entries_max: int = ENTRIES_MAX, trials: LookupBudget | None = None) -> None:
+    def __init__(self, entries_max: int = ENTRIES_MAX, trials_max: int = TRIALS_MAX) -> None:
         """Begin with none."""
         self._entries_max = entries_max
         self._known: dict[bytes, TensorEntry] = {}
@@ -180,7 +180,7 @@ class LayoutReader:
         """What stands in gaps of templates."""
         self._between_count = 0
         self._templates = LayoutTemplates()
-        self._trials = LookupBudget() if trials is None else trials
+        self._trials = LookupBudget(trials_max)
 
     def __len__(self) -> int:
         """Return how many are kept."""

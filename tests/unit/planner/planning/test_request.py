@@ -1,0 +1,181 @@
+"""The planner's answer to a request, from a catalog and layouts alone."""
+
+import msgspec
+import pytest
+from tests.unit.common.catalog.catalog_world import MODEL, World, decided
+
+from tensorhub_common.catalog.state import root_key
+from tensorhub_common.errors import BadCommand
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.request import DemandPlanner
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_simulator.faultsim.models.layouts import Layouts
+from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
+
+
+def half(first: int, rows: int) -> Layout:
+    return layout_of([TensorEntry("w", "uint8", 1, (rows, 2), (4, 2), (first, 0))])
+
+
+class Planner:
+    """A trainer has published, and two engines that are cut otherwise want to read."""
+
+    def __init__(self) -> None:
+        log, layouts = World(), Layouts()
+        for name, layout in {"trainer": half(0, 4), "upper": half(0, 2), "lower": half(2, 2)}.items():
+            log.join(name)
+            log.register(name, name, layout=layouts.add(layout))
+        log.ready("trainer", 1)
+        known = Known(layouts, lambda: CatalogReplica(log.catalog, log.catalog.seq), lambda: 0.0)
+        self.answering = DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits())
+
+    def asked(self, replica: str, **more: object) -> str:
+        """Return the program of a plan."""
+        demand = PlanRequest(model=MODEL, version=1, replica=replica, shard=0, agent=replica, root=None, at_seq=0)
+        answer = at_once(self.answering.answer(msgspec.structs.replace(demand, **more)))
+        assert isinstance(answer, Plan), answer
+        assert answer.program is not None
+        return answer.program
+
+
+def test_a_reader_may_name_its_own_program_and_no_one_else_s() -> None:
+    """By another one's program its memory would be filled with what belongs elsewhere."""
+    planner = Planner()
+    upper, lower = planner.asked("upper"), planner.asked("lower")
+    assert planner.asked("upper", program=upper, pieces=((0, 1),)) == upper
+    with pytest.raises(BadCommand, match="fills another layout than the reader's"):
+        planner.asked("upper", program=lower, pieces=((0, 1),))
+
+
+def test_what_is_mapped_names_no_program() -> None:
+    planner = Planner()
+    with pytest.raises(BadCommand, match="names no program"):
+        planner.asked("upper", program=planner.asked("upper"), mapped=True)
+
+
+class Stages:
+    """A trainer has published four tensors; a replica whose shards have these of them wants to read."""
+
+    def __init__(self, *stages: str, published: tuple[str, ...] = ("abcd",)) -> None:
+        log, layouts = World(), Layouts()
+        for shard, names in enumerate(published):
+            agent = f"trainer-{shard}"
+            log.join(agent)
+            log.register(agent, "trainer", shard, len(published), layout=layouts.add(of(names)))
+        self.log, self.count = log, len(stages)
+        for shard, names in enumerate(stages):
+            log.join(f"engine-{shard}")
+            layout = layouts.add(of(names))
+            log.register(f"engine-{shard}", "engine", shard=shard, shards=self.count, layout=layout)
+        for shard in range(len(published)):
+            log.ready("trainer", 1, shard)
+        known = Known(layouts, lambda: CatalogReplica(log.catalog, log.catalog.seq), lambda: 0.0)
+        self.answering = DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits())
+
+    def root(self, shard: int) -> str | None:
+        """Return what the log says that a shard must hold."""
+        key = root_key(self.count, shard, self.log.shard("engine", shard).layout)
+        return self.log.catalog.models[MODEL].versions[1].roots.get(key)
+
+    def plan(self, shard: int, program: str | None = None) -> Plan:
+        demand = PlanRequest(
+            model=MODEL,
+            version=1,
+            replica="engine",
+            shard=shard,
+            agent=f"engine-{shard}",
+            root=self.root(shard),
+            at_seq=0,
+            program=program,
+            pieces=None if program is None else ((0, 1),),
+        )
+        answer = at_once(self.answering.answer(demand))
+        assert isinstance(answer, Plan), answer
+        return answer
+
+    @property
+    def unregistered(self) -> list[tuple[str, int]]:
+        """Return what each shard is told of it."""
+        plans = [self.plan(shard) for shard in range(self.count)]
+        return [("".join(plan.unregistered), plan.unregistered_count) for plan in plans]
+
+
+def of(names: str) -> Layout:
+    return layout_of([TensorEntry(name, "uint8", 1, (4, 2), (4, 2), (0, 0)) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        (["abc"], ("d", 1)),
+        (["abd", "abd"], ("c", 1)),
+        (["a", "a"], ("bcd", 3)),
+        (["a", "bcd"], ("", 0)),
+        (["ab", "cd"], ("", 0)),
+        (["ab", "bc", "c"], ("d", 1)),
+        (["a", "abcd"], ("", 0)),
+        (["abcd", "a"], ("", 0)),
+    ],
+)
+def test_the_first_shard_is_told_what_no_shard_of_its_replica_has(stages: list[str], told: tuple[str, int]) -> None:
+    """A stage leaves out what others have; what all of them leave out was forgotten."""
+    assert Stages(*stages).unregistered == [told, *[("", 0)] * (len(stages) - 1)]
+
+
+def test_a_shard_that_is_cut_as_the_publisher_s_reads_its_pieces_and_another_one_is_told() -> None:
+    """The last stage alone has forgotten something, as an engine with tied weights may."""
+    planner = Stages("ab", "c", published=("ab", "cd"))
+    assert planner.unregistered == [("", 0), ("d", 1)]
+    assert Stages("ab", "cd", published=("ab", "cd")).unregistered == [("", 0), ("", 0)]
+
+
+def test_a_replica_that_is_not_whole_lacks_nothing() -> None:
+    planner = Stages("a", "b")
+    planner.log.release("engine", 1)
+    assert planner.plan(0).unregistered == ()
+
+
+def test_what_is_missing_is_told_with_the_plan_that_names_the_program() -> None:
+    planner = Stages("a", "b")
+    first = planner.plan(0)
+    assert first.unregistered == ("c", "d")
+    assert planner.plan(0, first.program).unregistered == ()
+
+
+RANKS = 16
+"""Twice as many as a cell names of its sources."""
+
+
+def shard(first: int, rows: int) -> Layout:
+    """Return some rows of a matrix, and a norm, which every rank has."""
+    norm = TensorEntry("norm", "uint8", 1, (4,), (4,), (0,))
+    return layout_of([norm, TensorEntry("w", "uint8", 1, (rows, 2), (RANKS, 2), (first, 0))])
+
+
+@pytest.mark.parametrize("rank", range(0, RANKS, 5))
+def test_the_first_of_many_readers_that_all_have_a_norm_reads_it_from_the_one_who_is_ready(rank: int) -> None:
+    """Two engines of many ranks read at once; the first one's turn is the earlier, so the other can give it nothing."""
+    log, layouts = World(), Layouts()
+    log.join("trainers")
+    log.register("trainers", "trainer", layout=layouts.add(shard(0, RANKS)))
+    log.ready("trainer", 1)
+    turns = {}
+    for engine in ("a", "b"):
+        log.join(engine)
+        for each in range(RANKS):
+            log.register(engine, engine, each, RANKS, layout=layouts.add(shard(each, 1)))
+        for each in range(RANKS):
+            told = log.want(engine, "latest", each)
+        turns[engine] = ReadPriority(decided(told).cmd, decided(told).round)
+    known = Known(layouts, lambda: CatalogReplica(log.catalog, log.catalog.seq), lambda: 0.0)
+    answering = DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits())
+    for engine, turn in turns.items():
+        demand = PlanRequest(
+            model=MODEL, version=1, replica=engine, shard=rank, agent=engine, root=None, at_seq=0, turn=turn
+        )
+        answer = at_once(answering.answer(demand))
+        assert isinstance(answer, Plan), answer
+        assert sum(share.nbytes for share in answer.shares) == 6
