@@ -1,8 +1,8 @@
-"""Between a log entry's subject and bytes and what it says: a command, an event, or a command that can't be read.
+"""What a log entry is, by its subject and bytes: a command, an event, or a command that can't be read. Pure.
 
-Anyone with the job's credentials may write on the command subjects, so whatever stands there becomes something that the
-fold can answer. Event subjects are the registry's alone: what stands there and is no event of ours means that another
-fold spoke.
+Every user with the job's credentials may write on the command subjects, so every entry there becomes something that the
+fold can answer. Only registries write on event subjects. An event there that this release would not write means that
+another fold has published.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ HEADER_CHARS_MAX: Final = 512
 
 
 class FoldMismatch(TensorHubError):
-    """The log holds an event that this fold did not decide: another fold, or another version of it, has spoken."""
+    """The log has an event that this fold did not decide: another fold, or another version of it, has published."""
 
 
 class CommandOrigin(msgspec.Struct, frozen=True):
@@ -60,9 +60,9 @@ def origin_of(headers: Mapping[str, str]) -> CommandOrigin | None:
 
 
 def read_entry(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable | AnyEvent | None:
-    """Say what an entry of this job's log is, folded up to it at this level.
+    """Read an entry of this job's log, which is folded up to it at this level.
 
-    None: it stands on an event's subject, and is nobody's event.
+    None: it is on an event's subject, and no event.
 
     Raises `FoldMismatch` for an event that can't be one of this job's.
     """
@@ -76,7 +76,7 @@ def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:
     except MALFORMED as why:
         raise FoldMismatch(f"{_where(job, entry)} is no event that this version knows: {why}"[:500]) from None
     if event is not None and subject_of(job, event) != entry.subject:
-        raise FoldMismatch(f"{_where(job, entry)} stands on {entry.subject}, where {kind_of(event)} does not belong")
+        raise FoldMismatch(f"{_where(job, entry)} is on {entry.subject}, where {kind_of(event)} does not belong")
     return event
 
 
@@ -85,7 +85,7 @@ def _where(job: str, entry: LogEntry) -> str:
 
 
 def subject_of(job: str, event: Event) -> str:
-    """Return the subject of an event. A rejection may name a model that can't stand there: that is the hub's matter."""
+    """Return the subject of an event. A rejection may name a model that can't be part of one: it goes to the hub's."""
     model = model_of(event)
     token = subjects.HUB if model == HUB_MODEL or model.startswith("_") else model
     return f"{subjects.PREFIX}.{job}.event.{token}.{kind_of(event)}"

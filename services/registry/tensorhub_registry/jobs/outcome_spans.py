@@ -1,7 +1,6 @@
-"""The registry's spans: how long the log took to say that a version exists, or what a round reads.
+"""The registry's spans: from a command to its stored outcome, of published versions and decided rounds.
 
-They begin when the command stood in the log (by JetStream's clock) and end when its outcome stands there. Nothing is
-noted for them: both times are there anyway.
+A span begins when the command was stored, by JetStream's clock, and ends when its outcome is stored.
 """
 
 import time
@@ -26,8 +25,8 @@ class OutcomeSpans:
         self._job = job
         self._spans = JobSpans()
 
-    def stands(self, causes: tuple[TraceCause, ...]) -> None:
-        """Tell of events that stand in the log now, spoken by this registry; of those that somebody traces."""
+    def stored(self, causes: tuple[TraceCause, ...]) -> None:
+        """Make the spans of events that this registry has stored just now, where they are traced."""
         if self._spans.is_on and any(each.parent is not None and each.parent.sampled for each in causes):
             self._spans.add(partial(self._make, causes, time.time_ns()))
 

@@ -200,9 +200,9 @@ def test_pending_is_what_has_no_whole_group_yet(log: ModelledLog) -> None:
 
 def test_answers_to_nothing_are_faults(log: ModelledLog) -> None:
     fold = fold_of(log)
-    with pytest.raises(ValueError, match="nothing that was under way"):
+    with pytest.raises(ValueError, match="nothing that was in progress"):
         fold.handle(PublicationStored(1, 2), 0.0)
-    with pytest.raises(ValueError, match="none was under way"):
+    with pytest.raises(ValueError, match="none was in progress"):
         fold.handle(PublicationRefused(), 0.0)
 
 

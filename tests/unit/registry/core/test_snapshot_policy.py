@@ -15,7 +15,7 @@ from tensorhub_registry.core.snapshot_policy import (
 def pace(*marks: tuple[int, float]) -> SnapshotPolicy:
     made = SnapshotPolicy()
     for seq, time in marks:
-        made.stands(seq, time)
+        made.stored(seq, time)
     return made
 
 
@@ -47,7 +47,7 @@ def test_a_full_log_wants_one_at_once_but_no_second_of_the_same() -> None:
     made.is_full = True
     assert made.is_due(101)
     made.took(101)
-    made.stands(101, 2.0)
+    made.stored(101, 2.0)
     assert made.is_due(101), "it stands, and nothing was trimmed behind it"
     made.made_room(101)
     made.is_full = True
@@ -72,7 +72,7 @@ def test_what_was_kept_does_not_count_again() -> None:
     made = pace((100, 1.0))
     made.log_bytes = SNAPSHOT_LOG_BYTES_MAX
     made.took(200)
-    made.stands(200, 2.0)
+    made.stored(200, 2.0)
     made.failed()
     assert not made.is_due(201)
 

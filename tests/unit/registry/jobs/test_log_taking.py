@@ -77,14 +77,14 @@ async def leading(bus: Any) -> AsyncIterator[Job]:
 async def say_all(led: Job, log: Log) -> None:
     """Say everything that a registry has to say, while the log takes none of it and then once it does."""
     for n in range(LOST):
-        led._expiring.say(ExpireAgent(JOB, f"agent-{n}", 1, 1))
+        led._expiring.expire(ExpireAgent(JOB, f"agent-{n}", 1, 1))
     led.claim.raise_to(NEWEST_LEVEL)
     async with asyncio.timeout(BOUND_S):
         await log.tried.wait()
         for _ in range(TRIES):
             publication = led.fold.to_publish(1)
             assert publication is not None
-            await led._say(publication)
+            await led._publish(publication)
         log.why = None
         await log.took.wait()
         # The claim is tried at once, so it is not the outcome that ends the episode alone.
@@ -92,7 +92,7 @@ async def say_all(led: Job, log: Log) -> None:
         led.claim.drop()
         publication = led.fold.to_publish(1)
         assert publication is not None
-        await led._say(publication)
+        await led._publish(publication)
 
 
 @pytest.mark.parametrize("why", [LogFull("maximum bytes exceeded"), StreamFailure("JetStream refused")])
