@@ -93,6 +93,8 @@ def test_forgotten_patterns_are_worked_out_again(monkeypatch: pytest.MonkeyPatch
     expected = [compile_program("x", reader, kept) for reader in readers]
     monkeypatch.setattr(layout_index, "PATTERNS_MAX", 2)
     monkeypatch.setattr(layout_index, "GRIDS_MAX", 1)
+    monkeypatch.setattr("tensorhub_planner.compiler.boxes.ROWS_MAX", 2)
+    monkeypatch.setattr("tensorhub_planner.compiler.memo.PLACES_MAX", 2)
     index = LayoutIndex(sources)
     for reader, program in [*zip(readers, expected, strict=True)] * 2:
         assert compile_program("x", reader, index) == program

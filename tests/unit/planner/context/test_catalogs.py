@@ -299,3 +299,19 @@ async def test_a_job_that_is_gone_is_not_set_aside(
     async with asyncio.timeout(5):
         await listed.wait()
     assert catalogs.health(JOB).state == "well"
+
+
+async def test_the_jobs_and_the_questions_of_each_are_bounded(
+    log: FakeLog, catalogs: CatalogReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_catalogs, "WAITING_MAX", 1)
+    monkeypatch.setattr(context_catalogs, "JOBS_MAX", 1)
+    log.reads = [[]]
+    first = asyncio.create_task(catalogs.at(JOB, 1, 5))
+    await asyncio.sleep(0)
+    with pytest.raises(PlannerBehind, match="1 questions wait"):
+        await catalogs.at(JOB, 1, 5)
+    with pytest.raises(PlannerBehind, match="its limit"):
+        await catalogs.at("run-8", 1)
+    await log.add(entry(1))
+    await first

@@ -201,3 +201,14 @@ async def test_what_was_made_in_a_deleted_job_is_made_and_put_anew(
     assert (await programs.compiled(JOB, reader, sources)).digest == made.digest
     assert made.digest in blobs.stored
     assert compiled == [reader] * 3
+
+
+async def test_what_no_shard_has_registered_is_found_in_programs_compiled_once(
+    blobs: FakeBlobs, programs: ProgramStore, compiled: list[str]
+) -> None:
+    whole = LayoutSet((blobs.add(layout_of([*rows(0, ROWS).tensors, *rows(0, ROWS, "v").tensors])),), ())
+    one, two, both = (blobs.add(layout) for layout in (rows(0, 4), rows(4, ROWS), rows(0, 4, "v")))
+    for layouts, missing in [((one, two), ("v",)), ((one, both), ()), ((two,), ("v",)), (whole.layouts, ())]:
+        found = await programs.unregistered(JOB, layouts, whole)
+        assert (found.names, found.count) == (missing, len(missing))
+    assert sorted(compiled) == sorted([one, two, both, *whole.layouts])

@@ -274,3 +274,14 @@ def test_a_read_that_the_log_says_is_over_is_no_load(
     ledger.ended.forget(JOB)
     ledger.hear(says("a", 1, 5, named=[(ONE, 1)]), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(1, 5)}, "the numbers of another log mean other entries"
+
+
+def test_ends_are_bounded(ledger: LoadLedger) -> None:
+    """Those that the log mentioned last are known; of other reads the next report says that they are over."""
+    readers = [ReaderId(JOB, "policy", "rollout", shard) for shard in range(5)]
+    for seq, shard in enumerate((0, 1, 0, 2, 3, 4), start=60):
+        ledger.see(JOB, seq, ShardReleased(model="policy", replica="rollout", shard=shard))
+    ledger.hear(says("a", 5, 5, named=[(each, 50) for each in readers]), 0)
+    assert ledger.at(0)["a", "ucxx"] == Load(1, 1)
+    with pytest.raises(KeyError):
+        ledger.at(0)["b", "ucxx"]

@@ -7,7 +7,7 @@ from tests.unit.common.catalog.catalog_world import MODEL, World, decided
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, ReadPriority, Refusal
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.request import DemandPlanner
@@ -80,7 +80,17 @@ class Stages:
         key = root_key(self.count, shard, self.log.shard("engine", shard).layout)
         return self.log.catalog.models[MODEL].versions[1].roots.get(key)
 
+    def refusal(self, shard: int) -> Refusal:
+        answer = self.ask(shard, None)
+        assert isinstance(answer, Refusal), answer
+        return answer
+
     def plan(self, shard: int, program: str | None = None) -> Plan:
+        answer = self.ask(shard, program)
+        assert isinstance(answer, Plan), answer
+        return answer
+
+    def ask(self, shard: int, program: str | None) -> PlanAnswer:
         demand = PlanRequest(
             model=MODEL,
             version=1,
@@ -92,9 +102,7 @@ class Stages:
             program=program,
             pieces=None if program is None else ((0, 1),),
         )
-        answer = at_once(self.answering.answer(demand))
-        assert isinstance(answer, Plan), answer
-        return answer
+        return at_once(self.answering.answer(demand))
 
     @property
     def unregistered(self) -> list[tuple[str, int]]:
@@ -179,3 +187,24 @@ def test_the_first_of_many_readers_that_all_have_a_norm_reads_it_from_the_one_wh
         answer = at_once(answering.answer(demand))
         assert isinstance(answer, Plan), answer
         assert sum(share.nbytes for share in answer.shares) == 6
+
+
+def test_a_version_that_no_shard_has_is_refused_with_those_that_could_have_it() -> None:
+    planner = Stages("ab")
+    planner.log.expire("trainer-0")
+    refusal = planner.refusal(0)
+    assert refusal.error == "VersionUnavailable"
+    assert refusal.reason.startswith(f"no source is left for version 1 of '{MODEL}' (trainer/0 on trainer-0 is lost)")
+
+
+@pytest.mark.parametrize(("lost", "error"), [(False, "LayoutMismatch"), (True, "VersionUnavailable")])
+def test_what_cannot_be_filled_is_refused_for_now_or_for_ever(*, lost: bool, error: str) -> None:
+    """For now, where shards that are registered and lost would fill it."""
+    planner = Stages("abe", published=("abcd", "e") if lost else ("abcd",))
+    if lost:
+        planner.log.expire("trainer-1")
+    refusal = planner.refusal(0)
+    assert refusal.error == error
+    assert "can't fill shard 0 of 'engine'" in refusal.reason
+    assert ("just now" in refusal.reason) is lost
+    assert ("Register it with tensors of the same names" in refusal.reason) is not lost
