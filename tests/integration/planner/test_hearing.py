@@ -75,7 +75,7 @@ async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> 
         await two.bus.publish(subjects.beat("trainer"), b"no beat")
         await beats(two.bus, "second", 1)
         await told(planner, "second", 1)
-        assert not planner.ledger.said.knows("trainer")
+        assert planner.ledger.reports.unheard(("trainer",), time.monotonic())
         assert {share.source for share in (await two.plan("rollout")).shares} <= {source(agent) for agent in HOLDERS}
 
 
@@ -84,7 +84,10 @@ async def told(planner: PlannerService, agent: str, readers: int) -> None:
 
     def is_heard() -> bool:
         ledger = planner.ledger
-        return ledger.said.knows(agent) and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
+        return (
+            not ledger.reports.unheard((agent,), time.monotonic())
+            and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
+        )
 
     async with asyncio.timeout(WAIT_S):
         while not is_heard():  # noqa: ASYNC110 (only looking again tells)

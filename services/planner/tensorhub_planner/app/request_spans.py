@@ -1,6 +1,6 @@
-"""The planner's spans: one for each question that says which span it belongs to, made after the answer has gone.
+"""The planner's spans: one for each request that names the span it belongs to, made after the answer was sent.
 
-While a question is answered, log lines carry the ids of whoever asked.
+While a request is answered, log lines carry the trace ids of its sender.
 """
 
 import time
@@ -22,7 +22,7 @@ from tensorhub_common.telemetry.span_maker import SpanMaker
 
 @dataclass(slots=True)
 class TracedRequest:
-    """A question that is being answered."""
+    """A request that is being answered."""
 
     subject: str
     began_ns: int
@@ -38,17 +38,17 @@ class RequestSpans:
 
     @contextmanager
     def asked(self, question: Message) -> Iterator[TracedRequest]:
-        """Answer a question within this; its span is made later."""
+        """Answer a request within this; its span is made later."""
         headers = question.headers
         asked = TracedRequest(question.subject, time.time_ns())
         if not self._spans.is_on or not headers:
             yield asked
             return
-        told = logs.REQUEST_HEADERS.set(headers)
+        token = logs.REQUEST_HEADERS.set(headers)
         try:
             yield asked
         finally:
-            logs.REQUEST_HEADERS.reset(told)
+            logs.REQUEST_HEADERS.reset(token)
             # The headers are read later too.
             self._spans.add(partial(_make_span, asked, headers, time.time_ns()))
 

@@ -1,8 +1,7 @@
 """One job's catalog as this planner has it: the log's commands folded, entry by entry, up to `position`.
 
-Commands alone decide what the catalog is; events stand in the same log, are what every fold says anyway, and count here
-for their numbers only. What is no command is folded as `Unreadable`, exactly as the registry does, so that both have
-folded the same commands at the same number.
+Commands alone decide the catalog. Events are in the same log, are what every fold computes, and count here for their
+numbers only. An unreadable command is folded as `Unreadable`, exactly as the registry does.
 """
 
 from dataclasses import dataclass, field
@@ -22,10 +21,10 @@ class CatalogReplica:
     catalog: Catalog
     position: int = field(default=0)
     rolls: HoldersCache = field(default_factory=dict, compare=False, repr=False)
-    """What was looked up in the catalog since it changed last: all shards of a replica ask at once, for the same."""
+    """The lookups in the catalog since it changed last: all shards of a replica make the same one at once."""
 
     def take(self, entry: LogEntry) -> tuple[Event, ...]:
-        """Fold the next entry; return what happened by it, nothing where it is no command."""
+        """Fold the next entry; return its events, none where it is no command."""
         if entry.seq != self.position + 1:
             raise ValueError(f"entry {entry.seq} of job {self.catalog.job!r} can't follow on {self.position}")
         command = command_in(entry, self.catalog.level)
@@ -37,10 +36,10 @@ class CatalogReplica:
 
 
 def unchanged_holders(rolls: HoldersCache, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> HoldersCache:
-    """Return the rolls that a command leaves as they are: those of ready holders, for the replica that it tells of.
+    """Return the lookups that a command leaves as they are: those of ready holders, for the replica of the command.
 
-    While a replica is read its shards say one after another that they have leases, and that they are filled. That is
-    nothing new to its other shards, which ask for the holders of other replicas.
+    While a replica is read, its shards report one after another that they have leases, and that they are filled. That
+    changes nothing for its other shards, which look up the holders of other replicas.
     """
     if not isinstance(command, Granted | Filled) or not all(
         isinstance(each, ShardFilled | RoundStarted) for each in events

@@ -1,14 +1,13 @@
 """The catalogs of all jobs, kept up to date by following their logs. I/O: it reads from NATS and decides nothing.
 
-A job is followed soon after its log came to stand, at the latest from its first question on; from its newest snapshot,
-also where the log was trimmed beyond what is folded here. While NATS is away a catalog stands still, and goes on where
-it was.
+A job is followed soon after its log was made, at the latest from its first request on, and from its newest snapshot.
+While NATS is away a catalog does not change, and goes on where it was.
 
-Always true:
-- A question for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
-- A job whose log can't be folded, for whatever reason, concerns no other: it is set aside with one line in the log, its
-  questions are refused with the reason, and the first question after a while, for a plan or for how it is, has it
-  folded anew from its newest snapshot. `RETRY` says how long, and it begins
+Invariants:
+- A request for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
+- A job whose log can't be folded, for whatever reason, affects no other: it is set aside with one line in the log, its
+  requests are refused with the reason, and the first request after a while, for a plan or for its health, has it folded
+  again from its newest snapshot. `RETRY` says how long, and it begins
   again once the fold has got further than where it failed.
 """
 
@@ -37,26 +36,26 @@ from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 
 FOLD_S_MAX: Final = 0.7
-"""A question waits for so long until the log is folded up to the number that it names: less than an agent waits."""
+"""A request waits this long until the log is folded up to the number that it names: less than an agent waits."""
 LIST_AGAIN_S: Final = 0.5
 """The pause before jobs are listed again, after NATS gave no answer."""
 JOBS_MAX: Final = 256
-"""A planner follows at most so many jobs."""
+"""Limit of the jobs that a planner follows."""
 RESTORE_AGAIN_S: Final = 0.2
 """The pause after the snapshots could not be read."""
 RETRY: Final = RetryLimits(first_s=5.0, max_s=60.0)
-"""The first question after this time has a job folded again that was set aside."""
+"""The first request after this time has a job folded again that was set aside."""
 FOLD_BURST: Final = 32
-"""After so many entries folded at a stretch, questions have their turn: about a millisecond."""
+"""Requests have their turn after this many entries, which take about a millisecond."""
 ASIDE_MAX: Final = 1024
-"""Of at most this many jobs it is remembered that they were set aside."""
+"""Limit of jobs that are remembered as set aside."""
 WAITING_MAX: Final = 4096
-"""So many questions wait for one job's log at most."""
+"""Limit of requests that wait for one job's log."""
 
 OnEvent = Callable[[str, int, Event], None]
-"""Takes a job, the number of an entry in its log, and what happened by that."""
+"""Takes a job, the number of an entry in its log, and an event of it."""
 OnEnd = Callable[[str], None]
-"""Is told of a job whose log goes on no more: it was removed, or is another one than was folded."""
+"""Takes a job whose log is not followed any more: it was removed, or is another one than was folded."""
 
 _log: Final = logger(__name__)
 
@@ -70,7 +69,7 @@ class PlannerBehind(RegistryUnavailable):
 
 
 class FollowedJob:
-    """One job: its fold, and the questions that wait for it."""
+    """One job: its fold, and the requests that wait for it."""
 
     def __init__(self, job: str, on_event: OnEvent) -> None:
         self.job = job
@@ -118,21 +117,21 @@ class FollowedJob:
             ) from None
         finally:
             if reached.done() and not reached.cancelled():
-                # A bound that ends in the same turn leaves an error that nobody fetches.
+                # A bound that ends in the same turn leaves an error that no caller fetches.
                 reached.exception()
             else:
                 self._waiting = [each for each in self._waiting if each[2] is not reached]
                 heapq.heapify(self._waiting)
 
     def fail(self, error: Exception) -> None:
-        """Tell everybody who waits that this log won't go on."""
+        """Refuse all requests that wait: this log won't go on."""
         for _, _, reached in self._waiting:
             if not reached.done():
                 reached.set_exception(error)
         self._waiting.clear()
 
     def _wake(self) -> None:
-        """Let the questions go on that waited for what is folded now."""
+        """Let the requests go on that waited for what is folded now."""
         while self._waiting and self._waiting[0][0] <= self.fold.position:
             reached = heapq.heappop(self._waiting)[2]
             if not reached.done():
@@ -181,9 +180,9 @@ class CatalogReplicas:
         return None if followed is None else followed.fold.catalog
 
     def health(self, job: str) -> JobHealth:
-        """Return how this planner gets on with a job; one that it has never heard of is well, and not folded."""
+        """Return the health of a job; an unknown one is healthy, and not folded."""
         followed, aside = self._jobs.get(job), self._aside.get(job)
-        if aside is None or self._has_got_on(job):
+        if aside is None or self._has_recovered(job):
             return JobHealth(job=job, state=JobState.WELL, seq=0 if followed is None else followed.fold.position)
         now = time.time() - self._clock()
         return JobHealth(
@@ -198,16 +197,16 @@ class CatalogReplicas:
 
     @property
     def ailing(self) -> list[str]:
-        """The jobs that are set aside, and those that are tried again and have not got on yet."""
-        return [job for job in self._aside if not self._has_got_on(job)]
+        """The jobs that are set aside, and those that are tried again and have not recovered yet."""
+        return [job for job in self._aside if not self._has_recovered(job)]
 
-    def _has_got_on(self, job: str) -> bool:
+    def _has_recovered(self, job: str) -> bool:
         """Tell whether a job that was set aside is folded again, beyond what it failed at."""
         followed = self._jobs.get(job)
         return followed is not None and followed.fold.position >= self._aside[job].beyond
 
     def try_due(self) -> None:
-        """Begin anew with those that are set aside, as the first question about each would after its while."""
+        """Try those again whose time has come, as the first request about each would."""
         for job in self.ailing:
             if self._clock() >= self._aside[job].retry.again_at and len(self._jobs) < JOBS_MAX:
                 self._followed(job)
@@ -238,7 +237,7 @@ class CatalogReplicas:
             self._work.start(
                 self._run(followed),
                 f"following the log of job {job!r}",
-                # Whatever it is, it is this job's alone.
+                # Every error concerns this job alone.
                 on_fault=partial(self._set_aside_after, followed),
             )
         return followed
@@ -257,8 +256,8 @@ class CatalogReplicas:
             self._aside.pop(job, None)
             self._end(followed)
         except (LogGap, LogShorter, LevelUnknown) as why:
-            # This log can't be folded now. Others can; and this one may be opened anew, or this process be upgraded.
-            # Another log that stands in this one's place may end before the entry that this one failed at.
+            # This log can't be folded now. It may be opened again, or this process be upgraded. Another log in its place
+            # may end before the entry that this one failed at.
             self._set_aside(followed, str(why), beyond=1 if isinstance(why, LogShorter) else followed.tried)
 
     def _set_aside_after(self, followed: FollowedJob, fault: Fault) -> None:
@@ -267,7 +266,7 @@ class CatalogReplicas:
         self._set_aside(followed, f"{why}. {report}", beyond=followed.tried)
 
     def _set_aside(self, followed: FollowedJob, why: str, *, beyond: int) -> None:
-        """Refuse the job's questions for a while; the first one after that tries again."""
+        """Refuse the job's requests for a while; the first one after that tries again."""
         job, before = followed.job, self._aside.pop(followed.job, None)
         error = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {why}")
         folded, tried = followed.fold.position, followed.tried

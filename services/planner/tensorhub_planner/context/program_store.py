@@ -1,8 +1,10 @@
 """Transfer programs, compiled once for a reader's layout and those of its sources, and kept.
 
-Always true: at most `PROGRAMS_MAX` programs with `PLACES_MAX` places of tensors (or one that has more), and
-`INDEXES_MAX` indexes of source layouts are kept, the last used ones; what was compiled stands in the blob store before
-anybody is told of it; one that is being compiled is waited for.
+Invariants:
+- At most `PROGRAMS_MAX` programs with `PLACES_MAX` places of tensors (or one that has more), and `INDEXES_MAX` indexes
+  of source layouts are kept, the last used ones.
+- A compiled program is in the blob store before a caller gets it.
+- A program is compiled once at a time, and all its callers wait for it.
 """
 
 import asyncio
@@ -25,11 +27,11 @@ from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.source_set import LayoutSet
 
 PROGRAMS_MAX: Final = 4096
-"""Each reader of a replica has one, and so a replica of so many shards finds all of them again at its next version."""
+"""Each reader has a program, so a replica of this many shards finds all of them again at its next version."""
 PLACES_MAX: Final = 32_000_000
 """Of all kept programs: each place where a tensor begins, at either end, takes some 30 bytes, so 1 GB at worst."""
 NO_SOURCES: Final = LayoutSet((), ())
-"""Under these stands what another planner compiled, by its own digest."""
+"""The key of programs that another planner compiled, by their own digest."""
 INDEXES_MAX: Final = 8
 """An index of 256 ranks of 10^12 parameters takes some 30 MB."""
 
@@ -38,7 +40,7 @@ _Key = tuple[str, str, LayoutSet]
 
 
 class ProgramStore:
-    """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
+    """The programs of all jobs. Layouts and programs are named by their content, so a compiled program stays true."""
 
     def __init__(self, blobs: BlobStore, layouts: LayoutStore, work: Supervisor) -> None:
         self._blobs, self._layouts = blobs, layouts
@@ -67,8 +69,8 @@ class ProgramStore:
         return await self._making.run((job, digest, NO_SOURCES), lambda: self._read(job, digest))
 
     async def unregistered(self, job: str, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
-        """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
-        # Most were compiled for the siblings' own questions. A task for each would cost more than all the rest.
+        """Return the sources' tensors of which none of these layouts has a part. Raises what `compiled` raises."""
+        # Most were compiled for the siblings' own requests. A task for each would cost more than all the rest.
         names = [(await self.compiled(job, layout, sources)).names for layout in layouts]
         registered = [each for each in names if each is not None]
         if len(registered) < len(names):
@@ -76,7 +78,7 @@ class ProgramStore:
         return await asyncio.to_thread(unregistered, registered, await self._index(job, sources))
 
     def forget(self, job: str) -> None:
-        """Compile anew whatever is asked for in this job: its blobs went with it, and its name may be used again."""
+        """Forget the programs of a job: its blobs went with it, and its name may be used again."""
         for key in [key for key in self._made if key[0] == job]:
             self._drop(key)
 
@@ -90,7 +92,7 @@ class ProgramStore:
         destination = await self._layouts.layout(job, layout)
         index = await self._index(job, sources)
         async with self._compiling:
-            # What is cut alike is found out in tables that all readers of an index share.
+            # The compiler uses tables that all readers of an index share.
             made, data = await asyncio.to_thread(_compile, layout, destination, index)
         assert await self._blobs.put(job, data) == made.digest
         self._keep((job, layout, sources), made)
@@ -137,7 +139,7 @@ def _places(made: CompiledProgram) -> int:
 
 
 def _compile(layout: str, destination: Layout, index: LayoutIndex) -> tuple[CompiledProgram, bytes]:
-    """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
+    """Return a program and its blob: all in one thread, as there are thousands."""
     program = compile_program(layout, destination, index)
     data = encoded(program)
     names = global_names(destination) if program.unread_count else None

@@ -237,8 +237,8 @@ def test_the_last_report_of_the_highest_incarnation_counts(ledger: LoadLedger) -
     ledger.hear(says("a", 9, 9), 1)
     assert ledger.at(1) == {("a", "ucxx"): Load(2, 6)}
     ledger.hear(says("idle", 0), 1)
-    assert ledger.said.unheard(("a", "idle", "silent"), 1) == ["silent"]
-    assert ledger.said.unheard(("a",), PlanLimits().said_s_max) == ["a"]
+    assert ledger.reports.unheard(("a", "idle", "silent"), 1) == ["silent"]
+    assert ledger.reports.unheard(("a",), PlanLimits().said_s_max) == ["a"]
     ledger.see(JOB, 60, AgentLost(agent="a", incarnation=1, term=1))
     assert ledger.at(1) != {}, "it has come back since"
     ledger.see(JOB, 61, AgentLost(agent="a", incarnation=2, term=1))

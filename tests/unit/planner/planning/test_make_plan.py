@@ -105,7 +105,7 @@ def test_a_holder_of_another_layout_beside_one_of_the_readers_own_changes_nothin
 def test_what_would_not_read_everything_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with the choice: the proof raises before anybody acts on it."""
     monkeypatch.setattr("tensorhub_planner.planning.plan.select_sources", lambda *_: ((), NOTHING))
-    with pytest.raises(PlanError, match="pieces 0-255 are wanted and nobody gives them"):
+    with pytest.raises(PlanError, match="pieces 0-255 are wanted, and no share gives them"):
         planned(holder("a"))
 
 
