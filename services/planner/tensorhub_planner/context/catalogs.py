@@ -256,8 +256,8 @@ class CatalogReplicas:
             self._aside.pop(job, None)
             self._end(followed)
         except (LogGap, LogShorter, LevelUnknown) as why:
-            # This log can't be folded now. It may be opened again, or this process be upgraded. Another log in its place
-            # may end before the entry that this one failed at.
+            # This log can't be folded now. It may be opened again, or this process be upgraded. Another log in its
+            # place may end before the entry that this one failed at.
             self._set_aside(followed, str(why), beyond=1 if isinstance(why, LogShorter) else followed.tried)
 
     def _set_aside_after(self, followed: FollowedJob, fault: Fault) -> None:

@@ -1,6 +1,6 @@
 """Which layouts a transfer program is compiled from, as one value with a name. Pure.
 
-Each request of a reader names a replica of thousands of shards, so the set is digested once, and compared by its digest.
+Each request of a reader names a replica of thousands of shards, so the set is digested once, and compared by that.
 """
 
 from dataclasses import dataclass, field

@@ -184,7 +184,7 @@ def test_many_who_cannot_serve_are_counted(world: World) -> None:
         (demand(version=77), "VersionUnavailable", "knows no version 77"),
         (demand("unheard-of"), "BadCommand", "shard 0 of policy/unheard-of is not registered"),
         (demand(shard=5), "BadCommand", "is not registered"),
-        (demand(agent="a"), "ReplicaConflict", "stands on agent 'me', not 'a'"),
+        (demand(agent="a"), "ReplicaConflict", "is on agent 'me', not 'a'"),
     ],
 )
 def test_what_the_log_does_not_know(world: World, wants: PlanRequest, error: str, words: str) -> None:
