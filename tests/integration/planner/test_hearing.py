@@ -13,7 +13,6 @@ from tests.kit.nats import RunningNats
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
-from tensorhub_common.protocol.plans import Plan
 from tensorhub_planner.app.service import PlannerService
 
 HOLDERS = ("trainer", "second")
@@ -51,11 +50,6 @@ async def test_a_planner_that_has_just_begun_goes_by_what_the_sources_say(
         for agent in HOLDERS:
             await beats(two.bus, agent, 6 if agent == busy else 0)
         assert await asked != busy
-
-
-async def test_nobody_waits_for_ever_for_a_source_that_says_nothing(nats_server: RunningNats, two: Job) -> None:
-    async with planning(nats_server.url):
-        assert isinstance(await two.plan("rollout"), Plan)
 
 
 async def test_what_each_says_later_counts(nats_server: RunningNats, two: Job) -> None:

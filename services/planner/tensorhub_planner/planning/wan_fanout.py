@@ -1,9 +1,9 @@
 """Which readers of a site bring which pieces over from another site, so that each byte crosses once. Pure.
 
 The shards of a site whose rounds were decided by one command, and which have equal pieces, are a *group*. The first
-ones by turn are forwarders (on the wire: crossers): each brings a run of the pieces of about equal bytes, and all members
-read the rest from them. Each planner computes that from the log alone, independent of earlier requests and of load. A
-forwarder that fails loses its own run only, which is divided in blocks among the others by rendezvous hashing.
+ones by turn are forwarders (on the wire: crossers). Each brings a run of the pieces of about equal bytes, and all
+members read the rest from them. Each planner computes that from the log alone, independent of earlier requests and of
+load. A forwarder that fails loses its own run only, which is divided in blocks among the others by rendezvous hashing.
 Planners that leave out the same forwarders, at whatever time, therefore come to the same division.
 
 Readers that use a transfer program divide its units in the same way. Where replicas of several layouts were decided
