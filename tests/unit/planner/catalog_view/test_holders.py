@@ -1,5 +1,7 @@
 """Which shards of the catalog can serve a request, by logs that could have been written."""
 
+from collections.abc import Callable
+
 import pytest
 from tests.unit.common.catalog.catalog_world import MODEL, World, decided, root
 
@@ -206,3 +208,36 @@ def test_the_first_shard_without_a_root_sees_all_layouts_of_its_replica(world: W
     world.release("engine", 2)
     gone = [demand("engine"), demand("nobody"), demand("engine", version=99), demand("engine", model="other")]
     assert [replica_layouts(world.catalog, each) for each in gone] == [()] * 4
+
+
+def newer(world: World) -> None:
+    world.empty("trainer")
+    world.publish("trainer", 13)
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        (lambda world: world.expire("a"), "is lost"),
+        (newer, "holds version 13"),
+        (lambda world: world.unpublish("trainer"), "is draining version 12"),
+    ],
+)
+def test_a_shard_that_can_not_serve_is_named_with_its_state(
+    world: World, change: Callable[[World], object], state: str
+) -> None:
+    """The reader's own shard, which has the version already, is no holder either."""
+    world.fetch("rollout")
+    assert [each.agent for each in holders(world)] == ["a"]
+    change(world)
+    assert holders(world) == []
+    assert found(world).holders.absent == (f"trainer/0 on a {state}",)
+
+
+def test_shards_are_told_apart_by_their_index_and_their_layout(world: World) -> None:
+    world.join("b")
+    world.register("b", "odd", layout="M")
+    seen = found(world, demand("odd", agent="b"))
+    assert [each.key == seen.seat.key for each in seen.holders.able] == [False]
+    assert [each.key for each in found(world).holders.able] == [found(world).seat.key]
+    assert found(world).seat.me == SourceId("me", 1, "rollout", 0)
