@@ -69,13 +69,13 @@ class LogFollower:
         """Follow the log. Raises `LogGap` where no snapshot bridges one, and what the snapshots and the log raise."""
         await self._restore()
         while True:
+            reads_older = self._read_from <= self._target.folded_seq
             try:
                 await self._follow()
             except LogGap:
                 # The log was trimmed beyond what is folded, or beyond older entries that the target can do without.
-                older_are_gone = self._read_from <= self._target.folded_seq
                 self._read_from = self._target.folded_seq + 1
-                if not await self._restore() and not older_are_gone:
+                if not await self._restore() and not reads_older:
                     raise
 
     async def _restore(self) -> bool:

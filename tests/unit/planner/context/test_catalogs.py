@@ -230,16 +230,17 @@ async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
     """From its snapshot, by the first question after 5 s, then 10 s and so on; 5 s again once it has got further."""
     log.reads = [[entry(1), entry(3)], [entry(1), entry(3)], [entry(1), entry(2), entry(4)]]
     log.reads.append([entry(1), entry(2), entry(3), entry(4)])
-    for seq, wait_s in (
-        (3, context_catalogs.RETRY.first_s),
-        (3, 2 * context_catalogs.RETRY.first_s),
-        (4, context_catalogs.RETRY.first_s),
-    ):
-        starts = len(log.starts)
+    first_s = context_catalogs.RETRY.first_s
+    since = 0.0
+    for seq, wait_s in ((3, first_s), (3, 2 * first_s), (4, first_s)):
+        starts, failed_at = len(log.starts), clock.now
+        since = failed_at if seq == 4 else since
         for _ in range(2):
             with pytest.raises(RegistryUnavailable, match=f"entry {seq} can't be folded"):
                 await catalogs.at(JOB, 4, 5)
             clock.now += 0.9 * wait_s / 2
+        aside = catalogs.health(JOB)
+        assert aside.again_at - aside.since == pytest.approx(failed_at + wait_s - since)
         assert len(log.starts) == starts + 1, "between the tries nothing is read"
         clock.now += wait_s
     assert (await catalogs.at(JOB, 4, 5)).catalog.seq == 4

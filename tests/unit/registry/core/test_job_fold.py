@@ -396,3 +396,21 @@ def test_a_decision_names_the_publication_of_its_version_as_its_cause(
     assert isinstance(last, OutcomeStored)
     (cause,) = [each for each in last.causes if isinstance(each.event, RoundDecided)]
     assert (cause.parent, cause.links) == (parent, (PUBLICATION,) if late else ())
+
+
+def test_a_lost_acknowledgement_is_found_in_the_log(log: ModelledLog) -> None:
+    """Repeated against the same last event it is refused; then the log shows the event, and publication goes on."""
+    log.say(JOIN)
+    log.say(LOOSE_WISH)
+    fold = fold_of(log)
+    publication = fold.to_publish(1)
+    assert publication is not None
+    log.publish(publication.expected, publication.events)
+    fold.handle(PublicationUnknown(), 0.0)
+    again = publish(fold, log)
+    assert (again.expected, again.events) == (publication.expected, publication.events)
+    assert not fold.can_publish, "refused: it waits for the log"
+    assert [type(effect) for effect in read_on(fold, log)] == [OutcomeStored]
+    assert publish(fold, log).events[0].event.cmd == 2
+    read_on(fold, log)
+    assert log.events() == decided(log.entries)
