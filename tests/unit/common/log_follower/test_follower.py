@@ -1,4 +1,4 @@
-"""Following one log: from the newest snapshot, again after a gap, and from older entries for a target that wants them."""
+"""Following one log: from the newest snapshot, again after a gap, and from older entries for its target."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

@@ -27,6 +27,7 @@ from tensorhub_registry.core.job_fold import (
     OutOfOrder,
     PublicationRefused,
     PublicationStored,
+    PublicationUnknown,
 )
 from tensorhub_registry.core.log_entries import HEADER_CHARS_MAX, FoldMismatch
 

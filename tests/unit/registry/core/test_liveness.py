@@ -187,3 +187,13 @@ def test_who_is_lost_after_a_silent_window_and_not_before(
     said = [beat(*each) for each in beats]
     assert driven.run(WINDOW_S - STEP_S, *said) == []
     assert [f"{each.job}/{each.agent}/{each.incarnation}" for each in driven.run(STEP_S, *said)] == lost
+
+
+def test_a_pause_of_ours_begins_a_whole_window() -> None:
+    """We were stopped, and the beats of that time wait unread: what comes first on waking must not expire anybody."""
+    driven = Driven(MonitoringStarted(7), WatchAgent("j", "a", 1))
+    driven.run(WINDOW_S - STEP_S)
+    driven.now += 60.0
+    assert driven.say(Tick()) == []
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert len(driven.run(STEP_S)) == 1
