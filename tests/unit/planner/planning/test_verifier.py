@@ -61,6 +61,7 @@ def test_a_good_plan_passes() -> None:
         ((share("a", ((4, 4), (0, 4))),), "empty or not in order"),
         ((share("a", ((0, 4), (4, 4))),), "empty or not in order"),
         ((share("a", ALL, 79),), "says 79 bytes and has 80"),
+        ((share("a", ALL, 81),), "says 81 bytes and has 80"),
         ((share("part", ALL),), "ends at no shard that is ready"),
         ((share("unheard-of", ALL),), "ends at no shard that is ready"),
         ((share(ME, ALL),), "must not be read"),
