@@ -535,7 +535,9 @@ async def test_a_fault_elsewhere_ends_the_process_with_one_line(
     async with asyncio.timeout(20):
         assert await registry.process.wait() == 1
     last = registry.log.read_text().splitlines()[-1]
-    assert last.startswith("tensorhub-registry: registry 'registry-0': looking for lost agents failed: ArithmeticError(")
+    assert last.startswith(
+        "tensorhub-registry: registry 'registry-0': looking for lost agents failed: ArithmeticError("
+    )
     assert last.endswith("This is a fault of TensorHub: report it")
     after = registry_on(own_nats_server.url, "registry-1")
     await after.start()

@@ -1,4 +1,4 @@
-"""A planner's metrics, counted as requests are answered; docs/metrics.md lists them."""
+"""A planner's metrics, counted as requests are answered; docs/operate/metrics.md lists them."""
 
 from collections import Counter
 from typing import Final

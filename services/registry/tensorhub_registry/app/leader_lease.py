@@ -268,7 +268,7 @@ class LeaderLease:
             return seq
         if self._foreign_seq != seq:
             self._foreign_seq, self._foreign_since = seq, now
-            _log.warning("an entry of %s is no lease: see docs/security.md, 'JetStream answers'", self._subject)
+            _log.warning("an entry of %s is no lease: see docs/operate/security.md, 'JetStream answers'", self._subject)
         if now < self._foreign_since + self.ttl_s:
             return None
         self._is_new_term = True
