@@ -17,7 +17,7 @@ from tensorhub_agent.primitives.lease_messages import Hello, LeaseMessage, Welco
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transports.local import transport
 from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, send
-from tensorhub_agent.transports.local.session import LeaseSession
+from tensorhub_agent.transports.local.session import LocalSession, MappedSession
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone, connect
@@ -41,10 +41,7 @@ class Hub:
             socket=path,
             agent=agent,
             pool=self.pool,
-            redeem=book.redeem,
-            renew=book.renew,
-            holds=book.holds,
-            ended=book.ended,
+            leases=book,
             mappings_max=2,
         )
 
@@ -63,7 +60,9 @@ class Hub:
             digests=b"",
         )
 
-    async def open(self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None) -> LeaseSession:
+    async def open(
+        self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None
+    ) -> LocalSession | MappedSession:
         self.book.offer(lease, segment)
         return await self.reader.open(self.grant(lease), reader="reader", on_lost=lost)
 

@@ -15,8 +15,9 @@ from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, WAITING_MAX, C
 from tensorhub_agent.control.heartbeat import HeartbeatThread
 from tensorhub_agent.runtime.troubles import TOLD_S, TROUBLES, TroubleKind, TroubleTracker
 from tensorhub_agent.storage.incarnation import IncarnationCounter
+from tensorhub_agent.transports.base import TransportUnavailable
 from tensorhub_agent.transports.ucxx import engine as ucxx_engine
-from tensorhub_agent.transports.ucxx.engine import UcxxEngine, UcxxUnavailable
+from tensorhub_agent.transports.ucxx.engine import UcxxEngine
 from tensorhub_common.bus.errors import MessageTooLarge
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
@@ -108,7 +109,7 @@ async def test_a_start_that_fails_when_nobody_waits_any_more_is_no_fault(
         raise RuntimeError("no device")
 
     engine._open = slow  # type: ignore[method-assign]  # The test has no device either.
-    with pytest.raises(UcxxUnavailable, match="did not start"):
+    with pytest.raises(TransportUnavailable, match="did not start"):
         await engine.start()
     goes_on.set()
     await engine.stop()
@@ -154,7 +155,7 @@ async def test_a_start_that_takes_too_long_leaves_no_thread(faults: list[str], m
     monkeypatch.setattr(engine, "_open", slow)
     monkeypatch.setattr(engine, "_turn", turns)
     monkeypatch.setattr(engine, "_shut", shut.set)
-    with pytest.raises(UcxxUnavailable, match="did not start"):
+    with pytest.raises(TransportUnavailable, match="did not start"):
         await engine.start()
     goes_on.set()
     await engine.stop()

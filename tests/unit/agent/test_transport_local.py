@@ -15,8 +15,8 @@ from tests.unit.agent.local_hub import MIB, Hub, digests_of, end_of, local_hub, 
 from tensorhub_agent.compute import pool
 from tensorhub_agent.compute.pool import Spans
 from tensorhub_agent.primitives.lease_messages import Denied, Hello, Welcome
+from tensorhub_agent.transports import lease_session
 from tensorhub_agent.transports.base import Transport, TransportLost
-from tensorhub_agent.transports.local import session as local_session
 from tensorhub_agent.transports.local import transport as local_transport
 from tensorhub_agent.transports.local.framing import from_source
 from tensorhub_agent.transports.local.session import LocalSession
@@ -151,7 +151,7 @@ async def test_the_book_decides_whether_a_lease_holds(hub: Hub) -> None:
 
 
 async def test_an_open_lease_is_renewed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_session, "RENEW_S", 0.01)
+    monkeypatch.setattr(lease_session, "RENEW_S", 0.01)
     session = await hub.open("L1", hub.published(1))
     await hub.book.until("renewed", "L1")
     await session.close()

@@ -22,6 +22,7 @@ from tensorhub_agent.primitives.lease_messages import (
     Renew,
     Welcome,
 )
+from tensorhub_agent.runtime import unix_server
 from tensorhub_agent.runtime.rejections import RejectionCounter
 from tensorhub_agent.transports import lease_session
 from tensorhub_agent.transports.base import TransportLost
@@ -35,6 +36,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> RejectionCounter:
     """The counts of a process that has refused nothing yet, and so tells of the first."""
     counts = RejectionCounter()
     monkeypatch.setattr(transport, "REJECTIONS", counts)
+    monkeypatch.setattr(unix_server, "REJECTIONS", counts)
     return counts
 
 
@@ -102,7 +104,7 @@ async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pyte
 
 
 async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(unix_server, "CONNECTIONS_MAX", 1)
     segment = hub.published(1)
     session = await hub.open("L1", segment)
     with pytest.raises(TransportLost, match="can't be read from"):
@@ -111,7 +113,7 @@ async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.Mon
 
 
 async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch, refused: RejectionCounter) -> None:
-    monkeypatch.setattr(transport, "peer_of", lambda _: (1, os.geteuid() + 1))
+    monkeypatch.setattr(unix_server, "peer_of", lambda _: (1, os.geteuid() + 1))
     with pytest.raises(TransportLost):
         await hub.open("L1", hub.published(1))
     assert "ticket-L1" in hub.book.tickets
@@ -125,7 +127,7 @@ async def test_a_connection_of_which_no_one_can_be_told_costs_no_other(
         raise OSError("planted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(transport, "peer_of", fails)
+        patched.setattr(unix_server, "peer_of", fails)
         with pytest.raises(TransportLost):
             await hub.open("L1", hub.published(1))
     session = await hub.open("L2", hub.published(1))

@@ -10,9 +10,9 @@ from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, digests_of, ucxx_hub
 
 from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.transports import lease_session
 from tensorhub_agent.transports.base import Transport, TransportLost
 from tensorhub_agent.transports.ucxx import server
-from tensorhub_agent.transports.ucxx import session as ucxx_session
 from tensorhub_agent.transports.ucxx import transport as ucxx_transport
 from tensorhub_common.protocol.leases import LeaseGrant
 
@@ -157,7 +157,7 @@ async def test_the_book_decides_whether_a_lease_holds(hub: Hub) -> None:
 
 
 async def test_an_open_lease_is_renewed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucxx_session, "RENEW_S", 0.01)
+    monkeypatch.setattr(lease_session, "RENEW_S", 0.01)
     session = await hub.open(hub.segment(MIB), Lost())
     await hub.book.until("renewed", "lease")
     await session.close()

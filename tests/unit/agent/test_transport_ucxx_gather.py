@@ -192,7 +192,7 @@ async def test_bytes_that_are_not_what_the_source_says_do_not_count(
 async def test_what_the_source_says_without_being_asked_ends_the_session(hub: Hub) -> None:
     lost = Lost()
     session = await hub.open(hub.segment(MIB), lost)
-    (served,) = hub.source._served
+    (served,) = hub.source._readers
     served._link.send(encode(GatherDigests(5, b"x" * 16)))
     assert "nobody had asked for" in await lost.wait()
     with pytest.raises(TransportLost, match="nobody had asked for"):

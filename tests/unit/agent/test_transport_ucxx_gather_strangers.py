@@ -20,9 +20,10 @@ from tensorhub_agent.compute.pool import CopyPool, Spans
 from tensorhub_agent.compute.strided_copy import StridedBatch, copy_boxes
 from tensorhub_agent.primitives.forms import packed_strides, sender_form
 from tensorhub_agent.primitives.lease_messages import Hello
+from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.ucxx import gather_server, server
 from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
-from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, BeyondGrant, GatherServer
+from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, GatherServer
 from tensorhub_agent.transports.ucxx.link import UcxxBatch
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     BOXES_MAX,
@@ -175,8 +176,7 @@ async def asked(frame: GatherRequest, source: memoryview, lacks_from: int) -> di
         link,  # type: ignore[arg-type]
         pool,
         SlotPool(),
-        source,
-        lambda origin, nbytes: origin + nbytes > lacks_from,
+        ReadableRange(source, lambda origin, nbytes: origin + nbytes > lacks_from),
         lambda _: None,
         failed,
     )
@@ -261,7 +261,7 @@ async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypa
 
     monkeypatch.setattr(gather_server, "copy_boxes", noted)
     link, pool, source, sent = Recorder(ends=False), CopyPool(1), source_of(4096), list[int]()
-    gathering = GatherServer(link, pool, SlotPool(), source, None, sent.append, Lost())  # type: ignore[arg-type]
+    gathering = GatherServer(link, pool, SlotPool(), ReadableRange(source), sent.append, Lost())  # type: ignore[arg-type]
     for _ in range(SLOTS_MAX + 1):
         assert gathering.take(question(), 1 << 32) == ROWS.nbytes
     async with asyncio.timeout(GIVE_UP_S):

@@ -119,7 +119,7 @@ async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pyte
 async def test_a_source_that_says_nonsense_is_lost(hub: Hub, frame: LeaseMessage | bytes) -> None:
     lost = Lost()
     session = await hub.open(hub.segment(MIB), lost)
-    (served,) = hub.source._served
+    (served,) = hub.source._readers
     served._link.send(frame if isinstance(frame, bytes) else encode(frame))
     assert "can't be read" in await lost.wait()
     await session.close()

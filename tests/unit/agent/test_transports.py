@@ -3,9 +3,15 @@
 import pytest
 
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
-from tensorhub_agent.transports.base import OnAvailability, OnLost, SourceSession, TransportLost, unheard
+from tensorhub_agent.transports.base import (
+    OnAvailability,
+    OnLost,
+    SourceSession,
+    TransportLost,
+    TransportUnavailable,
+    unheard,
+)
 from tensorhub_agent.transports.registry import TransportRegistry
-from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Transport
 
@@ -62,7 +68,7 @@ async def test_each_is_asked_under_its_name() -> None:
 
 
 async def test_without_ucx_the_agent_goes_on_and_says_why_it_can_not_reach_others() -> None:
-    local, ucxx = Fake("/run/a.peers"), Fake("nowhere", UcxxUnavailable("UCX can't be used here: no libucp"))
+    local, ucxx = Fake("/run/a.peers"), Fake("nowhere", TransportUnavailable("UCX can't be used here: no libucp"))
     transports = TransportRegistry(local, ucxx)
     await transports.start()
     assert transports.endpoint("local") == "/run/a.peers"

@@ -13,7 +13,6 @@ from tests.unit.agent.lease_book import GIVE_UP_S, Book, Lost
 from tensorhub_agent.compute.pool import CopyPool, Spans
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transports.ucxx import server, transport
-from tensorhub_agent.transports.ucxx.server import Book as ServingBook
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.protocol.leases import LeaseGrant
@@ -31,8 +30,9 @@ class Hub:
         self.source, self.reader = self.transport("source"), self.transport("reader")
 
     def transport(self, agent: str) -> UcxxTransport:
-        book = ServingBook(self.book.redeem, self.book.renew, self.book.holds, self.book.ended)
-        return UcxxTransport(address="127.0.0.1", agent=agent, pool=self.pool, book=book, fault=self.faults.append)
+        return UcxxTransport(
+            address="127.0.0.1", agent=agent, pool=self.pool, leases=self.book, fault=self.faults.append
+        )
 
     def segment(self, nbytes: int, seed: int = 1) -> Segment:
         segment = self.store.create(nbytes)

@@ -107,9 +107,9 @@ class DeltaBuilder:
         """Keep deltas in `book` and shadows in `store`; `made` is called when there is a new delta."""
         self._pool, self._store, self._book, self._made = pool, store, book, made
         self._publishers: dict[Hashable, _Publisher] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
         # Without a delta readers read pieces, so a fault costs nothing else.
         self._work = Supervisor("deltas", on_fault=lambda _: None)
+        self._leaving = self._work.group()
 
     def published(self, shard: Hashable, publication: PublishedMemory) -> None:
         """Begin to compare what is published now with what was before; it goes on in the background."""
@@ -137,9 +137,7 @@ class DeltaBuilder:
         self._book.forget(shard)
         if publisher is not None:
             publisher.current = None
-            task = self._work.start(self._free(publisher), "removing what publications are compared with")
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._leaving.start(self._free(publisher), "removing what publications are compared with")
 
     async def _free(self, publisher: _Publisher) -> None:
         if publisher.task is not None:
@@ -151,7 +149,7 @@ class DeltaBuilder:
         """End everything; nothing is read any more when this returns, and no shadow is left behind."""
         for shard in list(self._publishers):
             self.freed(shard)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._leaving.ended()
 
     async def settled(self) -> None:
         """Wait until everything that is published has been followed."""

@@ -54,7 +54,7 @@ from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import SourceId
-from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
+from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor, TaskGroup, log_only
 
 NOTHING: Final = (b"", b"")
 
@@ -81,16 +81,16 @@ _log: Final = logging.getLogger(__name__)
 class SourceConnection:
     """One open source: a lease and its transport session."""
 
-    def __init__(self, task: "asyncio.Task[None]", effect: RequestLease, by: SourceId) -> None:
-        """Begin with the task that opens it, for the reader `by`."""
+    def __init__(self, task: "asyncio.Task[None]", tasks: TaskGroup, effect: RequestLease, by: SourceId) -> None:
+        """Begin with the task that opens it, for the reader `by`; `tasks` is an empty group."""
         self.effect, self.by = effect, by
         self.opening, self.transport = task, effect.share.transport
         self.program, self.layout, self.table = effect.program, effect.share.layout or "", effect.table
         self.availability: UnitAvailability | None = None
         """Of a half-filled source of a read by a program."""
         self.session: SourceSession | None = None
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.closing = False
+        self.tasks, self.closing = tasks, False
+        self.closed: asyncio.Task[None] | None = None
         self.reader: BatchReader | None = None
         """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
         self.base: BaseVersion | None = None
@@ -127,7 +127,7 @@ class SourceManager:
         self._leasing, self._transports = LeaseClient(job, bus), transports
         self._tell = self._work.guarded(tell, "taking news of a source")
         self._open: dict[tuple[ShardKey, int], SourceConnection] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = self._work.group()
         """What sources are told of that no read waits for: leases that are let go, and wrong bytes."""
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
@@ -142,7 +142,7 @@ class SourceManager:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         opening = self._opened(effect, reader, headers_of(cause))
         task = self._work.start(opening, f"opening {effect.share.source.agent}", self._losing(effect))
-        source = self._open[effect.key, effect.source] = SourceConnection(task, effect, reader)
+        source = self._open[effect.key, effect.source] = SourceConnection(task, self._work.group(), effect, reader)
         if not effect.hold:
             source.entered.set()
 
@@ -247,9 +247,7 @@ class SourceManager:
         self, source: SourceConnection, work: Coroutine[None, None, None], effect: ReadBatch | ConfirmLease, what: str
     ) -> None:
         """Do something with an open source; an error that escapes is a loss of the source."""
-        task = self._work.start(work, what, self._losing(effect))
-        source.tasks.add(task)
-        task.add_done_callback(source.tasks.discard)
+        source.tasks.start(work, what, self._losing(effect))
 
     def _losing(self, effect: RequestLease | ReadBatch | ConfirmLease) -> OnFault:
         def lose(fault: Fault) -> None:
@@ -377,31 +375,25 @@ class SourceManager:
         """Tell the source's agent that its bytes were wrong."""
         source = self._open.get((effect.key, effect.source))
         if source is not None:
-            telling = self._work.start(
-                self._leasing.accuse(source.effect, source.by), "telling a source of wrong bytes", lambda _: None
-            )
-            self._leaving.add(telling)
-            telling.add_done_callback(self._leaving.discard)
+            telling = self._leasing.accuse(source.effect, source.by)
+            self._leaving.start(telling, "telling a source of wrong bytes", log_only)
 
     def close(self, effect: CloseSource) -> None:
         """Close the transport, and tell when nothing can be written any more."""
         source = self._open.get((effect.key, effect.source))
         if source is not None and not source.closing:
             source.closing = True
-            source.tasks.add(self._work.start(self._closed(effect, source), "closing a source"))
+            source.closed = self._work.start(self._closed(effect, source), "closing a source")
 
     async def _closed(self, effect: CloseSource, source: SourceConnection) -> None:
         source.opening.cancel()
         await asyncio.gather(source.opening, return_exceptions=True)
         if source.held is not None:
             # Where that fails the lease ends by its time.
-            leaving = self._work.start(source.held.let_go(), "letting go of a lease", lambda _: None)
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._leaving.start(source.held.let_go(), "letting go of a lease", log_only)
         if source.session is not None:
             await source.session.close()
-        mine = asyncio.current_task()
-        await asyncio.gather(*(task for task in source.tasks if task is not mine), return_exceptions=True)
+        await source.tasks.ended()
         self._open.pop((effect.key, effect.source), None)
         if source.table is not None:
             source.table.forget(effect.source)
@@ -412,6 +404,7 @@ class SourceManager:
         self._tell = lambda _: None
         for (key, number), source in list(self._open.items()):
             self.close(CloseSource(key, number))
-            await asyncio.gather(*source.tasks, return_exceptions=True)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+            if source.closed is not None:
+                await asyncio.wait({source.closed})
+        await self._leaving.ended()
         await self._work.close()

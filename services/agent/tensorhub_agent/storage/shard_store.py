@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -23,7 +23,7 @@ from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout.layout import Layout, PieceTable, pieces, segment_bytes
 from tensorhub_common.protocol.subjects import cached_version
-from tensorhub_common.runtime.supervision import OnFault, Supervisor, log_only
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class FileWriter:
     def __init__(self) -> None:
         """Begin with nothing to do."""
         self.work = Supervisor("the agent's memory")
-        self._busy: set[asyncio.Task[None]] = set()
+        self._busy = self.work.group()
 
     def write(self, place: StoredShard) -> None:
         """Bring a manifest up to date; of several changes the last one counts."""
         place.unwritten, place.unwritten_why = True, NOT_WRITTEN
         if place.writing is None:
-            place.writing = self._begin(self._write(place), "writing a manifest to the disk")
+            place.writing = self._busy.start(self._write(place), "writing a manifest to the disk")
 
     async def _write(self, place: StoredShard) -> None:
         try:
@@ -123,40 +123,27 @@ class FileWriter:
 
     def remove(self, place: StoredShard) -> None:
         """Remove a shard's files. What a failing disk does not remove stays; the next process looks at it again."""
-        self._begin(self._remove(place), "removing a file from the disk", log_only)
+        self._busy.start(self._remove(place), "removing a file from the disk", log_only)
 
     def remove_aside(self, store: SegmentStore, aside: SetAsideShard) -> None:
         """Remove what was set aside, in the same way."""
         removing = asyncio.to_thread(manifests.remove_aside, store, aside)
-        self._begin(removing, "removing what was set aside", log_only)
+        self._busy.start(removing, "removing what was set aside", log_only)
 
     async def _remove(self, place: StoredShard) -> None:
         place.unwritten = False
         await self.written(place)
         await asyncio.to_thread(place.remove)
 
-    def _begin(
-        self, work: Coroutine[None, None, None], what: str, on_fault: OnFault | None = None
-    ) -> asyncio.Task[None]:
-        task = self.work.start(work, what, on_fault)
-        self._busy.add(task)
-        task.add_done_callback(self._busy.discard)
-        return task
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being written or removed."""
-        return not self._busy
-
     async def idle(self) -> None:
         """Return once everything is written and removed that was to be, so that there is the room it leaves."""
         while self._busy:
-            await asyncio.wait(set(self._busy))
+            await self._busy.ended()
 
     def unwanted(self, making: "asyncio.Task[StoredShard]") -> None:
         """Take memory that was made when its worker had gone: nobody else knows of it."""
         if not making.cancelled() and making.exception() is None:
-            self._begin(asyncio.to_thread(making.result().remove), "removing memory that came too late")
+            self._busy.start(asyncio.to_thread(making.result().remove), "removing memory that came too late")
 
 
 def _save(store: SegmentStore, manifest: Manifest) -> str | None:

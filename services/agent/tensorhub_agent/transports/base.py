@@ -9,8 +9,10 @@ either side's end is seen by the other at once. Nothing here decides: whether a 
 and where to read instead is for the pure cores.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -18,8 +20,9 @@ from tensorhub_agent.compute.pool import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
 from tensorhub_agent.storage.segments import Segment
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import StridedCopies
+from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.ranges import Range
 
@@ -32,6 +35,47 @@ class TransportSilent(TransportLost):
     """The source has not let the reader in within the bound of the transport: it may be busy, and be asked again."""
 
 
+class TransportUnavailable(TensorHubError):
+    """The host lacks what the transport needs. The agent goes on without it."""
+
+
+class BeyondGrant(BadCommand):
+    """A reader asked for what its ticket does not open."""
+
+
+@contextlib.asynccontextmanager
+async def opening(endpoint: str, bound_s: float) -> AsyncIterator[None]:
+    """Bound the opening of a session, and raise every failure of it as `TransportLost` that names the source."""
+    try:
+        async with asyncio.timeout(bound_s):
+            yield
+    except TimeoutError:
+        raise TransportSilent(f"the source at {endpoint} did not let us in within {bound_s:g} s") from None
+    except (TensorHubError, *MALFORMED) as why:
+        raise TransportLost(f"the source at {endpoint} can't be read from: {why}") from why
+
+
+IsMissing = Callable[[int, int], bool]
+"""Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that is not stored yet."""
+
+
+class ReadableRange(NamedTuple):
+    """The memory that a lease opens."""
+
+    view: memoryview
+    is_missing: IsMissing | None = None
+    """None: all of it is there."""
+
+    def check(self, origins: Sequence[int], sizes: Sequence[int]) -> None:
+        """Raise `BeyondGrant` unless each of these ranges may be read."""
+        end, is_missing = len(self.view), self.is_missing
+        for origin, nbytes in zip(origins, sizes, strict=True):
+            if origin < 0 or nbytes <= 0 or nbytes > end - origin:
+                raise BeyondGrant(f"{nbytes} bytes from {origin} on reach beyond the segment of {end}")
+            if is_missing is not None and is_missing(origin, nbytes):
+                raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they are stored here")
+
+
 class LeaseOpened(msgspec.Struct, frozen=True):
     """A ticket was good: the lease is open, and this is the memory that may be read."""
 
@@ -39,8 +83,7 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     segment: Segment
     pieces: tuple[Range, ...] | None = None
     """Of a half-filled shard, what stands there: its reader is told, and asks for nothing else. None: everything."""
-    lacks: Callable[[int, int], bool] | None = None
-    """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
+    lacks: IsMissing | None = None
     patches: Sequence[tuple[bytes, ...] | None] = ()
     """Of each piece what its reader may have instead, one patch after another; None, or no entry: nothing."""
     fd: int | None = None

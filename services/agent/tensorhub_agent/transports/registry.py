@@ -8,8 +8,14 @@ import logging
 from typing import Final
 
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
-from tensorhub_agent.transports.base import OnAvailability, OnLost, SourceSession, Transport, TransportLost
-from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
+from tensorhub_agent.transports.base import (
+    OnAvailability,
+    OnLost,
+    SourceSession,
+    Transport,
+    TransportLost,
+    TransportUnavailable,
+)
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Transport as Name
 
@@ -32,7 +38,7 @@ class TransportRegistry:
             return
         try:
             await self._ucxx.start()
-        except UcxxUnavailable as why:
+        except TransportUnavailable as why:
             self._why_no_ucxx = str(why)
             _log.warning("this agent can't exchange bytes with other hosts: %s", why)
         else:
@@ -66,7 +72,7 @@ class TransportRegistry:
             transport.break_lease(lease, reason)
 
     def announce(self, lease: str, news: AvailabilityUpdate) -> None:
-        """See `Transport.show`; whichever transport serves it."""
+        """See `Transport.announce`; whichever transport serves it."""
         for transport in self._by_name.values():
             transport.announce(lease, news)
 

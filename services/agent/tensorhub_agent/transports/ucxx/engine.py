@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from tensorhub_agent.transports.base import TransportUnavailable
 from tensorhub_agent.transports.ucxx.library import Library, Streams, load
 from tensorhub_agent.transports.ucxx.link import UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import FrameAssembler, framed
@@ -50,10 +51,6 @@ LINKS_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 300
 
 Command = tuple[Callable[..., None], tuple[Any, ...]]
-
-
-class UcxxUnavailable(TensorHubError):
-    """UCX can't be used on this host, for the reason given."""
 
 
 class _LinkState:
@@ -117,7 +114,7 @@ class UcxxEngine:
         return len(self._wires)
 
     async def start(self) -> int:
-        """Start the thread; returns the port at which it listens. Raises `UcxxUnavailable`."""
+        """Start the thread; returns the port at which it listens. Raises `TransportUnavailable`."""
         self._thread = self._work.thread(self._run, "ucxx")
         self._thread.start()
         try:
@@ -127,7 +124,7 @@ class UcxxEngine:
             # Should it start after all, it is to end at once: nobody asks anything of it, nor why it failed at last.
             self._ending = True
             self._kick()
-            raise UcxxUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None
+            raise TransportUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None
 
     async def stop(self) -> None:
         """Close all links and end the thread."""
@@ -161,7 +158,7 @@ class UcxxEngine:
         try:
             port = self._open()
         except Exception as why:  # noqa: BLE001 (whatever is wrong with UCX here, the agent goes on without it)
-            self._news.append((self._fail_start, (UcxxUnavailable(f"UCX can't be used here: {why}"),)))
+            self._news.append((self._fail_start, (TransportUnavailable(f"UCX can't be used here: {why}"),)))
             self._tell()
             return
         self._news.append((self._set_started, (port,)))
@@ -181,7 +178,7 @@ class UcxxEngine:
         if not self._started.done():
             self._started.set_result(port)
 
-    def _fail_start(self, why: UcxxUnavailable) -> None:
+    def _fail_start(self, why: TransportUnavailable) -> None:
         if not self._started.done():
             self._started.set_exception(why)
 

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Final, Protocol
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, CopyStopped, PoolBatch, Spans
+from tensorhub_agent.compute.pool import CopyPool, PoolBatch, Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.forms import check_boxes
@@ -35,9 +35,11 @@ LOTS_MAX: Final = 8
 class SessionHandle(Protocol):
     """The session, as far as this needs it."""
 
-    @property
-    def over(self) -> str | None:
-        """Why the session is over, if it is."""
+    over: str | None
+    """Why the session is over, if it is."""
+
+    def check_open(self) -> None:
+        """Raise `TransportLost` if the session is over."""
 
     def take_tags(self, count: int) -> int:
         """Return the first of tags that were never used. Raises `TransportLost` when there are none."""
@@ -49,7 +51,10 @@ class SessionHandle(Protocol):
         """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
 
     async def batch_ended(self, batch: UcxxBatch) -> None:
-        """Wait for a batch's end. Whoever is cancelled ends the session, and stays until its receives have ended."""
+        """Wait for a batch's end. A cancelled caller ends the session, and waits until its receives have ended."""
+
+    async def finish(self, batch: PoolBatch) -> None:
+        """Wait for a batch of the copy pool, which the session's end stops. Raises `TransportLost` then."""
 
 
 class GatherClient:
@@ -61,7 +66,6 @@ class GatherClient:
         self._bounce = BounceBuffers(store, LOTS_MAX)
         self._room = asyncio.Semaphore(LOTS_MAX)
         self._sums: dict[int, asyncio.Future[bytes]] = {}
-        self._jobs: set[PoolBatch] = set()
 
     async def gather(
         self, destination: memoryview, regions: StridedCopies, *, digests: bool, progress: Callable[[int], None]
@@ -107,7 +111,7 @@ class GatherClient:
             return
         async with self._bounce.slot() as slot:
             await self._receive(destination, slot, lot, digests=digests, progress=progress)
-            await self._done(copy_boxes(self._pool, destination, slot, lot.unpacking()))
+            await self._lease.finish(copy_boxes(self._pool, destination, slot, lot.unpacking()))
 
     async def _receive(
         self,
@@ -119,8 +123,7 @@ class GatherClient:
         progress: Callable[[int], None],
     ) -> None:
         """Have a lot's messages come, and compare them with what the source says of them."""
-        if self._lease.over is not None:
-            raise TransportLost(self._lease.over)
+        self._lease.check_open()
         tag = self._lease.take_tags(len(lot.messages))
         batch = self._link.receive(_views(destination, slot, lot), tag)
         batch.progress = progress
@@ -151,19 +154,8 @@ class GatherClient:
     async def _digests(self, view: memoryview, spans: list[tuple[int, int]]) -> bytes:
         at = [start for start, _ in spans]
         job = self._pool.digest(view, Spans(at, at, [nbytes for _, nbytes in spans]))
-        await self._done(job)
+        await self._lease.finish(job)
         return await job.result()
-
-    async def _done(self, job: PoolBatch) -> None:
-        self._jobs.add(job)
-        try:
-            if self._lease.over is not None:
-                job.stop()
-            await job.done()
-        except CopyStopped:
-            raise TransportLost(str(self._lease.over)) from None
-        finally:
-            self._jobs.discard(job)
 
     # What the session tells.
 
@@ -181,15 +173,7 @@ class GatherClient:
         for waiting in self._sums.values():
             if not waiting.done():
                 waiting.set_exception(TransportLost(str(self._lease.over)))
-                waiting.exception()  # Whoever waits for it hears it; nobody else has to.
-
-    async def stopped(self) -> None:
-        """Return when nothing is copied into a destination any more."""
-        jobs = list(self._jobs)
-        for job in jobs:
-            job.stop()
-        for job in jobs:
-            await job.ended()
+                waiting.exception()  # So that asyncio does not report it where no task waits for it.
 
 
 def _cuts(digests: bytes) -> Iterator[bytes]:
