@@ -64,7 +64,7 @@ async def reading_by(
     """A process that has an agent's key for NATS, and speaks a transport as it likes."""
     leases, faults = FakeLeases(), list[str]()
     if transport == "local":
-        yield LocalTransport(socket=folder / "own.peers", agent=READER, pool=pool, leases=leases)  # type: ignore[arg-type]
+        yield LocalTransport(socket=folder / "own.peers", agent=READER, pool=pool, leases=leases)
         return
     ucxx = UcxxTransport(
         address="127.0.0.1",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.box_samples import Gate, answer, dense, forms, regions, rows, source_of, widen
+from tests.unit.agent.boxes import Gate, answer, dense, forms, regions, rows, source_of, widen
 
 from tensorhub_agent.compute import conversion, strided_copy
 from tensorhub_agent.compute.conversion import CastUnknown

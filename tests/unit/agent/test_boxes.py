@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.agent.box_samples import forms, places, rows
+from tests.unit.agent.boxes import forms, places, rows
 
 from tensorhub_agent.primitives.forms import (
     InvalidForm,

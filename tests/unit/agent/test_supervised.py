@@ -1,8 +1,6 @@
 """Errors that escape in an agent's own parts: each has an owner, and none ends unnoticed what others wait for."""
 
 import asyncio
-import gc
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,6 @@ from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, WAITING_MAX, C
 from tensorhub_agent.control.heartbeat import HeartbeatThread
 from tensorhub_agent.runtime.troubles import TOLD_S, TROUBLES, TroubleKind, TroubleTracker
 from tensorhub_agent.storage.incarnation import IncarnationCounter
-from tensorhub_agent.transports.base import TransportUnavailable
-from tensorhub_agent.transports.ucxx import engine as ucxx_engine
-from tensorhub_agent.transports.ucxx.engine import UcxxEngine
 from tensorhub_common.bus.errors import MessageTooLarge
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
@@ -75,119 +70,12 @@ async def test_a_thread_of_the_copy_pool_that_ends_ends_the_process(last_resort:
     pool.close()
 
 
-# The thread of UCX.
+# Lanes.
 
 
 @pytest.fixture
-async def faults() -> list[str]:
+def faults() -> list[str]:
     return []
-
-
-async def test_news_that_fails_takes_no_other_with_it(faults: list[str]) -> None:
-    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
-    taken: list[int] = []
-
-    def fails() -> None:
-        raise ArithmeticError("planted")
-
-    engine._deliver([(taken.append, (1,)), (fails, ()), (taken.append, (2,))])
-    assert taken == [1, 2]
-    assert [("UCX" in each, "planted" in each) for each in faults] == [(True, True)]
-
-
-async def test_a_start_that_fails_when_nobody_waits_any_more_is_no_fault(
-    faults: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The agent has gone on without UCX, and has said so. The garbage collector has nothing to add."""
-    goes_on, reached_the_loop = threading.Event(), list[dict[str, object]]()
-    monkeypatch.setattr(ucxx_engine, "START_S_MAX", 0.05)
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reached_the_loop.append(context))
-    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
-
-    def slow() -> int:
-        assert goes_on.wait(WAIT_S)
-        raise RuntimeError("no device")
-
-    engine._open = slow  # type: ignore[method-assign]  # The test has no device either.
-    with pytest.raises(TransportUnavailable, match="did not start"):
-        await engine.start()
-    goes_on.set()
-    await engine.stop()
-    told = asyncio.Event()
-    asyncio.get_running_loop().call_soon(told.set)  # Behind what the thread has said.
-    await told.wait()
-    del engine, slow
-    gc.collect()
-    assert (reached_the_loop, faults) == ([], [])
-
-
-async def test_what_comes_when_the_thread_ends_is_taken_by_one_of_both(
-    faults: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thread and event loop answer the commands that are left, and tell the news, one after the other."""
-    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
-    alone: list[bool] = []
-
-    class Ended:
-        def progress(self) -> None: ...
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(engine, "_worker", Ended())
-    monkeypatch.setattr(engine, "_poll", Ended(), raising=False)
-    engine.do(lambda: alone.append(engine._over_lock.locked()))
-    await asyncio.to_thread(engine._shut)
-    engine.do(lambda: alone.append(engine._over_lock.locked()))
-    assert alone == [True, True]
-
-
-async def test_a_start_that_takes_too_long_leaves_no_thread(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, shut = threading.Event(), threading.Event()
-    monkeypatch.setattr(ucxx_engine, "START_S_MAX", 0.05)
-    engine = UcxxEngine("127.0.0.1", lambda _: None, faults.append)
-
-    def slow() -> int:
-        assert goes_on.wait(WAIT_S)
-        return 1
-
-    def turns() -> None:
-        assert engine._ending, "it serves although the agent has gone on without it"
-
-    monkeypatch.setattr(engine, "_open", slow)
-    monkeypatch.setattr(engine, "_turn", turns)
-    monkeypatch.setattr(engine, "_shut", shut.set)
-    with pytest.raises(TransportUnavailable, match="did not start"):
-        await engine.start()
-    goes_on.set()
-    await engine.stop()
-    assert shut.is_set()
-    assert engine._thread is not None
-    assert not engine._thread.is_alive()
-    assert faults == []
-
-
-async def test_a_thread_that_fails_is_a_fault_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    came, told = asyncio.Event(), list[str]()
-
-    def fault(why: str) -> None:
-        told.append(why)
-        came.set()
-
-    engine = UcxxEngine("127.0.0.1", lambda _: None, fault)
-
-    def fails() -> None:
-        raise ArithmeticError("planted")
-
-    monkeypatch.setattr(engine, "_open", lambda: 1)
-    monkeypatch.setattr(engine, "_turn", fails)
-    monkeypatch.setattr(engine, "_shut", lambda: None)
-    assert await engine.start() == 1
-    async with asyncio.timeout(WAIT_S):
-        await came.wait()
-    assert "planted" in told[0]
-    await engine.stop()
-
-
-# Lanes.
 
 
 class Log:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.lease_book import GIVE_UP_S
+from tests.kit.fakes import GIVE_UP_S
 
 from tensorhub_agent.compute import strided_copy
 from tensorhub_agent.primitives.forms import packed_strides

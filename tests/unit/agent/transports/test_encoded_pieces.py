@@ -1,14 +1,12 @@
 """Patches over the ucxx transport: what was offered comes and is applied, and nothing else is to be had."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
-from tests.unit.agent.lease_book import Lost
-from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
+from tests.kit.fakes import Lost
+from tests.unit.agent.transports.hubs import MIB, Hub
 
 from tensorhub_agent.compute.pool import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
@@ -17,16 +15,8 @@ from tensorhub_agent.storage.segments import Segment
 from tensorhub_agent.transports.base import EncodingSession, TransportLost
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 
-pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
-
 PIECES = 10
 NBYTES = MIB
-
-
-@pytest.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    async with ucxx_hub(tmp_path) as hub:
-        yield hub
 
 
 def old_of(segment: Segment, share: float) -> bytes:
@@ -64,12 +54,12 @@ async def refused(session: UcxxSession, lost: Lost, memory: memoryview, asked: P
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.4])
-async def test_patches_lead_to_the_sources_bytes(hub: Hub, share: float, beside: bool) -> None:  # noqa: FBT001
+async def test_patches_lead_to_the_sources_bytes(ucxx: Hub, share: float, beside: bool) -> None:  # noqa: FBT001
     """40 % of ten pieces have more patches than fit into one message."""
-    segment = hub.segment(PIECES * NBYTES)
+    segment = ucxx.segment(PIECES * NBYTES)
     old = old_of(segment, share)
     patches = patches_of(old, segment)
-    session = await hub.open(segment, Lost(), patches=patches)
+    session = await ucxx.open(segment, patches=patches)
     assert isinstance(session, EncodingSession)
     destination = memoryview(bytearray(len(old)) if beside else bytearray(old))
     numbers = list(range(PIECES))
@@ -78,19 +68,19 @@ async def test_patches_lead_to_the_sources_bytes(hub: Hub, share: float, beside:
     assert came == [b"".join(each or ()) for each in patches]
     assert found == b"".join(xxhash.xxh3_128_digest(segment.view[n * NBYTES : (n + 1) * NBYTES]) for n in numbers)
     await session.close()
-    await hub.book.until("done", "lease")
-    await hub.until_links(1, 1)
-    assert hub.source.served_bytes == sum(map(len, came))
+    await ucxx.leases.until("done")
+    await ucxx.until_links(1, 1)
+    assert ucxx.source.served_bytes == sum(map(len, came))
 
 
 @pytest.mark.parametrize("numbers", [[0], [PIECES], [-1], [1, 1, 0]])
-async def test_what_was_not_offered_ends_the_connection(hub: Hub, numbers: list[int]) -> None:
+async def test_what_was_not_offered_ends_the_connection(ucxx: Hub, numbers: list[int]) -> None:
     """A piece without a patch, and one that there is not; sizes that are not those that were told."""
-    segment = hub.segment(PIECES * NBYTES)
+    segment = ucxx.segment(PIECES * NBYTES)
     patches = patches_of(old_of(segment, 0.01), segment)
     patches[0] = None
     lost = Lost()
-    session = await hub.open(segment, lost, patches=patches)
+    session = await ucxx.open(segment, lost, patches=patches)
     memory = memoryview(bytearray(segment.nbytes))
     nothing = [0] * len(numbers)
     asked = PatchTargets(numbers, Spans(nothing, nothing, nothing), [7] * len(numbers), [2] * len(numbers))
@@ -98,31 +88,31 @@ async def test_what_was_not_offered_ends_the_connection(hub: Hub, numbers: list[
     assert not any(memory)
 
 
-async def test_a_lease_without_patches_gives_none(hub: Hub) -> None:
-    segment = hub.segment(PIECES * NBYTES)
+async def test_a_lease_without_patches_gives_none(ucxx: Hub) -> None:
+    segment = ucxx.segment(PIECES * NBYTES)
     lost = Lost()
-    session = await hub.open(segment, lost)
+    session = await ucxx.open(segment, lost)
     await refused(session, lost, memoryview(bytearray(10)), PatchTargets([0], Spans([0], [0], [10]), [5], [2]))
 
 
-async def test_the_next_lease_on_a_connection_has_no_patches_of_the_last_one(hub: Hub) -> None:
-    segment = hub.segment(PIECES * NBYTES)
+async def test_the_next_lease_on_a_connection_has_no_patches_of_the_last_one(ucxx: Hub) -> None:
+    segment = ucxx.segment(PIECES * NBYTES)
     patches = patches_of(old_of(segment, 0.01), segment)
-    first = await hub.open(segment, Lost(), patches=patches)
+    first = await ucxx.open(segment, patches=patches)
     await first.close()
-    await hub.book.until("done", "lease")
+    await ucxx.leases.until("done")
     lost = Lost()
-    session = await hub.open(segment, lost, "second")
+    session = await ucxx.open(segment, lost, "second")
     await refused(session, lost, memoryview(bytearray(segment.nbytes)), wanted(patches, [1]))
 
 
-async def test_patches_that_are_damaged_have_no_digest_and_change_nothing(hub: Hub) -> None:
-    segment = hub.segment(PIECES * NBYTES)
+async def test_patches_that_are_damaged_have_no_digest_and_change_nothing(ucxx: Hub) -> None:
+    segment = ucxx.segment(PIECES * NBYTES)
     old = old_of(segment, 0.01)
     patches = patches_of(old, segment)
     patches[4] = (b"no patch",)
     destination = memoryview(bytearray(old))
-    session = await hub.open(segment, Lost(), patches=patches)
+    session = await ucxx.open(segment, patches=patches)
     found, _ = await session.overwrite(destination, None, wanted(patches, [3, 4]))
     assert found[16:] == bytes(16)
     assert destination[4 * NBYTES : 5 * NBYTES] == old[4 * NBYTES : 5 * NBYTES]
@@ -135,13 +125,13 @@ def cut(numbers: list[int]) -> Spans:
     return Spans(at, at, [NBYTES] * len(at))
 
 
-async def test_packed_pieces_lead_to_the_sources_bytes(hub: Hub) -> None:
+async def test_packed_pieces_lead_to_the_sources_bytes(ucxx: Hub) -> None:
     """Weights shrink; random bytes, in the third piece, have no digest and nothing is written for them."""
-    segment = hub.segment(PIECES * NBYTES)
+    segment = ucxx.segment(PIECES * NBYTES)
     chance = np.random.default_rng(4)
     weights = (chance.standard_normal(PIECES * NBYTES // 2, dtype=np.float32) * 0.02).view(np.uint16)[1::2].tobytes()
     segment.view[: 2 * NBYTES], segment.view[3 * NBYTES :] = weights[: 2 * NBYTES], weights[3 * NBYTES :]
-    session = await hub.open(segment, Lost())
+    session = await ucxx.open(segment)
     destination = memoryview(bytearray(segment.nbytes))
     numbers = list(range(PIECES))
     found, came = await session.unpack(destination, cut(numbers), [2] * PIECES)
@@ -151,15 +141,15 @@ async def test_packed_pieces_lead_to_the_sources_bytes(hub: Hub) -> None:
     destination[2 * NBYTES : 3 * NBYTES] = segment.view[2 * NBYTES : 3 * NBYTES]
     assert destination == segment.view
     await session.close()
-    await hub.book.until("done", "lease")
-    await hub.until_links(1, 1)
-    assert hub.source.served_bytes == came
+    await ucxx.leases.until("done")
+    await ucxx.until_links(1, 1)
+    assert ucxx.source.served_bytes == came
 
 
-async def test_several_batches_are_packed_at_a_time(hub: Hub) -> None:
-    segment = hub.segment(PIECES * NBYTES)
+async def test_several_batches_are_packed_at_a_time(ucxx: Hub) -> None:
+    segment = ucxx.segment(PIECES * NBYTES)
     segment.view[:] = bytes(segment.nbytes)
-    session = await hub.open(segment, Lost())
+    session = await ucxx.open(segment)
     destination = memoryview(bytearray(b"x" * segment.nbytes))
     await asyncio.gather(*(session.unpack(destination, cut([number]), [2]) for number in range(PIECES)))
     assert not any(destination)
@@ -177,10 +167,10 @@ async def test_several_batches_are_packed_at_a_time(hub: Hub) -> None:
         (Spans([0] * 10, [0] * 10, [4 * MIB] * 10), 2),
     ],
 )
-async def test_what_can_not_be_packed_ends_the_connection(hub: Hub, spans: Spans, unit: int) -> None:
-    segment = hub.segment(PIECES * NBYTES)
+async def test_what_can_not_be_packed_ends_the_connection(ucxx: Hub, spans: Spans, unit: int) -> None:
+    segment = ucxx.segment(PIECES * NBYTES)
     lost = Lost()
-    session = await hub.open(segment, lost)
+    session = await ucxx.open(segment, lost)
     reading = asyncio.ensure_future(session.unpack(memoryview(bytearray(10 * MIB)), spans, [unit] * len(spans.nbytes)))
     await lost.wait()
     await session.close()

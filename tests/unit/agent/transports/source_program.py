@@ -1,6 +1,6 @@
 """A source in a process of its own: serves one segment of bytes that are never 0 to whoever comes, until it is killed.
 
-python ucxx_source.py FOLDER NBYTES
+python source_program.py FOLDER NBYTES
 """
 
 import asyncio

@@ -9,28 +9,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.kit.fakes import GIVE_UP_S, Lost
 from tests.stopping import stop
-from tests.unit.agent.box_samples import rows
-from tests.unit.agent.lease_book import GIVE_UP_S, Lost
-from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
+from tests.unit.agent.boxes import rows
+from tests.unit.agent.transports.hubs import MIB, Hub, cut
 
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx import transport
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
-from tensorhub_common.protocol.leases import LeaseGrant
 
-pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
-
-SOURCE_PROGRAM = Path(__file__).parent / "ucxx_source.py"
+SOURCE_PROGRAM = Path(__file__).parent / "source_program.py"
 CLOSE_S_MAX = 60.0
 """A close by force takes milliseconds; one that flushes waits for the other side."""
-
-
-@pytest.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    async with ucxx_hub(tmp_path) as hub:
-        yield hub
 
 
 class Source:
@@ -51,7 +42,7 @@ async def source_process(folder: Path, nbytes: int) -> AsyncIterator[Source]:
         str(folder),
         str(nbytes),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
     )
     assert process.stdout is not None
     try:
@@ -98,23 +89,22 @@ async def close_without(source: Source, session: UcxxSession) -> None:
     assert not waiting, f"close has waited {CLOSE_S_MAX:g} s for a source that is stopped"
 
 
-async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended(hub: Hub, tmp_path: Path) -> None:
+async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended(ucxx: Hub, tmp_path: Path) -> None:
     """Late bytes: whatever the source still had to send when it was stopped must not arrive once close has returned."""
     nbytes = 256 * MIB
     async with source_process(tmp_path, nbytes) as source:
-        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
-        session = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        session = await ucxx.show_ticket(endpoint=source.endpoint)
         memory = memoryview(bytearray(nbytes))
         read = await read_until_stuck(session, memory, source)
         await close_without(source, session)
         with pytest.raises(TransportLost):
             await read
-        assert hub.reader.links == 0
+        assert ucxx.reader.links == 0
         assert memory[-1] == 0, "all had come before the source was stopped, so the test shows nothing: use more bytes"
         memory[:] = bytes(nbytes)
         source.signal(signal.SIGCONT)
         # Once it serves again, it has done whatever it was stopped in.
-        again = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        again = await ucxx.show_ticket(endpoint=source.endpoint)
         other = memoryview(bytearray(MIB))
         await again.read(other, cut(MIB, MIB), digests=True)
         await again.close()
@@ -129,12 +119,11 @@ async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended
     ids=["packed here", "packed there", "packed nowhere"],
 )
 async def test_close_ends_a_gather_from_a_stopped_source_and_it_stays_ended(
-    hub: Hub, tmp_path: Path, form: StridedForm
+    ucxx: Hub, tmp_path: Path, form: StridedForm
 ) -> None:
     """Not a late byte comes into the destination, nor into bounce memory that others use by then."""
     async with source_process(tmp_path, form.origin_span_bytes) as source:
-        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
-        session = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        session = await ucxx.show_ticket(endpoint=source.endpoint)
         memory = memoryview(bytearray(form.span_bytes))
         gathering = await gather_until_stuck(session, memory, form, source)
         await close_without(source, session)
@@ -142,24 +131,23 @@ async def test_close_ends_a_gather_from_a_stopped_source_and_it_stays_ended(
         left = bytes(memory)
         with pytest.raises(TransportLost):
             await gathering
-        assert hub.reader.links == 0
+        assert ucxx.reader.links == 0
         assert memory == left, "something was written after close had come back"
-        slots = [bytes(slot) for slot in hub.reader._slots._free]
+        slots = [bytes(slot) for slot in ucxx.reader._slots._free]
         memory[:] = bytes(len(memory))
         source.signal(signal.SIGCONT)
         # Once it serves again, it has done whatever it was stopped in.
-        again = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        again = await ucxx.show_ticket(endpoint=source.endpoint)
         await again.read(memoryview(bytearray(MIB)), cut(MIB, MIB), digests=True)
         await again.close()
         assert memory == bytes(len(memory))
-        assert [bytes(slot) for slot in hub.reader._slots._free] == slots
+        assert [bytes(slot) for slot in ucxx.reader._slots._free] == slots
 
 
-async def test_a_killed_source_is_noticed(hub: Hub, tmp_path: Path) -> None:
+async def test_a_killed_source_is_noticed(ucxx: Hub, tmp_path: Path) -> None:
     async with source_process(tmp_path, 64 * MIB) as source:
-        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
         lost = Lost()
-        session = await hub.reader.open(grant, reader="reader", on_lost=lost)
+        session = await ucxx.show_ticket(lost, endpoint=source.endpoint)
         memory = memoryview(bytearray(64 * MIB))
         read = asyncio.create_task(session.read(memory, cut(len(memory), len(memory)), digests=True))
         source.signal(signal.SIGKILL)
@@ -167,16 +155,15 @@ async def test_a_killed_source_is_noticed(hub: Hub, tmp_path: Path) -> None:
         await session.close()
         with contextlib.suppress(TransportLost):
             await read
-        assert hub.reader.links == 0
+        assert ucxx.reader.links == 0
 
 
 async def test_a_stopped_source_lets_nobody_in_within_the_bound(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ucxx: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "OPEN_S", 0.2)
     async with source_process(tmp_path, MIB) as source:
         source.signal(signal.SIGSTOP)
-        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
         with pytest.raises(TransportLost, match="did not let us in"):
-            await hub.reader.open(grant, reader="reader", on_lost=Lost())
-        assert hub.reader.links == 0
+            await ucxx.show_ticket(endpoint=source.endpoint)
+        assert ucxx.reader.links == 0

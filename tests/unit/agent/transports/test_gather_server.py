@@ -1,8 +1,7 @@
-"""A reader that asks for boxes as none of ours does is cut off before a byte is read for it."""
+"""Requests for boxes: each is refused before a byte is read, or answered from a bounded number of slots."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,18 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.box_samples import dense, forms, source_of
-from tests.unit.agent.lease_book import GIVE_UP_S, Lost
-from tests.unit.agent.test_ucxx_boxes import messages_for
-from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
+from tests.kit.fakes import GIVE_UP_S, Lost
+from tests.unit.agent.boxes import dense, forms, source_of
+from tests.unit.agent.transports.hubs import MIB, Hub
+from tests.unit.agent.transports.test_gather_plan import messages_for
 
+from tensorhub_agent.compute.conversion import CastUnknown
 from tensorhub_agent.compute.pool import CopyPool, Spans
 from tensorhub_agent.compute.strided_copy import StridedBatch, copy_boxes
 from tensorhub_agent.primitives.forms import packed_strides, sender_form
 from tensorhub_agent.primitives.lease_messages import Hello
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
-from tensorhub_agent.transports.ucxx import gather_server, server
-from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
+from tensorhub_agent.transports.ucxx import bounce_buffers, gather_server, server
+from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
 from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, GatherServer
 from tensorhub_agent.transports.ucxx.link import UcxxBatch
 from tensorhub_agent.transports.ucxx.protocol.frames import (
@@ -38,15 +38,7 @@ from tensorhub_common.errors import BadCommand
 from tensorhub_common.programs.regions import Blocks, StridedForm
 from tensorhub_common.protocol.log.commands import PROTOCOL
 
-pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
-
 ROWS = dense((4, 16), 1, (100, 1))
-
-
-@pytest.fixture
-async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    async with ucxx_hub(tmp_path) as hub:
-        yield hub
 
 
 def question(
@@ -120,32 +112,33 @@ BEYOND = [
 
 
 @pytest.mark.parametrize("frame", BEYOND)
-async def test_what_may_not_be_asked_for_ends_the_lease_and_sends_nothing(hub: Hub, frame: GatherRequest) -> None:
-    grant = hub.grant("lease", hub.segment(MIB))
-    address, _, port = hub.source.endpoint.rpartition(":")
-    down, link = Lost(), hub.reader._engine.connect(address, int(port))
-    link.on_down = down
-    link.send(encode(Hello(PROTOCOL, grant.ticket, "reader")))
-    memory = memoryview(bytearray(8 * MIB))
-    batch = link.receive([memory], 1)
-    link.send(encode(frame))
-    await down.wait()
-    await link.close()
-    await asyncio.wait_for(asyncio.shield(batch.ended), GIVE_UP_S)
-    assert memory == bytes(8 * MIB)
-    await hub.book.until("gone", "lease")
-    assert hub.source.served_bytes == 0
+async def test_what_may_not_be_asked_for_raises_and_sends_nothing(frame: GatherRequest) -> None:
+    with pytest.raises((BadCommand, CastUnknown)):  # Each of them ends the connection.
+        await asked(frame, memoryview(bytearray(MIB)), MIB)
+
+
+@pytest.mark.parametrize("frame", [BEYOND[0], BEYOND[14]])
+async def test_over_a_connection_it_ends_the_lease(ucxx: Hub, frame: GatherRequest) -> None:
+    ucxx.leases.offer("lease", ucxx.segment(MIB))
+    stranger = await ucxx.stranger()
+    await stranger.say(Hello(PROTOCOL, "ticket-lease", "reader"))
+    await stranger.say(frame)
+    await stranger.until_cut_off()
+    await ucxx.leases.until("gone")
+    assert ucxx.source.served_bytes == 0
 
 
 @pytest.mark.parametrize("bound", ["FRAMES_UNDER_WAY_MAX", "WANTED_BYTES_MAX"])
-async def test_what_is_too_much_at_a_time_ends_the_lease(hub: Hub, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+async def test_what_is_too_much_at_a_time_ends_the_lease(
+    ucxx: Hub, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
     monkeypatch.setattr(gather_server if bound.startswith("FRAMES") else server, bound, 0)
     lost = Lost()
-    session = await hub.open(hub.segment(MIB), lost)
+    session = await ucxx.open(ucxx.segment(MIB), lost)
     session._link.send(encode(question()))
     await lost.wait()
     await session.close()
-    await hub.book.until("gone", "lease")
+    await ucxx.leases.until("gone")
 
 
 class Recorder:
@@ -277,3 +270,46 @@ async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypa
     await gathering.ended()
     assert sent == [ROWS.nbytes] * (SLOTS_MAX + 1)
     pool.close()
+
+
+# Bounce buffers.
+
+
+async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> None:
+    user, order = BounceBuffers(SlotPool(), 1), []
+
+    async def take(number: int) -> memoryview:
+        async with user.slot() as slot:
+            order.append(number)
+            await asyncio.sleep(0)
+            return slot
+
+    slots = await asyncio.gather(*(take(number) for number in range(4)))
+    assert order == [0, 1, 2, 3]
+    assert len({id(slot) for slot in slots}) == 1
+    assert len(slots[0]) == SLOT_BYTES
+
+
+async def test_users_have_bounds_of_their_own() -> None:
+    store = SlotPool()
+    one, other = BounceBuffers(store, 1), BounceBuffers(store, 1)
+    async with one.slot() as first:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0), one.slot():
+                raise AssertionError
+        async with other.slot() as second:
+            assert first is not second
+    async with one.slot() as again:
+        assert again is first, "it is the one that was given back last"
+
+
+async def test_whatever_ends_the_use_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounce_buffers, "KEPT_SLOTS_MAX", 1)
+    store = SlotPool()
+    user = BounceBuffers(store, 2)
+    with pytest.raises(RuntimeError):
+        async with user.slot(), user.slot():
+            raise RuntimeError
+    assert len(store._free) == 1, "no more is kept than the bound"
+    async with user.slot(), user.slot():
+        assert not store._free

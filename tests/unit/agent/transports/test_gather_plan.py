@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.unit.agent.box_samples import answer, places, regions, rows, source_of
+from tests.unit.agent.boxes import answer, places, regions, rows, source_of
 
 from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.transports.ucxx.protocol import gather_plan

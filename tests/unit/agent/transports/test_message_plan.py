@@ -1,15 +1,18 @@
-"""Every byte of a span comes in exactly one message, and tiny ones come together."""
+"""Every byte of a span comes in exactly one message, tiny ones come together, and frames come out of a stream whole."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_agent.transports.ucxx.protocol import message_plan
+from tensorhub_agent.transports.ucxx.protocol.frames import FRAME_BYTES_MAX, LENGTH_BYTES, FrameAssembler, framed
 from tensorhub_agent.transports.ucxx.protocol.message_plan import (
     GAP_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     TINY_BYTES_MAX,
     messages_of,
 )
+from tensorhub_common.errors import BadCommand
 
 KIB = 1024
 
@@ -107,3 +110,22 @@ def test_a_large_piece_is_not_packed_with_its_small_neighbours() -> None:
     messages = messages_of([0, 256, 512, 512 + 200 * KIB], [0, 256, 512, 512 + 200 * KIB], [10, 10, 200 * KIB, 10])
     assert set(messages.packed) == {0, 1}
     assert sorted(messages.nbytes) == [10 + 0, 266, 200 * KIB] or messages.nbytes[:1] == [200 * KIB + 10]
+
+
+# Frames.
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.data())
+def test_each_frame_comes_once_and_in_order(frames: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(framed(frame) for frame in frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    inbox, found = FrameAssembler(), []
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += inbox.take(stream[begin:end])
+    assert found == frames
+
+
+@pytest.mark.parametrize("nbytes", [0, FRAME_BYTES_MAX + 1])
+def test_a_length_that_may_not_be_is_refused_before_its_frame_has_come(nbytes: int) -> None:
+    with pytest.raises(BadCommand, match=f"a frame of {nbytes} bytes"):
+        FrameAssembler().take(nbytes.to_bytes(LENGTH_BYTES, "big"))
