@@ -16,6 +16,7 @@ from tensorhub_agent.transports.base import (
     unheard,
 )
 from tensorhub_common.protocol.leases import LeaseGrant
+from tensorhub_common.runtime.supervision import Fault
 
 GIVE_UP_S: Final = 60.0
 
@@ -113,3 +114,20 @@ class FakeTransport:
     ) -> SourceSession:
         self.told.append(f"open {grant.lease} as {reader}")
         raise TransportLost("a fake opens nothing")
+
+
+class LastResort:
+    """Stands for the program's `main`: a fault that comes here ends the process."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self._came = asyncio.Event()
+
+    def take(self, fault: Fault) -> None:
+        self.faults.append(fault)
+        self._came.set()
+
+    async def wait(self) -> Fault:
+        async with asyncio.timeout(GIVE_UP_S):
+            await self._came.wait()
+        return self.faults[0]

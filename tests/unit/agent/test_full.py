@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent
+from tests.unit.agent.storage.test_manifest import LAYOUT, PREFIX, left_ready, manifest_of, names, next_run
 from tests.unit.agent.test_cache import retaining, wanted
-from tests.unit.agent.test_manifest import LAYOUT, PREFIX, left_ready, manifest_of, names, next_run
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.agent import AgentCore

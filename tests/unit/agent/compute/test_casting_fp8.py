@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.torch_bits import bits_in, is_nan, tensor_of
-from tests.unit.agent.torch_fp8 import referred, weight
+from tests.unit.agent.compute.torch_bits import bits_in, is_nan, tensor_of
+from tests.unit.agent.compute.torch_fp8 import referred, weight
 
 from tensorhub_agent.compute.casting import fp8
 from tensorhub_agent.compute.casting.floats import Bits, bits_of

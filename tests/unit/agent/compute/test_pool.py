@@ -1,19 +1,31 @@
+"""Copies and background work in the threads of the pool: what is written, what is hashed, and when each ends."""
+
 import asyncio
+import functools
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
+from tests.kit.fakes import GIVE_UP_S, LastResort
 
 from tensorhub_agent.compute import pool as compute_pool
-from tensorhub_agent.compute.pool import PART_BYTES, CopyBatch, CopyPool, CopyPoolFull, CopyStopped, Spans
+from tensorhub_agent.compute.pool import (
+    PART_BYTES,
+    BackgroundTask,
+    CopyBatch,
+    CopyPool,
+    CopyPoolFull,
+    CopyStopped,
+    Spans,
+)
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
-GIVE_UP_S = 60.0
 
 
 @pytest.fixture
@@ -308,3 +320,123 @@ async def test_a_pool_that_closes_ends_its_jobs(monkeypatch: pytest.MonkeyPatch)
     for job in jobs[1:]:
         with pytest.raises(CopyStopped):
             await job.result()
+
+
+# Background work: done only when no job has a turn.
+
+
+@pytest.fixture
+def one() -> Iterator[CopyPool]:
+    """A pool of one thread."""
+    one = CopyPool(1)
+    yield one
+    one.close()
+
+
+def opened(gate: threading.Event) -> None:
+    gate.wait(GIVE_UP_S)
+
+
+async def test_a_chore_is_done_in_a_thread_of_the_pool(one: CopyPool) -> None:
+    names: list[str] = []
+    await one.background(lambda: names.append(threading.current_thread().name))
+    assert names == ["copy-0"]
+
+
+async def test_nothing_of_a_chore_that_is_over_is_kept(one: CopyPool) -> None:
+    """What a chore has read is a publication's memory, which may have been released since."""
+
+    class Publication(list[int]):
+        pass
+
+    publication = Publication()
+    kept = weakref.ref(publication)
+    await one.background(functools.partial(publication.append, 1))
+    del publication
+    async with asyncio.timeout(GIVE_UP_S):
+        while kept() is not None:  # noqa: ASYNC110 (the thread is about to leave its frame)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_failure_is_heard(one: CopyPool) -> None:
+    def fail() -> None:
+        raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError, match="no"):
+        await one.background(fail)
+    await one.background(lambda: None)
+
+
+async def test_a_chore_wants_another_turn_while_jobs_have_theirs() -> None:
+    done: list[str] = []
+    others = [True, True, False]
+    chore = BackgroundTask(lambda: done.append("work"), lambda: others.pop(0))
+    assert [chore.run_task(None), chore.run_task(None)] == [True, True]
+    assert not done
+    assert chore.run_task(None) is False
+    await chore.over
+    assert done == ["work"]
+
+
+async def test_chores_and_jobs_end_whatever_their_order(one: CopyPool) -> None:
+    done: list[int] = []
+    chores = [asyncio.ensure_future(one.background(lambda: done.append(1))) for _ in range(20)]
+    memory = memoryview(bytearray(4 * MIB))
+    jobs = [one.digest(memory, Spans([0, MIB], [0, MIB], [MIB, MIB])) for _ in range(20)]
+    async with asyncio.timeout(GIVE_UP_S):
+        await asyncio.gather(*chores, *(job.result() for job in jobs))
+    assert len(done) == 20
+
+
+async def test_a_chore_that_was_stopped_ends_without_its_work_though_jobs_have_turns() -> None:
+    done: list[str] = []
+    chore = BackgroundTask(lambda: done.append("work"), lambda: True)
+    chore.stop()
+    assert chore.run_task(None) is False
+    await chore.over
+    assert not done
+
+
+async def test_a_cancelled_caller_stays_until_the_work_has_ended(one: CopyPool) -> None:
+    began, gate, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        gate.wait(GIVE_UP_S)
+        ended.set()
+
+    chore = asyncio.ensure_future(one.background(work))
+    assert await asyncio.to_thread(began.wait, GIVE_UP_S)
+    chore.cancel()
+    await asyncio.sleep(0)
+    assert not chore.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await chore
+    assert ended.is_set()
+
+
+async def test_a_chore_that_was_cancelled_before_its_turn_is_not_done(one: CopyPool) -> None:
+    gate, done = threading.Event(), threading.Event()
+    held = asyncio.ensure_future(one.background(lambda: opened(gate)))
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(one.background(done.set))
+    await asyncio.sleep(0)
+    late.cancel()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    await held
+    assert not done.is_set()
+
+
+async def test_a_thread_of_the_copy_pool_that_ends_ends_the_process(last_resort: LastResort) -> None:
+    class Broken:
+        def run_task(self, _: object) -> bool:
+            raise ArithmeticError("planted")
+
+    pool = CopyPool(1)
+    await pool.background(lambda: None)
+    pool._turns.put(Broken())  # type: ignore[arg-type]
+    assert (await last_resort.wait()).owner == "copying"
+    pool.close()

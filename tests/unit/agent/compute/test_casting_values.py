@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.torch_bits import is_nan, torch_cast
+from tests.unit.agent.compute.torch_bits import is_nan, torch_cast
 
 from tensorhub_agent.compute.casting import kernels, values
 from tensorhub_agent.compute.casting.floats import Bits, bits_of

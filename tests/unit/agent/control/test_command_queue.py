@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tensorhub_agent.control import command_queue
-from tensorhub_agent.control.command_queue import CommandQueue
-from tensorhub_common.bus.errors import LogFull, LogMissing, NoBus, NoResponder
+from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, WAITING_MAX, CommandQueue
+from tensorhub_common.bus.errors import LogFull, LogMissing, MessageTooLarge, NoBus, NoResponder
+from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.protocol.log.commands import Drained, Sender
-from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 LANES = 10
 TRIES = 5
@@ -94,3 +95,61 @@ async def test_while_nats_is_away_lanes_say_nothing(
     """The bus has said it."""
     await said(Log(why, is_reachable=False), work)
     assert caplog.records == []
+
+
+# What a lane can't say.
+
+
+@pytest.fixture
+def faults() -> list[str]:
+    return []
+
+
+class FailingLog:
+    """A job's log that takes nothing."""
+
+    job = "run-7"
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+        self.asked = 0
+
+    async def append(self, *_: Any) -> None:
+        self.asked += 1
+        raise self.why
+
+
+def command(n: int) -> Drained:
+    return Drained(model="m", replica="r", shard=0, by=Sender("agent-0/1", 1, n))
+
+
+async def test_a_lane_without_room_gives_the_incarnation_up(faults: list[str]) -> None:
+    """It never leaves out one command and says the next."""
+    work, given_up = Supervisor("test", lambda fault: faults.append(str(fault))), list[int]()
+    lanes = CommandQueue(FailingLog(RegistryUnavailable("no")), None, work, lambda: given_up.append(1))  # type: ignore[arg-type]
+    for n in range(WAITING_MAX):
+        lanes.say(command(n))
+    assert given_up == []
+    assert lanes.waiting("agent-0/1") == WAITING_MAX > CALLS_WAIT_MAX
+    lanes.say(command(WAITING_MAX))
+    assert given_up == [1]
+    lanes.forget()
+    assert lanes.waiting("agent-0/1") == 0
+    await work.close()
+    assert faults == []
+
+
+async def test_a_command_that_no_message_holds_is_a_fault(faults: list[str]) -> None:
+    came = asyncio.Event()
+
+    def fault(each: Fault) -> None:
+        faults.append(str(each))
+        came.set()
+
+    log = FailingLog(MessageTooLarge("2 MiB"))
+    lanes = CommandQueue(log, None, Supervisor("job run-7", fault), lambda: None)  # type: ignore[arg-type]
+    lanes.say(command(1))
+    lanes.say(command(2))
+    async with asyncio.timeout(BOUND_S):
+        await came.wait()
+    assert (len(faults), log.asked) == (1, 1), "the second was said although the first is missing"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from tests.unit.agent.torch_bits import bits_in, tensor_of
+from tests.unit.agent.compute.torch_bits import bits_in, tensor_of
 
 from tensorhub_agent.compute.casting.floats import Bits
 from tensorhub_agent.compute.casting.fp8 import Floats
