@@ -22,7 +22,8 @@ from typing import Final
 import numpy as np
 
 from tensorhub_agent.app.main import SWITCH_S
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transports.base import LeaseAuthority, LeaseOpened, SourceSession, TicketRejected, Transport
 from tensorhub_agent.transports.local.transport import LocalTransport

@@ -28,8 +28,9 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.shard_state import ShardContents, ShardSpec
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.troubles import TROUBLES
+from tensorhub_agent.storage.adoption import AdoptionPolicy, adopt
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
-from tensorhub_agent.storage.manifest import AdoptionPolicy, Manifest, adopt, load, manifest_path, save
+from tensorhub_agent.storage.manifest import Manifest, load, manifest_path, save
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, ShardStores
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted

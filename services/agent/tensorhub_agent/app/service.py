@@ -59,13 +59,13 @@ TURN_S: Final = 0.25
 """How often the main loop tells the beat that it turns."""
 
 FAILED: Final = 1
-"""The exit code of an agent that ends by itself: whoever supervises it starts it anew."""
+"""The exit code of an agent that ends by itself: its supervisor starts it anew."""
 
 FAULT_END_S_MAX: Final = 5.0
 """After a fault the process has so long for an orderly end; then it ends as it is, and nothing more can be written."""
 
 JOBS_MAX: Final = 100
-"""One agent serves at most so many jobs."""
+"""The most jobs that one agent serves."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class AgentService:
     def fault(self, why: str) -> None:
         """End with an error, within a bound: something has failed that no job owns, or that nothing can go on without.
 
-        The next process takes back what stands in memory.
+        The next process takes its memory back.
         """
         if self._fault is not None:
             return
@@ -272,7 +272,7 @@ class AgentService:
         await self._desk.end(job)
 
     def _leave_what_is_aside(self) -> None:
-        """End where nothing is left but what was set aside: the next process takes that back, at nobody's cost."""
+        """End where nothing is left but what was set aside: the next process takes that back, at no cost."""
         if self._aside and not any(job.core.shards for job in self._jobs.values()):
             why, _ = next(iter(self._aside.values()))
             self.fault(f"{why}. No other job has anything here")
@@ -350,7 +350,7 @@ class AgentService:
             Problem(kind="job-set-aside", why=why, since=since, job=job) for job, (why, since) in self._aside.items()
         ]
         for job, shards, why in self._around.shelves.set_aside():
-            said = f"{shards} shards stand here and could not be taken back when the agent started: {why}"
+            said = f"{shards} shards are in memory here and could not be taken back when the agent started: {why}"
             aside.append(Problem(kind="shards-set-aside", why=said, since=self._began, job=job))
         return (*aside, *TROUBLES.told())
 

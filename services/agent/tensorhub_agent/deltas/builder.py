@@ -5,7 +5,7 @@ its own, on the agent's account. A patch that was made is applied to the shadow 
 for little more than what changes. All of it is done in chores of the copy pool: a read never waits for one, nor does
 `unpublish`.
 
-Always true:
+Invariants:
 - A patch counts only if the memory was published from before it was read until after; what was read of memory that had
   been taken back meanwhile is dropped, and so is a copy that was made of it.
 - Of every piece in the shadow it is known which digest it has, or that it is not known.
@@ -35,7 +35,7 @@ CHORE_BYTES: Final = 4 * 1024 * 1024
 """A chore takes about so much at a time: some milliseconds, for which a job may have to wait."""
 
 CHORE_PIECES_MAX: Final = 256
-"""And so many pieces, where they are tiny."""
+"""The most pieces of a chunk, where they are tiny."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class PublishedMemory:
         yield range(first, len(self.table))
 
     def piece(self, view: memoryview, piece: int) -> memoryview:
-        """Return where a piece stands."""
+        """Return the memory of a piece."""
         at = self.table.at[piece]
         return view[at : at + self.table.nbytes[piece]]
 
@@ -204,7 +204,7 @@ class DeltaBuilder:
                 return
             group = _Group()
             compared = _stale(pieces, shadow, publication)
-            # What nobody will be offered is not compared; the shadow follows by copies alone.
+            # A piece that will not be offered is not compared; the shadow follows by copies alone.
             wanted = delta is not None and last is not None
             known = [piece for piece in compared if wanted and last is not None and _stands(shadow, last, piece)]
             await self._pool.background(lambda: _make(known, shadow, publication, group))  # noqa: B023 (awaited here)

@@ -74,7 +74,7 @@ class UnixServer:
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as why:
-                # Whoever connects waits in the backlog meanwhile.
+                # Processes that connect wait in the backlog meanwhile.
                 _log.warning("no %s can be accepted for now: %s", self._peer, why)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, LeaseClient
 from tensorhub_agent.control.program_cache import ProgramCache
 from tensorhub_agent.core.effects import (
@@ -132,7 +132,7 @@ class SourceManager:
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
         self.encoded_bytes: Counter[str] = Counter()
-        """What stands here so far otherwise than by coming as it is, by encoding."""
+        """Bytes of pieces so far that did not come as they are, by encoding."""
 
     def transports(self) -> list[str]:
         """Return the transport of each open source. It may be called from another thread."""
@@ -226,7 +226,7 @@ class SourceManager:
         return grant, about, session
 
     async def _await_units(self, effect: RequestLease, program: NumberedProgram) -> None:
-        """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
+        """Prepare to take the availability of a half-filled source, whatever its layout."""
         source, layout = self._open.get((effect.key, effect.source)), effect.share.layout or ""
         table = await self._programs.table(layout)
         if source is not None:
@@ -263,7 +263,7 @@ class SourceManager:
     def post(
         self, effect: ReadBatch, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool
     ) -> None:
-        """Bring a batch of pieces. `base` is where the shard's old version stands, if that is not in the same place."""
+        """Bring a batch of pieces. `base` has the shard's old version, if that is not in the same place."""
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
             return
@@ -286,7 +286,7 @@ class SourceManager:
         self._begin(source, work, effect, "reading from a source")
 
     def take(self, effect: ReadBatch, borrowed: MappedDescriptors) -> None:
-        """Take the memory in which the pieces stand, so that it can be mapped: nothing has to be brought."""
+        """Take the memory with the pieces, so that it can be mapped: nothing has to be brought."""
         source = self._open.get((effect.key, effect.source))
         if source is None or not isinstance(source.session, MappedSession):
             return
@@ -331,7 +331,7 @@ class SourceManager:
         try:
             await session.gather(memory, regions, digests=digests, progress=lambda came: self._progressed(effect, came))
         except (TensorHubError, ValueError) as why:
-            # ValueError: boxes that don't fit into memory, or that nobody can bring.
+            # ValueError: boxes that don't fit into memory, or that no source can send.
             self._lost(effect.key, effect.source, str(why))
         else:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
@@ -400,7 +400,7 @@ class SourceManager:
         self._tell(SourceClosed(effect.key, effect.source))
 
     async def stop(self) -> None:
-        """Close everything, telling nobody."""
+        """Close everything, without telling the core."""
         self._tell = lambda _: None
         for (key, number), source in list(self._open.items()):
             self.close(CloseSource(key, number))

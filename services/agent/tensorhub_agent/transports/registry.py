@@ -1,7 +1,6 @@
 """The ways for bytes that this agent has: local always, ucxx where UCX can be used.
 
-An agent without UCX serves its host as before. Whoever would read from it over ucxx is told why that can't be, and so
-is whoever would have it read.
+An agent without UCX serves its host all the same. A read over ucxx from it, or by it, fails with the reason.
 """
 
 import logging
@@ -59,7 +58,7 @@ class TransportRegistry:
         return {name: transport.served_bytes for name, transport in list(self._by_name.items())}
 
     def connections(self) -> dict[str, int]:
-        """Return how many connections stand, by transport. It may be called from another thread."""
+        """Return how many connections there are, by transport. It may be called from another thread."""
         return {name: transport.links for name, transport in list(self._by_name.items())}
 
     def lack(self, name: Name) -> str:

@@ -14,15 +14,8 @@ import xxhash
 from tests.kit.fakes import GIVE_UP_S, LastResort
 
 from tensorhub_agent.compute import pool as compute_pool
-from tensorhub_agent.compute.pool import (
-    PART_BYTES,
-    BackgroundTask,
-    CopyBatch,
-    CopyPool,
-    CopyPoolFull,
-    CopyStopped,
-    Spans,
-)
+from tensorhub_agent.compute.pool import PART_BYTES, BackgroundTask, CopyBatch, CopyPool, CopyPoolFull, CopyStopped
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024

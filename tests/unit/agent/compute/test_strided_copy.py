@@ -13,7 +13,8 @@ from tests.unit.agent.boxes import Gate, answer, dense, forms, regions, rows, so
 
 from tensorhub_agent.compute import conversion, strided_copy
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.compute.pool import CopyPool, CopyStopped, Spans, memmove
+from tensorhub_agent.compute.pool import CopyPool, CopyStopped, memmove
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, copy_boxes
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.deltas.builder import DeltaBuilder, PublishedMemory
 from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.leases.delta_store import DeltaStore

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.leases.delta_store import DeltaStore

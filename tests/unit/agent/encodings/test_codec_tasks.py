@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import Coded, patch_pieces
 from tensorhub_agent.encodings.patch import make
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make

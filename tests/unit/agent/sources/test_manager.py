@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tensorhub_agent.compute.pool import CopyPoolFull, Spans
+from tensorhub_agent.compute.pool import CopyPoolFull
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.control.lease_client import HOLD_S
 from tensorhub_agent.core.effects import (
     BatchDone,

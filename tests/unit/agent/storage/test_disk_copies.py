@@ -14,12 +14,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import Keep, SaveManifest
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.storage.adoption import AdoptedShard, adopt
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
-from tensorhub_agent.storage.manifest import AdoptedShard, Manifest, adopt, manifest_path, save
+from tensorhub_agent.storage.manifest import Manifest, manifest_path, save
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted

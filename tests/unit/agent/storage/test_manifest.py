@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import zstandard
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.storage import manifest as manifests
+from tensorhub_agent.storage.adoption import adopt
 from tensorhub_agent.storage.manifest import (
     Manifest,
     UnusableManifest,
-    adopt,
     load,
     manifest_path,
     pack_layout,

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_agent.storage import manifest as manifests
+from tensorhub_agent.storage.adoption import AdoptedShard, adopt
 from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import MemoryExhausted
@@ -61,10 +62,10 @@ def left(tmp_path: Path) -> list[Path]:
     return list(tmp_path.iterdir())
 
 
-async def adopted(tmp_path: Path) -> list[manifests.AdoptedShard]:
+async def adopted(tmp_path: Path) -> list[AdoptedShard]:
     pool = CopyPool(1)
     try:
-        return (await manifests.adopt(store(tmp_path), pool))[0]
+        return (await adopt(store(tmp_path), pool))[0]
     finally:
         await asyncio.to_thread(pool.close)
 

@@ -14,7 +14,8 @@ import pytest
 import xxhash
 from tests.kit.fakes import GIVE_UP_S, FakeLeases, Lost
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.lease_messages import LeaseMessage
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transports.base import OnAvailability, unheard

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.kit.fakes import Lost
 from tests.unit.agent.transports.hubs import MIB, Hub, cut, digests_of
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.lease_messages import (
     AvailabilityUpdate,
     ConfirmReply,

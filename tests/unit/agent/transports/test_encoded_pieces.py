@@ -8,7 +8,7 @@ import xxhash
 from tests.kit.fakes import Lost
 from tests.unit.agent.transports.hubs import MIB, Hub
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.encodings.patch import make
 from tensorhub_agent.storage.segments import Segment

@@ -16,7 +16,8 @@ from tests.unit.agent.transports.hubs import MIB, Hub
 from tests.unit.agent.transports.test_gather_plan import messages_for
 
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import StridedBatch, copy_boxes
 from tensorhub_agent.primitives.forms import packed_strides, sender_form
 from tensorhub_agent.primitives.lease_messages import Hello

@@ -15,7 +15,7 @@ from tests.kit.fakes import GIVE_UP_S, Lost
 from tests.unit.agent.transports.hubs import MIB, Hub, cut, digests_of
 
 from tensorhub_agent.compute import pool
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.lease_messages import Hello, LeaseBroken, LeaseMessage, ReaderDone, Welcome
 from tensorhub_agent.runtime import unix_server
 from tensorhub_agent.runtime.rejections import RejectionCounter, RejectionKind

@@ -9,7 +9,8 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.primitives.lease_messages import LeaseMessage, ReaderDone
@@ -96,7 +97,7 @@ class LocalSession(LocalLease):
         destination: memoryview,
         regions: StridedCopies,
         *,
-        digests: bool,  # noqa: ARG002 (the bytes are taken from where they stand, so there is nothing to compare)
+        digests: bool,  # noqa: ARG002 (no bytes are sent, so there is nothing to compare)
         progress: Callable[[int], None] = silent,  # noqa: ARG002 (as for `read`)
     ) -> None:
         """See `SourceSession.gather`."""

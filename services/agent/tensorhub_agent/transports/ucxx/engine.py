@@ -4,7 +4,7 @@ UCX's worker is used by one thread alone: it posts, progresses, sees what has co
 computes nothing of it and UCX needs no locks. The thread gives up the GIL whenever it moves bytes or waits. What it has
 seen goes to the event loop in one call a turn.
 
-Always true:
+Invariants:
 - A batch ends only when every one of its requests has ended: completed, failed, or cancelled by the close of its link.
   Its views are held until then.
 - `UcxxLink.close` ends only when every request of the link has ended. UCX's own close must force: one that flushes
@@ -86,7 +86,7 @@ class UcxxEngine:
     """UCX for one agent. Its methods belong to the event loop; the thread talks back by way of that loop."""
 
     def __init__(self, address: str, on_link: Callable[[UcxxLink], None], on_fault: Callable[[str], None]) -> None:
-        """Listen at `address`, an IP. `on_link` hears of whoever connects."""
+        """Listen at `address`, an IP. `on_link` is called with each connection of a reader."""
         self._address, self._on_link, self._on_fault = address, on_link, on_fault
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[int] = self._loop.create_future()
@@ -110,7 +110,7 @@ class UcxxEngine:
 
     @property
     def links(self) -> int:
-        """How many links stand, closing ones included."""
+        """How many links there are, closing ones included."""
         return len(self._wires)
 
     async def start(self) -> int:
@@ -121,7 +121,7 @@ class UcxxEngine:
             async with asyncio.timeout(START_S_MAX):
                 return await self._started
         except TimeoutError:
-            # Should it start after all, it is to end at once: nobody asks anything of it, nor why it failed at last.
+            # Should it start after all, it is to end at once: no task waits for it, nor for the reason of its failure.
             self._ending = True
             self._kick()
             raise TransportUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None
@@ -214,7 +214,7 @@ class UcxxEngine:
 
     def _tell(self) -> None:
         news, self._news = self._news, []
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody wants to know.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: no task waits.
             self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _deliver(self, news: list[Command]) -> None:
@@ -257,7 +257,7 @@ class UcxxEngine:
     # Links.
 
     def _arrived(self, endpoint: Any) -> None:  # noqa: ANN401
-        """Take in whoever has connected to the listener; UCX calls this within a progress of this thread."""
+        """Take in a new connection to the listener; UCX calls this within a progress of this thread."""
         if len(self._wires) >= LINKS_MAX:
             # Not here: UCX is in the middle of its progress.
             self._commands.append((endpoint.close_blocking, ()))

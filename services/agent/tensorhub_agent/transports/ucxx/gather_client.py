@@ -2,9 +2,9 @@
 
 A lot's receives are posted straight into the destination where a message lies there in one piece, else into a slot of
 bounce memory; then the source is told. When all has come it is compared with what the source says that it sent, and
-what stands in the slot is copied to where it belongs, while the next lots are on the wire.
+the slot is copied to where its boxes belong, while the next lots are on the wire.
 
-Always true:
+Invariants:
 - `gather` comes back only when no receive is under way and no copy either, into the destination or a slot.
 - Nothing goes from a slot into the destination that is not what the source says that it has sent.
 - The session has `LOTS_MAX` lots under way at most, and as many slots.
@@ -16,7 +16,8 @@ from itertools import chain, islice
 from typing import Final, Protocol
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, PoolBatch, Spans
+from tensorhub_agent.compute.pool import CopyPool, PoolBatch
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.forms import check_boxes
@@ -29,7 +30,7 @@ from tensorhub_common.errors import BadCommand
 from tensorhub_common.programs.regions import StridedCopies
 
 LOTS_MAX: Final = 8
-"""A session has so many lots under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
+"""The lots that a session has under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
 
 
 class SessionHandle(Protocol):
@@ -160,16 +161,16 @@ class GatherClient:
     # What the session tells.
 
     def took(self, frame: GatherDigests) -> None:
-        """The source says what it has sent. Raises `BadCommand` if nobody has asked, or it has said so."""
+        """The source says what it has sent. Raises `BadCommand` for an answer without a question, or a second one."""
         waiting = self._sums.get(frame.tag)
         if waiting is None or waiting.done():
-            raise BadCommand("digests came that nobody had asked for")
+            raise BadCommand("digests came without a request for them")
         if not frame.sums or len(frame.sums) % PIECE_DIGEST_BYTES:
             raise BadCommand(f"{len(frame.sums)} bytes are no digests")
         waiting.set_result(frame.sums)
 
     def end(self) -> None:
-        """The session is over: nobody waits for digests any more."""
+        """The session is over: end every wait for digests."""
         for waiting in self._sums.values():
             if not waiting.done():
                 waiting.set_exception(TransportLost(str(self._lease.over)))

@@ -1,9 +1,9 @@
 """The serving side of `gather` over ucxx: what one open lease's reader wants of boxes, packed and sent.
 
-What stands in one piece is sent out of the segment. Other boxes are packed by the copy pool into a slot of bounce
+A box that is contiguous is sent out of the segment. Other boxes are packed by the copy pool into a slot of bounce
 memory, and sent from there; frames that find no slot wait, so the next one is packed while the last is on the wire.
 
-Always true:
+Invariants:
 - Everything that a frame asks for is checked before a byte of it is read or sent. What is wrong raises, and its
   connection ends.
 - The connection holds `SLOTS_MAX` slots at most, and a slot goes back only when no send out of it is under way.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.block_forms import amax_bytes
 from tensorhub_agent.primitives.forms import check_form
@@ -40,7 +41,7 @@ from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.runtime.supervision import Supervisor
 
 SLOTS_MAX: Final = 4
-"""A connection packs into so many slots at most: one is filled, one is sent, and two make up for uneven times."""
+"""The most slots that a connection packs into: one is filled, one is sent, and two make up for uneven times."""
 
 
 class GatherServer:

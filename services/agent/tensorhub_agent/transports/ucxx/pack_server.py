@@ -2,7 +2,7 @@
 
 Packing reads the segment as sending does: should the lease be broken meanwhile, the digests at the reader judge.
 
-Always true:
+Invariants:
 - Everything that a frame asks for is checked before a byte of it is read. What is wrong raises: the connection ends.
 - A connection has at most `FRAMES_MAX` frames of at most `FRAME_PIECES_BYTES_MAX` packed and not fetched.
 - `ended` comes back only when nothing reads from the segment any more.
@@ -23,10 +23,10 @@ from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 from tensorhub_common.runtime.supervision import Supervisor
 
 FRAMES_MAX: Final = 16
-"""A reader has so many frames packed at a time at most: more than batches under way on a slow link."""
+"""The most frames that are packed for one reader at a time: more than batches under way on a slow link."""
 
 FRAME_PIECES_BYTES_MAX: Final = 32 * 1024 * 1024
-"""And one frame so many bytes of pieces: a batch and more."""
+"""The most bytes of pieces in one frame: a batch and more."""
 
 UNITS: Final = frozenset({1, 2, 4, 8})
 

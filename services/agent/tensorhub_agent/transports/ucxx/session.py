@@ -1,12 +1,11 @@
 """The reading side of the ucxx transport: one open lease, and the messages that bring its bytes.
 
 A read posts its receives straight into the destination, tells the source what to send, and when the last message has
-come has the copy pool hash what stands there. Tiny pieces come packed, and are copied from the transport's own memory.
+come has the copy pool hash the destination. Tiny pieces come packed, and are copied from the transport's own memory.
 
-Always true:
+Invariants:
 - `read` and `close` come back only when no receive is under way into their destination: completed, or the link closed
   by force and every cancellation seen.
-- The owner hears of a loss once, and not after it has called `close`.
 - A tag is used once: the session's part of it is random, and the count goes up.
 """
 
@@ -16,7 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets, patch_pieces, unpack_pieces
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.lease_messages import (
@@ -195,7 +195,7 @@ class UcxxSession(LeaseSession):
             raise TransportLost(str(self.over)) from None
 
     async def batch_ended(self, batch: UcxxBatch) -> None:
-        """Wait for a batch's end. Whoever is cancelled closes the link, and stays until its receives have ended."""
+        """Wait for a batch's end. A cancelled caller closes the link, and waits until its receives have ended."""
         try:
             await asyncio.shield(batch.ended)
         except asyncio.CancelledError:

@@ -176,7 +176,7 @@ class UcxxTransport:
     async def _opened(
         self, grant: LeaseGrant, address: str, port: int, reader: str, gate: _Gate, on_have: OnAvailability
     ) -> UcxxSession:
-        """Show the ticket on a connection that stands, or on a new one.
+        """Show the ticket on an idle connection, or on a new one.
 
         A connection that the source has closed meanwhile has not taken the ticket, so it is shown again.
         """
