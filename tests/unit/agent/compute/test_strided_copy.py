@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.boxes import Gate, answer, dense, forms, regions, rows, source_of, widen
+from tests.unit.agent.boxes import answer, dense, forms, regions, rows, source_of, widen
 
 from tensorhub_agent.compute import conversion, strided_copy
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.compute.pool import CopyPool, CopyStopped, memmove
+from tensorhub_agent.compute.pool import CopyPool, memmove
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, copy_boxes
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
@@ -195,32 +195,6 @@ async def test_a_cast_is_looked_up_by_its_name(pool: CopyPool, monkeypatch: pyte
     await bring(pool, destination, source, StridedCopies([0], [0], [form]))
     found = np.ndarray((300, 500), "<u4", destination, 0, (2400, 4))
     assert np.array_equal(found, np.frombuffer(source, "<u2").reshape(300, 500))
-
-
-@pytest.mark.parametrize("how", ["stopped", "cancelled"])
-async def test_an_end_in_the_middle_waits_for_who_still_writes(
-    pool: CopyPool, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    gate = Gate(monkeypatch)
-    form = rows(8 * 1024, 4096, 4096, 5000)
-    destination = memoryview(bytearray(form.span_bytes))
-    job = copy_boxes(pool, destination, source_of(form.origin_span_bytes), StridedCopies([0], [0], [form]))
-    await gate.until_entered()
-    await gate.until_entered()
-    waiting = asyncio.create_task(job.done())
-    await asyncio.sleep(0)
-    job.stop() if how == "stopped" else waiting.cancel()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not waiting.done(), "it said that it had ended while two threads were still to write"
-    gate.open.set()
-    with pytest.raises(CopyStopped if how == "stopped" else asyncio.CancelledError):
-        await waiting
-    assert gate.inside == 0
-    assert gate.writes < 32, "everything was copied in spite of the stop"
-    left = bytes(destination)
-    await bring(pool, bytearray(64), source_of(64), StridedCopies([0], [0], [rows(2, 4, 8, 8)]))
-    assert destination == left
 
 
 async def test_tasks_have_about_equal_bytes(pool: CopyPool) -> None:

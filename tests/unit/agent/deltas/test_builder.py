@@ -144,16 +144,6 @@ async def test_a_delta_leads_from_each_publication_to_the_next_and_a_chain_furth
     assert caplog.records == [], "what goes well is no line for an operator"
 
 
-async def test_a_delta_is_coming_from_the_moment_of_publication(publisher: Publisher) -> None:
-    first = await publisher.publish_and_settle()
-    publisher.unpublish()
-    publisher.change(0.01)
-    second = await publisher.publish()
-    assert publisher.book.is_coming(SHARD, first, second)
-    await publisher.maker.settled()
-    assert not publisher.book.is_coming(SHARD, first, second)
-
-
 async def test_what_is_taken_back_meanwhile_does_not_count_and_does_no_harm_later(publisher: Publisher) -> None:
     """The trainer writes while a piece is compared or copied: the delta has a hole, and the next ones are right."""
     first = await publisher.publish_and_settle()

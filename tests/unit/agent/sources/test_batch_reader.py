@@ -14,7 +14,7 @@ from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
 from tensorhub_agent.rates.encoding_choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, LineEstimate
 from tensorhub_agent.sources import batch_reader
-from tensorhub_agent.sources.batch_reader import BatchReader, BatchTarget
+from tensorhub_agent.sources.batch_reader import BatchReader, BatchResult, BatchTarget
 from tensorhub_agent.transports.base import TransportLost, silent
 from tensorhub_common.layout.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
 
@@ -100,8 +100,26 @@ class Scene:
     session: Session
     reader: BatchReader
 
+    memory: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.memory = bytearray(self.old)
+
     def bytes_of(self, number: int) -> bytes:
         return self.new[TABLE.at[number] : TABLE.at[number] + TABLE.nbytes[number]]
+
+    def is_whole(self) -> bool:
+        return all(self.memory[a : a + n] == self.new[a : a + n] for a, n in zip(TABLE.at, TABLE.nbytes, strict=True))
+
+    async def read(self, *ranges: tuple[int, int]) -> BatchResult:
+        """Read pieces over the old version; all of them by default."""
+        where = BatchTarget(memoryview(self.memory), None, TABLE)
+        return await self.reader.read(where, ranges or ((0, ROWS),), silent)
+
+    def patch_all(self, told_bytes: int) -> None:
+        """Let every piece have a patch that overwrites much of it, and say that each has so many bytes."""
+        self.reader.sizes = SIZE.pack(told_bytes) * ROWS
+        self.session.patches = {number: make_whole(self, number) for number in range(ROWS)}
 
 
 def scene(*, without: tuple[int, ...] = (), rate_bytes: int = 0) -> Scene:
@@ -132,17 +150,14 @@ def make_whole(it: Scene, number: int) -> bytes:
     return patch
 
 
-def whole(memory: bytearray, new: bytes) -> bool:
-    return all(memory[a : a + n] == new[a : a + n] for a, n in zip(TABLE.at, TABLE.nbytes, strict=True))
-
-
 @pytest.mark.parametrize("beside", [False, True])
 async def test_what_has_patches_is_patched_and_the_rest_is_read(beside: bool) -> None:  # noqa: FBT001
     it = scene(without=(2, 5))
-    memory = bytearray(len(it.old)) if beside else bytearray(it.old)
-    where = BatchTarget(memoryview(memory), memoryview(it.old) if beside else None, TABLE)
+    if beside:
+        it.memory = bytearray(len(it.old))
+    where = BatchTarget(memoryview(it.memory), memoryview(it.old) if beside else None, TABLE)
     brought = await it.reader.read(where, ((4, 4), (0, 4)), silent)
-    assert whole(memory, it.new)
+    assert it.is_whole()
     assert it.session.overwritten == [[4, 6, 7, 0, 1, 3]]
     assert it.session.read_spans == [[TABLE.at[5], TABLE.at[2]]]
     assert brought.digests == b"".join(digest(it.bytes_of(n)) for n in (4, 5, 6, 7, 0, 1, 2, 3))
@@ -155,11 +170,10 @@ async def test_what_has_patches_is_patched_and_the_rest_is_read(beside: bool) ->
 async def test_a_patch_for_other_bytes_is_found_by_the_digest_and_the_piece_is_read() -> None:
     """The third piece is not what the reader's version was: the patch leaves it wrong."""
     it = scene()
-    memory = bytearray(it.old)
-    memory[TABLE.at[3] + 100] ^= 0xFF
-    memory[TABLE.at[3] + 101] ^= 0xFF
-    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
-    assert whole(memory, it.new)
+    it.memory[TABLE.at[3] + 100] ^= 0xFF
+    it.memory[TABLE.at[3] + 101] ^= 0xFF
+    brought = await it.read()
+    assert it.is_whole()
     assert it.session.read_spans == [[TABLE.at[3]]]
     assert 3 not in brought.patches
     assert brought.digests == b"".join(digest(it.bytes_of(n)) for n in range(ROWS))
@@ -169,15 +183,14 @@ async def test_a_patch_for_other_bytes_is_found_by_the_digest_and_the_piece_is_r
 async def test_sizes_that_were_not_told_are_of_no_patch() -> None:
     it = scene()
     it.reader.sizes = it.reader.sizes[: 3 * SIZE.size]
-    await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    await it.read()
     assert it.session.overwritten == [[0, 1, 2]]
 
 
 async def test_from_a_source_that_is_faster_than_patches_are_applied_pieces_are_read() -> None:
     it = scene(rate_bytes=10**15)
-    memory = bytearray(it.old)
-    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
-    assert whole(memory, it.new)
+    brought = await it.read()
+    assert it.is_whole()
     assert (it.session.overwritten, brought.encoded, brought.patches) == ([], (), {})
 
 
@@ -187,11 +200,10 @@ async def test_over_a_link_that_other_reads_have_found_fast_only_what_has_not_ch
     it.reader.line = LineEstimate(known=20e9)
     it.session.patches[4] = b""
     it.reader.sizes = it.reader.sizes[: 4 * SIZE.size] + SIZE.pack(0) + it.reader.sizes[5 * SIZE.size :]
-    memory = bytearray(it.old)
     at, end = TABLE.at[4], TABLE.at[4] + TABLE.nbytes[4]
-    memory[at:end] = it.new[at:end]
-    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
-    assert whole(memory, it.new)
+    it.memory[at:end] = it.new[at:end]
+    brought = await it.read()
+    assert it.is_whole()
     assert it.session.overwritten == [[4]]
     assert it.session.read_spans == [[TABLE.at[number] for number in range(ROWS) if number != 4]]
     assert [(each.how, each.wire_bytes) for each in brought.encoded] == [("delta", 0)]
@@ -201,7 +213,7 @@ async def test_a_loss_is_told_when_both_ways_have_ended() -> None:
     it = scene(without=(1,))
     it.session.fails = True
     with pytest.raises(TransportLost):
-        await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+        await it.read()
     assert it.session.read_spans == [[TABLE.at[1]]]
 
 
@@ -219,9 +231,8 @@ def slow(*, without: tuple[int, ...]) -> Scene:
 async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_as_they_are() -> None:
     it = slow(without=tuple(range(ROWS)))
     it.session.stiff = {TABLE.at[2]}
-    memory = bytearray(it.old)
-    brought = await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
-    assert whole(memory, it.new)
+    brought = await it.read()
+    assert it.is_whole()
     assert it.session.unpacked == [list(TABLE.at)]
     assert it.session.read_spans == [[TABLE.at[2]]]
     (encoded,) = brought.encoded
@@ -232,34 +243,24 @@ async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_
 async def test_a_line_that_seemed_slow_is_measured_again_and_then_pieces_come_as_they_are() -> None:
     """It was slow because the machine paused, and the session gives its bytes at the speed of memory."""
     it = slow(without=tuple(range(ROWS)))
-    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     ways = []
     for _ in range(LOOK_AFTER_MIN + 3):
-        brought = await it.reader.read(where, ((0, ROWS),), silent)
+        brought = await it.read()
         ways.append(tuple(each.how for each in brought.encoded))
     assert ways == [("zstd",)] * LOOK_AFTER_MIN + [()] * 3
 
 
-async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against_now_and_then() -> None:
-    it = scene(rate_bytes=10**7)
-    it.reader.sizes = SIZE.pack(8_000) * ROWS
-    it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
-    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
-    for _ in range(LOOK_AFTER_MIN + 3):
-        brought = await it.reader.read(where, ((0, ROWS),), silent)
-    assert len(it.session.overwritten) == LOOK_AFTER_MIN
-    assert brought.encoded == ()
-
-
-async def test_a_line_that_earlier_reads_found_slow_is_measured_by_each_read_again() -> None:
+@pytest.mark.parametrize(("rate_bytes", "told_bytes"), [(10**7, 8_000), (0, 4_000)], ids=["this read", "earlier ones"])
+async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against_now_and_then(
+    rate_bytes: int, told_bytes: int
+) -> None:
     """They met a machine that paused. If patches came of every piece no read would ever see how fast the line is."""
-    it = scene()
-    it.reader.line = LineEstimate(known=1e8)
-    it.reader.sizes = SIZE.pack(4_000) * ROWS
-    it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
-    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
+    it = scene(rate_bytes=rate_bytes)
+    if not rate_bytes:
+        it.reader.line = LineEstimate(known=1e8)
+    it.patch_all(told_bytes)
     for _ in range(LOOK_AFTER_MIN + 3):
-        brought = await it.reader.read(where, ((0, ROWS),), silent)
+        brought = await it.read()
     assert len(it.session.overwritten) == LOOK_AFTER_MIN
     assert brought.encoded == ()
 
@@ -268,40 +269,35 @@ async def test_a_line_that_is_as_slow_as_earlier_reads_found_it_is_looked_at_onc
     it = scene()
     it.session.rate = 1e8
     it.reader.line = LineEstimate(known=1e8)
-    it.reader.sizes = SIZE.pack(4_000) * ROWS
-    it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
-    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
+    it.patch_all(4_000)
     for _ in range(50):
-        await it.reader.read(where, ((0, ROWS),), silent)
+        await it.read()
     assert (len(it.session.overwritten), len(it.session.read_spans)) == (49, 1)
 
 
 async def test_what_comes_otherwise_says_by_which_rate() -> None:
-    it = slow(without=tuple(range(ROWS)))
-    brought = await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
-    assert [each.why for each in brought.encoded] == ["10 MB/s in this read"]
-    it = scene()
-    brought = await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
-    assert [each.why for each in brought.encoded] == ["1000 MB/s guessed"]
-    it = scene()
-    it.reader.line = LineEstimate(known=5e7)
-    brought = await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
-    assert [each.why for each in brought.encoded] == ["50 MB/s in earlier reads"]
+    guessed, known = scene(), scene()
+    known.reader.line = LineEstimate(known=5e7)
+    for it, why in (
+        (slow(without=tuple(range(ROWS))), "10 MB/s in this read"),
+        (guessed, "1000 MB/s guessed"),
+        (known, "50 MB/s in earlier reads"),
+    ):
+        assert [each.why for each in (await it.read()).encoded] == [why]
 
 
 async def test_what_does_not_shrink_is_not_asked_for_packed_again() -> None:
     it = slow(without=tuple(range(ROWS)))
     it.session.stiff = set(TABLE.at)
-    where = BatchTarget(memoryview(bytearray(it.old)), None, TABLE)
     for _ in range(3):
-        brought = await it.reader.read(where, ((0, ROWS),), silent)
+        brought = await it.read()
         assert brought.encoded == ()
     assert len(it.session.unpacked) == 1
 
 
 async def test_a_line_that_is_not_known_yet_is_measured_first() -> None:
     it = scene(without=tuple(range(ROWS)))
-    await it.reader.read(BatchTarget(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    await it.read()
     assert (it.session.unpacked, len(it.session.read_spans)) == ([], 1)
     assert it.reader.line.rate is not None
 
@@ -320,9 +316,8 @@ async def test_patches_that_are_being_made_are_waited_for() -> None:
         return answers[len(asked) - 1]
 
     it.reader.more = more
-    memory = bytearray(it.old)
-    await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
-    assert whole(memory, it.new)
+    await it.read()
+    assert it.is_whole()
     assert asked == [0, 0, 0]
     assert it.session.overwritten == [[0, 1, 2, 4, 5, 6, 7]]
     assert it.reader.more is None
@@ -337,9 +332,8 @@ async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: p
         return SIZE.pack(COMING) * ROWS, True
 
     it.reader.more = more
-    memory = bytearray(it.old)
-    await it.reader.read(BatchTarget(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
-    assert whole(memory, it.new)
+    await it.read()
+    assert it.is_whole()
     assert it.session.overwritten == []
 
 
@@ -358,11 +352,9 @@ async def test_who_has_waited_in_vain_waits_no_more(monkeypatch: pytest.MonkeyPa
         return answers[len(asked) - 1], True
 
     it.reader.more = more
-    memory = bytearray(it.old)
-    where = BatchTarget(memoryview(memory), None, TABLE)
-    await it.reader.read(where, ((0, half),), silent)
+    await it.read((0, half))
     assert it.reader.more is not None, "something was made meanwhile"
     for piece in range(half, ROWS):
-        await it.reader.read(where, ((piece, 1),), silent)
-    assert whole(memory, it.new)
+        await it.read((piece, 1))
+    assert it.is_whole()
     assert asked == [0, 0]

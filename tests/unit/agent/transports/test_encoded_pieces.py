@@ -106,20 +106,6 @@ async def test_the_next_lease_on_a_connection_has_no_patches_of_the_last_one(ucx
     await refused(session, lost, memoryview(bytearray(segment.nbytes)), wanted(patches, [1]))
 
 
-async def test_patches_that_are_damaged_have_no_digest_and_change_nothing(ucxx: Hub) -> None:
-    segment = ucxx.segment(PIECES * NBYTES)
-    old = old_of(segment, 0.01)
-    patches = patches_of(old, segment)
-    patches[4] = (b"no patch",)
-    destination = memoryview(bytearray(old))
-    session = await ucxx.open(segment, patches=patches)
-    found, _ = await session.overwrite(destination, None, wanted(patches, [3, 4]))
-    assert found[16:] == bytes(16)
-    assert destination[4 * NBYTES : 5 * NBYTES] == old[4 * NBYTES : 5 * NBYTES]
-    assert await session.still_holds()
-    await session.close()
-
-
 def cut(numbers: list[int]) -> Spans:
     at = [number * NBYTES for number in numbers]
     return Spans(at, at, [NBYTES] * len(at))
