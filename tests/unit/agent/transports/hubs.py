@@ -23,6 +23,7 @@ from tensorhub_agent.transports.local import transport as local
 from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.ucxx import server as ucxx_server
+from tensorhub_agent.transports.ucxx import session as ucxx_session
 from tensorhub_agent.transports.ucxx import transport as ucxx
 from tensorhub_agent.transports.ucxx.link import UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import encode
@@ -33,6 +34,14 @@ from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone, conne
 MIB: Final = 1024 * 1024
 HAS_UCX: Final = importlib.util.find_spec("ucxx") is not None
 Kind = Literal["local", "ucxx"]
+BOUNDS: Final = (
+    (local, "HELLO_S"),
+    (local, "OPEN_S"),
+    (ucxx_server, "HELLO_S"),
+    (ucxx, "OPEN_S"),
+    (ucxx_session, "DONE_S"),
+)
+"""How long each side waits for the other one."""
 
 
 class Stranger:
@@ -160,7 +169,7 @@ async def running_hub(kind: Kind, folder: Path) -> AsyncIterator[Hub]:
     pool = CopyPool(2)
     hub = Hub(kind, folder, pool)
     with pytest.MonkeyPatch.context() as patient:
-        for module, bound in ((local, "HELLO_S"), (local, "OPEN_S"), (ucxx_server, "HELLO_S"), (ucxx, "OPEN_S")):
+        for module, bound in BOUNDS:
             patient.setattr(module, bound, GIVE_UP_S)
         await hub.source.start()
         await hub.reader.start()
