@@ -143,8 +143,17 @@ async def test_both_sides_are_told_of_the_others_end(hub: Hub) -> None:
     assert not await session.still_holds()
     with pytest.raises(TransportLost):
         await session.read(memoryview(bytearray(MIB)), cut(MIB, MIB), digests=True)
+    session.lose("a second reason")
     await session.close()
     assert len(lost.reasons) == 1
+
+
+async def test_a_session_that_is_closed_is_not_lost(hub: Hub) -> None:
+    lost = Lost()
+    session = await hub.open(hub.segment(MIB), lost)
+    await session.close()
+    session.lose("a reason that comes late")
+    assert lost.reasons == []
 
 
 async def test_a_broken_lease_is_told_once_with_its_reason_and_not_to_the_authority(hub: Hub) -> None:

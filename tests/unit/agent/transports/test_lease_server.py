@@ -112,6 +112,8 @@ def test_after_the_end_nothing_is_answered(state: LeaseState) -> None:
     assert scene.server.receive(ConfirmRequest(1)) == scene.server.receive(HELLO) == []
     assert scene.server.announce(PiecesAvailable()) == scene.server.break_lease("again") == []
     assert not scene.server.release()
+    scene.server.connection_lost()
+    assert scene.leases.told == ([("gone", "lease")] if state is LeaseState.ENDED else [])
 
 
 def test_a_reason_is_cut_to_what_a_frame_takes() -> None:
