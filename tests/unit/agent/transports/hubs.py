@@ -36,8 +36,10 @@ HAS_UCX: Final = importlib.util.find_spec("ucxx") is not None
 Kind = Literal["local", "ucxx"]
 BOUNDS: Final = (
     (local, "HELLO_S"),
+    (local, "SILENCE_S"),
     (local, "OPEN_S"),
     (ucxx_server, "HELLO_S"),
+    (ucxx_server, "SILENCE_S"),
     (ucxx, "OPEN_S"),
     (ucxx_session, "DONE_S"),
 )
