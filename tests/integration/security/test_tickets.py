@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 import pytest
+from tests.kit.fakes import FakeLeases, Lost
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import full
-from tests.kit.fakes import FakeLeases, Lost
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.transports.base import TransportLost
