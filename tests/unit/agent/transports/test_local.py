@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from msgspec.structs import replace
 from tests.kit.fakes import GIVE_UP_S, Lost
 from tests.unit.agent.transports.hubs import MIB, Hub, cut, digests_of
 
 from tensorhub_agent.compute import pool
 from tensorhub_agent.compute.spans import Spans
-from tensorhub_agent.primitives.lease_messages import Hello, LeaseBroken, LeaseMessage, ReaderDone, Welcome
+from tensorhub_agent.primitives.lease_messages import (
+    AvailabilityUpdate,
+    Hello,
+    LeaseBroken,
+    LeaseMessage,
+    PiecesAvailable,
+    PiecesPromised,
+    PromiseRetracted,
+    ReaderDone,
+    Welcome,
+)
 from tensorhub_agent.runtime import unix_server
 from tensorhub_agent.runtime.rejections import RejectionCounter, RejectionKind
 from tensorhub_agent.transports.base import TransportLost, TransportSilent
@@ -177,6 +188,27 @@ async def test_a_removed_segment_is_released(local: Hub, monkeypatch: pytest.Mon
     async with asyncio.timeout(GIVE_UP_S):
         while len(local.reader._cache):  # noqa: ASYNC110 (there is nothing to be told by)
             await asyncio.sleep(0.005)
+
+
+async def test_a_change_that_comes_while_a_reader_is_let_in_follows_what_it_changes(
+    local: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
+        if isinstance(frame, Welcome):
+            local.source.announce("lease", PromiseRetracted(((7, 1),)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await send(framed, frame, fd)
+
+    monkeypatch.setattr(transport, "send", slow)
+    updates: asyncio.Queue[AvailabilityUpdate] = asyncio.Queue()
+    local.leases.offer("lease", local.segment(1))
+    ticket = local.leases.tickets["ticket-lease"]
+    local.leases.tickets["ticket-lease"] = replace(ticket, pieces=((0, 5),), promised=((7, 2),))
+    session = await local.show_ticket(have=updates.put_nowait)
+    kinds = [type(await updates.get()) for _ in range(3)]
+    assert kinds == [PiecesPromised, PromiseRetracted, PiecesAvailable]
+    await session.close()
 
 
 async def test_a_segment_that_is_mapped_by_a_worker_is_not_copied_from() -> None:
