@@ -5,7 +5,7 @@ bfloat16 weights go; zstd on the piece as it is finds 22 %. A part of the piece 
 does not shrink costs little.
 
 Measured over a line of 200 Mbit/s with 256 MiB of new bfloat16 values: 9.0 s, where the bytes as they are need 10.7 s
-(docs/encodings.md, "Over a real line"). Packing takes 0.03 of a memcpy's rate, so it loses above 1 Gbit/s;
+(docs/design/encodings.md, "Over a real line"). Packing takes 0.03 of a memcpy's rate, so it loses above 1 Gbit/s;
 `LineEstimate.prefers_compressed` decides for each batch.
 
 Invariant: `unpack` writes nothing outside its piece, and nothing at all before everything has been read.
