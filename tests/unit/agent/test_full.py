@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent
+from tests.unit.agent.storage.test_manifest import LAYOUT, PREFIX, left_ready, manifest_of, names, next_run
 from tests.unit.agent.test_cache import retaining, wanted
-from tests.unit.agent.test_manifest import LAYOUT, PREFIX, left_ready, manifest_of, names, next_run
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.agent import AgentCore
@@ -28,8 +28,9 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.shard_state import ShardContents, ShardSpec
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.troubles import TROUBLES
+from tensorhub_agent.storage.adoption import AdoptionPolicy, adopt
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
-from tensorhub_agent.storage.manifest import AdoptionPolicy, Manifest, adopt, load, manifest_path, save
+from tensorhub_agent.storage.manifest import Manifest, load, manifest_path, save
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, ShardStores
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
@@ -327,8 +328,9 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(tmp_path:
         await making
     store.goes_on.set()
     async with asyncio.timeout(10):
-        while store.total_bytes or names(tmp_path) or not shelf.files.is_idle:  # noqa: ASYNC110 (a thread's work)
+        while store.total_bytes or names(tmp_path):  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
+        await shelf.files.idle()
     assert shelf.places == {}
     store.close()
 

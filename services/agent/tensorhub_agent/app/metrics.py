@@ -1,4 +1,4 @@
-"""An agent's metrics: where each figure stands, read when somebody looks; docs/operate/metrics.md lists them.
+"""An agent's metrics: where each figure is read, at the time of a scrape; docs/operate/metrics.md lists them.
 
 The functions here run in a thread of the page's while the event loop goes on, so they only read, and copy a table
 before they walk through it.

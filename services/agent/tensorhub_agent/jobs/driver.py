@@ -69,7 +69,7 @@ from tensorhub_agent.observability.read_status import reads_under_way
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.timer import CoalescingTimer
 from tensorhub_agent.sources.manager import SourceManager
-from tensorhub_agent.storage.manifest import AdoptedShard
+from tensorhub_agent.storage.adoption import AdoptedShard
 from tensorhub_agent.storage.shard_store import JobShardStore
 from tensorhub_agent.transfer.source import Source
 from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
