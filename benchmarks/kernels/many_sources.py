@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.plans import Plan, Share, SourceId
 
@@ -50,9 +51,7 @@ class Read:
             root=None,
             nbytes=[UNIT_BYTES] * units,
             verify=False,
-            window_bytes=WINDOW_BYTES,
-            stall_s=5.0,
-            sources_lost_s=1.2,
+            limits=TransferLimits(window_bytes=WINDOW_BYTES),
             first_number=1,
             now=0.0,
             able=self._able,

@@ -11,7 +11,8 @@ from random import Random
 from typing import Final
 
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
-from tensorhub_agent.transfer import admission
+from tensorhub_agent.rates.source_rate import BatchLimits
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
@@ -110,16 +111,15 @@ class World:
                 self.memory[piece] = right(piece) if done[piece] else b""
         self.kept_bytes = sum(size for piece, size in enumerate(self.sizes) if self.memory[piece])
         self.peers = [self._peer(number) for number in range(rng.randint(1, 5))]
-        self.window_bytes = rng.choice((8, 32, 1000))
+        batches = BatchLimits(local_bytes=LOCAL_BATCH_BYTES, ucxx_bytes=LOCAL_BATCH_BYTES, least_bytes=1)
+        self.limits = TransferLimits(window_bytes=rng.choice((8, 32, 1000)), batches=batches)
         self.silent_planner = 0.1 if rng.random() < 0.3 else 0.0
         self.transfer = Transfer(
             version=3,
             root=root_digest(digests) if self.verify else NO_ROOT,
             nbytes=self.sizes,
             verify=self.verify,
-            window_bytes=self.window_bytes,
-            stall_s=STALL_S,
-            sources_lost_s=1.2,
+            limits=self.limits,
             first_number=1,
             now=0.0,
             kept=kept,
@@ -210,9 +210,9 @@ class World:
             self.post(number, batch, ranges)
         self.confirm_and_close(todo)
         inside = sum(not session.closed and session.inside for session in self.sessions.values())
-        assert inside <= admission.TRANSPORTS_MAX
+        assert inside <= self.limits.transports_max
         flying = [source.flying_bytes for source in self.transfer.sources.values() if source.in_flight]
-        assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
+        assert sum(flying) <= self.limits.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
     # The planner.
 

@@ -1,6 +1,10 @@
 """A transfer and its time, driven by hand."""
 
+from dataclasses import replace
+
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.rates.source_rate import BatchLimits
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.log.commands import NO_ROOT
@@ -9,7 +13,11 @@ from tensorhub_common.protocol.ranges import Range
 
 PIECES = 6
 PIECE_BYTES = 10
-STALL_S = 5.0
+STALL_S = DEFAULT_LIMITS.stall_s
+PIECE_BATCHES = TransferLimits(
+    batches=BatchLimits(local_bytes=PIECE_BYTES, ucxx_bytes=PIECE_BYTES, least_bytes=PIECE_BYTES)
+)
+"""Each batch is one piece."""
 RIGHT = [piece_digest(f"right {number}".encode()) for number in range(PIECES)]
 WRONG = piece_digest(b"wrong")
 LIST = b"".join(RIGHT)
@@ -33,6 +41,7 @@ class Driven:
         kept: tuple[bytearray, bytes] | None = None,
         window_bytes: int = 1000,
         transport: Transport = "local",
+        limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
         self.now = 0.0
         self.transport: Transport = transport
@@ -41,9 +50,7 @@ class Driven:
             root=root_digest(LIST) if verify else NO_ROOT,
             nbytes=[PIECE_BYTES] * PIECES,
             verify=verify,
-            window_bytes=window_bytes,
-            stall_s=STALL_S,
-            sources_lost_s=1.2,
+            limits=replace(limits, window_bytes=window_bytes),
             first_number=1,
             now=0.0,
             kept=kept,
@@ -116,9 +123,10 @@ def running(
     verify: bool = True,
     window_bytes: int = 1000,
     transport: Transport = "local",
+    limits: TransferLimits = DEFAULT_LIMITS,
 ) -> tuple[Driven, list[int]]:
     """Return a read that has its leases and has begun, with the numbers of its sources."""
-    driven = Driven(verify=verify, window_bytes=window_bytes, transport=transport)
+    driven = Driven(verify=verify, window_bytes=window_bytes, transport=transport, limits=limits)
     driven.tick()
     numbers = driven.planned(*shares)
     for number in numbers:

@@ -1,7 +1,7 @@
 """Mates of a far site in virtual time: real transfers and lease tables; between them a line, and words."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
@@ -14,6 +14,7 @@ from tensorhub_agent.primitives.lease_messages import (
     PromiseRetracted,
 )
 from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.site_handoff import Handoff
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
@@ -54,9 +55,7 @@ class Mate:
             root=root_digest(site.digests),
             nbytes=[PIECE_BYTES] * site.pieces,
             verify=True,
-            window_bytes=64 << 20,
-            stall_s=STALL_S,
-            sources_lost_s=5.0,
+            limits=site.limits,
             first_number=1,
             now=0.0,
         )
@@ -175,8 +174,8 @@ class Mate:
 class Site:
     """All mates of a site, behind a line that gives each of them a rate of its own."""
 
-    def __init__(self, rates_bps: list[float], pieces: int) -> None:
-        self.pieces = pieces
+    def __init__(self, rates_bps: list[float], pieces: int, limits: TransferLimits = DEFAULT_LIMITS) -> None:
+        self.pieces, self.limits = pieces, replace(limits, window_bytes=64 << 20, sources_lost_s=5.0)
         self._digests = [piece_digest(f"piece {n}".encode()) for n in range(pieces)]
         self.digests = b"".join(self._digests)
         self.sizes = PieceSizes([PIECE_BYTES] * pieces)

@@ -136,7 +136,7 @@ class OneAgent:
         call = self._call(key, CallPublish, version=version)
         digest = self.last(DigestMemory)
         if digest is not None:
-            found = digests_of(text) if self.core.limits.digests else b""
+            found = digests_of(text) if self.core.config.digests else b""
             self.do(self.core.on_outcome(Digested(key, digest.number, found), self.now))
         return call
 

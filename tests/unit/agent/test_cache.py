@@ -4,7 +4,7 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
 
 from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import AllocateCopy, CompleteCall, CopyMade, FreeShard, SourceLost
-from tensorhub_agent.core.retained_copies import AGAIN_S, TRIES_MAX
+from tensorhub_agent.core.retained_copies import TRIES_MAX
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import ShardKey as AgentKey
@@ -17,7 +17,7 @@ ROOT = root_digest(digests_of("a"))
 def retaining(cache_bytes: int = 1000) -> OneAgent:
     """Return an agent that has published version 1 of a model whose last version is retained."""
     agent = OneAgent()
-    agent.core.limits = CoreConfig(cache_bytes=cache_bytes)
+    agent.core.config = CoreConfig(cache_bytes=cache_bytes)
     agent.join()
     agent.register("trainer")
     agent.take(Retain(model=MODEL, last=1))
@@ -142,7 +142,7 @@ def test_a_read_that_fails_is_tried_again_and_given_up_in_the_end() -> None:
         agent.log()
         agent.tick(0.0)
         agent.log()
-        agent.tick(AGAIN_S)
+        agent.tick(CoreConfig().copy_again_s)
         agent.log()
     assert copy not in agent.core.shards
     assert agent.last(FreeShard) == FreeShard(copy)
@@ -175,7 +175,7 @@ def test_an_adopted_copy_is_believed_and_one_that_is_not_whole_is_read_again() -
         ShardContents(partial=True),
     ):
         after = OneAgent(catalog=agent.catalog)
-        after.core.limits = agent.core.limits
+        after.core.config = agent.core.config
         trainer = ShardContents(MemoryState.READY, version=1, root=ROOT, digests=digests_of("a"))
         after.core.adopt(ShardSpec(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES), trainer)
         after.core.adopt(ShardSpec(copy, 1, spot=False, layout="f" * 64, nbytes=NBYTES), held)

@@ -8,10 +8,10 @@ from tests.unit.agent.one_agent import MODEL, OneAgent
 from tensorhub_agent.core.effects import AvailabilityReceived, SendAvailability
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.primitives.lease_messages import HAVE_RANGES_MAX, PiecesAvailable, PiecesHandedOff, split_update
-from tensorhub_agent.transfer import site_handoff
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.site_handoff import Handoff, hand_off
 from tensorhub_agent.transfer.source import Source, SourcePhase
-from tensorhub_agent.transfer.timeouts import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S
+from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.log.events import AgentLost
@@ -24,8 +24,8 @@ ALONE_S = PIECES / MATES * PIECE_BYTES / FAST_BPS
 """All are as fast as each other: 8 s."""
 
 
-def site(*slow_bps: float) -> Site:
-    return Site([*slow_bps, *[FAST_BPS] * (MATES - len(slow_bps))], PIECES)
+def site(*slow_bps: float, limits: TransferLimits = DEFAULT_LIMITS) -> Site:
+    return Site([*slow_bps, *[FAST_BPS] * (MATES - len(slow_bps))], PIECES, limits)
 
 
 def test_mates_as_fast_as_each_other_cross_once_and_cede_nothing() -> None:
@@ -47,10 +47,9 @@ def test_what_a_slow_one_has_not_asked_for_is_brought_by_others_and_crosses_once
     assert found.now < 3 * ALONE_S, "alone it would have taken so many times as long"
 
 
-def test_without_handing_over_all_wait_for_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_handing_over_all_wait_for_the_slow_one() -> None:
     """So that the test above can fail."""
-    monkeypatch.setattr(site_handoff, "HANDOFF_GAIN_S", 1e9)
-    found = site(FAST_BPS / 4)
+    found = site(FAST_BPS / 4, limits=TransferLimits(handoff_gain_s=1e9))
     found.run(120)
     assert found.crossed == 1
     assert found.now > 3 * ALONE_S
@@ -174,10 +173,10 @@ def test_a_silent_mate_has_long_until_the_log_has_lost_it(is_lost: bool) -> None
     source = Source(1, share, SourcePhase.OPEN, 0.0)
     source.is_lost = is_lost
     source.awaiting_source.append((0, 1))
-    assert source.due(stall_s=5.0) == (WAITING_SILENT_S if is_lost else CROSSER_SILENT_S)
+    assert deadline_of(source) == (DEFAULT_LIMITS.waiting_silent_s if is_lost else DEFAULT_LIMITS.crosser_silent_s)
     source.queue.append((0, 1))
     source.asked(1, ((0, 1),), 1, 0.0)
-    assert source.due(stall_s=5.0) == (5.0 if is_lost else CROSSER_SILENT_S)
+    assert deadline_of(source) == (5.0 if is_lost else DEFAULT_LIMITS.crosser_silent_s)
 
 
 def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None:
@@ -193,10 +192,10 @@ def test_a_far_source_has_as_long_as_a_thin_line_takes_for_what_is_under_way(is_
     share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", far=True)
     source = Source(1, share, SourcePhase.OPEN, 0.0)
     source.is_lost = is_lost
-    source.asked(1, ((0, 1),), 4 * FAR_BPS_MIN, 0.0)
-    assert source.due(stall_s=5.0) == (5.0 if is_lost else 9.0)
-    source.asked(2, ((0, 1),), 1000 * FAR_BPS_MIN, 0.0)
-    assert source.due(stall_s=5.0) == (5.0 if is_lost else FAR_SILENT_S)
+    source.asked(1, ((0, 1),), 4 * DEFAULT_LIMITS.far_bps_min, 0.0)
+    assert deadline_of(source) == (5.0 if is_lost else 9.0)
+    source.asked(2, ((0, 1),), 1000 * DEFAULT_LIMITS.far_bps_min, 0.0)
+    assert deadline_of(source) == (5.0 if is_lost else DEFAULT_LIMITS.far_silent_s)
 
 
 UNEVEN = [1000, *[PIECE_BYTES] * 99]
@@ -215,20 +214,20 @@ def source(name: str, nbytes: int, *, far: bool = False, shown_at: float | None 
     return made
 
 
-def slow(bps: float) -> Source:
+def slow(bps: float, limits: TransferLimits = DEFAULT_LIMITS) -> Source:
     """Return a far source of this rate, of which everything is to be asked for yet."""
     made = source("far", 0, far=True)
+    made.limits = limits
     made.pace.record(int(bps), 1.0)
     made.give([(0, len(UNEVEN))])
     return made
 
 
-def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain() -> None:
     """Two that are equally fast end together in half of the time, which is the gain."""
     left_s = sum(UNEVEN) / FAST_BPS
     for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
-        monkeypatch.setattr(site_handoff, "HANDOFF_GAIN_S", gain_s)
-        far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
+        far, heir = slow(FAST_BPS, TransferLimits(handoff_gain_s=gain_s)), source("a", int(FAST_BPS), shown_at=1.0)
         ceded = hand_off([far, heir], UNEVEN, began=0.0, now=0.0)
         assert [each.heir.agent for each in ceded] == ["a"] * is_ceded
         assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])

@@ -2,7 +2,7 @@
 
 from tests.unit.agent.driven import LIST, PIECES, STALL_S, Driven, source_id
 
-from tensorhub_agent.transfer.timeouts import WAITING_SILENT_S
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.ranges import Range
 
@@ -49,7 +49,7 @@ def test_pieces_that_do_not_exist_are_no_news() -> None:
 def test_a_source_that_says_nothing_is_left() -> None:
     driven, number = begun()
     driven.take()
-    assert driven.wait(WAITING_SILENT_S - 0.1) == []
+    assert driven.wait(DEFAULT_LIMITS.waiting_silent_s - 0.1) == []
     assert driven.wait(0.2) == [number]
     assert driven.transfer.readings.trust.left_out() == (source_id("half"),)
 

@@ -1,6 +1,7 @@
 """Whom to ask for more: those that an event concerned, and those that something else has stopped meanwhile."""
 
 from tensorhub_agent.transfer.flow_control import RefillQueue
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.role_index import RoleIndex
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Share, SourceId
@@ -22,7 +23,7 @@ def numbers(found: list[Source]) -> list[int]:
 
 
 def roster_of(*sources: Source) -> RoleIndex:
-    roster = RoleIndex(5.0)
+    roster = RoleIndex(DEFAULT_LIMITS)
     for each in sources:
         roster.add(each)
     roster.settle()

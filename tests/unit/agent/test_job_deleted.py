@@ -116,7 +116,7 @@ def test_who_waits_to_be_let_in_is_not_let_in() -> None:
 def test_a_copy_that_is_being_made_is_let_go_when_it_is_made() -> None:
     """The log wanted it, and the job is gone before there is memory for it."""
     agent = OneAgent()
-    agent.core.limits = CoreConfig(cache_bytes=1000)
+    agent.core.config = CoreConfig(cache_bytes=1000)
     agent.join()
     agent.publish(agent.register("trainer"), "a")
     agent.log()

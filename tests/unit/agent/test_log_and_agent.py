@@ -21,7 +21,6 @@ from tensorhub_agent.core.effects import (
     SiblingsChecked,
     SourceLost,
 )
-from tensorhub_agent.core.retained_copies import AGAIN_S
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_agent.primitives.digests import root_digest
@@ -72,7 +71,7 @@ def between_versions() -> tuple[OneAgent, OneAgent, ShardKey]:
 def test_a_read_that_waits_for_readers_when_its_agent_joins_anew_leaves_what_it_stated(mapped: bool) -> None:  # noqa: FBT001
     """The log restates the old version, which nobody has touched: it is served, and the next calls go on from it."""
     _, reader, key = between_versions()
-    reader.core.limits = reader.core.shards[key].limits = CoreConfig(refill_drain_s=0.0 if mapped else DRAIN_S)
+    reader.core.config = reader.core.shards[key].config = CoreConfig(refill_drain_s=0.0 if mapped else DRAIN_S)
     if mapped:
         reader.lend(key, 1, ROOT)
     else:
@@ -259,7 +258,7 @@ class Agents:
     def join(self, cache_bytes: int) -> None:
         """Let all but the first one have room for copies."""
         for agent in self.all:
-            agent.core.limits = CoreConfig(cache_bytes=0 if agent is self.all[0] else cache_bytes)
+            agent.core.config = CoreConfig(cache_bytes=0 if agent is self.all[0] else cache_bytes)
             agent.do(agent.core.join(1, f"host-{agent.core.agent}", "site", agent.now))
             self.log()
 
@@ -342,7 +341,7 @@ def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None
     assert agents.version_of(key) == 1
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
-    back.core.limits = gone.core.limits
+    back.core.config = gone.core.config
     back.core.adopt(place_of(key, 2), ShardContents(partial=True))
     agents.all[agents.all.index(gone)] = back
     back.do(back.core.join(2, f"host-{back.core.agent}", "site", back.now))
@@ -357,7 +356,7 @@ def test_shards_of_a_copy_that_join_at_the_same_time_read_once() -> None:
     agents = Agents(3)
     agents.copied(2)
     for agent in agents.all:
-        agent.tick(AGAIN_S)
+        agent.tick(CoreConfig().copy_again_s)
     agents.log()
     wants = [
         each
@@ -390,7 +389,7 @@ def test_a_copy_that_is_the_last_one_and_has_to_go_is_replaced(level: Level) -> 
         agents.make_copies()
         agents.fill(*agents.made[known:])
         for agent in agents.all:
-            agent.tick(AGAIN_S)
+            agent.tick(CoreConfig().copy_again_s)
         agents.log()
     whole = [name for name, replica in agents.catalog.models[MODEL].replicas.items() if replica.version == 1]
     if level < Level.LEAVING_COPIES:
@@ -404,7 +403,7 @@ def set_aside(agents: Agents, key: ShardKey) -> OneAgent:
     """Let the agent of a copy begin anew in a process that can't take the copy back, for want of descriptors or so."""
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
-    back.core.limits = gone.core.limits
+    back.core.config = gone.core.config
     back.core.set_aside(key)
     begin_anew(agents, gone, back, 2)
     return back
@@ -458,7 +457,7 @@ def test_a_copy_that_cannot_be_taken_back_and_not_be_replaced_is_kept() -> None:
 def taken_back_by(agents: Agents, gone: OneAgent, key: ShardKey) -> None:
     """Let a process of the agent begin that can take the copy back."""
     able = OneAgent(gone.core.agent, catalog=gone.catalog)
-    able.core.limits = gone.core.limits
+    able.core.config = gone.core.config
     able.core.adopt(place_of(key, 1), ShardContents(MemoryState.READY, version=1, root=ROOT, digests=digests_of("a")))
     begin_anew(agents, gone, able, 3)
     agents.make_copies()
@@ -474,7 +473,7 @@ def test_a_copy_that_is_still_empty_when_its_agent_begins_anew_is_awaited() -> N
     [key] = agents.made
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
-    back.core.limits = gone.core.limits
+    back.core.config = gone.core.config
     back.core.adopt(place_of(key, 1), ShardContents())
     begin_anew(agents, gone, back, 2)
     trainer = agents.all[0]
@@ -495,7 +494,7 @@ def test_a_copy_that_was_set_aside_and_can_not_come_to_be_whole_is_let_go() -> N
     assert back.core.aside == {first}
     gone = next(agent for agent in agents.all if second in agent.core.shards)
     empty = OneAgent(gone.core.agent, catalog=gone.catalog)
-    empty.core.limits = gone.core.limits
+    empty.core.config = gone.core.config
     begin_anew(agents, gone, empty, 2)
     assert (back.core.aside, back.last(FreeShard)) == (set(), FreeShard(first))
     agents.make_copies()

@@ -12,7 +12,7 @@ from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.rates import link_rates
 from tensorhub_agent.rates.link_rates import LinkRates
-from tensorhub_agent.transfer.transfer import LOOK_S
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_common.protocol.heartbeat import ReaderLoad, ServingLoad
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.plans import LinkRate, ReadPriority, SourceId
@@ -68,7 +68,7 @@ def test_a_read_that_is_given_up_for_its_slow_source_tells_of_it_too() -> None:
     assert post is not None
     for _ in range(2):
         for _ in range(8):
-            reader.tick(LOOK_S)
+            reader.tick(DEFAULT_LIMITS.look_s)
         reader.do(reader.core.on_outcome(BytesReceived(key, post.source, 4), reader.now))
     reader.tick(10.0)
     reader.log()

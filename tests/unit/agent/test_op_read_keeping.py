@@ -4,8 +4,9 @@ from tests.unit.agent.one_agent import MODEL, OneAgent
 from tests.unit.agent.test_cache import made, read, retaining
 from tests.unit.agent.test_op_read import filling, publish
 
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import CompleteCall, FailCall, FreeShard, Keep
-from tensorhub_agent.core.retained_copies import AGAIN_S, RELEASE_S
+from tensorhub_agent.core.retained_copies import RELEASE_S
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Filled
@@ -143,7 +144,7 @@ def test_the_failure_of_an_earlier_fill_gives_up_no_copy() -> None:
     assert first is not None
     agent.do(agent.core.join(2, "host", "site", agent.now))
     agent.log()
-    agent.tick(AGAIN_S)
+    agent.tick(CoreConfig().copy_again_s)
     agent.log()
     read(agent, copy)
     second = agent.last(Keep)
@@ -152,7 +153,7 @@ def test_the_failure_of_an_earlier_fill_gives_up_no_copy() -> None:
     agent.kept(first, "the disk is full")
     agent.kept(second)
     agent.log()
-    agent.tick(AGAIN_S)
+    agent.tick(CoreConfig().copy_again_s)
     agent.log()
     assert agent.memory(copy) is MemoryState.READY
     assert not agent.core.retained_copies.copies[copy].releasing

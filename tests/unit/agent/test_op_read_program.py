@@ -22,6 +22,7 @@ from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.program_units import PieceCompletion
 from tensorhub_agent.transfer.source import Source, SourcePhase
+from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, pieces
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
@@ -335,4 +336,4 @@ def test_a_source_that_never_answers_an_early_question_has_a_bound() -> None:
     source = Source(1, share, SourcePhase.OPEN, 0.0)
     source.unconfirmed.append((0, 1))
     source.check_early()
-    assert source.due(stall_s=5.0) == 5.0
+    assert deadline_of(source) == 5.0

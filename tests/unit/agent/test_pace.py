@@ -4,19 +4,13 @@ import pytest
 
 from tensorhub_agent.rates.source_rate import (
     AHEAD_S,
-    BATCH_BYTES_MIN,
     FADE,
-    LOCAL_BATCH_BYTES,
     RELAY_S,
-    STALL_MIN_S,
-    STALL_TIMES,
-    UCXX_BATCH_BYTES,
+    BatchLimits,
     SourceRate,
-    batch_bytes_max,
 )
 
 MIB = 1024 * 1024
-STALL_S = 60.0
 
 
 def at(mib_in_s: float) -> SourceRate:
@@ -27,7 +21,7 @@ def at(mib_in_s: float) -> SourceRate:
 
 
 def test_a_batch_is_larger_within_a_host() -> None:
-    assert (batch_bytes_max("local"), batch_bytes_max("ucxx")) == (LOCAL_BATCH_BYTES, UCXX_BATCH_BYTES)
+    assert BatchLimits().largest_bytes("local") > BatchLimits().largest_bytes("ucxx")
 
 
 def test_the_rate_is_what_came_lately() -> None:
@@ -66,26 +60,9 @@ def test_a_batch_is_never_of_nothing() -> None:
 
 
 def test_batches_are_short_while_others_wait_for_them() -> None:
-    assert SourceRate("ucxx").batch_bytes(64 * MIB, relayed=True) == BATCH_BYTES_MIN
+    assert SourceRate("ucxx").batch_bytes(64 * MIB, relayed=True) == BatchLimits().least_bytes
     assert at(300).batch_bytes(64 * MIB, relayed=True) == pytest.approx(300 * MIB * RELAY_S)
-    assert at(100_000).batch_bytes(64 * MIB, relayed=True) == UCXX_BATCH_BYTES
-
-
-def test_it_may_be_silent_for_some_times_what_is_under_way_should_take_between_bounds() -> None:
-    assert at(1).patience_s(5 * MIB, STALL_S) == pytest.approx(STALL_TIMES * 5)
-    assert at(1000).patience_s(MIB, STALL_S) == STALL_MIN_S
-    assert at(1).patience_s(5000 * MIB, STALL_S) == STALL_S
-    assert at(1000).patience_s(MIB, 0.5) == 0.5
-
-
-def test_who_is_not_measured_or_was_forgiven_or_is_on_this_host_has_the_long_bound() -> None:
-    assert SourceRate("ucxx").patience_s(MIB, STALL_S) == STALL_S
-    forgiven = at(1000)
-    forgiven.is_trusted = True
-    assert forgiven.patience_s(MIB, STALL_S) == STALL_S
-    local = SourceRate("local")
-    local.record(1000 * MIB, 1.0)
-    assert local.patience_s(MIB, STALL_S) == STALL_S
+    assert at(100_000).batch_bytes(64 * MIB, relayed=True) == BatchLimits().ucxx_bytes
 
 
 def test_silence_lowers_what_is_expected_of_it() -> None:

@@ -8,8 +8,7 @@ from tensorhub_agent.leases.lease import LeaseState
 from tensorhub_agent.leases.table import LeaseTable, PromiseChange
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_agent.transfer.source import UNPROMISED_WAIT_S
-from tensorhub_agent.transfer.timeouts import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, OPEN_S_MAX
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import Plan, ReadPriority, Refusal, Share, SourceId
@@ -127,7 +126,7 @@ def test_what_is_promised_is_awaited() -> None:
     driven, far, mate = exchanging()
     driven.transfer.promised(mate, ITS)
     driven.brings(far)
-    keep_alive(driven, mate, 2 * UNPROMISED_WAIT_S)
+    keep_alive(driven, mate, 2 * DEFAULT_LIMITS.unpromised_wait_s)
     assert driven.todo.plan is None
     assert driven.transfer.readings.awaiting_others() == [*ITS]
     assert driven.transfer.readings.committed() == []
@@ -137,9 +136,9 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     driven, far, mate = exchanging()
     driven.transfer.promised(mate, ((2, 1),))
     driven.brings(far)
-    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2)
+    keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2)
     assert driven.todo.plan is None
-    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2 + RENEWED_S)
+    keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2 + RENEWED_S)
     assert list(driven.transfer.readings.mates.not_bringing) == [source_id("mate")]
     assert driven.transfer.readings.awaiting_others() == [(2, 1)], "what is promised stays"
     assert driven.transfer.asking.count == 2
@@ -168,8 +167,8 @@ def alone_with_mate() -> tuple[Driven, int]:
     driven.transfer.lost(far, "its drain is over", driven.now)
     driven.transfer.closed(far, driven.now)
     driven.take()
-    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2)
-    keep_alive(driven, mate, UNPROMISED_WAIT_S / 2 + RENEWED_S)
+    keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2)
+    keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2 + RENEWED_S)
     assert driven.transfer.asking.waiting
     return driven, mate
 
@@ -246,8 +245,8 @@ def test_a_mate_has_longer_to_open() -> None:
     driven.transfer.planned(Plan(version=3, shares=(share("far", MINE, far=True), share("mate", ITS)), why=""), 0.0)
     (far, _), (mate, _) = driven.take().open
     driven.opened(far)
-    assert driven.wait(OPEN_S_MAX + 1) == []
-    assert driven.wait(CROSSER_OPEN_S_MAX) == [mate]
+    assert driven.wait(DEFAULT_LIMITS.open_s_max + 1) == []
+    assert driven.wait(DEFAULT_LIMITS.crosser_open_s_max) == [mate]
 
 
 def test_a_read_with_mates_alone_waits_for_one_of_them() -> None:
@@ -277,5 +276,5 @@ def test_a_mate_may_be_silent_for_longer_than_the_middle_of_a_chain() -> None:
     driven, far, mate = exchanging()
     driven.transfer.promised(mate, ITS)
     driven.brings(far)
-    assert driven.wait(CROSSER_SILENT_S - 1) == []
+    assert driven.wait(DEFAULT_LIMITS.crosser_silent_s - 1) == []
     assert driven.wait(2) == [mate]

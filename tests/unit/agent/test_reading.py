@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.primitives.ranges import total_count
-from tensorhub_agent.rates.source_rate import STALL_MIN_S, SourceRate
+from tensorhub_agent.rates.source_rate import SourceRate
 from tensorhub_agent.transfer import source as transfer_source
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS as LIMITS
 from tensorhub_agent.transfer.source import Source, SourcePhase
-from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S
+from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_common.protocol.plans import Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 
@@ -77,41 +79,56 @@ def test_it_is_idle_with_nothing_queued_under_way_or_awaited() -> None:
 
 
 def test_a_source_that_is_opened_has_its_bound_and_one_that_is_closed_has_none() -> None:
-    assert source(phase=SourcePhase.OPENING).due(STALL_S) == 10.0 + OPEN_S_MAX
-    assert source(phase=SourcePhase.CLOSING).due(STALL_S) == FOREVER
-    assert source(phase=SourcePhase.CLOSED).due(STALL_S) == FOREVER
-    assert source().due(STALL_S) == FOREVER, "nothing is asked of it"
+    assert deadline_of(source(phase=SourcePhase.OPENING)) == 10.0 + LIMITS.open_s_max
+    assert deadline_of(source(phase=SourcePhase.CLOSING)) == NEVER
+    assert deadline_of(source(phase=SourcePhase.CLOSED)) == NEVER
+    assert deadline_of(source()) == NEVER, "nothing is asked of it"
 
 
 def test_a_source_that_is_asked_has_its_patience_and_for_its_word_the_whole() -> None:
     made = source()
     made.pace.record(1000 * MIB, 1.0)
     made.asked(7, ((0, 1),), MIB, 20.0)
-    assert made.due(STALL_S) == 20.0 + STALL_MIN_S
+    assert deadline_of(made) == 20.0 + LIMITS.stall_min_s
     made.confirming = True
-    assert made.due(STALL_S) == 20.0 + STALL_S
+    assert deadline_of(made) == 20.0 + STALL_S
 
 
 def test_a_half_filled_source_may_be_silent_so_long_and_have_nothing_new_for_longer() -> None:
     made = half_filled()
     made.give([(0, 2)])
-    assert made.due(STALL_S) == 10.0 + WAITING_SILENT_S
+    assert deadline_of(made) == 10.0 + LIMITS.waiting_silent_s
     for second in range(11, 25):
         made.available([], float(second))
-    assert made.due(STALL_S) == 10.0 + STARVED_TIMES * STALL_S
+    assert deadline_of(made) == 10.0 + LIMITS.starved_times * STALL_S
     made.available([(5, 1)], 25.0)
-    assert made.due(STALL_S) == 25.0 + WAITING_SILENT_S
+    assert deadline_of(made) == 25.0 + LIMITS.waiting_silent_s
 
 
 def test_a_half_filled_source_that_brings_something_is_not_judged_by_what_it_lacks() -> None:
     made = half_filled((0, 1))
     made.give([(0, 2)])
-    assert made.due(STALL_S) == FOREVER, "a piece of it is to be asked for first"
+    assert deadline_of(made) == NEVER, "a piece of it is to be asked for first"
     ranges, nbytes = made.cut_batch([10] * 20, MIB)
     made.asked(7, ranges, nbytes, 12.0)
-    assert made.due(STALL_S) == 12.0 + STALL_S
+    assert deadline_of(made) == 12.0 + STALL_S
     made.available([], 14.0)
-    assert made.due(STALL_S) == 12.0 + STALL_S, "that it lives says nothing of what is under way"
+    assert deadline_of(made) == 12.0 + STALL_S, "that it lives says nothing of what is under way"
+
+
+@pytest.mark.parametrize(
+    ("mib_in_s", "mib", "limit_s"),
+    [(1000, 1, LIMITS.stall_min_s), (5, 2, LIMITS.stall_times * 0.4), (1, 5000, STALL_S), (0, 1, STALL_S)],
+)
+def test_a_source_may_be_silent_for_some_times_what_is_in_flight_should_take(
+    mib_in_s: int, mib: int, limit_s: float
+) -> None:
+    made = source()
+    made.pace.record(mib_in_s * MIB, 1.0)
+    made.asked(7, ((0, 1),), mib * MIB, 20.0)
+    assert deadline_of(made) == pytest.approx(20.0 + limit_s)
+    made.is_readmitted = True
+    assert deadline_of(made) == 20.0 + STALL_S
 
 
 # What a half-filled source has.

@@ -1,6 +1,7 @@
 """The report of a finished read."""
 
 from tensorhub_agent.core.operations.read_report import report_of, stages_of
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_common.protocol.log.commands import NO_ROOT
 from tensorhub_common.protocol.plans import Plan, Share, SourceId
@@ -13,9 +14,7 @@ def test_names_each_source_and_what_it_gave() -> None:
         root=NO_ROOT,
         nbytes=[5, 7],
         verify=False,
-        window_bytes=100,
-        stall_s=1.0,
-        sources_lost_s=1.0,
+        limits=DEFAULT_LIMITS,
         first_number=1,
         now=0.0,
     )

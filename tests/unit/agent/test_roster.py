@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
+from tensorhub_agent.primitives.deadlines import NEVER
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.role_index import FLYING, GIVING, IDLE, INSIDE, LIVE, RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source, SourcePhase
-from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX
 from tensorhub_common.protocol.plans import Share, SourceId
 
 STALL_S = 5.0
@@ -19,7 +20,7 @@ def source(number: int, layout: str = "") -> Source:
 
 
 def roster_of(*sources: Source) -> RoleIndex:
-    roster = RoleIndex(STALL_S)
+    roster = RoleIndex(DEFAULT_LIMITS)
     for each in sources:
         roster.add(each)
     roster.check()
@@ -46,18 +47,18 @@ def test_a_change_that_is_not_told_is_found_by_the_check() -> None:
 def test_the_first_whose_patience_ends_is_known_though_it_was_put_off() -> None:
     first, second = source(1), source(2)
     roster = roster_of(first, second)
-    assert roster.next_due() == OPEN_S_MAX
+    assert roster.next_due() == DEFAULT_LIMITS.open_s_max
     first.begins(1.0)
-    assert roster.next_due() == OPEN_S_MAX
+    assert roster.next_due() == DEFAULT_LIMITS.open_s_max
     second.begins(0.5)
-    assert roster.next_due() == OPEN_S_MAX + 0.5
-    assert roster.due_after() == OPEN_S_MAX + 0.5
-    assert roster.overdue(OPEN_S_MAX + 0.7) == [second]
-    assert roster.next_due() == OPEN_S_MAX + 0.5, "it is told again as long as nothing is done about it"
+    assert roster.next_due() == DEFAULT_LIMITS.open_s_max + 0.5
+    assert roster.due_after() == DEFAULT_LIMITS.open_s_max + 0.5
+    assert roster.overdue(DEFAULT_LIMITS.open_s_max + 0.7) == [second]
+    assert roster.next_due() == DEFAULT_LIMITS.open_s_max + 0.5, "it is told again as long as nothing is done about it"
     second.closes("late")
-    assert roster.next_due() == OPEN_S_MAX + 1.0
+    assert roster.next_due() == DEFAULT_LIMITS.open_s_max + 1.0
     first.closes("late")
-    assert roster.next_due() == FOREVER
+    assert roster.next_due() == NEVER
     roster.check()
 
 
@@ -66,7 +67,7 @@ def test_open_sources_have_all_the_time_before_the_read_begins() -> None:
     roster = roster_of(one)
     one.opens(0.0)
     one.asked(1, ((0, 1),), 10, 0.0)
-    assert roster.next_due() == FOREVER
+    assert roster.next_due() == NEVER
     roster.begins()
     assert roster.next_due() == STALL_S
 

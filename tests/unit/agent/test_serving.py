@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from tensorhub_agent.leases.lease import LEASE_TRANSITIONS, LeaseState, LeaseTransition
-from tensorhub_agent.leases.table import HOLD_S_MAX, LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
+from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX, READERS_MAX, LeaseLimits, LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseGrant, LeaseRefusal, LeaseRequest
@@ -62,7 +62,7 @@ def test_a_ticket_opens_once(table: LeaseTable) -> None:
 
 def test_a_ticket_that_is_shown_late_is_void(table: LeaseTable) -> None:
     table.grant(ask(), "one", "t-one", "here", 0.0)
-    assert table.redeem("t-one", TICKET_S) is None
+    assert table.redeem("t-one", LeaseLimits().ticket_s) is None
     table.check()
 
 
@@ -70,7 +70,7 @@ def test_what_is_due_at_its_deadline_is_over_then(table: LeaseTable) -> None:
     """A driver that ticks at `deadline()` gets on: equal times are due."""
     opened(table)
     when = table.deadline()
-    assert when == SILENCE_S_MAX
+    assert when == LeaseLimits().silence_s_max
     assert [lease.name for lease in table.expire(when)] == ["one"]
     assert table.deadline() is None
 
@@ -78,14 +78,14 @@ def test_what_is_due_at_its_deadline_is_over_then(table: LeaseTable) -> None:
 def test_renewing_keeps_a_lease(table: LeaseTable) -> None:
     opened(table)
     assert table.renew("one", 5.0)
-    assert table.expire(SILENCE_S_MAX) == []
+    assert table.expire(LeaseLimits().silence_s_max) == []
     assert table.holds("one")
 
 
 def test_who_renews_too_late_learns_that_the_lease_is_over(table: LeaseTable) -> None:
     opened(table)
-    table.expire(SILENCE_S_MAX)
-    assert not table.renew("one", SILENCE_S_MAX)
+    table.expire(LeaseLimits().silence_s_max)
+    assert not table.renew("one", LeaseLimits().silence_s_max)
     assert table.deadline() is None
 
 
@@ -98,7 +98,7 @@ def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> 
     assert table.states() == ["open"] * 4
     table.finish("done", LeaseTransition.DONE)
     table.finish("gone", LeaseTransition.READER_GONE)
-    table.expire(SILENCE_S_MAX)
+    table.expire(LeaseLimits().silence_s_max)
     table.withdraw_offer(KEY)
     assert {name: lease and lease.state for name, lease in leases.items()} == {
         "done": LeaseState.ENDED,
@@ -211,28 +211,30 @@ def holding(hold_s: float, again: str = "", agent: str = "agent-1") -> LeaseRequ
 
 
 def test_a_ticket_is_good_for_as_long_as_it_is_to_be_held_and_no_longer_than_may_be(table: LeaseTable) -> None:
-    answer = table.grant(holding(2 * HOLD_S_MAX), "one", "t", "here", 0.0)
+    answer = table.grant(holding(2 * LeaseLimits().hold_s_max), "one", "t", "here", 0.0)
     assert isinstance(answer, LeaseGrant)
-    assert answer.ticket_s == HOLD_S_MAX
-    assert table.expire(HOLD_S_MAX - 0.1) == []
-    assert table.redeem("t", HOLD_S_MAX - 0.1) is not None
+    assert answer.ticket_s == LeaseLimits().hold_s_max
+    assert table.expire(LeaseLimits().hold_s_max - 0.1) == []
+    assert table.redeem("t", LeaseLimits().hold_s_max - 0.1) is not None
 
 
 def test_who_asks_again_holds_it_for_longer_with_the_same_ticket(table: LeaseTable) -> None:
-    first = table.grant(holding(HOLD_S_MAX), "one", "t", "here", 0.0)
-    assert table.grant(holding(HOLD_S_MAX, "one"), "two", "u", "here", 20.0) == first
+    first = table.grant(holding(LeaseLimits().hold_s_max), "one", "t", "here", 0.0)
+    assert table.grant(holding(LeaseLimits().hold_s_max, "one"), "two", "u", "here", 20.0) == first
     assert table.reading(KEY) == 1
-    assert table.expire(HOLD_S_MAX + 19.0) == []
-    assert table.redeem("t", HOLD_S_MAX + 19.0) is not None
-    assert table.grant(holding(HOLD_S_MAX, "one"), "two", "u", "here", 50.0) == LeaseRefusal(reason="its lease is over")
+    assert table.expire(LeaseLimits().hold_s_max + 19.0) == []
+    assert table.redeem("t", LeaseLimits().hold_s_max + 19.0) is not None
+    assert table.grant(holding(LeaseLimits().hold_s_max, "one"), "two", "u", "here", 50.0) == LeaseRefusal(
+        reason="its lease is over"
+    )
 
 
 def test_only_the_reader_of_a_lease_holds_it_and_only_as_long_as_it_stands(table: LeaseTable) -> None:
-    table.grant(holding(HOLD_S_MAX), "one", "t", "here", 0.0)
+    table.grant(holding(LeaseLimits().hold_s_max), "one", "t", "here", 0.0)
     refusal = LeaseRefusal(reason="its lease is over")
-    assert table.grant(holding(HOLD_S_MAX, "one", "agent-7"), "two", "u", "here", 1.0) == refusal
+    assert table.grant(holding(LeaseLimits().hold_s_max, "one", "agent-7"), "two", "u", "here", 1.0) == refusal
     assert not table.is_of("one", "agent-7")
     assert table.is_of("one", "agent-1")
     table.break_all(KEY)
-    assert table.grant(holding(HOLD_S_MAX, "one"), "two", "u", "here", 2.0) == refusal
+    assert table.grant(holding(LeaseLimits().hold_s_max, "one"), "two", "u", "here", 2.0) == refusal
     table.check()

@@ -2,8 +2,8 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import CallRead, CallUnpublish, CompleteCall, Digested, DigestMemory, SaveManifest
-from tensorhub_agent.core.shard import WISH_S_MAX
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.log.commands import Publish
 from tensorhub_common.protocol.log.events import PublishDeclined
@@ -75,7 +75,7 @@ def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
     digests = [effect for effect in agent.seen if isinstance(effect, DigestMemory) and effect.key == key]
     agent.do(agent.core.on_outcome(Digested(key, digests[0].number, digests_of("a")), agent.now))
     agent.log()
-    agent.tick(WISH_S_MAX)
+    agent.tick(CoreConfig().wish_s_max)
     agent.log()
     assert agent.core.shards[key].operation is None
     assert agent.memory(key) is MemoryState.EMPTY

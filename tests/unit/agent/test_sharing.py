@@ -6,12 +6,9 @@ import msgspec
 import pytest
 
 from tensorhub_agent.primitives.ranges import take_first
-from tensorhub_agent.rates.source_rate import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, SourceRate
+from tensorhub_agent.rates.source_rate import AHEAD_S, BatchLimits, SourceRate
 from tensorhub_agent.transfer import balancing
 from tensorhub_agent.transfer.balancing import (
-    SLOW_MIN_S,
-    SLOW_TIMES,
-    SWITCH_S,
     assign_plan,
     check,
     distribute,
@@ -21,6 +18,7 @@ from tensorhub_agent.transfer.balancing import (
     steal_from_busiest,
 )
 from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX, Exclusions
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.role_index import RoleIndex
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Plan, Share, SourceId, Transport
@@ -45,7 +43,7 @@ def source(
 
 def roster_of(sources: Iterable[Source]) -> RoleIndex:
     """Return the roster of a read that has these sources, and has not got on since."""
-    roster = RoleIndex(5.0)
+    roster = RoleIndex(DEFAULT_LIMITS)
     roster.running = True
     for each in sources:
         roster.add(each)
@@ -90,8 +88,8 @@ def test_nobody_is_too_slow_for_an_idle_source_without_a_rate_or_for_a_busy_one(
 def test_who_is_silent_is_expected_to_be_so_for_as_long_again() -> None:
     slow = source(1, rate=1e6, flying=10)
     idle = source(2, rate=1e6)
-    assert slowest_replaceable(roster_of([slow, idle]), SLOW_MIN_S) is None
-    assert slowest_replaceable(roster_of([slow, idle]), SLOW_MIN_S + 0.1) is slow
+    assert slowest_replaceable(roster_of([slow, idle]), DEFAULT_LIMITS.slow_min_s) is None
+    assert slowest_replaceable(roster_of([slow, idle]), DEFAULT_LIMITS.slow_min_s + 0.1) is slow
 
 
 def test_a_local_source_is_never_too_slow() -> None:
@@ -103,10 +101,10 @@ def test_a_local_source_is_never_too_slow() -> None:
 
 def test_a_slow_source_is_asked_for_little_at_a_time() -> None:
     pace = SourceRate("ucxx")
-    assert pace.batch_bytes(64 * MIB) == UCXX_BATCH_BYTES
+    assert pace.batch_bytes(64 * MIB) == BatchLimits().ucxx_bytes
     assert pace.in_flight_limit(64 * MIB) == 0, "beyond its first two batches"
     pace.record(MIB, 1.0)
-    assert pace.batch_bytes(64 * MIB) == BATCH_BYTES_MIN
+    assert pace.batch_bytes(64 * MIB) == BatchLimits().least_bytes
     assert pace.in_flight_limit(64 * MIB) == MIB * AHEAD_S
     fast = SourceRate("ucxx")
     fast.record(1000 * MIB, 1.0)
@@ -218,10 +216,10 @@ def test_what_is_under_way_already_counts_for_its_part() -> None:
 
 
 def test_a_source_that_an_idle_one_would_hardly_beat_is_kept() -> None:
-    """Another takes SWITCH_S and the bytes at its own rate, and has to be better by SLOW_TIMES."""
+    """Another takes `switch_s` and the bytes at its own rate, and has to be better by `slow_times`."""
     idle = source(2, rate=10e6)
-    elsewhere_s = SWITCH_S + 1.0
-    bound_s = SLOW_TIMES * elsewhere_s
+    elsewhere_s = DEFAULT_LIMITS.switch_s + 1.0
+    bound_s = DEFAULT_LIMITS.slow_times * elsewhere_s
     slow = source(1, rate=10e6 / (bound_s * 1.01), flying=10_000_000)
     assert slowest_replaceable(roster_of([slow, idle]), 0.0) is slow
     kept = source(1, rate=10e6 / (bound_s * 0.99), flying=10_000_000)

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
 from tensorhub_agent.core.effects import CompleteCall
-from tensorhub_agent.core.operations.read import FINISH_S, is_better_dropped
+from tensorhub_agent.core.operations.read import is_better_dropped
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import ShardKey
@@ -20,11 +20,11 @@ def test_what_is_far_from_its_end_is_dropped_and_what_is_near_is_finished(
     elapsed_s: float,
     dropped: bool,  # noqa: FBT001 (a table)
 ) -> None:
-    assert is_better_dropped(done, 100, elapsed_s) is dropped
+    assert is_better_dropped(done, 100, elapsed_s, 0.5) is dropped
 
 
 def test_a_short_rest_is_always_finished() -> None:
-    assert not is_better_dropped(1, 2_000_000, FINISH_S / 2_000_000)
+    assert not is_better_dropped(1, 2_000_000, 0.5 / 2_000_000, 0.5)
 
 
 class Elsewhere:

@@ -1,11 +1,10 @@
 """A read without I/O: a piece is with one source at a time, and counts only by what the log vouches for."""
 
 import pytest
-from tests.unit.agent.driven import LIST, PIECES, RIGHT, STALL_S, WRONG, Driven, running, source_id
+from tests.unit.agent.driven import LIST, PIECE_BATCHES, PIECES, RIGHT, STALL_S, WRONG, Driven, running, source_id
 
-from tensorhub_agent.rates import source_rate
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX
-from tensorhub_agent.transfer.timeouts import OPEN_S_MAX
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.protocol.plans import Refusal
@@ -120,7 +119,7 @@ def test_a_source_without_progress_is_left_out_at_its_deadline(*, open_first: bo
         driven = Driven()
         driven.tick(0.1)
         [number] = driven.planned(("a", ((0, PIECES),)))
-        bound = OPEN_S_MAX
+        bound = DEFAULT_LIMITS.open_s_max
     asked = driven.now
     assert driven.wait() == [number]
     assert driven.now == pytest.approx(asked + bound)
@@ -143,11 +142,8 @@ def test_other_layouts_fail_at_once() -> None:
     assert driven.transfer.error == (LayoutMismatch.__name__, "'w' differs")
 
 
-def test_an_idle_source_takes_the_later_half_of_what_the_busiest_has_not_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(source_rate, "LOCAL_BATCH_BYTES", 10)
-    driven = Driven(window_bytes=20)
+def test_an_idle_source_takes_the_later_half_of_what_the_busiest_has_not_asked_for() -> None:
+    driven = Driven(window_bytes=20, limits=PIECE_BATCHES)
     driven.tick()
     fast, slow = driven.planned(("a", ((0, 1),)), ("b", ((1, 5),)))
     driven.opened(fast)

@@ -1,14 +1,15 @@
 """What a read tells of itself: why each source was left, what counted, when; and what each may have under way."""
 
-import pytest
-from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, RIGHT, WRONG, Driven, running, source_id
+from dataclasses import replace
 
-from tensorhub_agent.rates import source_rate
+import pytest
+from tests.unit.agent.driven import LIST, PIECE_BATCHES, PIECE_BYTES, PIECES, RIGHT, WRONG, Driven, running, source_id
+
+from tensorhub_agent.rates.source_rate import BatchLimits
 from tensorhub_agent.transfer import source_pool
-from tensorhub_agent.transfer.balancing import SLOW_MIN_S
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S, PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.transfer.source import SourcePhase
-from tensorhub_agent.transfer.source_pool import SLOW_CLOSED_MAX
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.errors import IntegrityError, VersionUnavailable
 from tensorhub_common.protocol.log.commands import NO_ROOT
@@ -16,6 +17,9 @@ from tensorhub_common.protocol.plans import Plan, Refusal, Share
 from tensorhub_common.protocol.ranges import Range
 
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
+
+
+SMALL_BATCHES = TransferLimits(batches=BatchLimits(least_bytes=PIECE_BYTES))
 
 
 def why(driven: Driven, number: int) -> str:
@@ -94,9 +98,9 @@ def test_right_batches_are_shown_as_they_come() -> None:
     assert driven.done(number, batch, LIST).proven == [(0, PIECES)]
 
 
-def test_what_waits_for_its_sources_word_is_told_as_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_rate, "LOCAL_BATCH_BYTES", 2 * PIECE_BYTES)
-    driven, [number] = running(("a", ((0, PIECES),)), verify=False)
+def test_what_waits_for_its_sources_word_is_told_as_come() -> None:
+    limits = TransferLimits(batches=BatchLimits(local_bytes=2 * PIECE_BYTES))
+    driven, [number] = running(("a", ((0, PIECES),)), verify=False, limits=limits)
     for came, confirms in ((20, []), (40, []), (60, [number])):
         batch = next(iter(driven.transfer.sources[number].in_flight))
         todo = driven.done(number, batch, b"")
@@ -166,20 +170,10 @@ def waiting_for_a_half_filled_one() -> tuple[Driven, int]:
 # How much is under way.
 
 
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_rate, "BATCH_BYTES_MIN", PIECE_BYTES)
-
-
-@pytest.fixture
-def single_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is one piece."""
-    monkeypatch.setattr(source_rate, "UCXX_BATCH_BYTES", PIECE_BYTES)
-
-
-@pytest.mark.usefixtures("small_batches")
 def test_the_window_is_divided_among_who_has_something_to_bring() -> None:
-    driven, [one, two] = running(("a", ((0, 3),)), ("b", ((3, 3),)), window_bytes=80, transport="ucxx")
+    driven, [one, two] = running(
+        ("a", ((0, 3),)), ("b", ((3, 3),)), window_bytes=80, transport="ucxx", limits=SMALL_BATCHES
+    )
     assert [(number, ranges) for number, _, ranges in driven.todo.post] == [
         (one, ((0, 2),)),
         (one, ((2, 1),)),
@@ -188,9 +182,8 @@ def test_the_window_is_divided_among_who_has_something_to_bring() -> None:
     ]
 
 
-@pytest.mark.usefixtures("small_batches")
 def test_batches_are_short_while_others_wait_for_what_comes() -> None:
-    driven = Driven(transport="ucxx")
+    driven = Driven(transport="ucxx", limits=SMALL_BATCHES)
     driven.tick()
     [number] = driven.planned(("a", ((0, PIECES),)))
     driven.opened(number)
@@ -228,28 +221,28 @@ def test_before_it_begins_a_read_without_sources_fails_at_once() -> None:
     assert driven.transfer.error == (VersionUnavailable.__name__, "nobody has it")
 
 
-@pytest.mark.usefixtures("single_pieces")
-@pytest.mark.parametrize(("before", "closes"), [(SLOW_CLOSED_MAX - 1, True), (SLOW_CLOSED_MAX, False)])
+@pytest.mark.parametrize(
+    ("before", "closes"), [(DEFAULT_LIMITS.slow_closed_max - 1, True), (DEFAULT_LIMITS.slow_closed_max, False)]
+)
 def test_so_many_sources_are_closed_for_being_slow(before: int, closes: bool) -> None:  # noqa: FBT001
-    driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx")
+    driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.transfer.readings._slow_closed = before
     for _ in range(4):
         driven.brings(fast, 0.01)
-    driven.wait(6 * SLOW_MIN_S)
+    driven.wait(6 * DEFAULT_LIMITS.slow_min_s)
     source = driven.transfer.sources[slow]
     assert source.lost.startswith("it was slow") is closes
     assert why(driven, slow) == ("it was slow, and another source had nothing left to bring" if closes else "")
 
 
-@pytest.mark.usefixtures("single_pieces")
 def test_one_slow_source_is_closed_after_the_other() -> None:
     shares = (("a", ((0, 2),)), ("b", ((2, 2),)), ("c", ((4, 2),)))
-    driven, [fast, *slow] = running(*shares, transport="ucxx", window_bytes=60)
+    driven, [fast, *slow] = running(*shares, transport="ucxx", window_bytes=60, limits=PIECE_BATCHES)
     for _ in range(2):
         driven.brings(fast, 0.01)
     first = driven.wait()
     assert len(first) == 1
-    assert driven.wait(SLOW_MIN_S) == [], "the first one is being closed still"
+    assert driven.wait(DEFAULT_LIMITS.slow_min_s) == [], "the first one is being closed still"
     [number] = first
     driven.closed(number)
     while driven.transfer.sources[fast].in_flight:
@@ -304,11 +297,10 @@ def test_a_source_that_has_given_its_word_is_asked_for_more() -> None:
     assert [(number, ranges) for number, _, ranges in driven.take().post] == [(one, ((3, 3),))]
 
 
-@pytest.mark.usefixtures("small_batches")
 def test_a_source_alone_has_the_whole_window_and_one_that_has_nothing_yet_has_no_part_of_it() -> None:
-    driven, _ = running(("a", ((0, PIECES),)), window_bytes=40, transport="ucxx")
+    driven, _ = running(("a", ((0, PIECES),)), window_bytes=40, transport="ucxx", limits=SMALL_BATCHES)
     assert [ranges for _, _, ranges in driven.todo.post] == [((0, 2),), ((2, 2),)]
-    driven = Driven(window_bytes=40, transport="ucxx")
+    driven = Driven(window_bytes=40, transport="ucxx", limits=SMALL_BATCHES)
     driven.tick()
     whole, half = driven.planned(("a", ((0, 5),)), ("b", ((5, 1),)))
     driven.opened(whole)
@@ -317,7 +309,6 @@ def test_a_source_alone_has_the_whole_window_and_one_that_has_nothing_yet_has_no
     assert [ranges for _, _, ranges in driven.take().post] == [((0, 2),), ((2, 2),)]
 
 
-@pytest.mark.usefixtures("single_pieces")
 def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two_batches_each() -> None:
     pieces, window_bytes = 60, 100
     read = Transfer(
@@ -325,9 +316,7 @@ def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two
         root=NO_ROOT,
         nbytes=[PIECE_BYTES] * pieces,
         verify=False,
-        window_bytes=window_bytes,
-        stall_s=5.0,
-        sources_lost_s=1.0,
+        limits=replace(PIECE_BATCHES, window_bytes=window_bytes),
         first_number=1,
         now=0.0,
     )

@@ -1,12 +1,11 @@
 """A read whose sources stop, are slow, or go: who waits for whom, for how long, and what is read again."""
 
 import pytest
-from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, STALL_S, Driven, running, source_id
+from tests.unit.agent.driven import LIST, PIECE_BATCHES, PIECE_BYTES, PIECES, STALL_S, Driven, running, source_id
 
 from tensorhub_agent.core.operations.read_report import report_of
-from tensorhub_agent.rates import source_rate
-from tensorhub_agent.rates.source_rate import BATCHES_MIN, STALL_MIN_S
-from tensorhub_agent.transfer.balancing import SLOW_MIN_S
+from tensorhub_agent.rates.source_rate import BATCHES_MIN
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLANS_MAX
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.transfer import TransferPhase
@@ -14,13 +13,6 @@ from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.plans import Plan, Refusal
 
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
-
-
-@pytest.fixture(autouse=True)
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch is one piece."""
-    for name in ("LOCAL_BATCH_BYTES", "UCXX_BATCH_BYTES"):
-        monkeypatch.setattr(source_rate, name, PIECE_BYTES)
 
 
 def flying(driven: Driven, number: int) -> int:
@@ -37,7 +29,9 @@ def counts(driven: Driven) -> tuple[int, int, int]:
 
 
 def test_a_stopped_source_with_the_whole_window_under_way_keeps_nobody_waiting() -> None:
-    driven, [stopped, fast] = running(("a", ((0, 4),)), ("b", ((4, 2),)), window_bytes=PIECE_BYTES, transport="ucxx")
+    driven, [stopped, fast] = running(
+        ("a", ((0, 4),)), ("b", ((4, 2),)), window_bytes=PIECE_BYTES, transport="ucxx", limits=PIECE_BATCHES
+    )
     assert (flying(driven, stopped), flying(driven, fast)) == (BATCHES_MIN, BATCHES_MIN)
     for _ in range(4):
         driven.brings(fast, 0.01)
@@ -45,7 +39,9 @@ def test_a_stopped_source_with_the_whole_window_under_way_keeps_nobody_waiting()
 
 
 def test_a_source_of_unknown_rate_has_two_batches_under_way_then_its_part_of_the_window() -> None:
-    driven, [one, other] = running(("a", ((0, 5),)), ("b", ((5, 1),)), window_bytes=80, transport="ucxx")
+    driven, [one, other] = running(
+        ("a", ((0, 5),)), ("b", ((5, 1),)), window_bytes=80, transport="ucxx", limits=PIECE_BATCHES
+    )
     assert flying(driven, one) == BATCHES_MIN
     driven.brings(one, 0.001)
     assert flying(driven, one) == 4, "half of the window, for the other one has something under way"
@@ -57,28 +53,28 @@ def test_a_source_of_unknown_rate_has_two_batches_under_way_then_its_part_of_the
 
 
 def test_a_source_that_was_fast_is_left_after_a_second() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx")
+    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.brings(number, 0.01)
     stopped_at = driven.now
     assert driven.wait() == [number]
-    assert driven.now - stopped_at == pytest.approx(STALL_MIN_S)
+    assert driven.now - stopped_at == pytest.approx(DEFAULT_LIMITS.stall_min_s)
 
 
 def test_a_source_that_is_slow_by_nature_has_longer() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx")
+    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.brings(number, 1.0)
-    assert driven.wait(STALL_MIN_S * 2) == []
+    assert driven.wait(DEFAULT_LIMITS.stall_min_s * 2) == []
     assert driven.wait() == [number]
 
 
 def test_a_local_source_has_the_long_bound_however_fast_it_was() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)))
+    driven, [number] = running(("a", ((0, PIECES),)), limits=PIECE_BATCHES)
     driven.brings(number, 0.01)
     assert driven.wait(STALL_S - 0.1) == []
 
 
 def test_what_comes_within_a_batch_is_progress_but_never_more_than_is_under_way() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx")
+    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
     for _ in range(4):
         driven.wait_exactly(STALL_S - 1.0)
         driven.transfer.progressed(number, PIECE_BYTES // 2, driven.now)
@@ -91,7 +87,7 @@ def test_what_comes_within_a_batch_is_progress_but_never_more_than_is_under_way(
 
 def test_patience_begins_when_a_source_is_asked_not_when_it_was_opened() -> None:
     """The siblings' leases, or another source's pieces, may come long after."""
-    driven = Driven(transport="ucxx")
+    driven = Driven(transport="ucxx", limits=PIECE_BATCHES)
     driven.tick()
     [number] = driven.planned(("a", ((0, PIECES),)))
     driven.opened(number)
@@ -103,7 +99,7 @@ def test_patience_begins_when_a_source_is_asked_not_when_it_was_opened() -> None
 
 
 def test_a_pause_of_the_reader_is_nobodys_silence() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx")
+    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.brings(number, 0.01)
     for _ in range(3):
         assert driven.tick(10.0).close == [], "the reader was stopped, and finds everything at once when it goes on"
@@ -114,7 +110,7 @@ def test_a_pause_of_the_reader_is_nobodys_silence() -> None:
 
 
 def stalled() -> tuple[Driven, int]:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx")
+    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.brings(number, 0.01)
     assert driven.wait() == [number]
     driven.closed(number)
@@ -160,7 +156,7 @@ def test_a_stalled_source_that_does_not_open_again_has_failed() -> None:
 
 def one_slow() -> tuple[Driven, int, int]:
     """The fast source has brought its pieces and what the slow one had waiting; two batches are with the slow one."""
-    driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx")
+    driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx", limits=PIECE_BATCHES)
     for _ in range(4):
         driven.brings(fast, 0.01)
     return driven, fast, slow
@@ -170,7 +166,7 @@ def test_what_a_slow_source_has_under_way_is_brought_by_an_idle_one_once_it_is_c
     driven, fast, slow = one_slow()
     began = driven.now
     assert driven.wait() == [slow]
-    assert driven.now - began <= 2 * SLOW_MIN_S
+    assert driven.now - began <= 2 * DEFAULT_LIMITS.slow_min_s
     assert driven.todo.post == [], "not before the slow one is closed"
     assert driven.todo.plan is None
     todo = driven.closed(slow)
@@ -212,7 +208,7 @@ def test_a_source_that_will_soon_be_done_is_not_closed() -> None:
 
 
 def test_pieces_of_a_dead_source_go_to_the_open_ones_when_no_planner_answers() -> None:
-    driven, [alive, dead] = running(("a", ((0, 3),)), ("b", ((3, 3),)), transport="ucxx")
+    driven, [alive, dead] = running(("a", ((0, 3),)), ("b", ((3, 3),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.transfer.lost(dead, "gone", driven.now)
     driven.closed(dead)
     driven.transfer.planned(Refusal(error=NO_ANSWER, reason=""), driven.now)
@@ -223,7 +219,7 @@ def test_pieces_of_a_dead_source_go_to_the_open_ones_when_no_planner_answers() -
 
 
 def test_a_plan_that_names_an_open_source_adds_to_its_queue() -> None:
-    driven, [alive, dead] = running(("a", ((0, 3),)), ("b", ((3, 3),)), transport="ucxx")
+    driven, [alive, dead] = running(("a", ((0, 3),)), ("b", ((3, 3),)), transport="ucxx", limits=PIECE_BATCHES)
     driven.transfer.lost(dead, "gone", driven.now)
     driven.closed(dead)
     assert driven.planned(("a", ((3, 3),))) == []
@@ -231,7 +227,7 @@ def test_a_plan_that_names_an_open_source_adds_to_its_queue() -> None:
 
 
 def test_a_plan_that_names_only_who_has_failed_says_nothing_and_is_asked_for_again_but_not_for_ever() -> None:
-    driven = Driven()
+    driven = Driven(limits=PIECE_BATCHES)
     driven.tick()
     [number] = driven.planned(("a", ((0, PIECES),)))
     driven.transfer.lost(number, "refused", driven.now)
@@ -247,7 +243,7 @@ def test_a_plan_that_names_only_who_has_failed_says_nothing_and_is_asked_for_aga
 
 @pytest.mark.parametrize("shares", [0, 200])
 def test_an_empty_plan_and_one_with_far_too_many_sources_are_bounded(shares: int) -> None:
-    driven = Driven()
+    driven = Driven(limits=PIECE_BATCHES)
     driven.tick()
     numbers = driven.planned(*((f"agent-{n}", ((n % PIECES, 1),)) for n in range(shares)))
     assert len(numbers) == min(shares, PIECES)
@@ -259,7 +255,7 @@ def test_an_empty_plan_and_one_with_far_too_many_sources_are_bounded(shares: int
 
 
 def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), verify=False)
+    driven, [number] = running(("a", ((0, PIECES),)), verify=False, limits=PIECE_BATCHES)
     while driven.transfer.sources[number].in_flight:
         batch = next(iter(driven.transfer.sources[number].in_flight))
         driven.done(number, batch, b"")
@@ -273,7 +269,7 @@ def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
 
 
 def test_words_that_come_twice_or_too_late_change_nothing() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)))
+    driven, [number] = running(("a", ((0, PIECES),)), limits=PIECE_BATCHES)
     [batch, later] = driven.transfer.sources[number].in_flight
     driven.brings(number)
     before = counts(driven)

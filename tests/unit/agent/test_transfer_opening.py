@@ -4,8 +4,7 @@ import pytest
 from tests.unit.agent.driven import PIECES, Driven, source_id
 
 from tensorhub_agent.primitives.ranges import set_marks
-from tensorhub_agent.transfer import admission
-from tensorhub_agent.transfer.timeouts import OPEN_S_MAX
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.plans import Refusal, Share
 
@@ -13,10 +12,9 @@ AT_A_TIME = 2
 
 
 @pytest.fixture
-def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
+def driven() -> Driven:
     """Return a read that has asked for its plan."""
-    monkeypatch.setattr(admission, "OPENING_MAX", AT_A_TIME)
-    made = Driven()
+    made = Driven(limits=TransferLimits(opening_max=AT_A_TIME))
     made.tick()
     return made
 
@@ -32,7 +30,7 @@ def test_as_many_are_being_opened_at_a_time(driven: Driven) -> None:
         assert len(under_way) <= AT_A_TIME
         assert driven.phase() is TransferPhase.LEASING
         # Each comes just in time; the wait of those behind it is not theirs.
-        driven.now += 0.9 * OPEN_S_MAX / AT_A_TIME
+        driven.now += 0.9 * DEFAULT_LIMITS.open_s_max / AT_A_TIME
         driven.transfer.tick(driven.now)
         seen += 1
         under_way = [*under_way[1:], *(number for number, _ in driven.opened(under_way[0]).open)]
@@ -44,7 +42,7 @@ def test_as_many_are_being_opened_at_a_time(driven: Driven) -> None:
 def test_whoever_does_not_open_in_its_time_gives_its_turn_to_the_next(driven: Driven) -> None:
     first, second = planned(driven)
     assert sorted(driven.wait()) == [first, second]
-    assert driven.now == OPEN_S_MAX
+    assert driven.now == DEFAULT_LIMITS.open_s_max
     driven.closed(first)
     assert len(driven.todo.open) + len(driven.closed(second).open) <= AT_A_TIME
     waiting = [source for source in driven.transfer.sources.values() if not source.is_asked]
@@ -88,10 +86,9 @@ def own_piece(share: Share) -> bytearray:
 
 
 @pytest.fixture
-def crowded(monkeypatch: pytest.MonkeyPatch) -> tuple[Driven, list[int], list[int]]:
+def crowded() -> tuple[Driven, list[int], list[int]]:
     """Return a read of which two sources may be inside; it has begun. Then who is inside, and who is held."""
-    monkeypatch.setattr(admission, "TRANSPORTS_MAX", 2)
-    driven = Driven(verify=False, transport="ucxx")
+    driven = Driven(verify=False, transport="ucxx", limits=TransferLimits(transports_max=2))
     driven.transfer.readings._able = own_piece
     driven.tick()
     inside = planned(driven)
@@ -163,7 +160,7 @@ def test_who_is_let_in_and_does_not_open_gives_its_place_to_the_next(
 ) -> None:
     """Its patience begins when it enters, however long it was held."""
     driven, inside, held = crowded
-    driven.wait_exactly(OPEN_S_MAX)
+    driven.wait_exactly(DEFAULT_LIMITS.open_s_max)
     ends(driven, inside[0])
     assert driven.closed(inside[0]).enter == [held[0]]
     ends(driven, inside[1])

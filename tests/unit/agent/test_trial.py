@@ -1,15 +1,14 @@
 """A read behind a slow middle tries another source, and keeps it only where that is far faster."""
 
-import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, digests_of, source_id
 
 from tensorhub_agent.primitives.ranges import total_count
-from tensorhub_agent.transfer import trial
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.plan_requests import PLAN_S_MAX
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import TransferPhase
-from tensorhub_agent.transfer.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
+from tensorhub_agent.transfer.trial import TrialState
 from tensorhub_common.protocol.plans import Plan, Refusal, Share
 from tensorhub_common.protocol.ranges import Range
 
@@ -25,8 +24,8 @@ def plan_of(name: str, pieces: tuple[Range, ...]) -> Plan:
 class Behind(Driven):
     """A read whose one source, `middle`, is half-filled; it has brought piece 0, and says each time that it lives."""
 
-    def __init__(self, *there: Range) -> None:
-        super().__init__(transport="ucxx")
+    def __init__(self, *there: Range, limits: TransferLimits = DEFAULT_LIMITS) -> None:
+        super().__init__(transport="ucxx", limits=limits)
         self.tick()
         (self.middle,) = self.planned(("middle", ALL))
         self.transfer.opened(self.middle, LIST, self.now, there or ((0, 1),))
@@ -49,7 +48,7 @@ class Behind(Driven):
     def tries(self) -> int:
         """Wait for the trial, and let the planner name a ready source; returns its number."""
         self.brings(self.middle)
-        todo = self.lives(1.2 * TRIAL_S)
+        todo = self.lives(1.2 * DEFAULT_LIMITS.trial_s)
         assert todo.plan == (((4, 2),), (source_id("middle"),))
         (number,) = self.planned(("ready", ((4, 2),)))
         return number
@@ -84,7 +83,7 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     assert behind.transfer.readings.trust.left_out() == ()
     assert behind.state is TrialState.RESTING
     behind.closed(ready)
-    assert behind.lives(TRIAL_S).plan is None, "the next trial comes later"
+    assert behind.lives(DEFAULT_LIMITS.trial_s).plan is None, "the next trial comes later"
     behind.transfer.available(behind.middle, ALL, behind.now)
     behind.take()
     while behind.phase() is TransferPhase.RUNNING:
@@ -97,7 +96,7 @@ class BehindWithTwo(Behind):
 
     def tries_two(self) -> list[int]:
         self.brings(self.middle)
-        todo = self.lives(1.2 * TRIAL_S)
+        todo = self.lives(1.2 * DEFAULT_LIMITS.trial_s)
         assert todo.plan == (((4, 2),), (source_id("middle"),))
         numbers = self.planned(("ready", ((4, 1),)), ("near", ((5, 1),)))
         for number in numbers:
@@ -151,7 +150,7 @@ def test_of_several_one_is_lost_and_the_other_judged() -> None:
 def test_where_nobody_else_has_them_the_pieces_go_back() -> None:
     behind = Behind()
     behind.brings(behind.middle)
-    assert behind.lives(1.2 * TRIAL_S).plan is not None
+    assert behind.lives(1.2 * DEFAULT_LIMITS.trial_s).plan is not None
     behind.transfer.planned(NOBODY, behind.now)
     behind.take()
     behind.transfer.available(behind.middle, ALL, behind.now)
@@ -164,7 +163,7 @@ def test_where_nobody_else_has_them_the_pieces_go_back() -> None:
 def test_a_planner_that_is_silent_costs_nothing() -> None:
     behind = Behind()
     behind.brings(behind.middle)
-    assert behind.lives(1.2 * TRIAL_S).plan is not None
+    assert behind.lives(1.2 * DEFAULT_LIMITS.trial_s).plan is not None
     assert behind.lives(PLAN_S_MAX + 0.2, *ALL).plan is None
     behind.take()
     behind.brings(behind.middle)
@@ -197,10 +196,9 @@ def test_whoever_is_tried_and_lost_is_no_end_of_the_read() -> None:
     assert behind.phase() is TransferPhase.DONE
 
 
-def test_a_read_that_ends_soon_tries_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_ends_soon_tries_nobody() -> None:
     """At a pace of 40 bytes in 0.4 s the two pieces that are left take less than as long again."""
-    monkeypatch.setattr(trial, "TRIAL_S", 0.4)
-    behind = Behind((0, 2))
+    behind = Behind((0, 2), limits=TransferLimits(trial_s=0.4))
     behind.brings(behind.middle)
     behind.lives(0.2, (2, 2))
     behind.take()
@@ -212,25 +210,24 @@ def test_a_read_that_ends_soon_tries_nobody(monkeypatch: pytest.MonkeyPatch) -> 
 def test_trials_come_ever_later_and_end() -> None:
     behind = Behind((0, 1))
     behind.brings(behind.middle)
-    for number in range(TRIALS_MAX):
+    for number in range(DEFAULT_LIMITS.trials_max):
         behind.transfer.sources[behind.middle].last_new_at = behind.now
-        wait_s = TRIAL_S * TRIAL_TIMES**number
+        wait_s = DEFAULT_LIMITS.trial_s * DEFAULT_LIMITS.trial_times**number
         while behind.transfer.readings.trial.count == number:
             began = behind.now
             assert behind.now - began < 2 * wait_s
             behind.lives(0.2)
             behind.transfer.sources[behind.middle].last_new_at = behind.now
         behind.transfer.planned(NOBODY, behind.now)
-    assert behind.now >= TRIAL_S * (TRIAL_TIMES**TRIALS_MAX - 1)
+    assert behind.now >= DEFAULT_LIMITS.trial_s * (DEFAULT_LIMITS.trial_times**DEFAULT_LIMITS.trials_max - 1)
     for _ in range(100):
         assert behind.lives(5.0).plan is None
         behind.transfer.sources[behind.middle].last_new_at = behind.now
 
 
-def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: pytest.MonkeyPatch) -> float:
+def ends_after(middle_s: float, origin_s: float, tries_max: int) -> float:
     """Return when a read ends whose middle gets a piece each `middle_s`; the origin needs `origin_s` for one."""
-    monkeypatch.setattr(trial, "TRIALS_MAX", tries_max)
-    behind, there, next_at = Behind(), 1, middle_s
+    behind, there, next_at = Behind(limits=TransferLimits(trials_max=tries_max)), 1, middle_s
     busy_until: dict[tuple[int, int], float] = {}
     while behind.phase() is TransferPhase.RUNNING:
         behind.now = round(behind.now + 0.05, 2)
@@ -256,15 +253,13 @@ def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: py
     return behind.now
 
 
-def test_a_read_behind_a_slow_middle_ends_soon_after_it_has_found_a_better_source(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    alone_s = ends_after(4.0, 0.1, 0, monkeypatch)
+def test_a_read_behind_a_slow_middle_ends_soon_after_it_has_found_a_better_source() -> None:
+    alone_s = ends_after(4.0, 0.1, 0)
     assert alone_s >= 5 * 4.0
-    assert ends_after(4.0, 0.1, TRIALS_MAX, monkeypatch) < TRIAL_S + 2.0
+    assert ends_after(4.0, 0.1, DEFAULT_LIMITS.trials_max) < DEFAULT_LIMITS.trial_s + 2.0
 
 
-def test_a_read_behind_a_middle_that_is_as_fast_as_the_network_stays_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_behind_a_middle_that_is_as_fast_as_the_network_stays_with_it() -> None:
     """The origin seems half as fast: it is tried, and let go of, and the read ends as it would have."""
-    alone_s = ends_after(1.0, 2.0, 0, monkeypatch)
-    assert ends_after(1.0, 2.0, TRIALS_MAX, monkeypatch) <= alone_s + 0.5
+    alone_s = ends_after(1.0, 2.0, 0)
+    assert ends_after(1.0, 2.0, DEFAULT_LIMITS.trials_max) <= alone_s + 0.5

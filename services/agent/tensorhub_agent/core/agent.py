@@ -105,12 +105,12 @@ UNSAID_MAX: Final = 64
 class AgentCore:
     """One agent's decisions in one job."""
 
-    def __init__(self, agent: str, limits: CoreConfig, measured: LinkRates | None = None) -> None:
+    def __init__(self, agent: str, config: CoreConfig, measured: LinkRates | None = None) -> None:
         """Begin with nothing; `adopt` what was found, then `join`. What is `measured` all jobs of an agent share."""
-        self.agent, self.limits = agent, limits
+        self.agent, self.config = agent, config
         self.measured = measured or LinkRates()
         self.joined = False
-        self.table = LeaseTable()
+        self.table = LeaseTable(config.leases)
         self.shards: dict[ShardKey, ShardCore] = {}
         self._replicas: dict[tuple[str, str], dict[ShardKey, ShardCore]] = {}
         """The same, by model and replica: an event is about one replica, and an agent may have a thousand."""
@@ -125,7 +125,6 @@ class AgentCore:
         """How many of them each lane has."""
         self.deleted: str | None = None
         """What whoever speaks of this job is told, once it is deleted."""
-        self._host = self._site = ""
         self.retained_copies = RetainedCopies(agent)
         self.aside: set[ShardKey] = set()
         """Shards whose memory stands here and could not be taken back."""
@@ -168,14 +167,13 @@ class AgentCore:
         again = self.incarnation > 0
         self._speech.begin(incarnation)
         self.joined = False
-        self._host, self._site = host, site
         self._unsaid.clear()
         self._unsaid_of.clear()
         self._stated = dict(self.shards)
         self.retained_copies.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
         holds += tuple(_holding_aside(key) for key in sorted(self.aside))
-        by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
+        by, cache_bytes = self._speech.sender(0), self.config.cache_bytes
         joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
         effects: list[AnyEffect] = [AppendCommand(joins)]
         if again:
@@ -526,7 +524,7 @@ class AgentCore:
     def _add(self, place: ShardSpec, held: ShardContents | None) -> ShardCore:
         lane = self._speech.lane_of(place.key, self.shards)
         sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
-        core = ShardCore(place, self.table, self.limits, sender, begin, held, self.measured)
+        core = ShardCore(place, self.table, self.config, sender, begin, held, self.measured)
         self.shards[place.key] = core
         self._replicas.setdefault((place.key.model, place.key.replica), {})[place.key] = core
         self._deadlines.note(place.key, core.deadline())

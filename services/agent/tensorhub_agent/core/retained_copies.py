@@ -22,10 +22,6 @@ from tensorhub_common.protocol.subjects import cached_version
 KEEPER_SESSION: Final = -1
 """The session of the keeper's calls; those of workers count from 1."""
 
-READ_S_MAX: Final = 600.0
-"""A copy that is not read within this is tried again."""
-
-AGAIN_S: Final = 1.0
 TRIES_MAX: Final = 5
 RELEASE_S: Final = 10.0
 
@@ -99,7 +95,7 @@ class RetainedCopies:
             copy.awaited = False
             return
         if copy.failed:
-            copy.failed, copy.again = False, now + AGAIN_S
+            copy.failed, copy.again = False, now + core.config.copy_again_s
         if copy.again is not None and now < copy.again:
             return
         copy.again = None
@@ -109,7 +105,7 @@ class RetainedCopies:
         elif core.held.memory is not MemoryState.READY or copy.awaited:
             copy.tries += 1
             copy.awaited = False
-            until = now + READ_S_MAX
+            until = now + core.config.copy_read_s_max
             call = CallRead(
                 call=self._call(core.key), session=KEEPER_SESSION, deadline=until, want=copy.version, patience=until
             )

@@ -42,9 +42,6 @@ from tensorhub_common.protocol.log.commands import AnyCommand, Decline, Drained,
 from tensorhub_common.protocol.log.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.protocol.worker import ReadReport
 
-WISH_S_MAX: Final = 60.0
-"""A publication wished for from outside is given up after this."""
-
 NO_CALL: Final = 0
 """The number of a call that nobody waits for: a publication wished for from outside."""
 
@@ -59,7 +56,7 @@ class ShardCore:
         self,
         place: ShardSpec,
         table: LeaseTable,
-        limits: CoreConfig,
+        config: CoreConfig,
         sender: Callable[[], Sender],
         begin: Begin,
         held: ShardContents | None = None,
@@ -67,7 +64,7 @@ class ShardCore:
     ) -> None:
         """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
         self.place, self.key = place, place.key
-        self.table, self.limits, self.measured = table, limits, measured or LinkRates()
+        self.table, self.config, self.measured = table, config, measured or LinkRates()
         self.held = held or ShardContents()
         self.replica_version: int | None = None
         self.session: int | None = None
@@ -408,7 +405,9 @@ class ShardCore:
     def _without_operation(self, event: AnyEvent, now: float) -> None:
         if isinstance(event, PublishWished) and self.is_mine(event):
             self._wish = event.cmd
-            wish = CallPublish(call=NO_CALL, session=NO_CALL, deadline=now + WISH_S_MAX, version=event.version)
+            wish = CallPublish(
+                call=NO_CALL, session=NO_CALL, deadline=now + self.config.wish_s_max, version=event.version
+            )
             self.called(wish, now)
         elif (
             isinstance(event, ReplicaReady)

@@ -116,7 +116,7 @@ class JobDriver:
         self._work = Supervisor(f"job {job}", on_fault=self._set_aside)
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
-        self.core = AgentCore(around.agent, around.limits, around.measured)
+        self.core = AgentCore(around.agent, around.config, around.measured)
         self.shelf: JobShardStore = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         self._log_following = PeerStatus(
@@ -126,9 +126,9 @@ class JobDriver:
         self._questions = PlannerClient(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = CommandQueue(self._joblog, self._questions.open_job, self._work, rejoin_all)
         self.callers = PendingCalls(self.core.shards, self.shelf, self._work, around.reads)
-        limits = around.limits
-        self._watch = ReadLog(limits.stall_s, limits.slow_read_s, around.reads.late)
-        self._tracing = Tracer(job, around.agent, digests=around.limits.digests, maker=process_spans.span_maker())
+        config = around.config
+        self._watch = ReadLog(config.transfer.stall_s, config.slow_read_s, around.reads.late)
+        self._tracing = Tracer(job, around.agent, digests=around.config.digests, maker=process_spans.span_maker())
         self._alarm = CoalescingTimer(self._work, self._tick)
         self._joined = asyncio.Event()
         self._postponed = PendingLeaseRequests()
@@ -138,9 +138,9 @@ class JobDriver:
             around.pool,
             around.shelves.store,
             self._postponed.happened,
-            is_making=around.limits.deltas > 0,
+            is_making=around.config.deltas > 0,
         )
-        self._memory = MemoryTasks(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
+        self._memory = MemoryTasks(self.shelf, around.pool, self.deltas, self._news, digests=around.config.digests)
         self.sources = SourceManager(
             job,
             around.bus,
@@ -148,7 +148,7 @@ class JobDriver:
             programs,
             self._news,
             deltas=self.deltas,
-            encodings=around.limits.encodings,
+            encodings=around.config.encodings,
             on_fault=lambda fault: around.fault(str(fault)),
         )
         self.lending = LeaseService(
@@ -460,7 +460,7 @@ class JobDriver:
             self.sources.take(effect, place.borrowed)
         else:
             base = place.segment if place.spare is not None else None
-            self.sources.post(effect, place.target, base, place.table, digests=self.core.limits.digests)
+            self.sources.post(effect, place.target, base, place.table, digests=self.core.config.digests)
 
     def _fold(self, effect: FoldAmax) -> None:
         effect.table.fold(effect.source, effect.partials)

@@ -5,7 +5,7 @@ unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers
 sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
 the next one enters. docs/design/protocol/many-sources.md, has what may come in between.
 
-Always true: at most `OPENING_MAX` are being asked or let in, and `TRANSPORTS_MAX` have a transport or are closing one.
+Always true: at most `opening_max` are being asked or let in, and `transports_max` have a transport or are closing one.
 Two are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
 others have parts. Whose lease came first enters first.
 """
@@ -13,18 +13,10 @@ others have parts. Whose lease came first enters first.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorhub_agent.transfer.role_index import ASKING, CLOSING, HELD, IDLE, INSIDE, RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Share
-
-OPENING_MAX: Final = 32
-"""So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
-
-TRANSPORTS_MAX: Final = 64
-"""A read has so many transports at a time. Each may have two batches under way whatever the window is, so more of them
-would have more memory under way than the window says."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +46,9 @@ class Admission:
     def admit(self, roster: RoleIndex, now: float) -> list[int]:
         """Return who enters now, of those whose lease is held."""
         entering: list[int] = []
+        limits = roster.limits
         roster.settle()
-        room = min(TRANSPORTS_MAX - roster.count(INSIDE), OPENING_MAX - roster.count(ASKING))
+        room = min(limits.transports_max - roster.count(INSIDE), limits.opening_max - roster.count(ASKING))
         while self._held and room > 0:
             source = self._held.popleft()
             if source.phase is SourcePhase.HELD:
@@ -68,7 +61,10 @@ class Admission:
         """Yield who is asked now for a lease, and whether it is only to be held."""
         roster.settle()
         turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
-        room, places = OPENING_MAX - roster.count(ASKING), TRANSPORTS_MAX - roster.count(INSIDE)
+        room, places = (
+            roster.limits.opening_max - roster.count(ASKING),
+            roster.limits.transports_max - roster.count(INSIDE),
+        )
         while self._unasked and room > 0:
             source = self._unasked.popleft()
             if source.phase is SourcePhase.OPENING:
@@ -83,6 +79,6 @@ class Admission:
     def leaving(self, roster: RoleIndex) -> list[Source]:
         """Return the sources that have brought their part, and stand in the way of others."""
         wanted = roster.count(HELD) - roster.count(CLOSING)
-        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < TRANSPORTS_MAX:
+        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < roster.limits.transports_max:
             return []
         return [source for source in by_number(roster.of(IDLE)) if source.is_finished][:wanted]

@@ -6,10 +6,10 @@ it, or is nearer to one that has. One in another site takes nothing over from th
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from tensorhub_agent.primitives.ranges import ranges_of_marks, set_marks, split_by_marks, take_first, total_count
 from tensorhub_agent.rates.source_rate import BATCHES_MIN
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.role_index import CROSSING, GIVING, IDLE, SLOWABLE, RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source
 from tensorhub_common.protocol.plans import Plan, Share
@@ -17,15 +17,6 @@ from tensorhub_common.protocol.ranges import Range
 
 Batch = tuple[tuple[Range, ...], int]
 """Pieces, and their bytes."""
-
-SLOW_MIN_S: Final = 0.5
-"""A source that is expected to end within this is not closed for being slow."""
-
-SLOW_TIMES: Final = 2
-"""Nor one that is expected to take less than so many times what an idle one would take."""
-
-SWITCH_S: Final = 0.1
-"""What closing a source and asking another one costs, generously."""
 
 
 def distribute(loose: list[Range], sources: Sequence[Source]) -> None:
@@ -163,20 +154,20 @@ def slowest_replaceable(roster: RoleIndex, now: float) -> Source | None:
         return None
     for kind in roster.idle_kinds():
         late = roster.of_layout(SLOWABLE, kind)
-        worst = _worst(roster.idle_of(kind).values(), late.values(), now) if late else None
+        worst = _worst(roster.idle_of(kind).values(), late.values(), roster.limits, now) if late else None
         if worst is not None:
             return worst
     return None
 
 
-def _worst(idle: Iterable[Source], late: Iterable[Source], now: float) -> Source | None:
+def _worst(idle: Iterable[Source], late: Iterable[Source], limits: TransferLimits, now: float) -> Source | None:
     """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
     rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
     worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
     if not rate or worst is None:
         return None
-    elsewhere_s = SWITCH_S + (worst.flying_bytes + worst.unconfirmed_bytes) / rate
-    return worst if worst.remaining_s(now) > max(SLOW_MIN_S, SLOW_TIMES * elsewhere_s) else None
+    elsewhere_s = limits.switch_s + (worst.flying_bytes + worst.unconfirmed_bytes) / rate
+    return worst if worst.remaining_s(now) > max(limits.slow_min_s, limits.slow_times * elsewhere_s) else None
 
 
 def check(

@@ -14,7 +14,6 @@ room.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorhub_agent.transfer.role_index import RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source
@@ -56,17 +55,10 @@ class RefillQueue:
             self._for_part[source.number] = source
 
 
-RELAYED_BYTES: Final = 8 * 1024 * 1024
-"""A source is asked for its word on so much at a time, where others wait for what it brings."""
-
-RELAYED_FAR_BYTES: Final = 1024 * 1024
-"""The same for one in another site: its line is thin, and the whole site waits."""
-
-
 def wants_early_confirmation(source: Source, *, is_relayed: bool) -> bool:
     """Tell whether to ask a source about what has come so far; `is_relayed`: others wait for what comes here.
 
     Partials are always asked about: the next ones come after that, and values wait for their folds.
     """
-    wanted_bytes = RELAYED_FAR_BYTES if source.share.far else RELAYED_BYTES
+    wanted_bytes = source.limits.relayed_far_bytes if source.share.far else source.limits.relayed_bytes
     return bool(source.partials_outstanding) or (is_relayed and source.unconfirmed_bytes >= wanted_bytes)

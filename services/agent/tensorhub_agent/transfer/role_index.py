@@ -12,8 +12,10 @@ from enum import IntFlag
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.source import Source, SourcePhase
-from tensorhub_agent.transfer.timeouts import FOREVER
+from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_common.protocol.ranges import Range
 
 
@@ -120,7 +122,7 @@ def _roles_of_open(source: Source, roles: int) -> int:
 class RoleIndex:
     """The sources of one read by their roles."""
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, limits: TransferLimits) -> None:
         """Begin with none; nothing is expected of an open one before the read is `running`."""
         self.running = False
         self.touched: SourcesByNumber = {}
@@ -129,7 +131,7 @@ class RoleIndex:
         self.flying_bytes = 0
         self.offered: tuple[int, list[Range]] = (0, [])
         """How many were crossing, and what was loose, when that was last offered to all who are idle."""
-        self._stall_s = stall_s
+        self.limits = limits
         self._by_role: dict[int, SourcesByNumber] = {int(role): {} for role in SourceRole}
         self._by_layout: dict[int, dict[str | None, SourcesByNumber]] = {IDLE: {}, GIVING: {}, SLOWABLE: {}}
         self.by_number: SourcesByNumber = {}
@@ -138,7 +140,7 @@ class RoleIndex:
     def add(self, source: Source) -> None:
         """Take a new source."""
         self.by_number[source.number] = source
-        source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, FOREVER
+        source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, NEVER
         source.mark_changed()
 
     def begins(self) -> None:
@@ -240,14 +242,14 @@ class RoleIndex:
     def _due(self, source: Source) -> float:
         """Return when a source is left; before the read begins nothing is expected of an open one."""
         if not self.running and source.phase is SourcePhase.OPEN:
-            return FOREVER
-        return source.due(self._stall_s)
+            return NEVER
+        return deadline_of(source)
 
     def due_after(self) -> float:
         """Return a moment before which nobody's patience ends. It costs less than to know when the first one does."""
         if self.touched:
             self.settle()
-        return self._heap[0][0] if self._heap else FOREVER
+        return self._heap[0][0] if self._heap else NEVER
 
     def next_due(self) -> float:
         """Return when the first patience ends. What has moved further away meanwhile is looked at only now."""
@@ -259,14 +261,14 @@ class RoleIndex:
             due = self._due(source)
             if when == source.look_at == due:
                 return when
-            if when == source.look_at and due < FOREVER:
+            if when == source.look_at and due < NEVER:
                 source.look_at = due
                 heapreplace(heap, (due, number))
                 continue
             if when == source.look_at:
-                source.look_at = FOREVER
+                source.look_at = NEVER
             heappop(heap)
-        return FOREVER
+        return NEVER
 
     def overdue(self, now: float) -> list[Source]:
         """Return those whose patience has ended, by number."""
@@ -274,7 +276,7 @@ class RoleIndex:
         while self.due_after() <= now and self.next_due() <= now:
             _, number = heappop(self._heap)
             source = self.by_number[number]
-            source.look_at = FOREVER
+            source.look_at = NEVER
             found[number] = source
         # Whoever they are, something happens to them now, or they would never be looked at again.
         self.touched.update(found)
@@ -289,7 +291,7 @@ class RoleIndex:
                 f"{SourceRole(role).name} are {sorted(right)}, and {sorted(sources)} are known"
             )
         assert self.flying_bytes == sum(source.flying_bytes for source in self.by_number.values())
-        due = min((self._due(source) for source in self.by_number.values()), default=FOREVER)
+        due = min((self._due(source) for source in self.by_number.values()), default=NEVER)
         assert self.next_due() == due, f"somebody is due at {due}, and {self.next_due()} is known"
 
 

@@ -15,7 +15,7 @@ Invariants:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tensorhub_agent.primitives.ranges import set_marks, split_by_marks, total_count
 from tensorhub_agent.transfer.balancing import distribute
@@ -73,13 +73,6 @@ class SitePeers:
         return mine
 
 
-HANDOFF_GAIN_S: Final = 1.0
-"""A crosser hands a part over where all of it comes by more than this sooner."""
-
-CEDE_PAUSE_S: Final = 1.0
-"""One that has inherited keeps that for so long at least: by then all have heard that it is its own, and wait there."""
-
-
 class Handoff(NamedTuple):
     """These pieces are another one's to bring over to the site from now on."""
 
@@ -100,7 +93,7 @@ def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now:
     rates = [_rate(heir, began) for heir in heirs]
     # Of what it has yet to ask for it brings so much while the heirs bring the rest.
     part = sum(rates) * left_s / (sum(rates) * left_s + waiting_bytes)
-    if left_s * part <= HANDOFF_GAIN_S:
+    if left_s * part <= slow.limits.handoff_gain_s:
         return []
     ceded = []
     for heir, rate in zip(heirs, rates, strict=True):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.primitives.ranges import (
     clear_marks,
     merge_ranges,
@@ -23,7 +24,7 @@ from tensorhub_agent.primitives.ranges import (
 )
 from tensorhub_agent.rates.link_rates import LinkMeter
 from tensorhub_agent.rates.source_rate import SourceRate
-from tensorhub_agent.transfer.timeouts import FOREVER, opening_s, silence_limit_s, waiting_deadline
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_common.protocol.plans import Share
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import EncodedBytes, Encoding
@@ -161,10 +162,6 @@ class Portion:
 BATCH_PIECES_MAX: Final = 4096
 """A batch of tiny tensors has at most so many pieces."""
 
-UNPROMISED_WAIT_S: Final = 5.0
-"""A piece that its source has not promised is awaited for so long: it may have to open a source of its own first, or to
-hear that it has inherited the piece, on a busy machine."""
-
 
 class SourcePhase(StrEnum):
     """How far one source is."""
@@ -187,10 +184,11 @@ class Source(Portion):
     last_progress_at: float
     partials_outstanding: int = 0
     """So many partials of it are under way, or wait for its word: the next ones come after that."""
-    unpromised_until: float = FOREVER
+    unpromised_until: float = NEVER
     """Until then pieces are parked that it has not promised."""
-    stream: int = 0
-    """Which of the sessions that carry one share."""
+    limits: TransferLimits = DEFAULT_LIMITS
+    is_readmitted: bool = False
+    """It was left for silence before, and was needed again."""
     is_asked: bool = True
     """Whether it is being opened, or was. It waits for its turn before that."""
     is_inside: bool = True
@@ -234,12 +232,12 @@ class Source(Portion):
     roles: int = 0
     """What the roster has it counted as, and what it has counted of it and when it looks at it at the latest."""
     counted_bytes: int = 0
-    look_at: float = FOREVER
+    look_at: float = NEVER
 
     def __post_init__(self) -> None:
         """Begin to measure."""
         self.last_new_at = self.last_progress_at
-        self.pace = SourceRate(self.share.transport, self.share.far)
+        self.pace = SourceRate(self.share.transport, self.share.far, self.limits.batches)
 
     @property
     def is_live(self) -> bool:
@@ -278,15 +276,6 @@ class Source(Portion):
     def layout(self) -> str:
         """Its layout, as the program names it; empty in a read by pieces."""
         return self.share.layout or ""
-
-    def due(self, stall_s: float) -> float:
-        """Return until when it may go on as it does, without progress or without anything new."""
-        if self.phase is SourcePhase.OPEN:
-            if self.awaiting_source and not self.queue and not self.in_flight:
-                return waiting_deadline(self, stall_s)
-            return self.last_progress_at + silence_limit_s(self, stall_s)
-        is_opening = self.phase is SourcePhase.OPENING and self.is_asked
-        return self.last_progress_at + opening_s(self) if is_opening else FOREVER
 
     def remaining_s(self, now: float) -> float:
         """Return how long what is under way is expected to take yet."""
@@ -410,13 +399,13 @@ class Source(Portion):
                 self.shown_at = now
 
     def give_up_unpromised(self, now: float) -> list[Range]:
-        """Give up and return the pieces that were parked without a promise for `UNPROMISED_WAIT_S`."""
+        """Give up and return the pieces that were parked without a promise for `unpromised_wait_s`."""
         self.mark_changed()
         hopeless = split_by_marks(self.promised, self.awaiting_source)[1] if self.promised is not None else []
         if not hopeless or self.phase is not SourcePhase.OPEN:
-            self.unpromised_until = FOREVER
-        elif self.unpromised_until == FOREVER:
-            self.unpromised_until = now + UNPROMISED_WAIT_S
+            self.unpromised_until = NEVER
+        elif self.unpromised_until == NEVER:
+            self.unpromised_until = now + self.limits.unpromised_wait_s
         elif now >= self.unpromised_until and self.promised is not None:
             self.awaiting_source = split_by_marks(self.promised, self.awaiting_source)[0]
             return hopeless

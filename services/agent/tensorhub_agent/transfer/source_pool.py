@@ -9,7 +9,6 @@ Invariants:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorhub_agent.primitives.ranges import merge_ranges, split_by_marks, take_first, total_count
 from tensorhub_agent.rates.link_rates import LinkMeters
@@ -18,6 +17,7 @@ from tensorhub_agent.transfer.balancing import check, distribute, feed_idle_sour
 from tensorhub_agent.transfer.exclusions import Exclusions
 from tensorhub_agent.transfer.flow_control import RefillQueue, wants_early_confirmation
 from tensorhub_agent.transfer.fold_progress import FoldProgress
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.role_index import (
     BUSY,
     GATED,
@@ -60,10 +60,6 @@ class TransferActions:
     """Pieces that stand in the destination, verified: others may read them there."""
 
 
-SLOW_CLOSED_MAX: Final = 4
-"""So many sources are closed for being slow in one read."""
-
-
 def every_piece(_: Share) -> bytearray | None:
     """Say of a source of the reader's own layout that it has every piece."""
     return None
@@ -82,8 +78,7 @@ class SourcePool:
         nbytes: Sequence[int],
         proof: Verification,
         *,
-        window_bytes: int,
-        stall_s: float,
+        limits: TransferLimits,
         first_number: int,
         able: Callable[[Share], bytearray | None],
         by_amax: Callable[[Share], bytearray | None] = no_piece,
@@ -97,16 +92,16 @@ class SourcePool:
         self.folding = FoldProgress(folds, len(nbytes))
         self.loose = self.folding.apart(proof.missing())[1]
         """What is missing, and no source is to bring."""
-        self.roster, self._doors = RoleIndex(stall_s), Admission()
+        self.roster, self._doors = RoleIndex(limits), Admission()
         self._live_as: dict[tuple[SourceId, str, bool, int], Source] = {}
         """The last session of each kind with each source."""
         self._hungry = RefillQueue()
         self.todo = TransferActions()
-        self.trust, self.trial, self.meters = Exclusions(), Trial(), LinkMeters()
+        self.trust, self.trial, self.meters = Exclusions(), Trial(limits), LinkMeters()
         self.mates = SitePeers(self.loose, self.roster, len(nbytes))
         self.next_number = first_number
         """The first number that no source and no batch of this read has."""
-        self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
+        self._nbytes, self._limits, self._able, self._by_amax = nbytes, limits, able, by_amax
         self._proof = proof
         proof.optional = self.folding.partials
         self._slow_closed = 0
@@ -189,10 +184,12 @@ class SourcePool:
         if len(live) >= SHARES_MAX:
             whole = [source for source in live.values() if source.covered is None]
             return min(whole, key=lambda each: (each.waiting, each.number), default=None)
-        source = Source(self.next_number, share, SourcePhase.OPENING, now, covered=self._able(share), stream=stream)
+        source = Source(
+            self.next_number, share, SourcePhase.OPENING, now, covered=self._able(share), limits=self._limits
+        )
         source.partials, source.unknown = self.folding.partials, self.folding.unknown
         source.by_amax = self._by_amax(share)
-        source.pace.is_trusted = self.trust.has_forgiven(share.source)
+        source.is_readmitted = self.trust.has_forgiven(share.source)
         source.meter = self.meters.of(share)
         self.next_number += 1
         self.by_number[source.number] = self._live_as[wanted] = source
@@ -315,8 +312,8 @@ class SourcePool:
             for source in self._doors.leaving(roster):
                 self.close(source)
         roster.settle()
-        part_bytes = self._window_bytes // max(roster.count(BUSY), 1)
-        room_bytes = self._window_bytes - roster.flying_bytes
+        part_bytes = self._limits.window_bytes // max(roster.count(BUSY), 1)
+        room_bytes = self._limits.window_bytes - roster.flying_bytes
         for source in self._hungry.affected(roster, part_bytes):
             room_bytes -= self._ask(source, part_bytes, room_bytes, now)
         if room_bytes > 0:
@@ -395,7 +392,7 @@ class SourcePool:
 
     def leave_slow(self, now: float) -> None:
         """Close a source whose pieces an idle one brings much sooner; one at a time."""
-        if self._slow_closed >= SLOW_CLOSED_MAX or self.loose:
+        if self._slow_closed >= self._limits.slow_closed_max or self.loose:
             return
         if self._slow is not None and self._slow.phase is SourcePhase.CLOSING:
             return

@@ -8,27 +8,20 @@ What it does about sources that are killed, stopped, slow or cut off: docs/desig
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.primitives.ids import BaseVersion
 from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, PlanRequests
-from tensorhub_agent.transfer.site_handoff import CEDE_PAUSE_S
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.source_pool import SourcePool, TransferActions, every_piece, no_piece
-from tensorhub_agent.transfer.timeouts import FOREVER
 from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.programs.amax_reductions import AmaxReductions
 from tensorhub_common.protocol.plans import PlanAnswer, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import EncodedBytes
-
-LOOK_S: Final = 0.25
-"""While anything is awaited the read wants to be called so often, to see slow sources and its own pauses."""
-
-LATE_S: Final = 0.1
-"""What a call comes later than wanted, by more than this, is a pause of the reader, and no source's fault."""
 
 
 class TransferPhase(StrEnum):
@@ -51,9 +44,7 @@ class Transfer:
         root: str | None,
         nbytes: Sequence[int],
         verify: bool,
-        window_bytes: int,
-        stall_s: float,
-        sources_lost_s: float,
+        limits: TransferLimits,
         first_number: int,
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
@@ -74,8 +65,7 @@ class Transfer:
         self.readings = SourcePool(
             nbytes,
             self.proof,
-            window_bytes=window_bytes,
-            stall_s=stall_s,
+            limits=limits,
             first_number=first_number,
             able=able,
             by_amax=by_amax,
@@ -84,7 +74,7 @@ class Transfer:
         self.asking = PlanRequests(now)
         self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
-        self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
+        self._nbytes, self._limits = nbytes, limits
         self._ending = self._damaged = self._begun = False
         self._wrong: SourceId | None = None
         """Whose bytes were wrong though its lease held."""
@@ -182,7 +172,7 @@ class Transfer:
         """Take note of what a mate has ceded to this reader: it is brought over here, and promised."""
         source = self._telling(number, pieces)
         if source is not None:
-            self._cedes_from = now + CEDE_PAUSE_S
+            self._cedes_from = now + self._limits.handoff_pause_s
             self.readings.mates.accept_handoff(source, pieces)
             self._advance(now)
 
@@ -334,7 +324,7 @@ class Transfer:
         if self._ending:
             return None
         due = self.readings.roster.next_due()
-        times = [due, self._seen + LOOK_S] if due < FOREVER else []
+        times = [due, self._seen + self._limits.look_s] if due < NEVER else []
         plan_at = self.asking.deadline()
         if plan_at is not None:
             times.append(plan_at)
@@ -363,7 +353,7 @@ class Transfer:
             self.readings.give_up_folds()
         if self.phase is TransferPhase.RUNNING and self.readings.share_out(is_told=is_told):
             return
-        lost_s = 0.0 if self.phase is TransferPhase.LEASING else self._sources_lost_s
+        lost_s = 0.0 if self.phase is TransferPhase.LEASING else self._limits.sources_lost_s
         if not self.asking.refused(refusal, self.readings.trust, lost_s, now):
             self._fail_without(refusal.reason)
 
@@ -404,10 +394,13 @@ class Transfer:
     def _look(self, now: float) -> None:
         """Take a pause of this process out of what its sources are silent for."""
         # Most calls come in time, which is sooner known than how much time there was.
-        plan_at, before = self.asking.deadline(), min(self.readings.roster.due_after(), self._seen + LOOK_S)
-        if now - (before if plan_at is None else min(before, plan_at)) > LATE_S:
+        plan_at, before = (
+            self.asking.deadline(),
+            min(self.readings.roster.due_after(), self._seen + self._limits.look_s),
+        )
+        if now - (before if plan_at is None else min(before, plan_at)) > self._limits.late_s:
             due = self.deadline()
-            if due is not None and now - due > LATE_S:
+            if due is not None and now - due > self._limits.late_s:
                 self.readings.paused(now - due, now)
         self._seen = max(self._seen, now)
 

@@ -10,7 +10,7 @@ seems half as fast as that, or slower. A read that moved there would take from t
 
 Where all are busy a plan names several; each is judged by itself, by its part, before it is given anything more.
 
-Always true: the sources of one plan are tried at a time, in one read those of at most `TRIALS_MAX`; what is let loose
+Always true: the sources of one plan are tried at a time, in one read those of at most `trials_max`; what is let loose
 was under way nowhere. Who may serve whom is asked of each source as ever, so a trial adds no way to wait for oneself.
 """
 
@@ -19,24 +19,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Source, SourcePhase
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
-
-TRIAL_S: Final = 1.0
-"""A half-filled source is alone for so long, and expected to be for as long again, before another one is tried."""
-
-TRIAL_TIMES: Final = 2
-"""Each further trial of a read comes after so many times as long."""
-
-TRIALS_MAX: Final = 8
-"""So often others are tried in one read."""
-
-TRIAL_BYTES: Final = 8 * 1024 * 1024
-"""About so much is asked of the one that is tried: enough to see how fast it is, and little to lose."""
-
-BETTER_TIMES: Final = 3
-"""It is kept when it brings that in less than one part in so many of the time that the other one takes."""
 
 NO_FASTER: Final = "it was tried, and is not much faster than the source that there is"
 
@@ -54,6 +40,7 @@ class TrialState(StrEnum):
 class Trial:
     """The trials of one read, one after the other."""
 
+    limits: TransferLimits = DEFAULT_LIMITS
     state: TrialState = TrialState.RESTING
     count: int = 0
     _lone: Source | None = None
@@ -102,15 +89,21 @@ class Trial:
         if lone is not self._lone:
             self._lone = lone
             self._mark(now)
-        wait_s = TRIAL_S * TRIAL_TIMES**self.count
-        if lone is None or now < self._since + wait_s or self.count >= TRIALS_MAX or loose or not lone.waiting:
+        wait_s = self.limits.trial_s * self.limits.trial_times**self.count
+        if (
+            lone is None
+            or now < self._since + wait_s
+            or self.count >= self.limits.trials_max
+            or loose
+            or not lone.waiting
+        ):
             return
         mean_bytes = max(sum(sizes) / len(sizes), 1.0)
         if lone.waiting * mean_bytes < self._rate(now) * wait_s:
             # It ends soon, as far as can be known; what is known is measured anew.
             self._mark(now)
             return
-        pieces = min(lone.waiting // 2, round(TRIAL_BYTES / mean_bytes), BATCH_PIECES_MAX)
+        pieces = min(lone.waiting // 2, round(self.limits.trial_bytes / mean_bytes), BATCH_PIECES_MAX)
         loose.extend(lone.take_back(max(pieces, 1), None))
         self.count += 1
         self.state = TrialState.ASKED
@@ -137,7 +130,7 @@ class Trial:
                 took_s = now - self._open_since.setdefault(tried.number, now)
                 if tried.is_idle:
                     self._tried.remove(tried)
-                    if tried.got_bytes > BETTER_TIMES * self._rate(now) * took_s:
+                    if tried.got_bytes > self.limits.trial_better_times * self._rate(now) * took_s:
                         self._is_better = True
                     else:
                         in_vain.append(tried)

@@ -80,7 +80,7 @@ class PublishOperation:
                 return
             self._digests = news.digests
             # With digests off nothing vouches for the bytes; an empty layout still has a root, over no digest.
-            self._root = root_digest(news.digests) if core.limits.digests else NO_ROOT
+            self._root = root_digest(news.digests) if core.config.digests else NO_ROOT
             key = core.key
             if self._root != NO_ROOT:
                 core.table.offer(key, self.version, self._root, self._digests)

@@ -85,17 +85,14 @@ WRITES: Final = PAST_ABANDON - {ReadStage.ENDING}
 FINISH_FRACTION: Final = 0.5
 """With so much of it there, what is left costs less than what would be thrown away: it is finished."""
 
-FINISH_S: Final = 0.5
-"""What is predicted to end within this is finished: to get leases anew takes about as long."""
 
-
-def is_better_dropped(done_bytes: int, total_bytes: int, elapsed_s: float) -> bool:
-    """Judge a read of which so much has come in `elapsed_s`, with the rest predicted to come at the same rate."""
+def is_better_dropped(done_bytes: int, total_bytes: int, elapsed_s: float, finish_s: float) -> bool:
+    """Tell whether an overtaken read is dropped: at its present rate, the rest takes longer than `finish_s`."""
     if done_bytes >= total_bytes * FINISH_FRACTION:
         return False
     if done_bytes <= 0:
         return True
-    return elapsed_s * (total_bytes - done_bytes) / done_bytes > FINISH_S
+    return elapsed_s * (total_bytes - done_bytes) / done_bytes > finish_s
 
 
 REPLAN_S: float = 0.1
@@ -268,7 +265,9 @@ class ReadOperation:
         if self.stage not in (ReadStage.DRAINING, ReadStage.FILLING) or self.transfer is None:
             return
         elapsed_s = now - self._fills_since if self.stage is ReadStage.FILLING else 0.0
-        if is_better_dropped(self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s):
+        if is_better_dropped(
+            self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s, self.core.config.read_finish_s
+        ):
             self._voice.drop()
 
     def _begin_anew(self) -> None:
@@ -384,7 +383,7 @@ class ReadOperation:
         error, message = transfer.error or (VersionUnavailable.__name__, "no source is left")
         if self.stage is ReadStage.LEASING and error == VersionUnavailable.__name__:
             self._dry_since = now if self._dry_since is None else self._dry_since
-            if now - self._dry_since < self.core.limits.sources_lost_s:
+            if now - self._dry_since < self.core.config.transfer.sources_lost_s:
                 self._leave_dry()
                 self._replan_at = now + REPLAN_S
                 return
@@ -436,7 +435,7 @@ class ReadOperation:
             turned_by=self._carrier.turned_by,
         )
         by_pieces = transfer.root is not None and self._carrier.program is None
-        if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:
+        if by_pieces or transfer.root == NO_ROOT or not self.core.config.digests:
             self._filled(transfer.root)
             return
         # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.

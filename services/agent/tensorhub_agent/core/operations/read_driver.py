@@ -131,7 +131,7 @@ class ReadDriver:
 
     def begin(self, version: int, root: str | None, turn: ReadPriority, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
-        core, limits, kept = self._core, self._core.limits, self._core.held.kept
+        core, config, kept = self._core, self._core.config, self._core.held.kept
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
         self.program, self._completion, self._table, self._digested = None, None, None, (0, b"")
@@ -142,13 +142,13 @@ class ReadDriver:
             # What is mapped weighs nothing, so all of it is asked for at once.
             nbytes=(0,) * len(core.place.nbytes) if core.place.mapped else core.place.nbytes,
             # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
-            verify=limits.digests and not core.place.mapped,
+            verify=config.digests and not core.place.mapped,
             now=now,
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
         self._turn = turn
         self._base = self.transfer.base = self._base_for(root)
-        if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
+        if config.digests and root is not None and root != NO_ROOT and not core.place.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
             core.table.begin_fill(core.key, version, root, turn, len(core.place.nbytes))
 
@@ -165,8 +165,7 @@ class ReadDriver:
         What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
         """
         core, held = self._core, self._core.held
-        limits = core.limits
-        if not limits.digests or not limits.encodings or core.place.mapped:
+        if not core.config.digests or not core.config.encodings or core.place.mapped:
             return None
         if held.memory is not MemoryState.READY or held.version is None:
             return None
@@ -185,15 +184,12 @@ class ReadDriver:
         kept: tuple[bytearray, bytes] | None = None,
         folds: AmaxReductions | None = None,
     ) -> Transfer:
-        limits = self._core.limits
         return Transfer(
             version=version,
             root=root,
             nbytes=nbytes,
             verify=verify,
-            window_bytes=limits.window_bytes,
-            stall_s=limits.stall_s,
-            sources_lost_s=limits.sources_lost_s,
+            limits=self._core.config.transfer,
             first_number=self._core.number(),
             now=now,
             kept=kept,

@@ -41,7 +41,7 @@ class ReadTarget:
         core.hold(None)
         core.table.stop_granting(core.key)
         self._vacated = True
-        self._drain_until = now + core.limits.refill_drain_s
+        self._drain_until = now + core.config.refill_drain_s
         return self._when_read_out(now)
 
     def _when_read_out(self, now: float) -> bool:
