@@ -132,7 +132,7 @@ def measure(sources: int, *, alike: bool) -> tuple[int, float]:
         began = time.process_time()
         read.run()
         took_s += time.process_time() - began
-        assert total_count(read.transfer.readings.loose) == 0
+        assert total_count(read.transfer.pool.loose) == 0
         events, reads = events + read.events, reads + 1
     return events // reads, 1e6 * took_s / events
 

@@ -169,7 +169,7 @@ class Crowd:
             self.after(self.rng.random() * CLOSE_S_MAX, lambda number=number: self.closed(number))  # type: ignore[misc]
         inside_now = sum(each.inside for each in self.sessions.values())
         self.inside_most = max(self.inside_most, inside_now)
-        assert inside_now <= self.transfer.readings.roster.limits.transports_max
+        assert inside_now <= self.transfer.pool.index.limits.transports_max
 
     # The planner, which knows who is lost some time after.
 
@@ -189,10 +189,10 @@ class Crowd:
             for name, part in parts.items()
         )
         answer = Plan(version=1, shares=shares, why="") if shares else Refusal(error="VersionUnavailable", reason="")
-        asked = self.transfer.asking.count
+        asked = self.transfer.plan_requests.count
 
         def come() -> None:
-            if asked == self.transfer.asking.count:
+            if asked == self.transfer.plan_requests.count:
                 self.transfer.planned(answer, self.now)
 
         self.after(self.lag(), come)

@@ -211,7 +211,7 @@ class World:
         self.confirm_and_close(todo)
         inside = sum(not session.closed and session.inside for session in self.sessions.values())
         assert inside <= self.limits.transports_max
-        flying = [source.flying_bytes for source in self.transfer.sources.values() if source.in_flight]
+        flying = [source.in_flight_bytes for source in self.transfer.sources.values() if source.in_flight]
         assert sum(flying) <= self.limits.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
     # The planner.
@@ -242,11 +242,11 @@ class World:
             if part
         )
         answer = Plan(version=3, shares=shares, why="")
-        asked = self.transfer.asking.count
+        asked = self.transfer.plan_requests.count
 
         def come() -> None:
             # The carrier passes on answers to the last question alone.
-            if asked == self.transfer.asking.count:
+            if asked == self.transfer.plan_requests.count:
                 self.transfer.planned(answer, self.now)
 
         self.tell(self.lag(), come)
@@ -395,19 +395,19 @@ class World:
         """What must hold of every read that is over."""
         transfer = self.transfer
         sources = transfer.sources.values()
-        for piece, done in enumerate(transfer.proof.done):
+        for piece, done in enumerate(transfer.verification.done):
             assert not done or self.memory[piece] == right(piece), f"piece {piece} counts and is wrong"
         if transfer.phase is TransferPhase.FAILED:
             assert transfer.error is not None
             sound = [peer.source.agent for peer in self.peers if peer.is_sound]
             assert not sound, f"{sound} could have brought everything: {transfer.error}"
             return
-        assert transfer.proof.whole
+        assert transfer.verification.whole
         got = sum(source.got_bytes for source in sources)
         wasted = sum(source.wasted_bytes for source in sources)
         assert got == sum(self.sizes) - self.kept_bytes
         assert got + wasted == self.asked_bytes, "what was asked for counts, or was wasted"
-        posted = len(self.sizes) - transfer.proof.kept + sum(source.retried for source in sources)
+        posted = len(self.sizes) - transfer.verification.kept + sum(source.retried for source in sources)
         assert posted == sum(source.got_pieces + source.retried for source in sources)
 
     def story(self) -> Counter[str]:

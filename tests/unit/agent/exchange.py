@@ -103,10 +103,8 @@ class Mate:
         self.transfer.has_promised_readers = self.table.counts_on_promises(self.key)
         for each in ceded:
             for lease in self.table.cede(self.key, each.pieces):
-                self.site.say(lease, PiecesHandedOff(each.pieces, each.heir))
-        news = self.table.promise(
-            self.key, self.transfer.readings.committed(), self.transfer.readings.awaiting_others()
-        )
+                self.site.say(lease, PiecesHandedOff(each.pieces, each.new_owner))
+        news = self.table.promise(self.key, self.transfer.pool.committed(), self.transfer.pool.awaiting_others())
         for word in () if news is None else (PromiseRetracted(news.broken), PiecesPromised(news.fresh)):
             for lease in news.leases if news is not None and word.pieces else ():
                 self.site.say(lease, word)
@@ -200,8 +198,8 @@ class Site:
     def plan(self, me: Mate, pieces: Ranges, avoid: tuple[SourceId, ...]) -> Plan:
         """As the planner divides."""
         crossers = tuple(mate.id for mate in self.mates)
-        out = {*avoid, *me.transfer.readings.mates.not_bringing} - {me.id}
-        if me.transfer.readings.mates.asks_for_inherited:
+        out = {*avoid, *me.transfer.pool.site_peers.not_bringing} - {me.id}
+        if me.transfer.pool.site_peers.asks_for_handoff:
             out = set(crossers) - {me.id}
         parts = {
             each: intersect_ranges(part, merge_ranges(pieces))
@@ -224,7 +222,7 @@ class Site:
     def lose(self, gone: Mate) -> None:
         """Have the log say that an agent is lost."""
         for mate in self.mates:
-            mate.transfer.readings.lose_agent(gone.id.agent, gone.id.incarnation)
+            mate.transfer.pool.lose_agent(gone.id.agent, gone.id.incarnation)
 
     def kill(self, dead: Mate) -> None:
         """Let all connections of one end."""

@@ -99,7 +99,7 @@ def test_one_that_is_silent_and_that_the_log_has_not_lost_is_waited_for() -> Non
 
 def test_an_heir_that_is_stopped_before_it_hears_is_not_waited_for() -> None:
     found = site(FAST_BPS / 8)
-    while not any(mate.transfer.readings.committed() == [] for mate in found.mates[1:]):
+    while not any(mate.transfer.pool.committed() == [] for mate in found.mates[1:]):
         found.run(found.now + 0.1)
     for mate in found.mates[1:3]:
         mate.stopped_until = found.now + 10.0
@@ -150,10 +150,10 @@ def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_i
     reader, transfer = reading()
     (key,) = reader.core.shards
     reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
-    promised = reader.core.table.coming[key].promised
+    promised = reader.core.leases.coming[key].promised
     assert promised.count(1) == 3
     transfer.take_actions()
-    transfer.readings.todo.ceded.append(Handoff(HEIR, ((1, 2),)))
+    transfer.pool.todo.ceded.append(Handoff(HEIR, ((1, 2),)))
     reader.seen.clear()
     reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
     assert PiecesHandedOff(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, SendAvailability)]
@@ -227,25 +227,25 @@ def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain() ->
     """Two that are equally fast end together in half of the time, which is the gain."""
     left_s = sum(UNEVEN) / FAST_BPS
     for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
-        far, heir = slow(FAST_BPS, TransferLimits(handoff_gain_s=gain_s)), source("a", int(FAST_BPS), shown_at=1.0)
-        ceded = hand_off([far, heir], UNEVEN, began=0.0, now=0.0)
-        assert [each.heir.agent for each in ceded] == ["a"] * is_ceded
+        far, new_owner = slow(FAST_BPS, TransferLimits(handoff_gain_s=gain_s)), source("a", int(FAST_BPS), shown_at=1.0)
+        ceded = hand_off([far, new_owner], UNEVEN, began=0.0, now=0.0)
+        assert [each.new_owner.agent for each in ceded] == ["a"] * is_ceded
         assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])
-        assert heir.awaiting_source == ([(51, 49)] if is_ceded else [])
+        assert new_owner.awaiting_source == ([(51, 49)] if is_ceded else [])
 
 
 def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() -> None:
     """Each by what it has shown since the read began; the first piece stays, however many there are."""
     far = slow(FAST_BPS)
     far.last_progress_at = 20.0
-    heirs = [source("a", int(2 * FAST_BPS), shown_at=12.0), source("b", int(FAST_BPS), shown_at=11.0)]
-    ceded = hand_off([far, *heirs], UNEVEN, began=10.0, now=20.0)
+    new_owners = [source("a", int(2 * FAST_BPS), shown_at=12.0), source("b", int(FAST_BPS), shown_at=11.0)]
+    ceded = hand_off([far, *new_owners], UNEVEN, began=10.0, now=20.0)
     whole = sum(UNEVEN) / 3
     for each in ceded:
         [(first, count)] = each.pieces
         nbytes = sum(UNEVEN[first : first + count])
         assert nbytes <= whole < nbytes + PIECE_BYTES
-    assert [each.heir.agent for each in ceded] == ["a", "b"]
+    assert [each.new_owner.agent for each in ceded] == ["a", "b"]
     assert sum(ceded[0].pieces[0]) == len(UNEVEN), "from the end on"
     (everything,) = hand_off([slow(1.0), source("a", 10**12, shown_at=0.0)], UNEVEN, began=0.0, now=0.0)
     assert everything.pieces == ((1, len(UNEVEN) - 1),)
@@ -253,25 +253,25 @@ def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() 
 
 @pytest.mark.parametrize("busy", ["parked", "doubted", "closed", "not shown", "crosses nothing"])
 def test_only_who_is_open_and_has_shown_its_part_inherits(busy: str) -> None:
-    far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
+    far, new_owner = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
     match busy:
         case "crosses nothing":
-            heir.share = msgspec.structs.replace(heir.share, crosses=False)
+            new_owner.share = msgspec.structs.replace(new_owner.share, crosses=False)
         case "parked":
-            heir.give([(3, 1)])
+            new_owner.give([(3, 1)])
         case "doubted":
-            heir.is_suspect = True
+            new_owner.is_suspect = True
         case "closed":
-            heir.phase = SourcePhase.CLOSING
+            new_owner.phase = SourcePhase.CLOSING
         case "not shown":
-            heir.shown_at = None
-    assert hand_off([far, heir], UNEVEN, began=0.0, now=1.0) == []
+            new_owner.shown_at = None
+    assert hand_off([far, new_owner], UNEVEN, began=0.0, now=1.0) == []
 
 
 @pytest.mark.parametrize("which", ["near", "asked for its word", "asked for everything"])
 def test_nobody_else_hands_over(which: str) -> None:
     """What comes from the own site crosses nothing; of one that is asked for its word, or for all, nothing waits."""
-    far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
+    far, new_owner = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
     match which:
         case "near":
             far.share = msgspec.structs.replace(far.share, far=False)
@@ -279,12 +279,12 @@ def test_nobody_else_hands_over(which: str) -> None:
             far.confirming = True
         case "asked for everything":
             far.asked(1, tuple(far.take_back(len(UNEVEN), None)), sum(UNEVEN), 0.0)
-    assert hand_off([far, heir], UNEVEN, began=0.0, now=1.0) == []
-    assert hand_off([heir], UNEVEN, began=0.0, now=1.0) == []
+    assert hand_off([far, new_owner], UNEVEN, began=0.0, now=1.0) == []
+    assert hand_off([new_owner], UNEVEN, began=0.0, now=1.0) == []
 
 
 def test_the_slowest_hands_over_and_one_of_unknown_rate_does_not() -> None:
     fast, slower, new = slow(FAST_BPS), slow(FAST_BPS / 2), slow(0)
-    heir = source("a", int(FAST_BPS), shown_at=1.0)
-    hand_off([fast, slower, new, heir], UNEVEN, began=0.0, now=1.0)
+    new_owner = source("a", int(FAST_BPS), shown_at=1.0)
+    hand_off([fast, slower, new, new_owner], UNEVEN, began=0.0, now=1.0)
     assert [sum(count for _, count in each.queue) < len(UNEVEN) for each in (fast, slower, new)] == [False, True, False]

@@ -2,7 +2,7 @@
 
 from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
 
-from tensorhub_agent.core.agent import UNSAID_MAX
+from tensorhub_agent.core.agent import UNSENT_MAX
 from tensorhub_agent.core.effects import (
     CallRegister,
     CallUnpublish,
@@ -56,7 +56,7 @@ def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
     agent.do(agent.core.join(2, "host", "site", agent.now))
     key = agent.key("trainer")
     calls = []
-    for _ in range(2 * UNSAID_MAX):
+    for _ in range(2 * UNSENT_MAX):
         calls.append(agent.unpublish(key))
         agent.tick(20.0)
         agent.tick(20.0)
@@ -64,7 +64,7 @@ def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
     assert all(isinstance(end, FailCall) and end.error == "RegistryUnavailable" for end in ends)
     assert isinstance(ends[-1], FailCall)
     assert "earlier calls wait" in ends[-1].message
-    assert len(agent.core._unsaid) < UNSAID_MAX + 8
+    assert len(agent.core._unsent) < UNSENT_MAX + 8
     assert agent.end_of(agent.publish(other, "b")) is None
     agent.unsaid.clear()
     agent.join(3)
@@ -92,7 +92,7 @@ def test_memory_that_the_log_does_not_know_is_no_version() -> None:
     again.core.adopt(place, ShardContents(MemoryState.READY, version=9, root=ROOT, digests=digests_of("a")))
     again.join(2)
     assert again.memory(key) is MemoryState.EMPTY
-    assert key not in again.core.table.offers
+    assert key not in again.core.leases.offers
 
 
 def test_a_shard_that_the_log_never_knew_is_let_go() -> None:

@@ -51,7 +51,7 @@ def test_a_source_that_says_nothing_is_left() -> None:
     driven.take()
     assert driven.wait(DEFAULT_LIMITS.waiting_silent_s - 0.1) == []
     assert driven.wait(0.2) == [number]
-    assert driven.transfer.readings.trust.left_out() == (source_id("half"),)
+    assert driven.transfer.pool.exclusions.left_out() == (source_id("half"),)
 
 
 def test_a_source_that_lives_and_starves_is_left_later() -> None:

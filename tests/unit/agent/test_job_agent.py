@@ -60,7 +60,7 @@ LAYOUT = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
 async def job(tmp_path: Path) -> AsyncIterator[JobDriver]:
     pool, shelves = CopyPool(1), ShardStores(SegmentStore(tmp_path, "test-", 1 << 30))
     around: Any = SimpleNamespace(
-        agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, limits=CoreConfig(), measured=LinkRates(),
+        agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, config=CoreConfig(), measured=LinkRates(),
         shelves=shelves, deltas=DeltaStore(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _:
         None, reads=ReadCounts(),
     )  # fmt: skip

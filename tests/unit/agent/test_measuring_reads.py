@@ -124,7 +124,7 @@ def lease(agent: OneAgent, key: ShardKey, name: str, *, shard: int, nbytes: int,
 def test_an_agent_says_who_reads_from_it() -> None:
     """From its grant to its end a reader counts; one that maps the memory costs nothing."""
     trainer, _ = pair()
-    key, table = trainer.key("trainer"), trainer.core.table
+    key, table = trainer.key("trainer"), trainer.core.leases
     assert reader_loads(table.readers()) == ()
     lease(trainer, key, "one", shard=0, nbytes=5)
     lease(trainer, key, "two", shard=1, nbytes=7)

@@ -66,7 +66,7 @@ def test_the_old_version_is_held_and_served_until_the_swap() -> None:
     fill(reader, "b")
     assert (held(reader), by_the_log(reader)) == ((MemoryState.READY, 1, OLD), 1)
     reader.open_lease(key, 1, OLD, "meanwhile")
-    assert reader.core.table.holds("before")
+    assert reader.core.leases.holds("before")
     seen = len(reader.seen)
     reader.log()
     assert (held(reader), by_the_log(reader)) == ((MemoryState.READY, 2, NEW), 2)
@@ -188,7 +188,7 @@ def test_without_a_word_of_the_log_it_holds_neither_version() -> None:
     reader.tick(OUTCOME_S_MAX)
     assert reader.error_of(call) == "RegistryUnavailable"
     assert held(reader) == (MemoryState.EMPTY, None, None)
-    assert not reader.core.table.holds("lease")
+    assert not reader.core.leases.holds("lease")
     assert [type(command) for command in reader.unsaid[-3:]] == [GiveUp, Unpublish, Drained]
     reader.log()
     assert by_the_log(reader) is None

@@ -56,7 +56,7 @@ def test_breaks_the_readers_at_the_bound_and_then_returns() -> None:
     agent.log()
     agent.tick(10.0)
     assert agent.last(BreakLease) is not None
-    assert not agent.core.table.holds("lease")
+    assert not agent.core.leases.holds("lease")
     agent.log()
     assert agent.end_of(call) == CompleteCall(call=call)
 
@@ -163,7 +163,7 @@ def test_what_the_log_goes_on_counting_as_published_is_read_again() -> None:
     assert agent.catalog.models[MODEL].replicas["trainer"].version == 1
     assert agent.memory(key) is MemoryState.READY
     agent.open_lease(key, 1, ROOT, "reads-again")
-    assert agent.core.shards[key].lingering is None
+    assert agent.core.shards[key].detached is None
     again = agent.unpublish(key)
     agent.log()
     assert agent.error_of(again) == "RetentionFull"
@@ -233,7 +233,7 @@ def test_where_the_copy_does_not_come_the_shard_goes_on_being_read() -> None:
     agent.log()
     agent.take(Expire(by=Sender("_registry", 1, 1), agent="agent-1", incarnation=1, term=1))
     assert agent.memory(key) is MemoryState.READY
-    assert agent.core.shards[key].lingering is None
+    assert agent.core.shards[key].detached is None
     agent.open_lease(key, 1, ROOT, "reads-again")
 
 
@@ -247,7 +247,7 @@ def test_a_read_is_not_answered_by_the_end_of_an_unpublish_that_gave_up() -> Non
     read = agent.read(key)
     agent.log()
     assert agent.memory(key) is MemoryState.EMPTY
-    assert agent.core.shards[key].lingering is None
+    assert agent.core.shards[key].detached is None
     assert agent.end_of(read) is None, "its round waits for a version"
     agent.tick(10.0)
     agent.log()
@@ -274,7 +274,7 @@ def test_an_incarnation_that_is_over_settles_it() -> None:
     key = agent.key("trainer")
     given_up(agent, agent.unpublish(key))
     agent.join(2)
-    assert agent.core.shards[key].lingering is None
+    assert agent.core.shards[key].detached is None
     again = agent.unpublish(key)
     agent.log()
     assert agent.end_of(again) == CompleteCall(call=again)
@@ -287,7 +287,7 @@ def test_a_release_without_a_registry_happens_once_it_answers() -> None:
     agent.open_lease(key, 1, ROOT)
     call = agent.release(key)
     given_up(agent, call)
-    assert not agent.core.table.holds("lease")
+    assert not agent.core.leases.holds("lease")
     agent.log()
     assert key not in agent.core.shards
     assert agent.last(FreeShard) == FreeShard(key)

@@ -128,8 +128,8 @@ def test_what_is_promised_is_awaited() -> None:
     driven.brings(far)
     keep_alive(driven, mate, 2 * DEFAULT_LIMITS.unpromised_wait_s)
     assert driven.todo.plan is None
-    assert driven.transfer.readings.awaiting_others() == [*ITS]
-    assert driven.transfer.readings.committed() == []
+    assert driven.transfer.pool.awaiting_others() == [*ITS]
+    assert driven.transfer.pool.committed() == []
 
 
 def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
@@ -139,9 +139,9 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2)
     assert driven.todo.plan is None
     keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2 + RENEWED_S)
-    assert list(driven.transfer.readings.mates.not_bringing) == [source_id("mate")]
-    assert driven.transfer.readings.awaiting_others() == [(2, 1)], "what is promised stays"
-    assert driven.transfer.asking.count == 2
+    assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
+    assert driven.transfer.pool.awaiting_others() == [(2, 1)], "what is promised stays"
+    assert driven.transfer.plan_requests.count == 2
 
 
 def test_what_is_retracted_is_planned_again_at_once() -> None:
@@ -152,7 +152,7 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
     driven.transfer.retracted(mate, ((4, 2),), driven.now)
     todo = driven.take()
     assert todo.plan == (((4, 2),), ())
-    assert list(driven.transfer.readings.mates.not_bringing) == [source_id("mate")]
+    assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
     assert todo.close == [], "it is good for what it has"
 
 
@@ -169,7 +169,7 @@ def alone_with_mate() -> tuple[Driven, int]:
     driven.take()
     keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2)
     keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2 + RENEWED_S)
-    assert driven.transfer.asking.waiting
+    assert driven.transfer.plan_requests.waiting
     return driven, mate
 
 
@@ -189,17 +189,17 @@ def test_what_a_doubted_mate_has_or_promises_by_then_it_is_asked_for() -> None:
     driven.transfer.planned(nobody_else(is_held=False), driven.now)
     driven.take()
     assert driven.phase() is TransferPhase.RUNNING
-    assert driven.transfer.readings.loose == []
+    assert driven.transfer.pool.loose == []
 
 
 def test_while_the_log_counts_a_holder_what_no_mate_has_is_asked_for_again() -> None:
     driven, mate = alone_with_mate()
     driven.transfer.planned(nobody_else(is_held=True), driven.now)
     assert driven.phase() is TransferPhase.RUNNING
-    assert driven.transfer.readings.loose == [*ITS]
-    count = driven.transfer.asking.count
+    assert driven.transfer.pool.loose == [*ITS]
+    count = driven.transfer.plan_requests.count
     keep_alive(driven, mate, RENEWED_S)
-    assert driven.transfer.asking.count == count + 1
+    assert driven.transfer.plan_requests.count == count + 1
 
 
 def test_a_far_source_takes_nothing_over_from_a_mate() -> None:

@@ -244,7 +244,7 @@ def test_its_time_begins_with_the_first_batch_that_is_under_way() -> None:
     made = source()
     made.asked(7, ((0, 1),), 100, 20.0)
     made.asked(8, ((1, 2),), 200, 25.0)
-    assert (made.last_progress_at, made.flying_bytes) == (20.0, 300)
+    assert (made.last_progress_at, made.in_flight_bytes) == (20.0, 300)
     made.answered(7, 30.0)
     assert (made.last_progress_at, made.pace.rate) == (30.0, 100 / 10.0)
 
@@ -263,7 +263,7 @@ def test_what_came_early_is_not_counted_again() -> None:
     assert made.answered(7, 24.0) == (((0, 1),), 100)
     assert made.early_bytes == 100
     made.answered(8, 25.0)
-    assert (made.early_bytes, made.flying_bytes) == (0, 0)
+    assert (made.early_bytes, made.in_flight_bytes) == (0, 0)
 
 
 def test_each_byte_makes_its_source_faster_once() -> None:

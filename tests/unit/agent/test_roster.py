@@ -6,7 +6,7 @@ import pytest
 
 from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
-from tensorhub_agent.transfer.role_index import FLYING, GIVING, IDLE, INSIDE, LIVE, RoleIndex, by_number
+from tensorhub_agent.transfer.role_index import GIVING, IDLE, IN_FLIGHT, INSIDE, LIVE, RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Share, SourceId
 
@@ -19,74 +19,74 @@ def source(number: int, layout: str = "") -> Source:
     return Source(number, share, SourcePhase.OPENING, 0.0, covered=bytearray(8) if layout else None)
 
 
-def roster_of(*sources: Source) -> RoleIndex:
-    roster = RoleIndex(DEFAULT_LIMITS)
+def index_of(*sources: Source) -> RoleIndex:
+    index = RoleIndex(DEFAULT_LIMITS)
     for each in sources:
-        roster.add(each)
-    roster.check()
-    return roster
+        index.add(each)
+    index.check()
+    return index
 
 
 def test_what_is_not_touched_is_not_looked_at() -> None:
     """Else an event would cost what there are sources."""
-    roster = roster_of(*map(source, range(100)))
-    roster.fresh.clear()
-    roster.of(LIVE)[7].give([(0, 1)])
-    roster.settle()
-    assert list(roster.fresh) == [7]
-    assert list(roster.of(GIVING)) == [7]
+    index = index_of(*map(source, range(100)))
+    index.fresh.clear()
+    index.of(LIVE)[7].give([(0, 1)])
+    index.settle()
+    assert list(index.fresh) == [7]
+    assert list(index.of(GIVING)) == [7]
 
 
 def test_a_change_that_is_not_told_is_found_by_the_check() -> None:
-    roster = roster_of(source(1))
-    roster.of(LIVE)[1].phase = SourcePhase.CLOSED
+    index = index_of(source(1))
+    index.of(LIVE)[1].phase = SourcePhase.CLOSED
     with pytest.raises(AssertionError, match="LIVE"):
-        roster.check()
+        index.check()
 
 
 def test_the_first_whose_patience_ends_is_known_though_it_was_put_off() -> None:
     first, second = source(1), source(2)
-    roster = roster_of(first, second)
-    assert roster.next_due() == DEFAULT_LIMITS.open_s_max
+    index = index_of(first, second)
+    assert index.next_due() == DEFAULT_LIMITS.open_s_max
     first.begins(1.0)
-    assert roster.next_due() == DEFAULT_LIMITS.open_s_max
+    assert index.next_due() == DEFAULT_LIMITS.open_s_max
     second.begins(0.5)
-    assert roster.next_due() == DEFAULT_LIMITS.open_s_max + 0.5
-    assert roster.due_after() == DEFAULT_LIMITS.open_s_max + 0.5
-    assert roster.overdue(DEFAULT_LIMITS.open_s_max + 0.7) == [second]
-    assert roster.next_due() == DEFAULT_LIMITS.open_s_max + 0.5, "it is told again as long as nothing is done about it"
+    assert index.next_due() == DEFAULT_LIMITS.open_s_max + 0.5
+    assert index.due_after() == DEFAULT_LIMITS.open_s_max + 0.5
+    assert index.overdue(DEFAULT_LIMITS.open_s_max + 0.7) == [second]
+    assert index.next_due() == DEFAULT_LIMITS.open_s_max + 0.5, "it is told again as long as nothing is done about it"
     second.closes("late")
-    assert roster.next_due() == DEFAULT_LIMITS.open_s_max + 1.0
+    assert index.next_due() == DEFAULT_LIMITS.open_s_max + 1.0
     first.closes("late")
-    assert roster.next_due() == NEVER
-    roster.check()
+    assert index.next_due() == NEVER
+    index.check()
 
 
 def test_open_sources_have_all_the_time_before_the_read_begins() -> None:
     one = source(1)
-    roster = roster_of(one)
+    index = index_of(one)
     one.opens(0.0)
     one.asked(1, ((0, 1),), 10, 0.0)
-    assert roster.next_due() == NEVER
-    roster.begins()
-    assert roster.next_due() == STALL_S
+    assert index.next_due() == NEVER
+    index.begins()
+    assert index.next_due() == STALL_S
 
 
 def test_the_idle_and_those_who_have_pieces_are_known_by_layout() -> None:
     sources = [source(1, "a"), source(2, "a"), source(3, "b")]
-    roster = roster_of(*sources)
+    index = index_of(*sources)
     for each in sources:
         each.opens(0.0)
     sources[0].give([(0, 2)])
-    roster.check()
-    assert by_number(roster.idle_of("a")) == [sources[1]]
-    assert list(roster.idle_kinds()) == ["a", "b"]
-    assert by_number(roster.of_layout(GIVING, "a")) == [sources[0]]
-    assert not roster.of_layout(GIVING, "b")
-    assert by_number(roster.of_layout(GIVING, None)) == [sources[0]]
+    index.check()
+    assert by_number(index.idle_of("a")) == [sources[1]]
+    assert list(index.idle_kinds()) == ["a", "b"]
+    assert by_number(index.of_layout(GIVING, "a")) == [sources[0]]
+    assert not index.of_layout(GIVING, "b")
+    assert by_number(index.of_layout(GIVING, None)) == [sources[0]]
     sources[1].closes()
-    roster.check()
-    assert list(roster.idle_kinds()) == ["b"]
+    index.check()
+    assert list(index.idle_kinds()) == ["b"]
 
 
 def moves(each: Source, now: float) -> None:
@@ -100,7 +100,7 @@ def moves(each: Source, now: float) -> None:
             each.request_transport(now)
         case SourcePhase.OPEN if now > 100:
             each.closes("gone")
-            each.let_all_go()
+            each.take_all_back()
         case SourcePhase.CLOSING:
             each.ends(now)
             each.give_up()
@@ -112,7 +112,7 @@ def moves(each: Source, now: float) -> None:
 def test_whatever_happens_everybody_is_counted_as_what_it_is(seed: int) -> None:
     rng = Random(seed)
     sources = [source(number, rng.choice(("", "a", "b"))) for number in range(8)]
-    roster = roster_of(*sources)
+    index = index_of(*sources)
     batch = 0
     for step in range(200):
         now, each = float(step), rng.choice(sources)
@@ -129,27 +129,27 @@ def test_whatever_happens_everybody_is_counted_as_what_it_is(seed: int) -> None:
             case 3 if each.in_flight:
                 each.answered(next(iter(each.in_flight)), now)
             case 4:
-                roster.begins()
+                index.begins()
         if rng.random() < 0.5:
-            roster.check()
-    roster.check()
-    assert not set(roster.of(IDLE)) & set(roster.of(FLYING))
+            index.check()
+    index.check()
+    assert not set(index.of(IDLE)) & set(index.of(IN_FLIGHT))
 
 
 def test_who_waits_for_folds_takes_no_place() -> None:
     """All places might be taken by such, and the parts that they wait for be with those who wait for a place."""
     one = source(1, "a")
-    roster = roster_of(one)
+    index = index_of(one)
     one.request_lease(0.0, inside=True)
     one.opens(0.0)
-    roster.settle()
-    assert roster.count(INSIDE) == 1
+    index.settle()
+    assert index.count(INSIDE) == 1
     one.unknown = bytearray(b"\x01" * 8)
     one.by_amax = bytearray(b"\x01" * 8)
     one.give([(0, 1)])
-    roster.settle()
-    assert (list(one.queue), one.awaiting_fold, roster.count(INSIDE)) == ([], [(0, 1)], 0)
+    index.settle()
+    assert (list(one.queue), one.awaiting_fold, index.count(INSIDE)) == ([], [(0, 1)], 0)
     one.unknown[0] = 0
     one.freed()
-    roster.check()
-    assert (list(one.queue), roster.count(INSIDE)) == ([(0, 1)], 1)
+    index.check()
+    assert (list(one.queue), index.count(INSIDE)) == ([(0, 1)], 1)

@@ -37,18 +37,18 @@ def source(
     if rate:
         reading.pace.record(round(rate), 1.0)
     if flying:
-        reading.in_flight[1], reading.flying_bytes = (((100, 1),), flying), flying
+        reading.in_flight[1], reading.in_flight_bytes = (((100, 1),), flying), flying
     return reading
 
 
-def roster_of(sources: Iterable[Source]) -> RoleIndex:
-    """Return the roster of a read that has these sources, and has not got on since."""
-    roster = RoleIndex(DEFAULT_LIMITS)
-    roster.running = True
+def index_of(sources: Iterable[Source]) -> RoleIndex:
+    """Return the index of a read that has these sources, and has not got on since."""
+    index = RoleIndex(DEFAULT_LIMITS)
+    index.running = True
     for each in sources:
-        roster.add(each)
-    roster.settle()
-    return roster
+        index.add(each)
+    index.settle()
+    return index
 
 
 @pytest.mark.parametrize(
@@ -80,21 +80,21 @@ def test_an_idle_source_takes_a_part_by_the_rates_and_at_least_one_piece(
 
 def test_nobody_is_too_slow_for_an_idle_source_without_a_rate_or_for_a_busy_one() -> None:
     slow = source(1, rate=1.0, flying=1000)
-    assert slowest_replaceable(roster_of([slow, source(2)]), 0.0) is None
-    assert slowest_replaceable(roster_of([slow, source(2, rate=1e6, flying=1)]), 0.0) is None
-    assert slowest_replaceable(roster_of([slow, source(2, rate=1e6)]), 0.0) is slow
+    assert slowest_replaceable(index_of([slow, source(2)]), 0.0) is None
+    assert slowest_replaceable(index_of([slow, source(2, rate=1e6, flying=1)]), 0.0) is None
+    assert slowest_replaceable(index_of([slow, source(2, rate=1e6)]), 0.0) is slow
 
 
 def test_who_is_silent_is_expected_to_be_so_for_as_long_again() -> None:
     slow = source(1, rate=1e6, flying=10)
     idle = source(2, rate=1e6)
-    assert slowest_replaceable(roster_of([slow, idle]), DEFAULT_LIMITS.slow_min_s) is None
-    assert slowest_replaceable(roster_of([slow, idle]), DEFAULT_LIMITS.slow_min_s + 0.1) is slow
+    assert slowest_replaceable(index_of([slow, idle]), DEFAULT_LIMITS.slow_min_s) is None
+    assert slowest_replaceable(index_of([slow, idle]), DEFAULT_LIMITS.slow_min_s + 0.1) is slow
 
 
 def test_a_local_source_is_never_too_slow() -> None:
     assert (
-        slowest_replaceable(roster_of([source(1, rate=1.0, flying=1000, transport="local"), source(2, rate=1e6)]), 9.0)
+        slowest_replaceable(index_of([source(1, rate=1.0, flying=1000, transport="local"), source(2, rate=1e6)]), 9.0)
         is None
     )
 
@@ -150,22 +150,22 @@ def test_loose_pieces_go_to_whole_sources_and_to_half_filled_ones_only_what_they
     loose = [(0, 6)]
     busy, whole, half = source(1, queue=((9, 1),)), source(2), source(3)
     half.fills(10, [(0, 3)], 0.0)
-    feed_idle_sources(roster_of([busy, whole, half]), loose)
+    feed_idle_sources(index_of([busy, whole, half]), loose)
     assert (busy.waiting, whole.waiting, half.waiting, loose) == (1, 6, 0, [])
     loose = [(0, 6)]
     half = source(3)
     half.fills(10, [(1, 2)], 0.0)
-    feed_idle_sources(roster_of([busy, half]), loose)
+    feed_idle_sources(index_of([busy, half]), loose)
     assert (list(half.queue), half.awaiting_source) == ([(1, 2)], [])
     assert loose == [(0, 1), (3, 3)]
 
 
 def test_nobody_is_relieved_of_its_pieces_while_some_are_loose() -> None:
     idle, busy = source(1), source(2, queue=((0, 4),))
-    feed_idle_sources(roster_of([idle, busy]), [])
+    feed_idle_sources(index_of([idle, busy]), [])
     assert (idle.waiting, busy.waiting) == (2, 2)
     idle, busy = source(1), source(2, queue=((0, 4),))
-    feed_idle_sources(roster_of([idle, busy]), [(8, 1)])
+    feed_idle_sources(index_of([idle, busy]), [(8, 1)])
     assert (idle.waiting, busy.waiting) == (1, 4)
 
 
@@ -221,26 +221,26 @@ def test_a_source_that_an_idle_one_would_hardly_beat_is_kept() -> None:
     elsewhere_s = DEFAULT_LIMITS.switch_s + 1.0
     bound_s = DEFAULT_LIMITS.slow_times * elsewhere_s
     slow = source(1, rate=10e6 / (bound_s * 1.01), flying=10_000_000)
-    assert slowest_replaceable(roster_of([slow, idle]), 0.0) is slow
+    assert slowest_replaceable(index_of([slow, idle]), 0.0) is slow
     kept = source(1, rate=10e6 / (bound_s * 0.99), flying=10_000_000)
-    assert slowest_replaceable(roster_of([kept, idle]), 0.0) is None
+    assert slowest_replaceable(index_of([kept, idle]), 0.0) is None
 
 
 def test_what_would_have_to_be_read_again_counts_for_the_slow_one() -> None:
     idle = source(2, rate=10e6)
     slow = source(1, rate=1e6, flying=1_000_000)
-    assert slowest_replaceable(roster_of([slow, idle]), 0.0) is slow
+    assert slowest_replaceable(index_of([slow, idle]), 0.0) is slow
     slow.unconfirmed_bytes = 10_000_000
-    assert slowest_replaceable(roster_of([slow, idle]), 0.0) is None
+    assert slowest_replaceable(index_of([slow, idle]), 0.0) is None
 
 
 def test_of_several_slow_ones_the_slowest_is_named_and_none_that_has_nothing_under_way() -> None:
     idle = source(3, rate=1e6)
     slow, slowest = source(1, rate=100.0, flying=1000), source(2, rate=10.0, flying=1000)
-    assert slowest_replaceable(roster_of([slow, slowest, idle]), 0.0) is slowest
-    assert slowest_replaceable(roster_of([source(1, rate=1.0, queue=((0, 1),)), idle]), 0.0) is None
+    assert slowest_replaceable(index_of([slow, slowest, idle]), 0.0) is slowest
+    assert slowest_replaceable(index_of([source(1, rate=1.0, queue=((0, 1),)), idle]), 0.0) is None
     slowest.confirming = True
-    assert slowest_replaceable(roster_of([slow, slowest, idle]), 0.0) is slow
+    assert slowest_replaceable(index_of([slow, slowest, idle]), 0.0) is slow
 
 
 def test_the_check_names_a_piece_that_is_nowhere_or_twice() -> None:
@@ -271,10 +271,10 @@ def test_who_failed_is_not_suspected_and_who_was_forgiven_is_known() -> None:
 
 def test_whoever_is_late_is_kept_where_nobody_idle_is_known_to_be_faster() -> None:
     late = source(1, rate=1.0, flying=1)
-    assert slowest_replaceable(roster_of([late]), 1000.0) is None
-    assert slowest_replaceable(roster_of([late, source(2, rate=1e6, flying=1)]), 1000.0) is None
-    assert slowest_replaceable(roster_of([late, source(2)]), 1000.0) is None
-    assert slowest_replaceable(roster_of([late, source(2, rate=1e6)]), 1000.0) is late
+    assert slowest_replaceable(index_of([late]), 1000.0) is None
+    assert slowest_replaceable(index_of([late, source(2, rate=1e6, flying=1)]), 1000.0) is None
+    assert slowest_replaceable(index_of([late, source(2)]), 1000.0) is None
+    assert slowest_replaceable(index_of([late, source(2, rate=1e6)]), 1000.0) is late
 
 
 def test_the_room_is_for_what_is_asked_for_now() -> None:
@@ -294,12 +294,12 @@ def test_sources_are_not_compared_where_nobody_has_anything_waiting(monkeypatch:
 
     monkeypatch.setattr(balancing, "steal_from_busiest", looked)
     sources = [source(number) for number in range(50)]
-    roster = roster_of(sources)
-    feed_idle_sources(roster, [])
+    index = index_of(sources)
+    feed_idle_sources(index, [])
     assert not looks
-    roster.fresh.clear()
+    index.fresh.clear()
     sources[7].give([(0, 3)])
-    feed_idle_sources(roster, [])
+    feed_idle_sources(index, [])
     assert sum(looks) < 3 * len(sources), "of all others the few that have something are looked at"
     assert sorted(run for each in sources for run in each.queue) == [(0, 1), (1, 1), (2, 1)]
 
@@ -314,11 +314,11 @@ def test_of_sources_with_layouts_of_their_own_nobody_is_compared(monkeypatch: py
     sources = [of_a_program(number, far=True, units=50, queue=((number, 1),)) for number in range(50)]
     for each in sources:
         each.share = msgspec.structs.replace(each.share, layout=f"layout-{each.number}")
-    roster = roster_of(sources)
+    index = index_of(sources)
     sources[7].cut_batch([1] * 50, 10)
-    feed_idle_sources(roster, [])
-    assert roster.idle_of("layout-7")
-    assert slowest_replaceable(roster, 1000.0) is None
+    feed_idle_sources(index, [])
+    assert index.idle_of("layout-7")
+    assert slowest_replaceable(index, 1000.0) is None
 
 
 def of_a_program(number: int, *, far: bool, units: int = 4, queue: tuple[Range, ...] = ()) -> Source:

@@ -65,7 +65,7 @@ def test_wrong_bytes_of_a_source_whose_lease_is_over_are_a_lost_source() -> None
     [(_, batch, _)] = driven.todo.post
     todo = driven.done(number, batch, WRONG + LIST[16:])
     assert todo.confirm == [number]
-    assert sum(driven.transfer.proof.done) == PIECES - 1
+    assert sum(driven.transfer.verification.done) == PIECES - 1
     driven.transfer.confirmed(number, holds=False, now=driven.now)
     assert _fails_for_want_of_a_source(driven, number) == VersionUnavailable.__name__
 

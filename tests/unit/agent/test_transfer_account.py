@@ -204,7 +204,7 @@ def test_a_source_that_is_being_closed_holds_up_nobody() -> None:
 
 def test_a_read_is_planned_at_most_so_often_and_says_so() -> None:
     driven = Driven()
-    driven.transfer.asking.count = PLANS_MAX - 1
+    driven.transfer.plan_requests.count = PLANS_MAX - 1
     assert driven.tick().plan is not None
     driven.tick(PLAN_S_MAX)
     driven.tick(1.0)
@@ -226,7 +226,7 @@ def test_before_it_begins_a_read_without_sources_fails_at_once() -> None:
 )
 def test_so_many_sources_are_closed_for_being_slow(before: int, closes: bool) -> None:  # noqa: FBT001
     driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx", limits=PIECE_BATCHES)
-    driven.transfer.readings._slow_closed = before
+    driven.transfer.pool._slow_closed = before
     for _ in range(4):
         driven.brings(fast, 0.01)
     driven.wait(6 * DEFAULT_LIMITS.slow_min_s)
@@ -248,7 +248,7 @@ def test_one_slow_source_is_closed_after_the_other() -> None:
     while driven.transfer.sources[fast].in_flight:
         driven.brings(fast, 0.01)
     assert driven.wait(STALL_BOUND_S) == [each for each in slow if each != number]
-    assert driven.transfer.readings._slow_closed == 2
+    assert driven.transfer.pool._slow_closed == 2
 
 
 STALL_BOUND_S = 4.0
@@ -260,7 +260,7 @@ def test_a_doubted_source_is_asked_once_and_gets_nothing_more() -> None:
     todo = driven.done(number, next(iter(driven.transfer.sources[number].in_flight)), WRONG)
     assert todo.confirm == [number]
     assert driven.transfer.sources[number].phase is SourcePhase.OPEN
-    assert driven.transfer.readings.trust.has_failed(source_id("a"))
+    assert driven.transfer.pool.exclusions.has_failed(source_id("a"))
     while driven.transfer.sources[number].in_flight:
         assert driven.done(number, next(iter(driven.transfer.sources[number].in_flight)), WRONG).confirm == []
 
@@ -337,14 +337,14 @@ def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two
 
     for number in (one, two, one, two):
         bring(number)
-    assert [read.sources[number].flying_bytes for number in (one, two)] == [50, 50]
+    assert [read.sources[number].in_flight_bytes for number in (one, two)] == [50, 50]
     read.available(late, ((40, 20),), 0.001)
-    assert read.sources[late].flying_bytes == 2 * PIECE_BYTES
+    assert read.sources[late].in_flight_bytes == 2 * PIECE_BYTES
     bring(late, 0.002)
-    assert read.sources[late].flying_bytes == 2 * PIECE_BYTES
+    assert read.sources[late].in_flight_bytes == 2 * PIECE_BYTES
     for now in (0.003, 0.004, 0.005):
         bring(one, now)
-    assert [read.sources[number].flying_bytes for number in (one, two, late)] == [30, 50, 20]
+    assert [read.sources[number].in_flight_bytes for number in (one, two, late)] == [30, 50, 20]
     read.check()
 
 
@@ -352,9 +352,9 @@ def test_a_plan_that_gives_nothing_is_not_asked_for_again_at_once() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
     driven.transfer.lost(number, "gone", driven.now)
     driven.closed(number)
-    asked = driven.transfer.asking.count
+    asked = driven.transfer.plan_requests.count
     driven.planned(("a", ((0, PIECES),)))
-    assert driven.transfer.asking.count == asked
+    assert driven.transfer.plan_requests.count == asked
     assert driven.tick(PLAN_AGAIN_S).plan is not None
 
 

@@ -56,7 +56,7 @@ def test_who_is_late_to_open_is_asked_once_more_where_nobody_else_has_its_pieces
     for has_failed in (False, True):
         [number] = driven.planned(("a", ((0, PIECES),)))
         assert driven.wait() == [number]
-        assert driven.transfer.readings.trust.has_failed(source_id("a")) is has_failed
+        assert driven.transfer.pool.exclusions.has_failed(source_id("a")) is has_failed
         assert driven.todo.plan == (((0, PIECES),), (source_id("a"),))
         driven.closed(number)
         driven.transfer.planned(nobody, driven.now)
@@ -89,7 +89,7 @@ def own_piece(share: Share) -> bytearray:
 def crowded() -> tuple[Driven, list[int], list[int]]:
     """Return a read of which two sources may be inside; it has begun. Then who is inside, and who is held."""
     driven = Driven(verify=False, transport="ucxx", limits=TransferLimits(transports_max=2))
-    driven.transfer.readings._able = own_piece
+    driven.transfer.pool._able = own_piece
     driven.tick()
     inside = planned(driven)
     held = [number for number, _ in driven.todo.hold]

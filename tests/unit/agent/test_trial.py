@@ -55,7 +55,7 @@ class Behind(Driven):
 
     @property
     def state(self) -> TrialState:
-        return self.transfer.readings.trial.state
+        return self.transfer.pool.trial.state
 
 
 def test_whoever_is_far_faster_is_kept_and_takes_over() -> None:
@@ -80,7 +80,7 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     behind.brings(behind.middle)
     behind.brings(ready)
     assert (behind.todo.close, behind.todo.post) == ([ready], [])
-    assert behind.transfer.readings.trust.left_out() == ()
+    assert behind.transfer.pool.exclusions.left_out() == ()
     assert behind.state is TrialState.RESTING
     behind.closed(ready)
     assert behind.lives(DEFAULT_LIMITS.trial_s).plan is None, "the next trial comes later"
@@ -117,7 +117,7 @@ def test_of_several_that_are_no_faster_none_stays() -> None:
     assert (behind.todo.close, behind.state) == ([other], TrialState.RESTING)
     for number in (one, other):
         behind.closed(number)
-    assert behind.transfer.readings.trust.left_out() == ()
+    assert behind.transfer.pool.exclusions.left_out() == ()
     while behind.phase() is TransferPhase.RUNNING:
         behind.brings(behind.middle)
     assert behind.phase() is TransferPhase.DONE
@@ -213,7 +213,7 @@ def test_trials_come_ever_later_and_end() -> None:
     for number in range(DEFAULT_LIMITS.trials_max):
         behind.transfer.sources[behind.middle].last_new_at = behind.now
         wait_s = DEFAULT_LIMITS.trial_s * DEFAULT_LIMITS.trial_times**number
-        while behind.transfer.readings.trial.count == number:
+        while behind.transfer.pool.trial.count == number:
             began = behind.now
             assert behind.now - began < 2 * wait_s
             behind.lives(0.2)

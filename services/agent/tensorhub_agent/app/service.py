@@ -290,7 +290,7 @@ class AgentService:
         self._jobs.pop(job.job, None)
         why = job.set_aside_reason or "it failed"
         self._aside[job.job] = why, time.time()
-        for lease in job.core.table.names():
+        for lease in job.core.lease_names():
             self._around.transports.break_lease(lease, "its job was set aside by the agent that it is of")
         # Until this has come to its end bytes may still arrive, so a fault in it ends the process.
         self._work.start(self._end_of(job), f"ending job {job.job}")
@@ -392,7 +392,7 @@ class AgentService:
         page = DigestsPage(digests=b"")
         if job is not None:
             with job.isolated("answering a reader's question for digests"):
-                table, is_coming = job.core.table, job.lending.look_for_patches(ask.lease)
+                table, is_coming = job.core.leases, job.lending.look_for_patches(ask.lease)
                 page = DigestsPage(
                     digests=table.page(ask.lease, ask.first),
                     patch_sizes=table.patch_sizes(ask.lease, ask.first),
@@ -438,8 +438,7 @@ class AgentService:
         waits = False
         if job is not None:
             with job.isolated("renewing a lease"):
-                job.core.table.renew(lease, asyncio.get_running_loop().time())
-                waits = job.core.table.waits(lease)
+                waits = job.core.renew_lease(lease, asyncio.get_running_loop().time())
         return waits
 
     def holds(self, lease: str) -> bool:
@@ -448,7 +447,7 @@ class AgentService:
         holds = False
         if job is not None:
             with job.isolated("confirming a lease"):
-                holds = job.core.table.holds(lease)
+                holds = job.core.holds_lease(lease)
         return holds
 
     def serving(self) -> tuple[ServingLoad, ...]:
@@ -456,7 +455,7 @@ class AgentService:
         readers = []
         for job in list(self._jobs.values()):
             with job.isolated("counting its readers"):
-                readers += job.core.table.readers()
+                readers += job.core.readers()
         return reader_loads(readers)
 
     def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (the transport's word)

@@ -42,6 +42,15 @@ class Operation(Protocol):
         """Take note that the agent has joined anew under a higher incarnation."""
 
 
+class UnattendedOperation:
+    """An operation that goes on to its end though its worker is gone."""
+
+    reached = True
+
+    def abandon(self, now: float) -> None:
+        """Go on."""
+
+
 class DetachedOperation(Protocol):
     """What goes on of a call whose caller was told that the log is silent, until the log has said what became of it.
 

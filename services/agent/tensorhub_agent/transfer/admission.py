@@ -43,12 +43,12 @@ class Admission:
         """Whether anybody waits for a turn."""
         return bool(self._held or self._unasked or self._crossing)
 
-    def admit(self, roster: RoleIndex, now: float) -> list[int]:
+    def admit(self, index: RoleIndex, now: float) -> list[int]:
         """Return who enters now, of those whose lease is held."""
         entering: list[int] = []
-        limits = roster.limits
-        roster.settle()
-        room = min(limits.transports_max - roster.count(INSIDE), limits.opening_max - roster.count(ASKING))
+        limits = index.limits
+        index.settle()
+        room = min(limits.transports_max - index.count(INSIDE), limits.opening_max - index.count(ASKING))
         while self._held and room > 0:
             source = self._held.popleft()
             if source.phase is SourcePhase.HELD:
@@ -57,13 +57,13 @@ class Admission:
                 room -= 1
         return entering
 
-    def request_leases(self, roster: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
+    def request_leases(self, index: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
         """Yield who is asked now for a lease, and whether it is only to be held."""
-        roster.settle()
+        index.settle()
         turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
         room, places = (
-            roster.limits.opening_max - roster.count(ASKING),
-            roster.limits.transports_max - roster.count(INSIDE),
+            index.limits.opening_max - index.count(ASKING),
+            index.limits.transports_max - index.count(INSIDE),
         )
         while self._unasked and room > 0:
             source = self._unasked.popleft()
@@ -76,9 +76,9 @@ class Admission:
             source.request_lease(now, inside=inside)
             yield source.number, source.share, not inside
 
-    def leaving(self, roster: RoleIndex) -> list[Source]:
+    def leaving(self, index: RoleIndex) -> list[Source]:
         """Return the sources that have brought their part, and stand in the way of others."""
-        wanted = roster.count(HELD) - roster.count(CLOSING)
-        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < roster.limits.transports_max:
+        wanted = index.count(HELD) - index.count(CLOSING)
+        if wanted <= 0 or not index.count(IDLE) or index.count(INSIDE) < index.limits.transports_max:
             return []
-        return [source for source in by_number(roster.of(IDLE)) if source.is_finished][:wanted]
+        return [source for source in by_number(index.of(IDLE)) if source.is_finished][:wanted]

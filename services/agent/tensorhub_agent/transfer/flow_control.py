@@ -31,9 +31,9 @@ class RefillQueue:
     _part_bytes: int = 0
     """What a source's part of the window was when these were asked."""
 
-    def affected(self, roster: RoleIndex, part_bytes: int) -> list[Source]:
+    def affected(self, index: RoleIndex, part_bytes: int) -> list[Source]:
         """Return, by number, those that something has happened to, or whose part of the window has grown to this."""
-        found = roster.fresh
+        found = index.fresh
         if self._for_part and part_bytes > self._part_bytes:
             found = {**found, **self._for_part}
             self._for_part.clear()
@@ -49,9 +49,9 @@ class RefillQueue:
         """Take note of what stops a source that was asked for as much as it may have."""
         if not source.queue:
             return
-        if source.flying_bytes < source.pace.in_flight_limit(part_bytes):
+        if source.in_flight_bytes < source.pace.in_flight_limit(part_bytes):
             self._for_room[source.number] = source
-        elif source.flying_bytes >= part_bytes:
+        elif source.in_flight_bytes >= part_bytes:
             self._for_part[source.number] = source
 
 

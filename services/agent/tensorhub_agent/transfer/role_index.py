@@ -3,7 +3,7 @@
 A read may have thousands of sources, and most events concern one of them. So a source that something has happened to is
 *touched*, and `settle` counts it anew; whoever asks who is idle, has pieces waiting, or is under way finds these alone.
 
-Always true, once it has settled: every role has exactly the sources that are in it, `flying_bytes` is the sum of
+Always true, once it has settled: every role has exactly the sources that are in it, `in_flight_bytes` is the sum of
 theirs, and of each source the heap has an entry that is not later than the end of its patience. `check` says so.
 """
 
@@ -38,7 +38,7 @@ class SourceRole(IntFlag):
     CLOSING = 64
     BUSY = 128
     """It is open, and has something to be asked for, or under way."""
-    FLYING = 256
+    IN_FLIGHT = 256
     """It has something under way, whatever its phase is."""
     IDLE = 512
     """It could be asked for pieces, and there are none for it."""
@@ -48,9 +48,9 @@ class SourceRole(IntFlag):
     """It brings something just now, and could be closed for being slow."""
     CROSSING = 4096
     """It is live, and crosses for the site."""
-    GATED = 8192
+    AWAITING_FOLD = 8192
     """It has pieces that wait for their fold."""
-    UNWOKEN = 16384
+    NEW_AWAITING_FOLD = 16384
     """It waits for folds that nobody has asked about yet."""
     PROMISING = 32768
     """It says what it promises."""
@@ -66,13 +66,13 @@ INSIDE: Final = int(SourceRole.INSIDE)
 SETTLED: Final = int(SourceRole.SETTLED)
 CLOSING: Final = int(SourceRole.CLOSING)
 BUSY: Final = int(SourceRole.BUSY)
-FLYING: Final = int(SourceRole.FLYING)
+IN_FLIGHT: Final = int(SourceRole.IN_FLIGHT)
 IDLE: Final = int(SourceRole.IDLE)
 GIVING: Final = int(SourceRole.GIVING)
 SLOWABLE: Final = int(SourceRole.SLOWABLE)
 CROSSING: Final = int(SourceRole.CROSSING)
-GATED: Final = int(SourceRole.GATED)
-UNWOKEN: Final = int(SourceRole.UNWOKEN)
+AWAITING_FOLD: Final = int(SourceRole.AWAITING_FOLD)
+NEW_AWAITING_FOLD: Final = int(SourceRole.NEW_AWAITING_FOLD)
 PROMISING: Final = int(SourceRole.PROMISING)
 HELD: Final = int(SourceRole.HELD)
 BY_LAYOUT: Final = IDLE | GIVING | SLOWABLE
@@ -86,7 +86,7 @@ def _roles(source: Source) -> int:
     phase, crosses = source.phase, source.share.crosses
     if phase is SourcePhase.CLOSED:
         return 0
-    roles = FLYING if source.in_flight else 0
+    roles = IN_FLIGHT if source.in_flight else 0
     if source.is_inside and source.is_asked and not (crosses or source.waits_for_folds):
         roles |= INSIDE
     if phase is SourcePhase.CLOSING:
@@ -106,7 +106,7 @@ def _roles(source: Source) -> int:
 def _roles_of_pieces(source: Source) -> int:
     roles = GIVING if source.queue or source.awaiting_source else 0
     if source.awaiting_fold:
-        roles |= GATED | UNWOKEN if source.fresh_gated else GATED
+        roles |= AWAITING_FOLD | NEW_AWAITING_FOLD if source.new_awaiting_fold else AWAITING_FOLD
     return roles if source.promised is None else roles | PROMISING
 
 
@@ -128,7 +128,7 @@ class RoleIndex:
         self.touched: SourcesByNumber = {}
         self.fresh: SourcesByNumber = {}
         """Those that have settled since the read last got on."""
-        self.flying_bytes = 0
+        self.in_flight_bytes = 0
         self.offered: tuple[int, list[Range]] = (0, [])
         """How many were crossing, and what was loose, when that was last offered to all who are idle."""
         self.limits = limits
@@ -184,7 +184,7 @@ class RoleIndex:
         What a source has flying is forgotten only when it has answered for it or is closed.
         """
         self.settle()
-        return not self._by_role[FLYING]
+        return not self._by_role[IN_FLIGHT]
 
     @property
     def is_settled(self) -> bool:
@@ -202,8 +202,8 @@ class RoleIndex:
             return
         heap = self._heap
         for number, source in self.touched.items():
-            self.flying_bytes += source.flying_bytes - source.counted_bytes
-            source.counted_bytes = source.flying_bytes
+            self.in_flight_bytes += source.in_flight_bytes - source.counted_bytes
+            source.counted_bytes = source.in_flight_bytes
             roles = _roles(source)
             if roles != source.roles:
                 self._move(source, roles)
@@ -290,7 +290,7 @@ class RoleIndex:
             assert sources.keys() == right, (
                 f"{SourceRole(role).name} are {sorted(right)}, and {sorted(sources)} are known"
             )
-        assert self.flying_bytes == sum(source.flying_bytes for source in self.by_number.values())
+        assert self.in_flight_bytes == sum(source.in_flight_bytes for source in self.by_number.values())
         due = min((self._due(source) for source in self.by_number.values()), default=NEVER)
         assert self.next_due() == due, f"somebody is due at {due}, and {self.next_due()} is known"
 

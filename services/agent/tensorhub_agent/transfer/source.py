@@ -1,7 +1,7 @@
 """One source of a read: its progress, its pieces under way, and its pieces that are not confirmed yet. Pure.
 
-`Portion` stores the pieces that the source is to bring and was not asked for yet. Some can be asked for now, some once
-a half-filled source has them, and some once their fold is known.
+Of the pieces that the source is to bring and was not asked for yet, some can be asked for now, some once a half-filled
+source has them, and some once their fold is known.
 
 Invariant: every method that changes a source calls `mark_changed`, so the read looks at the sources that an event
 concerned, and at no others (`role_index.py`).
@@ -29,136 +29,6 @@ from tensorhub_common.protocol.plans import Share
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import EncodedBytes, Encoding
 
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Portion:
-    """What waits at one source."""
-
-    queue: deque[Range] = field(default_factory=deque)
-    """To be asked for next: it has them."""
-    awaiting_source: list[Range] = field(default_factory=list)
-    """To be asked for as soon as the source, a half-filled one, has them."""
-    has: bytearray | None = None
-    """Marks of what a half-filled source has; None: everything."""
-    covered: bytearray | None = None
-    """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
-    partials: int = 0
-    """So many units, the first ones, are partials: they come in batches of their own."""
-    by_amax: bytearray | None = None
-    """Marks of what it computes of parts of blocks; None: nothing."""
-    unknown: bytearray | None = None
-    """Marks of what can't be asked for so, since its fold is not known."""
-    awaiting_fold: list[Range] = field(default_factory=list)
-    """To be asked for as soon as their fold is known: it waits for others."""
-    fresh_gated: list[Range] = field(default_factory=list)
-    """Those of them that were not looked at yet."""
-    promised: bytearray | None = None
-    """Marks of what such a source promises; None: whatever it lacks may be waited for."""
-
-    def mark_changed(self) -> None:
-        """Have the read look at its source after this event."""
-        raise NotImplementedError
-
-    @property
-    def waiting(self) -> int:
-        """How many pieces have not been asked for yet."""
-        return total_count(self.queue) + total_count(self.awaiting_source)
-
-    def queued_bytes(self, sizes: Sequence[int]) -> int:
-        """Return how much it is to be asked for yet."""
-        return sum(sum(sizes[first : first + count]) for first, count in self.queue)
-
-    def give(self, ranges: Iterable[Range]) -> None:
-        """Let it bring these pieces, each as soon as it has it, and as it can be asked for it."""
-        self.mark_changed()
-        waiting, ranges = self.apart(ranges)
-        self.awaiting_fold += waiting
-        self.fresh_gated += waiting
-        if self.has is None:
-            self.queue.extend(ranges)
-            return
-        there, awaited = split_by_marks(self.has, ranges)
-        self.queue.extend(there)
-        self.awaiting_source.extend(awaited)
-
-    def apart(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-        """Divide pieces into those that wait for their fold and those that do not."""
-        if self.by_amax is None or self.unknown is None:
-            return [], list(ranges)
-        computed, free = split_by_marks(self.by_amax, ranges)
-        waiting, known = split_by_marks(self.unknown, computed)
-        return waiting, merge_ranges([*free, *known]) if known else free
-
-    def freed(self) -> None:
-        """Ask for what has waited for folds that are known now."""
-        if self.awaiting_fold:
-            self.mark_changed()
-            waiting, fresh = self.awaiting_fold, self.fresh_gated
-            self.awaiting_fold, self.fresh_gated = [], []
-            self.give(waiting)
-            self.fresh_gated = fresh
-
-    def unwoken(self) -> list[Range]:
-        """Return the pieces that wait for folds and were not looked at; they are now."""
-        self.mark_changed()
-        fresh, self.fresh_gated = self.fresh_gated, []
-        return fresh
-
-    def give_back(self, wanted: Iterable[Range]) -> list[Range]:
-        """Take away what waits for its fold, of these."""
-        self.mark_changed()
-        if not self.awaiting_fold or self.unknown is None:
-            return []
-        marks = bytearray(len(self.unknown))
-        set_marks(marks, wanted)
-        taken, self.awaiting_fold = split_by_marks(marks, self.awaiting_fold)
-        return taken
-
-    def promises(self, ranges: Iterable[Range]) -> None:
-        """Take note of what it promises."""
-        self.mark_changed()
-        if self.promised is not None:
-            set_marks(self.promised, ranges)
-
-    def retracts(self, ranges: Iterable[Range]) -> list[Range]:
-        """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
-        self.mark_changed()
-        if self.promised is None:
-            return []
-        gone = bytearray(len(self.promised))
-        set_marks(gone, ranges)
-        clear_marks(self.promised, ranges)
-        given_up, self.awaiting_source = split_by_marks(gone, self.awaiting_source)
-        return given_up
-
-    def take_back(self, wanted: int, which: bytearray | None) -> list[Range]:
-        """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
-        self.mark_changed()
-        taken: list[Range] = []
-        left: list[Range] = []
-        for place in (self.awaiting_source, self.queue):
-            left.clear()
-            while place and wanted > 0:
-                first, count = place.pop()
-                able = [(first, count)] if which is None else ranges_of_marks(which, first, first + count)
-                left += [] if which is None else split_by_marks(which, [(first, count)])[1]
-                for start, some in reversed(able):
-                    part = min(some, wanted)
-                    wanted -= part
-                    taken += [(start + some - part, part)] if part else []
-                    left += [(start, some - part)] if part < some else []
-            place.extend(merge_ranges(left))
-        return merge_ranges(taken)
-
-    def let_all_go(self) -> list[Range]:
-        """Take away all that waits."""
-        self.mark_changed()
-        ranges = [*self.queue, *self.awaiting_source, *self.awaiting_fold]
-        for place in (self.queue, self.awaiting_source, self.awaiting_fold, self.fresh_gated):
-            place.clear()
-        return ranges
-
-
 BATCH_PIECES_MAX: Final = 4096
 """A batch of tiny tensors has at most so many pieces."""
 
@@ -175,13 +45,33 @@ class SourcePhase(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Source(Portion):
+class Source:
     """One source of the read. `since` is when it last made progress, or was first asked for something."""
 
     number: int
     share: Share
     phase: SourcePhase
     last_progress_at: float
+    queue: deque[Range] = field(default_factory=deque)
+    """To be asked for next: it has them."""
+    awaiting_source: list[Range] = field(default_factory=list)
+    """To be asked for as soon as the source, a half-filled one, has them."""
+    has: bytearray | None = None
+    """Marks of what a half-filled source has; None: everything."""
+    covered: bytearray | None = None
+    """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
+    partials: int = 0
+    """So many units, the first ones, are partials: they come in batches of their own."""
+    by_amax: bytearray | None = None
+    """Marks of what it computes of parts of blocks; None: nothing."""
+    unknown: bytearray | None = None
+    """Marks of what can't be asked for so, since its fold is not known."""
+    awaiting_fold: list[Range] = field(default_factory=list)
+    """To be asked for as soon as their fold is known: it waits for others."""
+    new_awaiting_fold: list[Range] = field(default_factory=list)
+    """Those of them that were not looked at yet."""
+    promised: bytearray | None = None
+    """Marks of what such a source promises; None: whatever it lacks may be waited for."""
     partials_outstanding: int = 0
     """So many partials of it are under way, or wait for its word: the next ones come after that."""
     unpromised_until: float = NEVER
@@ -201,7 +91,7 @@ class Source(Portion):
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     in_flight: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
     """What is under way by batch, and its bytes."""
-    flying_bytes: int = 0
+    in_flight_bytes: int = 0
     """All of that."""
     unconfirmed: list[Range] = field(default_factory=list)
     unconfirmed_bytes: int = 0
@@ -228,9 +118,9 @@ class Source(Portion):
     meter: LinkMeter = field(default_factory=LinkMeter)
     """Of the link that its bytes come by."""
     touched: "dict[int, Source]" = field(default_factory=dict, repr=False)
-    """Sources of its read that something has happened to, by number; the roster takes them out."""
+    """Sources of its read that something has happened to, by number; the index takes them out."""
     roles: int = 0
-    """What the roster has it counted as, and what it has counted of it and when it looks at it at the latest."""
+    """What the index has it counted as, and what it has counted of it and when it looks at it at the latest."""
     counted_bytes: int = 0
     look_at: float = NEVER
 
@@ -279,11 +169,11 @@ class Source(Portion):
 
     def remaining_s(self, now: float) -> float:
         """Return how long what is under way is expected to take yet."""
-        return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.last_progress_at)
+        return self.pace.remaining_s(self.in_flight_bytes - self.early_bytes, now - self.last_progress_at)
 
     def left_s(self, sizes: Sequence[int], now: float) -> float:
         """Return how long all that it is to bring is expected to take yet."""
-        nbytes = self.queued_bytes(sizes) + self.flying_bytes - self.early_bytes
+        nbytes = self.queued_bytes(sizes) + self.in_flight_bytes - self.early_bytes
         return self.pace.remaining_s(nbytes, now - self.last_progress_at)
 
     def places(self) -> Iterable[Iterable[Range]]:
@@ -294,6 +184,107 @@ class Source(Portion):
         yield self.unconfirmed
         for ranges, _ in self.in_flight.values():
             yield ranges
+
+    # The pieces that it has not been asked for.
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces have not been asked for yet."""
+        return total_count(self.queue) + total_count(self.awaiting_source)
+
+    def queued_bytes(self, sizes: Sequence[int]) -> int:
+        """Return how much it is to be asked for yet."""
+        return sum(sum(sizes[first : first + count]) for first, count in self.queue)
+
+    def give(self, ranges: Iterable[Range]) -> None:
+        """Let it bring these pieces, each as soon as it has it, and as it can be asked for it."""
+        self.mark_changed()
+        waiting, ranges = self.apart(ranges)
+        self.awaiting_fold += waiting
+        self.new_awaiting_fold += waiting
+        if self.has is None:
+            self.queue.extend(ranges)
+            return
+        there, awaited = split_by_marks(self.has, ranges)
+        self.queue.extend(there)
+        self.awaiting_source.extend(awaited)
+
+    def apart(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+        """Divide pieces into those that wait for their fold and those that do not."""
+        if self.by_amax is None or self.unknown is None:
+            return [], list(ranges)
+        computed, free = split_by_marks(self.by_amax, ranges)
+        waiting, known = split_by_marks(self.unknown, computed)
+        return waiting, merge_ranges([*free, *known]) if known else free
+
+    def freed(self) -> None:
+        """Ask for what has waited for folds that are known now."""
+        if self.awaiting_fold:
+            self.mark_changed()
+            waiting, fresh = self.awaiting_fold, self.new_awaiting_fold
+            self.awaiting_fold, self.new_awaiting_fold = [], []
+            self.give(waiting)
+            self.new_awaiting_fold = fresh
+
+    def take_new_awaiting_fold(self) -> list[Range]:
+        """Return the pieces that wait for folds and were not looked at; they are now."""
+        self.mark_changed()
+        fresh, self.new_awaiting_fold = self.new_awaiting_fold, []
+        return fresh
+
+    def give_back(self, wanted: Iterable[Range]) -> list[Range]:
+        """Take away what waits for its fold, of these."""
+        self.mark_changed()
+        if not self.awaiting_fold or self.unknown is None:
+            return []
+        marks = bytearray(len(self.unknown))
+        set_marks(marks, wanted)
+        taken, self.awaiting_fold = split_by_marks(marks, self.awaiting_fold)
+        return taken
+
+    def promises(self, ranges: Iterable[Range]) -> None:
+        """Take note of what it promises."""
+        self.mark_changed()
+        if self.promised is not None:
+            set_marks(self.promised, ranges)
+
+    def retracts(self, ranges: Iterable[Range]) -> list[Range]:
+        """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
+        self.mark_changed()
+        if self.promised is None:
+            return []
+        gone = bytearray(len(self.promised))
+        set_marks(gone, ranges)
+        clear_marks(self.promised, ranges)
+        given_up, self.awaiting_source = split_by_marks(gone, self.awaiting_source)
+        return given_up
+
+    def take_back(self, wanted: int, which: bytearray | None) -> list[Range]:
+        """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
+        self.mark_changed()
+        taken: list[Range] = []
+        left: list[Range] = []
+        for place in (self.awaiting_source, self.queue):
+            left.clear()
+            while place and wanted > 0:
+                first, count = place.pop()
+                able = [(first, count)] if which is None else ranges_of_marks(which, first, first + count)
+                left += [] if which is None else split_by_marks(which, [(first, count)])[1]
+                for start, some in reversed(able):
+                    part = min(some, wanted)
+                    wanted -= part
+                    taken += [(start + some - part, part)] if part else []
+                    left += [(start, some - part)] if part < some else []
+            place.extend(merge_ranges(left))
+        return merge_ranges(taken)
+
+    def take_all_back(self) -> list[Range]:
+        """Take away all that waits."""
+        self.mark_changed()
+        ranges = [*self.queue, *self.awaiting_source, *self.awaiting_fold]
+        for place in (self.queue, self.awaiting_source, self.awaiting_fold, self.new_awaiting_fold):
+            place.clear()
+        return ranges
 
     # How far it is.
 
@@ -452,12 +443,12 @@ class Source(Portion):
             self.last_progress_at, self.early_bytes = now, 0
             self.meter.begins(now)
         self.in_flight[batch] = (ranges, nbytes)
-        self.flying_bytes += nbytes
+        self.in_flight_bytes += nbytes
         self.partials_outstanding += total_count(ranges) if ranges[0][0] < self.partials else 0
 
     def progressed(self, nbytes: int, now: float) -> None:
         """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
-        came = min(nbytes, self.flying_bytes - self.early_bytes)
+        came = min(nbytes, self.in_flight_bytes - self.early_bytes)
         if came > 0:
             self.early_bytes += came
             self.pace.record(came, now - self.last_progress_at)
@@ -469,7 +460,7 @@ class Source(Portion):
         """Take a batch out of what is under way; returns its pieces and bytes."""
         self.mark_changed()
         ranges, nbytes = self.in_flight.pop(batch)
-        self.flying_bytes -= nbytes
+        self.in_flight_bytes -= nbytes
         late_bytes = max(nbytes - self.early_bytes, 0)
         self.pace.record(late_bytes, now - self.last_progress_at)
         self.meter.came(late_bytes)
@@ -517,14 +508,14 @@ class Source(Portion):
     def give_up(self) -> list[Range]:
         """Return everything that is with it: nothing more comes."""
         self.mark_changed()
-        ranges = [*self.let_all_go(), *self.unconfirmed]
+        ranges = [*self.take_all_back(), *self.unconfirmed]
         asked = total_count(self.unconfirmed)
         for batch, _ in self.in_flight.values():
             ranges.extend(batch)
             asked += total_count(batch)
-        self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
+        self.wasted(asked, self.in_flight_bytes + self.unconfirmed_bytes)
         self.in_flight.clear()
-        self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
+        self.unconfirmed, self.in_flight_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
         self.confirming_early = self.partials_outstanding = 0
         return ranges
 

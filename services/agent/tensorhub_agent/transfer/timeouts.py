@@ -41,7 +41,7 @@ def _silence_limit_s(source: Source) -> float:
         if source.share.crosses:
             return limits.crosser_silent_s
         if source.share.far:
-            in_flight_s = (source.flying_bytes + source.unconfirmed_bytes) / limits.far_bps_min
+            in_flight_s = (source.in_flight_bytes + source.unconfirmed_bytes) / limits.far_bps_min
             return min(limits.far_silent_s, limits.stall_s + in_flight_s)
     if source.confirming or (source.confirming_early and not source.in_flight):
         return limits.stall_s
@@ -58,4 +58,4 @@ def _batch_limit_s(source: Source) -> float:
     limits, rate = source.limits, source.pace.rate
     if rate is None or source.is_readmitted or source.share.far or source.share.transport == "local":
         return limits.stall_s
-    return min(limits.stall_s, max(limits.stall_min_s, limits.stall_times * source.flying_bytes / rate))
+    return min(limits.stall_s, max(limits.stall_min_s, limits.stall_times * source.in_flight_bytes / rate))

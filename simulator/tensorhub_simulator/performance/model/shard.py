@@ -110,8 +110,8 @@ class ShardNode:
         transfer.tick(now)
         todo = transfer.take_actions()
         if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED) or todo.plan is not None:
-            self.measured.note(transfer.readings.meters.take(now), now)
-        self._numbers = max(self._numbers, transfer.readings.next_number)
+            self.measured.note(transfer.pool.meters.take(now), now)
+        self._numbers = max(self._numbers, transfer.pool.next_number)
         if todo.proven:
             self._show(todo.proven)
         if todo.plan is not None:
@@ -267,7 +267,7 @@ class ShardNode:
         transfer = self.transfer
         if transfer is None or transfer.version != version:
             return ()
-        return ranges_of_marks(transfer.proof.done, 0, len(transfer.proof.done))
+        return ranges_of_marks(transfer.verification.done, 0, len(transfer.verification.done))
 
     def gives(self, version: int, ranges: "Sequence[Range]") -> bool:
         """Tell whether all of these pieces of a version stand here."""
@@ -276,7 +276,7 @@ class ShardNode:
         transfer = self.transfer
         if transfer is None or transfer.version != version:
             return False
-        return all(all(transfer.proof.done[first : first + count]) for first, count in ranges)
+        return all(all(transfer.verification.done[first : first + count]) for first, count in ranges)
 
     def let_in(self, source: "ShardNode", number: int, version: int, pieces: "Sequence[Range] | None") -> None:
         """Take a granted lease with its open transport."""

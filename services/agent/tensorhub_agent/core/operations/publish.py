@@ -70,7 +70,7 @@ class PublishOperation:
             )
         else:
             self._digesting = core.number()
-            core.out.append(DigestMemory(core.key, self._digesting))
+            core.emit(DigestMemory(core.key, self._digesting))
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the digests."""
@@ -131,7 +131,7 @@ class PublishOperation:
         """Grant nothing more. A reader can be here only if the log has published already what is taken back now."""
         core = self.core
         for lease in core.table.withdraw_offer(core.key):
-            core.out.append(BreakLease(lease, "the publication was taken back"))
+            core.emit(BreakLease(lease, "the publication was taken back"))
 
     def _late(self, missing: tuple[int, ...]) -> str:
         who = f"shards {list(missing)} did not publish" if missing else "the registry did not answer"
