@@ -1,5 +1,6 @@
 """A planner is killed while readers are under way: its successor spreads new ones by what agents report."""
 
+from tensorhub_agent.leases.table import LeaseLimits
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,15 +14,7 @@ from tests.kit.hubs import RunningHub, running_hub
 from tests.kit.tensors import full, shown, write
 from tests.kit.waiting import until
 
-<<<<<<< HEAD
-from tensorhub_agent.leases.table import TICKET_S
 from tensorhub_common.bus.connection import Bus
-=======
-from tensorhub_agent.leases.table import LeaseLimits
-from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.message import Message
-from tensorhub_common.introspection.ping import ping
->>>>>>> ffbb4504 (An agent's limits are values: TransferLimits, LeaseLimits and BatchLimits in CoreConfig, passed whole)
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId

@@ -16,10 +16,6 @@ from tests.kit.tensors import full
 from tests.unit.agent.lease_book import Book, Lost
 
 from tensorhub_agent.compute.pool import CopyPool
-<<<<<<< HEAD
-=======
-from tensorhub_agent.leases.table import LeaseLimits
->>>>>>> ffbb4504 (An agent's limits are values: TransferLimits, LeaseLimits and BatchLimits in CoreConfig, passed whole)
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.ucxx.server import Book as ServingBook
@@ -87,60 +83,9 @@ async def reading_by(
     assert faults == []
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("transport", ["local", "ucxx"])
 async def test_a_ticket_opens_once_and_for_its_reader_alone(
     hub: RunningHub, tmp_path: Path, pool: CopyPool, transport: Transport
-=======
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_ticket_that_was_used(hub: RunningHub, tmp_path: Path, pool: CopyPool, transport: Transport) -> None:
-    async with robbed(hub, tmp_path, pool) as thief:
-        grant = await thief.granted(transport)
-        session = await thief.of(transport).open(grant, reader=READER, on_lost=Lost())
-        with pytest.raises(TransportLost, match="used"):
-            await thief.of(transport).open(grant, reader=READER, on_lost=Lost())
-        await session.close()
-        assert "refused: a ticket that 'agent-1' showed" in log_of(hub, SOURCE)
-        assert grant.ticket not in log_of(hub, SOURCE)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_ticket_of_another(hub: RunningHub, tmp_path: Path, pool: CopyPool, transport: Transport) -> None:
-    """Whoever comes upon a ticket must also know whose it is; then it is still good for that one."""
-    async with robbed(hub, tmp_path, pool) as thief:
-        grant = await thief.granted(transport)
-        with pytest.raises(TransportLost, match="another reader's"):
-            await thief.of(transport).open(grant, reader="agent-7", on_lost=Lost())
-        session = await thief.of(transport).open(grant, reader=READER, on_lost=Lost())
-        await session.close()
-
-
-@pytest.mark.long
-async def test_a_ticket_that_is_too_old(hub: RunningHub, tmp_path: Path, pool: CopyPool) -> None:
-    """A ticket that nobody shows is void after its time, and holds the trainer up no longer than that."""
-    async with robbed(hub, tmp_path, pool) as thief:
-        grants = [(transport, await thief.granted(transport)) for transport in TRANSPORTS]
-        assert [grant.ticket_s for _, grant in grants] == [LeaseLimits().ticket_s, LeaseLimits().ticket_s]
-        # It waits for readers, and these two never come.
-        await thief.trainer.unpublish(timeout_s=2 * BOUND_S)
-        for transport, grant in grants:
-            with pytest.raises(TransportLost, match="too old"):
-                await thief.of(transport).open(grant, reader=READER, on_lost=Lost())
-
-
-async def test_a_lease_in_the_name_of_another(hub: RunningHub, tmp_path: Path, pool: CopyPool) -> None:
-    """NATS says who asks, so no agent is given a ticket that is another's."""
-    async with robbed(hub, tmp_path, pool) as thief:
-        with pytest.raises(BadCommand, match="in the name of 'agent-7'"):
-            await thief.granted("local", reader="agent-7")
-
-
-@pytest.mark.parametrize(
-    ("origin", "nbytes"), [(0, 2 * NBYTES), (NBYTES, NBYTES), (-NBYTES, NBYTES), (1 << 40, 8)], ids=str
-)
-async def test_a_reader_that_asks_beyond_its_grant_over_ucxx(
-    hub: RunningHub, tmp_path: Path, pool: CopyPool, origin: int, nbytes: int
->>>>>>> ffbb4504 (An agent's limits are values: TransferLimits, LeaseLimits and BatchLimits in CoreConfig, passed whole)
 ) -> None:
     """A process that comes upon a ticket must also know whose it is; then it is still good for that reader."""
     job = new_job()

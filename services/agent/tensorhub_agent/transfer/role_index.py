@@ -170,7 +170,7 @@ class RoleIndex:
         return self._by_layout[role].get(layout, {})
 
     def idle_of(self, kind: str | None) -> SourcesByNumber:
-        """Return the idle ones of a kind (`Source.kind`)."""
+        """Return the idle ones of a takeover group (`Source.takeover_group`)."""
         return self._by_layout[IDLE].get(kind, {})
 
     def idle_kinds(self) -> Iterable[str | None]:
