@@ -1,6 +1,5 @@
 """Real processes are killed or stopped under a running job; `make chaos` and its like do the same for longer."""
 
-from tensorhub_agent.rates.source_rate import BatchLimits
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.kit.waiting import kill
 from tensorhub.arguments import INSTALLS
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX
+from tensorhub_agent.rates.source_rate import BatchLimits
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 from tensorhub_common.protocol.worker import REGISTERING_MAX
 

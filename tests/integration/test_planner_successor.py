@@ -1,6 +1,5 @@
 """A planner is killed while readers are under way: its successor spreads new ones by what agents report."""
 
-from tensorhub_agent.leases.table import LeaseLimits
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from tests.kit.hubs import RunningHub, running_hub
 from tests.kit.tensors import full, shown, write
 from tests.kit.waiting import until
 
+from tensorhub_agent.leases.table import LeaseLimits
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest

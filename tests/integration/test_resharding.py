@@ -3,7 +3,6 @@
 Where things are odd or go wrong the error says what lacks; sources that are killed are replaced by others.
 """
 
-from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 import asyncio
 import random
 import re
@@ -33,6 +32,7 @@ from tests.kit.transports import BOTH, HUB_OF, UCXX_AND_LONG_LOCAL
 
 from tensorhub import AsyncHub, AsyncShard, LayoutMismatch, RoundTimeout, TensorSpec, VersionUnavailable
 from tensorhub.specs import DTYPES
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_common.programs.regions import DIMS_MAX
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
