@@ -1,4 +1,4 @@
-"""What every call under way on a shard does; each `op_*.py` beside this file has one. Pure."""
+"""The interface of a call in progress on a shard; each module of `operations` has one. Pure."""
 
 from typing import Protocol
 

@@ -1,11 +1,13 @@
 """The copies of retained versions that the log wants of this agent. Pure.
 
-A copy is a shard like any other, but nobody works in it: its calls are this keeper's own. It is made when the log
-places it, reads its version in the round of its cache replica, and is freed when the log says that it is released.
-What a restart leaves of it is adopted as any segment is; where that is not whole it is read again.
+A copy is a shard like any other, but no worker uses it: this class makes its calls. It is made when the log places it,
+reads its version in the round of its cache replica, and is freed when the log says that it is released. After a
+restart a copy is adopted as any segment is; a copy that is not whole is read again.
 
-Always true: a copy that can't be made, or not be read in `TRIES_MAX` attempts, is released, so that the log places it
-elsewhere or tells who waits for it; at most one call is under way on each.
+Invariants:
+- A copy that can't be made, or not be read in `TRIES_MAX` attempts, is released, so that the log places it elsewhere
+  or informs the calls that wait for it.
+- At most one call is in progress on each copy.
 """
 
 from collections.abc import Collection

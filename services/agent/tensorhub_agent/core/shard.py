@@ -1,7 +1,10 @@
-"""One shard in this agent's memory: what the memory is, and the one call that is under way on it. Pure.
+"""One shard in this agent's memory: what the memory is, and the call in progress on it. Pure.
 
-The log decides what exists; this core decides what may be done to the memory. Always true: nothing is written into
-memory that is offered to readers, and no call is answered while anything can still be written into the memory for it.
+The log decides what exists; this core decides what may be done to the memory.
+
+Invariants:
+- Memory that is offered to readers is not written.
+- A call is not answered while anything can still be written into the memory for it.
 """
 
 from collections.abc import Callable
@@ -43,7 +46,7 @@ from tensorhub_common.protocol.log.events import AnyEvent, PublishWished, Replic
 from tensorhub_common.protocol.worker import ReadReport
 
 NO_CALL: Final = 0
-"""The number of a call that nobody waits for: a publication wished for from outside."""
+"""The number of a call without a caller: a publication requested from outside."""
 
 
 Begin = Callable[["ShardCore", AnyCall], Operation]

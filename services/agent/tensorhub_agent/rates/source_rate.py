@@ -1,7 +1,8 @@
 """How fast one source is, and how much it may have in flight. Pure.
 
-Always true: the rate comes from what the source has brought while something of it was under way, and a pause of the
-reader itself counts for nobody's silence. docs/design/protocol/transfer-faults.md, says why each bound is safe.
+Invariants:
+- The rate comes from what the source has brought while something of it was in flight.
+- A pause of the reader does not count as silence of a source.
 """
 
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ class BatchLimits:
 DEFAULT_BATCHES: Final = BatchLimits()
 
 BATCHES_MIN: Final = 2
-"""So many batches a source always has under way, whatever the others hold: one comes while the next is asked for."""
+"""A source always has this many batches in flight, whatever the others hold: one arrives while the next is requested."""
 
 AHEAD_S: Final = 0.25
-"""A source has at most so much under way as it brings in this: far more than a round trip, and little to lose."""
+"""A source has at most as much in flight as it brings in this time: far more than a round trip, and little to lose."""
 
 FADE: Final = 0.75
 """With each batch what was measured before counts this much less: about the last four batches make the rate."""

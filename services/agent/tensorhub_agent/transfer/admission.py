@@ -1,13 +1,15 @@
 """When each source of a read is asked for its lease, and when its transport is opened. Pure.
 
-All leases are there before anything is overwritten: so each source keeps its memory until the read comes to it, whoever
-unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers, a renewal each second), so of many
-sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
-the next one enters. docs/design/protocol/many-sources.md, has what may come in between.
+A read has the leases of all its sources before it overwrites anything, so each source keeps its memory until the read
+comes to it. A transport costs more than a lease (descriptors, buffers, a renewal each second). So of many sources some
+have a transport, and of the others the lease is held. A source that has brought its part is closed, and the next one
+gets a transport. docs/design/protocol/many-sources.md has what may come in between.
 
-Always true: at most `opening_max` are being asked or let in, and `transports_max` have a transport or are closing one.
-Two are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
-others have parts. Whose lease came first enters first.
+Invariants:
+- At most `opening_max` sources are being asked for a lease or a transport.
+- At most `transports_max` sources have a transport or are closing one. Two kinds are not counted, since sources behind
+  them might wait for ever: crossers, and sources that wait for folds of which other sources have parts.
+- The source whose lease came first gets its transport first.
 """
 
 from collections import deque
@@ -40,11 +42,11 @@ class Admission:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether anybody waits for a turn."""
+        """Whether any source waits for its turn."""
         return bool(self._held or self._unasked or self._crossing)
 
     def admit(self, index: RoleIndex, now: float) -> list[int]:
-        """Return who enters now, of those whose lease is held."""
+        """Return the sources whose transport is opened now, of those whose lease is held."""
         entering: list[int] = []
         limits = index.limits
         index.settle()
@@ -58,7 +60,7 @@ class Admission:
         return entering
 
     def request_leases(self, index: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
-        """Yield who is asked now for a lease, and whether it is only to be held."""
+        """Yield the sources that are asked now for a lease, and whether it is only to be held."""
         index.settle()
         turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
         room, places = (
@@ -77,7 +79,7 @@ class Admission:
             yield source.number, source.share, not inside
 
     def leaving(self, index: RoleIndex) -> list[Source]:
-        """Return the sources that have brought their part, and stand in the way of others."""
+        """Return sources that have brought their part and whose transport another source needs."""
         wanted = index.count(HELD) - index.count(CLOSING)
         if wanted <= 0 or not index.count(IDLE) or index.count(INSIDE) < index.limits.transports_max:
             return []

@@ -1,8 +1,10 @@
-"""Who takes whose pieces: loose ones, what a busy source has queued, and what a slow one has under way. Pure.
+"""Which source brings which piece: loose pieces, what a busy source has queued, what a slow one has in flight. Pure.
 
-Always true: what is under way is taken from nobody here. A slow source is only named; its pieces are free once it is
-closed. A half-filled source takes from nobody what it does not have: it would be waited for in place of one that has
-it, or is nearer to one that has. One in another site takes nothing over from those that cross for the whole site.
+Invariants:
+- A piece in flight is not taken from its source. A slow source is only named; its pieces are free once it is closed.
+- A half-filled source takes over only pieces that it has. Otherwise the read would wait for it in place of a source
+  that has the piece, or is nearer to one that has.
+- A source in another site takes nothing over from the crossers of the reader's site.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,10 +1,12 @@
-"""Which sources of a read are in which role, and when somebody's patience ends: kept, and never searched for. Pure.
+"""The sources of a read by their roles, and the next deadline of any source: kept up to date, and never searched. Pure.
 
-A read may have thousands of sources, and most events concern one of them. So a source that something has happened to is
-*touched*, and `settle` counts it anew; whoever asks who is idle, has pieces waiting, or is under way finds these alone.
+A read may have thousands of sources, and most events concern one of them. A source that changes is noted as *touched*,
+and `settle` counts the touched sources anew. So a query for idle or busy sources costs as many steps as it has results.
 
-Always true, once it has settled: every role has exactly the sources that are in it, `in_flight_bytes` is the sum of
-theirs, and of each source the heap has an entry that is not later than the end of its patience. `check` says so.
+Invariants, once it has settled (`check` asserts them):
+- Each role has exactly the sources that are in it.
+- `in_flight_bytes` is the sum over all sources.
+- For each source, the heap has an entry that is not later than the source's deadline.
 """
 
 from collections.abc import Iterable
@@ -153,7 +155,7 @@ class RoleIndex:
         self.settle()
         self.touched.update(self._by_role[LIVE])
 
-    # Who is what.
+    # The sources of a role.
 
     def of(self, role: int) -> SourcesByNumber:
         """Return the sources of a role."""
@@ -237,7 +239,7 @@ class RoleIndex:
         if not all_of_it[kind]:
             del all_of_it[kind]
 
-    # Patience.
+    # Deadlines.
 
     def _due(self, source: Source) -> float:
         """Return when a source is left; before the read begins nothing is expected of an open one."""
@@ -271,14 +273,14 @@ class RoleIndex:
         return NEVER
 
     def overdue(self, now: float) -> list[Source]:
-        """Return those whose patience has ended, by number."""
+        """Return the sources whose deadline has passed, by number."""
         found: SourcesByNumber = {}
         while self.due_after() <= now and self.next_due() <= now:
             _, number = heappop(self._heap)
             source = self.by_number[number]
             source.look_at = NEVER
             found[number] = source
-        # Whoever they are, something happens to them now, or they would never be looked at again.
+        # They count as touched: each is handled now, and otherwise would never be looked at again.
         self.touched.update(found)
         return [found[number] for number in sorted(found)]
 

@@ -29,9 +29,9 @@ class SitePeers:
     """The mates of a read whose shard has so many pieces; what is `loose` is the read's own list."""
 
     def __init__(self, loose: list[Range], index: RoleIndex, pieces: int) -> None:
-        """Know nobody yet."""
+        """Begin with no peer."""
         self.not_bringing: dict[SourceId, None] = {}
-        """Who does not bring over to the site what would be its part."""
+        """Peers that do not bring over to the site what would be their part."""
         self.crossers: tuple[SourceId, ...] = ()
         """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
         self.asks_for_handoff = False

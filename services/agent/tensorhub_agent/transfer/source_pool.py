@@ -108,7 +108,7 @@ class SourcePool:
         self._slow: Source | None = None
         """The one that was closed last for being slow."""
 
-    # Who there is.
+    # The sources that exist.
 
     def open_one(self, number: int) -> Source | None:
         """Return the source of this number if it is open."""
@@ -121,7 +121,7 @@ class SourcePool:
         return not self.loose and self.index.is_settled
 
     def left_out(self) -> tuple[SourceId, ...]:
-        """Return whom a plan is to name no more, or not now."""
+        """Return the sources that a plan is not to name now."""
         return (*self.exclusions.left_out(), *self.trial.avoid)
 
     def committed(self) -> list[Range]:
@@ -154,7 +154,7 @@ class SourcePool:
             starved = source.is_ready and source.queue and not source.in_flight and not source.confirming_early
             assert not starved, f"source {source.number} has pieces to bring, and is asked for none"
 
-    # Who brings what.
+    # Which source brings which piece.
 
     def spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
@@ -361,7 +361,7 @@ class SourcePool:
             self.loose.extend(wrong)
             self.doubt(source)
 
-    # Who is left.
+    # Which sources are left out.
 
     def began(self, now: float) -> None:
         """Expect of all sources from now on that they bring something."""
@@ -403,11 +403,11 @@ class SourcePool:
             self.leave(slow, "it was slow, and another source had nothing left to bring")
 
     def overdue(self, now: float) -> list[Source]:
-        """Return whose patience has ended."""
+        """Return the sources whose deadline has passed."""
         return self.index.overdue(now)
 
     def waiting_unpromised(self) -> list[Source]:
-        """Return who may have pieces parked that it has not promised."""
+        """Return the sources that may have pieces waiting that they have not promised."""
         self.index.settle()
         return by_number(self.index.of(PROMISING))
 

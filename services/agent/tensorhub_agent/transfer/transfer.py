@@ -1,9 +1,12 @@
 """One read of one shard: which piece comes from which source, and when a piece counts. Pure.
 
-Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it
-or is closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one
-that the log's root vouches for; without digests, when its source says after the last byte that the lease still held.
-What it does about sources that are killed, stopped, slow or cut off: docs/design/protocol/transfer-faults.md.
+docs/design/protocol/transfer-faults.md has what a read does about sources that are killed, stopped, slow or cut off.
+
+Invariants:
+- A piece is with one source at a time. It is asked for elsewhere only after that source has answered for it or is
+  closed. So a destination byte has one writer.
+- With digests, a piece counts when its digest, taken of the destination, is the one that the log's root vouches for.
+- Without digests, a piece counts when its source confirms, after the last byte, that the lease still held.
 """
 
 from collections.abc import Callable, Sequence
