@@ -68,7 +68,7 @@ class Read(Driven):
 
     def runs(self, rng: random.Random) -> None:
         """Let sources bring what is asked of them in any order, and confirm it, until the read is done."""
-        for _ in range(100_000):
+        for _ in range(5_000):
             if self.phase() is TransferPhase.LEASED:
                 self.transfer.start(self.now)
             if self.phase() is not TransferPhase.RUNNING:
