@@ -12,7 +12,7 @@ FILES: Final = (
     "tests/integration/test_deltas.py",
     "tests/integration/test_parts_away.py",
     "tests/integration/test_retention.py",
-    "tests/unit/agent/test_units.py",
+    "tests/unit/agent/primitives/test_program_units.py",
     "tests/property/test_fp8_reads.py",
     "tests/integration/test_job_deletion.py",
     "tests/unit/agent/transports/test_stopped_source.py",

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from tensorhub_agent.leases.table import HOLD_S_MAX
+from tensorhub_agent.leases.table import LeaseLimits
 from tensorhub_agent.primitives.ranges import set_marks
-from tensorhub_agent.transfer import admission
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -60,10 +60,22 @@ class Session:
     posted: dict[int, tuple[Range, ...]] = field(default_factory=dict)
 
 
+LIMITS = TransferLimits(window_bytes=4096, stall_s=STALL_S, sources_lost_s=10.0)
+
+
 class Crowd:
     """One read; `run` ends it. `kills` and `stops` are parts of the sources."""
 
-    def __init__(self, rng: Random, ranks: int, *, kills: float = 0.0, stops: float = 0.0, ends_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        ranks: int,
+        *,
+        kills: float = 0.0,
+        stops: float = 0.0,
+        ends_s: float = 2.0,
+        limits: TransferLimits = LIMITS,
+    ) -> None:
         """Let those happen to sources within so long."""
         self.rng, self.now, self.events, self.inside_most = rng, 0.0, 0, 0
         self.began = 0.0
@@ -94,9 +106,7 @@ class Crowd:
             root=None,
             nbytes=[UNIT_BYTES] * (ranks * ROWS_OF_EACH),
             verify=False,
-            window_bytes=4096,
-            stall_s=STALL_S,
-            sources_lost_s=10.0,
+            limits=limits,
             first_number=1,
             now=0.0,
             able=self._able,
@@ -159,7 +169,7 @@ class Crowd:
             self.after(self.rng.random() * CLOSE_S_MAX, lambda number=number: self.closed(number))  # type: ignore[misc]
         inside_now = sum(each.inside for each in self.sessions.values())
         self.inside_most = max(self.inside_most, inside_now)
-        assert inside_now <= admission.TRANSPORTS_MAX
+        assert inside_now <= self.transfer.pool.index.limits.transports_max
 
     # The planner, which knows who is lost some time after.
 
@@ -179,10 +189,10 @@ class Crowd:
             for name, part in parts.items()
         )
         answer = Plan(version=1, shares=shares, why="") if shares else Refusal(error="VersionUnavailable", reason="")
-        asked = self.transfer.asking.count
+        asked = self.transfer.plan_requests.count
 
         def come() -> None:
-            if asked == self.transfer.asking.count:
+            if asked == self.transfer.plan_requests.count:
                 self.transfer.planned(answer, self.now)
 
         self.after(self.lag(), come)
@@ -200,7 +210,9 @@ class Crowd:
         else:
             self.after(when - self.now, lambda: self.transfer.held(number, b"", self.now))
             # What dies while it is held is found out when it is asked to hold it longer, or to let the reader in.
-            self.after(peer.dies + HOLD_S_MAX - self.now, lambda: self.lost(number, "it holds the lease no more"))
+            self.after(
+                peer.dies + LeaseLimits().hold_s_max - self.now, lambda: self.lost(number, "it holds the lease no more")
+            )
         if peer.is_heard:
             self.after(peer.dies - self.now, lambda: self.cut(number))
 

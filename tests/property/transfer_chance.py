@@ -11,7 +11,8 @@ from random import Random
 from typing import Final
 
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
-from tensorhub_agent.transfer import admission
+from tensorhub_agent.rates.source_rate import BatchLimits
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
@@ -110,16 +111,15 @@ class World:
                 self.memory[piece] = right(piece) if done[piece] else b""
         self.kept_bytes = sum(size for piece, size in enumerate(self.sizes) if self.memory[piece])
         self.peers = [self._peer(number) for number in range(rng.randint(1, 5))]
-        self.window_bytes = rng.choice((8, 32, 1000))
+        batches = BatchLimits(local_bytes=LOCAL_BATCH_BYTES, ucxx_bytes=LOCAL_BATCH_BYTES, least_bytes=1)
+        self.limits = TransferLimits(window_bytes=rng.choice((8, 32, 1000)), batches=batches)
         self.silent_planner = 0.1 if rng.random() < 0.3 else 0.0
         self.transfer = Transfer(
             version=3,
             root=root_digest(digests) if self.verify else NO_ROOT,
             nbytes=self.sizes,
             verify=self.verify,
-            window_bytes=self.window_bytes,
-            stall_s=STALL_S,
-            sources_lost_s=1.2,
+            limits=self.limits,
             first_number=1,
             now=0.0,
             kept=kept,
@@ -210,9 +210,9 @@ class World:
             self.post(number, batch, ranges)
         self.confirm_and_close(todo)
         inside = sum(not session.closed and session.inside for session in self.sessions.values())
-        assert inside <= admission.TRANSPORTS_MAX
-        flying = [source.flying_bytes for source in self.transfer.sources.values() if source.in_flight]
-        assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
+        assert inside <= self.limits.transports_max
+        flying = [source.in_flight_bytes for source in self.transfer.sources.values() if source.in_flight]
+        assert sum(flying) <= self.limits.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
     # The planner.
 
@@ -242,11 +242,11 @@ class World:
             if part
         )
         answer = Plan(version=3, shares=shares, why="")
-        asked = self.transfer.asking.count
+        asked = self.transfer.plan_requests.count
 
         def come() -> None:
             # The carrier passes on answers to the last question alone.
-            if asked == self.transfer.asking.count:
+            if asked == self.transfer.plan_requests.count:
                 self.transfer.planned(answer, self.now)
 
         self.tell(self.lag(), come)
@@ -395,19 +395,19 @@ class World:
         """What must hold of every read that is over."""
         transfer = self.transfer
         sources = transfer.sources.values()
-        for piece, done in enumerate(transfer.proof.done):
+        for piece, done in enumerate(transfer.verification.done):
             assert not done or self.memory[piece] == right(piece), f"piece {piece} counts and is wrong"
         if transfer.phase is TransferPhase.FAILED:
             assert transfer.error is not None
             sound = [peer.source.agent for peer in self.peers if peer.is_sound]
             assert not sound, f"{sound} could have brought everything: {transfer.error}"
             return
-        assert transfer.proof.whole
+        assert transfer.verification.whole
         got = sum(source.got_bytes for source in sources)
         wasted = sum(source.wasted_bytes for source in sources)
         assert got == sum(self.sizes) - self.kept_bytes
         assert got + wasted == self.asked_bytes, "what was asked for counts, or was wasted"
-        posted = len(self.sizes) - transfer.proof.kept + sum(source.retried for source in sources)
+        posted = len(self.sizes) - transfer.verification.kept + sum(source.retried for source in sources)
         assert posted == sum(source.got_pieces + source.retried for source in sources)
 
     def story(self) -> Counter[str]:

@@ -266,7 +266,7 @@ class World:
                 registry.fold.check()
                 registry.liveness.check()
         self.folded.clear()
-        if any(agent.up and agent.core.table.coming for agent in self.touched):
+        if any(agent.up and agent.core.leases.coming for agent in self.touched):
             check_waiting(self.links.values())
             check_promises(agent.core for agent in self.touched if agent.up)
         for agent in self.touched:

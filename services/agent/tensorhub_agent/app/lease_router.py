@@ -72,7 +72,7 @@ class LeaseRouter:
         page = DigestsPage(digests=b"")
         if (job := self._job_of(ask.lease)) is not None:
             with job.isolated("answering a reader's question for digests"):
-                table, is_coming = job.core.table, job.lending.look_for_patches(ask.lease)
+                table, is_coming = job.core.leases, job.lending.look_for_patches(ask.lease)
                 page = DigestsPage(
                     digests=table.page(ask.lease, ask.first),
                     patch_sizes=table.patch_sizes(ask.lease, ask.first),
@@ -98,8 +98,7 @@ class LeaseRouter:
         waits = False
         if (job := self._job_of(lease)) is not None:
             with job.isolated("renewing a lease"):
-                job.core.table.renew(lease, asyncio.get_running_loop().time())
-                waits = job.core.table.waits(lease)
+                waits = job.core.renew_lease(lease, asyncio.get_running_loop().time())
         return waits
 
     def holds(self, lease: str) -> bool:
@@ -107,7 +106,7 @@ class LeaseRouter:
         holds = False
         if (job := self._job_of(lease)) is not None:
             with job.isolated("confirming a lease"):
-                holds = job.core.table.holds(lease)
+                holds = job.core.holds_lease(lease)
         return holds
 
     def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (as LeaseAuthority has it)
@@ -121,7 +120,7 @@ class LeaseRouter:
         readers = []
         for job in list(self._jobs.values()):
             with job.isolated("counting its readers"):
-                readers += job.core.table.readers()
+                readers += job.core.readers()
         return reader_loads(readers)
 
     def _job_of(self, name: str) -> JobDriver | None:

@@ -39,10 +39,10 @@ def watch(
         return list(jobs.values())
 
     def read_bytes() -> Counter[str]:
-        return _sum(dict(job.sources.read_bytes) for job in all_jobs())
+        return _sum(job.stats().read_bytes for job in all_jobs())
 
     def encoded() -> Counter[str]:
-        return _sum(dict(job.sources.encoded_bytes) for job in all_jobs())
+        return _sum(job.stats().encoded_bytes for job in all_jobs())
 
     def reads() -> Counter[str]:
         return Counter(dict(read_counts.ended))
@@ -54,12 +54,12 @@ def watch(
         return read_counts.retried
 
     def sources() -> Counter[str]:
-        return _sum(Counter(job.sources.transports()) for job in all_jobs())
+        return _sum(job.stats().sources for job in all_jobs())
 
     def leases() -> Counter[str]:
         states = Counter({str(state): 0 for state in (LeaseState.GRANTED, LeaseState.OPEN)})
         for job in all_jobs():
-            states.update(job.core.table.states())
+            states.update(job.stats().leases)
         return states
 
     observe(meter, "tensorhub.agent.read", labelled("transport", read_bytes))

@@ -32,6 +32,7 @@ from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.incarnation import IncarnationCounter
 from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import CopyQuota, ShardStores
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.registry import TransportRegistry
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
@@ -154,11 +155,13 @@ class AgentService:
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
         shelves = ShardStores(store, DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes))
         room, blobs = CopyQuota(settings.cache_bytes, settings.cache_disk_bytes), BlobStore(bus)
-        limits = CoreConfig(
+        config = CoreConfig(
             digests=settings.digests,
-            window_bytes=settings.window_bytes,
-            stall_s=settings.stall_s,
-            sources_lost_s=settings.sources_lost_s,
+            transfer=TransferLimits(
+                window_bytes=settings.window_bytes,
+                stall_s=settings.stall_s,
+                sources_lost_s=settings.sources_lost_s,
+            ),
             slow_read_s=settings.slow_read_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
@@ -179,7 +182,7 @@ class AgentService:
             blobs=blobs,
             pool=pool,
             transports=self._transports(pool),
-            limits=limits,
+            config=config,
             measured=LinkRates(),
             incarnation=IncarnationCounter(settings.state_dir),
             shelves=shelves,
@@ -262,7 +265,7 @@ class AgentService:
         self._jobs.pop(job.job, None)
         why = job.set_aside_reason or "it failed"
         self._aside[job.job] = why, time.time()
-        for lease in job.core.table.names():
+        for lease in job.core.lease_names():
             self._around.transports.break_lease(lease, "its job was set aside by the agent that it is of")
         # Until this has come to its end bytes may still arrive, so a fault in it ends the process.
         self._work.start(self._end_of(job), f"ending job {job.job}")

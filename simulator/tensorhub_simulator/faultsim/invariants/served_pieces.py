@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check_served(link: "ReadSession", piece: int, where: Sequence[int]) -> None:
     """Raise `Violation` if a half-filled source gives what it has not verified, under a lease that holds."""
     source, key = link.source, link.source_key
-    coming = source.core.table.coming.get(key) if link.source_lives else None
+    coming = source.core.leases.coming.get(key) if link.source_lives else None
     if coming is None or link.lease not in coming.leases:
         return
     operation = source.core.shards[key].operation
@@ -27,10 +27,10 @@ def check_served(link: "ReadSession", piece: int, where: Sequence[int]) -> None:
 
 def _bytes_proven(agent: "AgentNode", key: ShardKey, read: ReadOperation) -> set[int]:
     """Return which bytes of a shard that is being filled stand there, as far as its own read has found out."""
-    transfer, program = read.transfer, read._carrier.program  # noqa: SLF001 (an oracle sees everything)
+    transfer, program = read.transfer, read.program
     if transfer is None:
         return set()
-    numbers = [number for number, done in enumerate(transfer.proof.done) if done]
+    numbers = [number for number, done in enumerate(transfer.verification.done) if done]
     if program is None:
         pieces = PieceBytes(agent.shelf[key].target.table)
         return {at for number in numbers for at in pieces.here(number)}

@@ -122,9 +122,9 @@ class Calls:
             counted = [
                 name
                 for name, link in self.world.links.items()
-                if link.source is node and link.source_key == key and node.core.table.holds(name)
+                if link.source is node and link.source_key == key and node.core.leases.holds(name)
             ]
-            if counted or node.core.table.reading(key):
+            if counted or node.core.leases.reading(key):
                 raise Violation("no counted lease", f"unpublish of {key} returned while {counted} can still be counted")
 
     def _check_publish(self, open_call: OpenCall, end: CompleteCall) -> None:

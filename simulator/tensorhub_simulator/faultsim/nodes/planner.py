@@ -83,7 +83,7 @@ class PlannerNode(Node):
     def hear(self, agent: "AgentNode") -> None:
         """Hear an agent's beat, in which it says who reads from it in all jobs."""
         jobs = [job.agents[agent.name] for job in self.world.jobs]
-        serving = reader_loads(reader for each in jobs if each.up for reader in each.core.table.readers())
+        serving = reader_loads(reader for each in jobs if each.up for reader in each.core.leases.readers())
         self.ledger.hear(Heartbeat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
         self.ledger.check()
 

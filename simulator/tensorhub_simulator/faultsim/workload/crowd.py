@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.core.config import CoreConfig
 from tensorhub_planner.primitives.limits import PlanLimits as PlannerLimits
-from tensorhub_simulator.faultsim.config import STRIPED, WorldConfig
+from tensorhub_simulator.faultsim.config import SCALED, STRIPED, WorldConfig
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.workload.director import Director
 from tensorhub_simulator.faultsim.world import World
@@ -71,7 +70,7 @@ def crowd(seed: int, setting: WorldConfig, readers: int | None = None) -> WorldC
         late_agents=False,
         skewed=False,
         upgrade=False,
-        limits=CoreConfig(digests=True, window_bytes=64, stall_s=0.5, cache_bytes=0),
+        limits=replace(SCALED, transfer=replace(SCALED.transfer, window_bytes=64, stall_s=0.5)),
         planner=chance.choice((PlannerLimits(), STRIPED)),
         retain=0,
         rewinds=0.0,
