@@ -30,7 +30,7 @@ class BatchLimits:
 DEFAULT_BATCHES: Final = BatchLimits()
 
 BATCHES_MIN: Final = 2
-"""A source always has this many batches in flight, whatever others hold: one arrives while the next is requested."""
+"""A source always has this many batches in flight, whatever the others hold: one arrives while the next is asked."""
 
 AHEAD_S: Final = 0.25
 """A source has at most as much in flight as it brings in this time: far more than a round trip, and little to lose."""
