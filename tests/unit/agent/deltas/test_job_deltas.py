@@ -145,3 +145,12 @@ async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> N
     agent.deltas.applied(KEY, BaseVersion(1, "old"), "third", 3, {0: b"b"})
     assert not agent.deltas.is_coming(KEY, "old", "second")
     assert agent.deltas.is_coming(KEY, "old", "third")
+
+
+async def test_a_shard_that_is_gone_has_no_deltas(agent: Agent) -> None:
+    before = agent.store.total_bytes
+    first, second = await agent.publish(1), await agent.publish(2)
+    agent.deltas.freed(KEY)
+    await agent.deltas.stop()
+    assert agent.deltas.offer(KEY, first, second, agent.place) is None
+    assert agent.store.total_bytes == before

@@ -64,6 +64,9 @@ class Scene:
         self.faults: asyncio.Queue[Fault] = asyncio.Queue()
         self.requests: asyncio.Queue[LeaseRequest] = asyncio.Queue()
         self.calls: Counter[str] = Counter()
+        self.goes_on = asyncio.Event()
+        """Until then reads are under way."""
+        self.goes_on.set()
         self.shown: list[str] = []
         """The tickets that were shown."""
         it: Any = self
@@ -110,6 +113,7 @@ class Scene:
 
     async def read(self, _: memoryview, spans: Spans, **__: object) -> bytes:
         await self._call("read")
+        await self.goes_on.wait()
         return bytes(16 * len(spans.to))
 
     async def gather(self, *_: object, **__: object) -> None:
@@ -207,6 +211,23 @@ async def test_a_source_whose_closing_fails_is_never_told_as_closed_and_ends_the
         fault = await it.faults.get()
     assert it.told.empty()
     assert isinstance(fault.error, ValueError)
+
+
+async def test_a_source_is_closed_only_when_its_reads_have_ended() -> None:
+    async with scene() as it:
+        it.goes_on.clear()
+        it.sources.open(REQUEST, ME)
+        await it.expect(SourceOpened)
+        it.sources.post(ALL, SEGMENT, None, TABLE, digests=True)
+        while not it.calls["read"]:  # noqa: ASYNC110 (no event tells)
+            await asyncio.sleep(0)
+        it.sources.close(CloseSource(KEY, 7))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert it.told.empty()
+        it.goes_on.set()
+        await it.expect(BatchDone)
+        await it.expect(SourceClosed)
 
 
 async def test_a_core_that_fails_ends_the_agent_and_loses_no_source() -> None:
