@@ -1,7 +1,7 @@
 """The limits that one read works under: how much may be in flight, and how long each wait may take. Pure.
 
-A simulation of a few bytes and seconds passes smaller values. docs/design/protocol/transfer-faults.md says why each bound
-is safe.
+A simulation of a few bytes and seconds passes smaller values. docs/design/protocol/transfer-faults.md says why each
+bound is safe.
 """
 
 from dataclasses import dataclass, field
