@@ -1,7 +1,7 @@
 """One seed's world: who is there, what they are to do, and what must hold after every step."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final
 
@@ -12,8 +12,10 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.state import root_key
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_simulator.engine.clock import Clock, Node
+from tensorhub_simulator.engine.streams import Streams
 from tensorhub_simulator.faultsim.config import WorldConfig
-from tensorhub_simulator.faultsim.faults.process_faults import Faults
+from tensorhub_simulator.faultsim.faults.all_faults import ALL
+from tensorhub_simulator.faultsim.faults.injector import Fault, Injector
 from tensorhub_simulator.faultsim.faults.rolling_upgrade import Upgrade, first_level
 from tensorhub_simulator.faultsim.faults.stolen_tickets import StolenTickets
 from tensorhub_simulator.faultsim.invariants.log_agreement import check_going, check_standing
@@ -44,24 +46,32 @@ QUIET_SLOWNESS: Final = 0.3
 DONE_STEPS: Final = 8
 """Whether a fresh version has come everywhere is looked up every so many steps."""
 RACK: Final = "rack-0"
-RACK_SEEDS: Final = 3
-"""In one seed of so many all hosts name one rack. Not drawn, so that the seeds stay what they were."""
+STAGED_ODDS: Final = 0.5
 STEPS_MAX: Final = 400_000
 
 
 class World:
     """Everything that one seed makes."""
 
-    def __init__(self, seed: int, setting: WorldConfig, *, steps: bool = False, first: "World | None" = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        setting: WorldConfig,
+        *,
+        steps: bool = False,
+        first: "World | None" = None,
+        faults: Sequence[Fault] = ALL,
+    ) -> None:
         """Build it; `run` lets it live. A job beside the first one has a log of its own, and the same processes."""
         self.seed, self.plan = seed, setting
+        self.streams = Streams(seed)
         self.first = first or self
         self.jobs: list[World] = first.jobs if first is not None else []
         self.job = JOBS[len(self.jobs)]
         self.jobs.append(self)
-        self.clock: Clock = first.clock if first is not None else Clock(seed)
+        self.clock: Clock = first.clock if first is not None else Clock()
         self.story: deque[str] = first.story if first is not None else deque(maxlen=None if steps else STORY_LINES)
-        self.nats: Node = first.nats if first is not None else Node("nats")
+        self.nats: Node = first.nats if first is not None else Node("nats", self.streams.of("messages", "nats"))
         self.net: Net = first.net if first is not None else Net(self)
         self.nats.up = True
         self.log = JobLogModel(self.clock, setting.window_s, self.nats)
@@ -81,13 +91,12 @@ class World:
         self.quiet_at = 0
         """Where the log ended then."""
         self._numbers = 0
-        # Not drawn from the clock's chance, so that the seeds stay what they were.
-        self._heard = Random(seed)
-        self.borrowers = MappingReaders(self, seed)
-        self.director, self.views = Director(self, seed), WorkerViews(self)
+        self._heartbeats = self.streams.of(self.job, "heartbeats")
+        self.borrowers = MappingReaders(self)
+        self.director, self.views = Director(self), WorkerViews(self)
         self._verified: dict[ShardKey, tuple[int, int | None, int]] = {}
         self._populate(first)
-        self.faults: Faults = first.faults if first is not None else Faults(self)
+        self.faults: Injector = first.faults if first is not None else Injector(self, faults)
         self.upgrade = Upgrade(self)
         if first is None and setting.beside is not None:
             World(seed, setting.beside, first=self)
@@ -105,7 +114,7 @@ class World:
                 mine.join_family(its)
 
     def _agents(self) -> dict[str, AgentNode]:
-        rack = RACK if self.seed % RACK_SEEDS == 0 else ""
+        rack = RACK if self.plan.one_rack else ""
         sites = ["there" if self.plan.sites and n else "here" for n in range(self.plan.agents)]
         names = [f"agent-{n}" for n in range(self.plan.agents)]
         return {
@@ -114,27 +123,35 @@ class World:
         }
 
     def _build(self) -> None:
-        rng, setting = self.clock.rng, self.plan
+        rng, setting = self.streams.of(self.job, "sizes"), self.plan
         sizes = tuple(rng.choice((2, 6, 10)) for _ in range(setting.pieces))
         equal = equal_cutting(setting.shards, sizes)
         cuttings = setting.cuttings or Cuttings((equal,) * setting.trainers, (equal,) * setting.rollouts)
         for model in setting.models:
             for number, cutting in enumerate(cuttings.trainers):
-                self._add(ReplicaPlan(model, f"trainer-{number}", trains=True), cutting)
+                self._add(self._replica(model, f"trainer-{number}", trains=True), cutting)
             for number, cutting in enumerate(cuttings.rollouts):
-                self._add(ReplicaPlan(model, f"rollout-{number}", trains=False), cutting)
+                self._add(self._replica(model, f"rollout-{number}", trains=False), cutting)
+
+    def _replica(self, model: str, replica: str, *, trains: bool) -> ReplicaPlan:
+        user = self.streams.of(self.job, "user", model, replica)
+        return ReplicaPlan(model, replica, trains, user, self.streams.of(self.job, "rewinds", model, replica))
 
     def _add(self, group: ReplicaPlan, cutting: Cutting) -> None:
         setting = self.plan
         self.groups.append(group)
-        spot = not group.trains and self.director.spots.random() < setting.spot
-        # Of each seed other replicas; not drawn, so that the seeds stay what they were.
-        staged = (not group.trains or self.borrowers.are_there) and (self.seed + len(self.groups)) % 2 == 0
+
+        def stream(name: str) -> Random:
+            return self.streams.of(self.job, name, group.model, group.replica)
+
+        spot = not group.trains and stream("spot").random() < setting.spot
+        staged = (not group.trains or self.borrowers.are_there) and stream("staged").random() < STAGED_ODDS
+        hosts = stream("hosts")
         for shard, layout in enumerate(cutting):
             key, digest = ShardKey(group.model, group.replica, shard), self.layouts.add(layout)
             sizes = self.layouts.table(digest).nbytes
             self.places[key] = ShardSpec(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
-            agent = self.clock.rng.choice(list(self.agents.values()))
+            agent = hosts.choice(list(self.agents.values()))
             if setting.sites:
                 near, *far = self.agents.values()
                 agent = near if group.trains else far[(len(self.groups) + shard) % len(far)]
@@ -201,7 +218,7 @@ class World:
     def run(self) -> None:
         """Live until a fresh version has reached all rollouts after the last trouble. Raises `Violation`."""
         for number, agent in enumerate(self.agents.values()):
-            self.clock.after(self.faults.starts_in(number), None, agent.start)
+            self.clock.after(self.faults.starts_in(agent, number), None, agent.start)
         for job in self.jobs:
             job.begin()
         self.clock.after(LOOK_S, None, self._look)
@@ -235,7 +252,7 @@ class World:
                 for registry in self.registries:
                     if registry.runs and not self.net_loses(agent, registry):
                         registry.beat(agent.name, agent.core.incarnation)
-                if self.planner.runs and self._heard.random() >= self.plan.loss_odds:
+                if self.planner.runs and self._heartbeats.random() >= self.plan.loss_odds:
                     self.planner.hear(agent)
         self.clock.after(BEAT_S, None, self._beat)
 

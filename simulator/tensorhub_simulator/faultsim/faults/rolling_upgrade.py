@@ -59,7 +59,11 @@ class Upgrade:
         """To which the leading registry is to raise the job."""
         if world.plan.upgrade:
             for node in world.folders():
-                self.clock.after(START_S * self.clock.rng.random(), None, partial(world.faults.upgrade, node))
+                self.clock.after(
+                    START_S * world.streams.of(world.job, "fault", "upgrade", node.name).random(),
+                    None,
+                    partial(world.faults.upgrade, node),
+                )
             self.clock.after(SWITCH_LOOK_S, None, self._look)
 
     def _look(self) -> None:

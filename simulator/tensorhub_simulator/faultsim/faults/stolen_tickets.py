@@ -22,13 +22,14 @@ class StolenTickets:
     def __init__(self, world: "World") -> None:
         """Begin with none."""
         self.world = world
+        self._rng = world.streams.of(world.job, "fault", "stolen-ticket")
         self._opened: set[str] = set()
 
     def overhear(self, source: "AgentNode", ticket: str) -> None:
         """A ticket is on its way; now and then somebody else shows it too."""
         clock, life = self.world.clock, source.life
-        if self.world.quiet_since is None and clock.chance(OVERHEARD_ODDS):
-            clock.after(clock.rng.random() * LATE_S, source, lambda: self._show(source, ticket), life)
+        if self.world.quiet_since is None and self._rng.random() < OVERHEARD_ODDS:
+            clock.after(self._rng.random() * LATE_S, source, lambda: self._show(source, ticket), life)
 
     def _show(self, source: "AgentNode", ticket: str) -> None:
         lease = source.core.redeemed(ticket, source.now)

@@ -29,11 +29,11 @@ class Net:
         self._cut[frozenset((one.name, other.name))] = self.clock.now + cut_s
 
     def loses(self, *nodes: Node) -> bool:
-        """Tell whether a message by NATS that these have to do with is lost."""
+        """Tell whether a message by NATS that these have to do with is lost; the first one has sent it."""
         world = self.world
         if not world.log.up or world.nats.state.paused or any(node.state.cut_off for node in nodes):
             return True
-        return world.quiet_since is None and self.clock.chance(world.plan.loss_odds)
+        return world.quiet_since is None and nodes[0].happens(world.plan.loss_odds)
 
     def cut_off(self, node: Node, cut_s: float) -> None:
         """Let a process not reach NATS for a while."""

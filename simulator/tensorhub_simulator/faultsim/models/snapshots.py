@@ -73,7 +73,7 @@ class Snapshotting:
     def _ask(self, then: Callable[[], None]) -> None:
         """Let a question take its time; its answer may never come."""
         if not self.node.world.net_loses(self.node):
-            self.clock.after(self.clock.lag(), self.node, then)
+            self.clock.after(self.node.lag(), self.node, then)
 
     def _send(self, arrive: Callable[[], None], then: Callable[[], None]) -> None:
         """Send what arrives also after our death, and go on once it is acknowledged."""
@@ -85,9 +85,9 @@ class Snapshotting:
             if self.node.world.log.up:
                 arrive()
                 if not self.node.world.net_loses(self.node):
-                    self.clock.after(self.clock.lag(), self.node, then, life)
+                    self.clock.after(self.node.world.nats.lag(), self.node, then, life)
 
-        self.clock.after(self.clock.lag(), self.node.world.nats, arrived)
+        self.clock.after(self.node.lag(), self.node.world.nats, arrived)
 
     def _indexed(self, record: Record, me: object, seen: int) -> None:
         """The index was read: write the bytes, and then the index."""

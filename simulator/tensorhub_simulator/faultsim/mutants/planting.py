@@ -137,7 +137,7 @@ def _close_waits() -> list[Replacement]:
             self.clock.after(0.1, self.reader, self.close, self.reader_life)
         elif not self.closing:
             self.closing = True
-            self.clock.after(self.clock.lag(), self.reader, self._closed, self.reader_life)
+            self.clock.after(self.reader.lag(), self.reader, self._closed, self.reader_life)
 
     return [(ReadSession, "close", close)]
 

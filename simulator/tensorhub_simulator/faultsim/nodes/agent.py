@@ -12,9 +12,9 @@ Invariants:
 - The outcome is never told to another life of the agent than the one that began the task.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
@@ -70,7 +70,7 @@ from tensorhub_common.programs.amax_reductions import amax_reductions_of
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
 from tensorhub_common.protocol.subjects import cached_version
-from tensorhub_simulator.engine.clock import Clock, Node
+from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.models.deltas import Deltas
 from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
 from tensorhub_simulator.faultsim.models.segments import ModelledShard, Segment, Violation
@@ -95,8 +95,7 @@ class AgentTasks:
     def __init__(self, agent: "AgentNode") -> None:
         """Begin with none."""
         self._agent, self._world, self._clock = agent, agent.world, agent.clock
-        self._disk = random.Random(f"{agent.world.seed}/{agent.world.job}/{agent.name}")
-        """Drawn apart, so that a disk changes nothing else of a seed but what waits for it."""
+        self._disk = agent.world.streams.of(agent.world.job, "disk", agent.name)
 
     def digest(self, effect: DigestMemory) -> None:
         """Hash one half now and the other half later, so that a write in between shows."""
@@ -109,7 +108,7 @@ class AgentTasks:
             second = segment.digests(range(half, len(segment.nbytes))) if self._world.plan.digests else b""
             self._agent.news(Digested(effect.key, effect.number, first + second))
 
-        self._clock.after(self._clock.lag(), self._agent, rest)
+        self._clock.after(self._agent.lag(), self._agent, rest)
 
     def takes_back(self, key: ShardKey) -> bool:
         """Tell whether a new process can take back what stands here: for a copy it may lack memory or descriptors."""
@@ -136,7 +135,7 @@ class AgentTasks:
 
     def probe(self, effect: ProbeMapping) -> None:
         """Look who maps the memory, almost at once."""
-        self._clock.after(self._clock.lag() * 0.1, self._agent, lambda: self._probe(effect))
+        self._clock.after(self._agent.lag() * 0.1, self._agent, lambda: self._probe(effect))
 
     def _probe(self, effect: ProbeMapping) -> None:
         shelved = self._agent.shelf.get(effect.key)
@@ -146,7 +145,7 @@ class AgentTasks:
 
     def duplicate(self, key: ShardKey) -> None:
         """Copy one piece after the other into the spare memory, so that whoever writes meanwhile is seen."""
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, 0))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, 0))
 
     def _duplicate(self, key: ShardKey, piece: int) -> None:
         shelved = self._agent.shelf.get(key)
@@ -156,11 +155,11 @@ class AgentTasks:
             self._agent.news(Duplicated(key))
             return
         shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
 
     def make_copy(self, effect: AllocateCopy) -> None:
         """Make memory for a copy."""
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._make_copy(effect))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._make_copy(effect))
 
     def _make_copy(self, effect: AllocateCopy) -> None:
         key, table = effect.key, self._world.layouts.table(effect.layout)
@@ -172,7 +171,7 @@ class AgentTasks:
 
     def check_siblings(self, effect: CompareLayouts) -> None:
         """Compare a layout with those of the siblings."""
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._check_siblings(effect))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._check_siblings(effect))
 
     def _check_siblings(self, effect: CompareLayouts) -> None:
         mine = self._agent.shelf.get(effect.key)
@@ -190,8 +189,8 @@ class AgentTasks:
             if not answered:
                 answered.append(True)
                 came = self._came(effect, answer)
-                if self._clock.chance(AGAIN_ODDS):
-                    self._clock.after(self._clock.lag(), self._agent, lambda: self._agent.news(came))
+                if self._agent.happens(AGAIN_ODDS):
+                    self._clock.after(self._agent.lag(), self._agent, lambda: self._agent.news(came))
                 self._agent.news(came)
 
         silence = Refusal(error=NO_ANSWER, reason="no planner answered")
@@ -200,10 +199,10 @@ class AgentTasks:
         if not world.net_loses(self._agent):
 
             def reply(answer: PlanAnswer) -> None:
-                if not world.net_loses(self._agent):
-                    self._clock.after(self._clock.lag(), self._agent, lambda: come(answer), life)
+                if not world.net_loses(world.planner, self._agent):
+                    self._clock.after(world.planner.lag(), self._agent, lambda: come(answer), life)
 
-            self._clock.after(self._clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
+            self._clock.after(self._agent.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
 
     def _came(self, effect: RequestPlan, answer: PlanAnswer) -> PlanReceived:
         """Get the program that a plan names, which now and then can't be had."""
@@ -222,9 +221,9 @@ class AgentTasks:
 class Incarnations:
     """The present number of a process."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, rng: Random) -> None:
         """Begin with none."""
-        self.clock = clock
+        self._rng = rng
         self.number = 0
         self.lost = False
         """The number may be lower than one that was used before."""
@@ -233,7 +232,7 @@ class Incarnations:
 
     def next(self) -> None:
         """Take a higher one."""
-        self.number += self._step * self.clock.rng.choice((1, 1, 2, 1000))
+        self.number += self._step * self._rng.choice((1, 1, 2, 1000))
         self._step *= 2
         # It is the wall clock in milliseconds: after a loss it may be lower, and is still none that was used.
         while self.number in self._used:
@@ -246,7 +245,7 @@ class Incarnations:
 
     def lose(self) -> None:
         """The disk is lost, and with it what was used last."""
-        self.number = max(0, self.number - self.clock.rng.choice((0, 1, 500, 5000)))
+        self.number = max(0, self.number - self._rng.choice((0, 1, 500, 5000)))
         self.lost = True
 
 
@@ -262,7 +261,7 @@ class AgentNode(Node):
 
     def __init__(self, name: str, world: "World", host: str, site: str, rack: str) -> None:
         """Stand somewhere."""
-        super().__init__(name)
+        super().__init__(name, world.streams.of(world.job, "messages", name))
         self.world, self.host, self.site, self.rack = world, host, site, rack
         self.clock = world.clock
         self.shelf: dict[ShardKey, ModelledShard] = {}
@@ -276,7 +275,7 @@ class AgentNode(Node):
         """How many times slower it sends than others."""
         self._timer: float | None = None
         self._rejoining = False
-        self._numbers = Incarnations(self.clock)
+        self._numbers = Incarnations(world.streams.of("incarnations", name))
         self._errands = AgentTasks(self)
 
     # Life and death.
@@ -493,7 +492,7 @@ class AgentNode(Node):
         link = self.world.links.get(effect.lease)
         if link is not None and link.reader.up and not link.is_cut:
             # A broken lease is safe only because nobody relies on this message: it may come late.
-            late = self.clock.rng.random() * BREAK_S if self.clock.chance(0.3) else self.clock.lag()
+            late = self.messages.random() * BREAK_S if self.happens(0.3) else self.lag()
             self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
 
     def _free(self, key: ShardKey) -> None:

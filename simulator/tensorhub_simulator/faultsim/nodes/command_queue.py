@@ -66,11 +66,11 @@ class CommandQueue:
                 return
             world.log.append(subject, data, msg_id)
             if not world.net_loses(node):
-                clock.after(clock.lag(), node, lambda: self._acknowledged(name, command), life)
+                clock.after(world.nats.lag(), node, lambda: self._acknowledged(name, command), life)
 
         if not world.net_loses(node):
-            late_s = clock.rng.random() * LATE_S_MAX if clock.chance(world.plan.late_odds) else 0.0
-            clock.after(clock.lag() + late_s, world.nats, arrive)
+            late_s = node.messages.random() * LATE_S_MAX if node.happens(world.plan.late_odds) else 0.0
+            clock.after(node.lag() + late_s, world.nats, arrive)
         clock.after(world.plan.append_attempt_s, node, lambda: self._send(name, command))
 
     def _acknowledged(self, name: str, command: AnyCommand) -> None:

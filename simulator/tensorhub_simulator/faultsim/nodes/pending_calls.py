@@ -66,7 +66,7 @@ class Calls:
                 self._open[number] = OpenCall(node, key, call, sent[1], node.state.slept_s, stood)
                 node.begin(key, call)
 
-        clock.after(clock.lag(), node, arrive)
+        clock.after(node.lag(), node, arrive)
         return number
 
     def wanted(self, node: "AgentNode", key: ShardKey, by: Sender) -> None:

@@ -42,7 +42,7 @@ class PlannerNode(Node):
 
     def __init__(self, world: "World", limits: PlanLimits) -> None:
         """Stand ready to start."""
-        super().__init__("planner")
+        super().__init__("planner", world.streams.of(world.job, "messages", "planner"))
         self.world, self.clock, self.limits = world, world.clock, limits
         self.build = OLD
 

@@ -83,7 +83,7 @@ class RegistryNode(Node):
 
     def __init__(self, name: str, world: "World") -> None:
         """Stand ready to start."""
-        super().__init__(name)
+        super().__init__(name, world.streams.of(world.job, "messages", name))
         self.world, self.clock = world, world.clock
         if not any(isinstance(watcher, Leaders) for watcher in world.log.watchers):
             world.log.watchers.append(Leaders(world.log))
@@ -157,9 +157,9 @@ class RegistryNode(Node):
         self._lead(leading.Resigned())
         if lease.holder is self.me:
             lease.until = self.clock.now
-        late = self.clock.rng.choice((None, leading.LeaseWon(lease.term), leading.LeaseLost(), leading.Resigned()))
+        late = self.messages.choice((None, leading.LeaseWon(lease.term), leading.LeaseLost(), leading.Resigned()))
         if late is not None:
-            self.clock.after(self.clock.lag(), self, lambda: self._lead(late))
+            self.clock.after(self.lag(), self, lambda: self._lead(late))
 
     def _reaches(self) -> bool:
         world = self.world
@@ -201,7 +201,7 @@ class RegistryNode(Node):
             self._speak()
             self._claim_on(term)
 
-        self.clock.after(self.clock.lag(), self, learn)
+        self.clock.after(self.lag(), self, learn)
 
     def _claim_on(self, term: int) -> None:
         """Say that this registry leads, as soon as it has folded what stood before, until the log has taken it."""
@@ -243,7 +243,7 @@ class RegistryNode(Node):
                 log.append(subject, data, msg_id)
 
         if not self.world.net_loses(self):
-            self.clock.after(self.clock.lag(), self.world.nats, arrive)
+            self.clock.after(self.lag(), self.world.nats, arrive)
 
     # Folding.
 
@@ -282,7 +282,7 @@ class RegistryNode(Node):
         """Publish what is next, if this registry believes that it leads."""
         if self.term is None or not self._knows_end:
             return
-        many = self.fold.unpublished >= BATCH_MIN and self.clock.chance(0.5)
+        many = self.fold.unpublished >= BATCH_MIN and self.happens(0.5)
         publication = self.fold.to_publish(BATCH_MAX if many else CHAIN_MAX)
         if publication is None:
             return
@@ -294,19 +294,19 @@ class RegistryNode(Node):
                 return
             answered.append(True)
             self._carry_out(self.fold.handle(what, self.now))
-            self.clock.after(0.0 if isinstance(what, PublicationStored) else self.clock.lag(), self, self._speak)
+            self.clock.after(0.0 if isinstance(what, PublicationStored) else self.lag(), self, self._speak)
 
         life = self.life
         for arrive in self._requests(publication, life, as_batch=many):
             if not self.world.net_loses(self):
-                self.clock.after(self.clock.lag(), self.world.nats, partial(self._arrives, arrive, become, life))
+                self.clock.after(self.lag(), self.world.nats, partial(self._arrives, arrive, become, life))
         self.clock.after(ANSWER_S, self, lambda: become(PublicationUnknown()))
 
     def _arrives(self, store: Store, become: Become, life: int) -> None:
         """A request reaches the log; its answer may get lost."""
         answer = store() if self.world.log.up else None
         if answer is not None and not self.world.net_loses(self):
-            self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
+            self.clock.after(self.lag(), self, lambda: become(answer), life)
 
     def _requests(self, publication: EventBatch, life: int, *, as_batch: bool) -> list[Store]:
         """Return the requests of a publication, which arrive in any order: one for a batch, else one for each event."""

@@ -47,6 +47,9 @@ class ReplicaPlan:
     model: str
     replica: str
     trains: bool
+    user: Random
+    rewinds: Random
+    """When its user goes back to an older version."""
     serial: int = 0
     want: VersionRequest = "latest"
     version: int | None = None
@@ -63,7 +66,8 @@ class WorkerNode(Node):
 
     def __init__(self, world: "World", group: ReplicaPlan, key: ShardKey, agent: "AgentNode") -> None:
         """Stand ready to start."""
-        super().__init__(f"{key.model}/{key.replica}/{key.shard}")
+        name = f"{key.model}/{key.replica}/{key.shard}"
+        super().__init__(name, world.streams.of(world.job, "messages", name))
         self.world, self.group, self.key, self.agent = world, group, key, agent
         self.clock = world.clock
         self.session = 0
@@ -75,8 +79,9 @@ class WorkerNode(Node):
         """The version that its tensors are, as far as it was told, while no call is under way."""
         self.shows: Segment | None = None
         """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
-        # Not drawn from the clock's chance, so that the seeds stay what they were.
-        self._pauses = Random(f"{world.seed} {self.name}")
+        self._user = world.streams.of(world.job, "user", name)
+        self._overwritten = 0
+        """How often it has overwritten its memory."""
         self.goes = False
         """Its shard goes as soon as the registry answers, as this worker was told; it has called nothing since."""
         self.awaits: int | None = None
@@ -103,7 +108,7 @@ class WorkerNode(Node):
 
     def _disconnect(self) -> None:
         session, agent = self.session, self.agent
-        self.clock.after(self.clock.lag(), agent, lambda: agent.worker_gone(session))
+        self.clock.after(self.lag(), agent, lambda: agent.worker_gone(session))
 
     def _connect(self) -> None:
         self.session = self.world.number()
@@ -112,7 +117,7 @@ class WorkerNode(Node):
     def _begin_anew(self) -> None:
         self.registered = self.published = self.busy = self.goes = False
         self.version = self.trusts = None
-        self.clock.after(self.clock.lag(), self, self._register)
+        self.clock.after(self.lag(), self, self._register)
 
     def agent_gone(self) -> None:
         """The agent's process ended."""
@@ -123,7 +128,7 @@ class WorkerNode(Node):
     def _register(self) -> None:
         if self.agent.state.left:
             # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
-            self.agent = self.clock.rng.choice([agent for agent in self.world.agents.values() if not agent.state.left])
+            self.agent = self._user.choice([agent for agent in self.world.agents.values() if not agent.state.left])
         if not self.agent.up:
             self.clock.after(AGAIN_S, self, self._register)
             return
@@ -182,16 +187,16 @@ class WorkerNode(Node):
     # Calls.
 
     def _call(self, make: Callable[[int, float], AnyCall], then: Callable[[End], None]) -> None:
-        life, clock = self.life, self.clock
+        life, clock, agent = self.life, self.clock, self.agent
         self.busy, self.trusts, self.goes = True, None, False
 
         def reply(end: End) -> None:
             if life != self.life or not self.up:
                 return
-            if clock.chance(0.7) and not self.state.paused:
+            if agent.happens(0.7) and not self.state.paused:
                 told(end)
             else:
-                clock.after(clock.lag(), self, lambda: told(end))
+                clock.after(agent.lag(), self, lambda: told(end))
 
         def told(end: End) -> None:
             self.busy = False
@@ -216,8 +221,10 @@ class WorkerNode(Node):
                 )
         if segment.writers:
             raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
+        rng = self.world.streams.of(self.world.job, "values", self.name, self._overwritten)
+        self._overwritten += 1
         for piece, size in enumerate(segment.nbytes):
-            fresh, old = self.clock.rng.randbytes(size), segment.piece(piece)
+            fresh, old = rng.randbytes(size), segment.piece(piece)
             # A part of them stays as it was, so that a delta is less than the whole.
             values = bytes(new if new % 3 else was for new, was in zip(fresh, old, strict=True))
             segment.write(segment.at[piece], values)
@@ -231,7 +238,7 @@ class WorkerNode(Node):
         if not self.registered or self.busy:
             return
         if self.done == self.group.serial:
-            self.clock.after(AGAIN_S * (0.5 + self.clock.rng.random()), self, self._loop)
+            self.clock.after(AGAIN_S * (0.5 + self._user.random()), self, self._loop)
         elif self.group.trains:
             self._train()
         else:
@@ -248,7 +255,7 @@ class WorkerNode(Node):
             self._begin_anew()
         elif "call unpublish again" in end.message:
             self._unpublish(self._loop)
-        elif end.error == "RegistryUnavailable" and self._pauses.random() < 0.5:  # noqa: PLR2004 (odds)
+        elif end.error == "RegistryUnavailable" and self._user.random() < 0.5:  # noqa: PLR2004 (odds)
             self.clock.after(PAUSE_S, self, self._loop)
         else:
             self._again()
@@ -303,7 +310,7 @@ class WorkerNode(Node):
         self._failed(FailCall(0, "", ""))
 
     def _unpublish(self, then: Callable[[], None]) -> None:
-        session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))
+        session, timeout_s = self.session, self._user.choice((0.0, 0.05, 0.5, 5.0))
 
         def ended(end: End) -> None:
             if isinstance(end, CompleteCall) or (end is not None and end.error == "NotPublished"):
@@ -353,9 +360,9 @@ class WorkerNode(Node):
         def then(end: End) -> None:
             self.done = serial
             if isinstance(end, CompleteCall):
-                if self.clock.chance(0.4):
+                if self._user.random() < 0.4:  # noqa: PLR2004 (odds)
                     self._disconnect()
-                    self.agent = self.clock.rng.choice(list(self.world.agents.values()))
+                    self.agent = self._user.choice(list(self.world.agents.values()))
                     self._connect()
                 else:
                     self._begin_anew()

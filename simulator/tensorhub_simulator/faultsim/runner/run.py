@@ -16,6 +16,7 @@ from tensorhub_agent.transfer import admission, balancing, flow_control, site_ha
 from tensorhub_common.catalog import availability, cache_replicas
 from tensorhub_common.layout import layout
 from tensorhub_planner.compiler import overlaps
+from tensorhub_simulator.engine.streams import Streams
 from tensorhub_simulator.faultsim.config import draw_config
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.workload.crowd import Crowd, crowd, is_crowd
@@ -119,7 +120,7 @@ class Totals:
         self.kills += world.faults.kills
         self.stops += world.faults.stops
         self.outages += world.faults.outages
-        self.cuts += world.faults.cuts.count
+        self.cuts += world.faults.cuts
         self.jumps += world.faults.jumps
         self.losses += world.faults.losses
 
@@ -158,7 +159,9 @@ def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool
 
 def _run_one(seed: int, totals: Totals, *, calm: bool, steps: bool) -> Failure | None:
     setting = draw_config(seed, calm=calm)
-    world = Crowd(seed, crowd(seed, setting), steps=steps) if is_crowd(seed) else World(seed, setting, steps=steps)
+    world = (
+        Crowd(seed, crowd(Streams(seed), setting), steps=steps) if is_crowd(seed) else World(seed, setting, steps=steps)
+    )
     try:
         world.run()
     except Violation as why:

@@ -151,7 +151,7 @@ class ByteStream:
             return
         self._sending = True
         link, clock = self.link, self.link.clock
-        delay_s = clock.lag() * link.reader.world.slowness
+        delay_s = link.source.lag() * link.reader.world.slowness
         if link.is_local:
             clock.after(delay_s, link.reader, self._copy, link.reader_life)
         else:
@@ -195,7 +195,7 @@ class ByteStream:
             return
         sent = self._next()
         self._on_the_way += 1
-        link.clock.after(link.clock.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
+        link.clock.after(link.source.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
         self._go_on()
 
     def _land(self, half: Half, where: Sequence[int], data: bytes | Overwrites) -> None:

@@ -39,7 +39,7 @@ from tensorhub_agent.primitives.program_units import UnitAvailability
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_simulator.engine.clock import Action
+from tensorhub_simulator.engine.clock import Action, Clock
 from tensorhub_simulator.faultsim.models.byte_ranges import PieceBytes, Spans, UnitBytes
 from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
 from tensorhub_simulator.faultsim.models.segments import Segment
@@ -67,15 +67,15 @@ class Confirming:
         question = self._questions
         link.at_reader(CONFIRM_S, lambda: self._answered(question, holds=False))
         if not link.source_lives:
-            link.at_reader(link.clock.lag(), lambda: self._answered(question, holds=False))
+            link.at_reader(link.reader.lag(), lambda: self._answered(question, holds=False))
         elif not link.is_cut:
-            link.clock.after(link.clock.lag(), link.source, lambda: self._arrives(question))
+            link.clock.after(link.reader.lag(), link.source, lambda: self._arrives(question))
 
     def _arrives(self, question: int) -> None:
         link = self._link
         holds = link.source.core.table.holds(link.lease)
         if not link.is_cut:
-            link.at_reader(link.clock.lag(), lambda: self._answered(question, holds=holds))
+            link.at_reader(link.source.lag(), lambda: self._answered(question, holds=holds))
 
     def _answered(self, question: int, *, holds: bool) -> None:
         link = self._link
@@ -132,15 +132,15 @@ class LeaseInUse:
             return
         if link.source_lives and not link.reader.world.net_loses(link.reader, link.source):
             ask = link.question(hold_s=HOLD_S, again=grant.lease)
-            self._clock.after(self._clock.lag(), link.source, lambda: self._asked(ask))
+            self._clock.after(link.reader.lag(), link.source, lambda: self._asked(ask))
         self._again_later()
 
     def _asked(self, ask: LeaseRequest) -> None:
         link = self._link
         answer = link.source.core.lease_asked(ask, "", "", "here", link.source.now)
         link.source.set_timer()
-        if answer is not None and not link.reader.world.net_loses(link.reader, link.source):
-            link.at_reader(self._clock.lag(), lambda: self._answer(answer))
+        if answer is not None and not link.reader.world.net_loses(link.source, link.reader):
+            link.at_reader(link.source.lag(), lambda: self._answer(answer))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
         if self._grant is None:
@@ -169,7 +169,7 @@ class Announcements:
         """The source tells of its pieces."""
         self._untold.append(news)
         if len(self._untold) == 1:
-            self._link.at_reader(self._link.clock.lag(), self._hear)
+            self._link.at_reader(self._link.source.lag(), self._hear)
 
     def _hear(self) -> None:
         if self._link.is_cut and self._link.source_lives:
@@ -224,7 +224,8 @@ class ReadSession:
 
     def __init__(self, reader: "AgentNode", effect: RequestLease) -> None:
         """Begin with the effect that asks for it."""
-        self.reader, self.clock = reader, reader.world.clock
+        self.reader = reader
+        self.clock: Clock = reader.world.clock
         self.key, self.number, self.share = effect.key, effect.source, effect.share
         self.version, self.root, self.turn = effect.version, effect.root, effect.turn
         self.base, self.program = effect.base, effect.program
@@ -242,7 +243,7 @@ class ReadSession:
         self._wire: ByteStream | None = None
         self._digests = b""
         """What the source says that its pieces hash to."""
-        self._tells_progress = self.clock.chance(0.5)
+        self._tells_progress = reader.happens(0.5)
         self._asks, self._confirming = 0, Confirming(self)
         self._holding = LeaseInUse(self) if effect.hold else None
 
@@ -267,8 +268,8 @@ class ReadSession:
     def tell(self, news: News) -> None:
         """Tell the reader's core, and now and then once more: nothing may hang on a word coming once."""
         self.reader.news(news)
-        if self.clock.chance(AGAIN_ODDS):
-            self.at_reader(self.clock.lag(), lambda: self.reader.news(news))
+        if self.reader.happens(AGAIN_ODDS):
+            self.at_reader(self.reader.lag(), lambda: self.reader.news(news))
 
     @property
     def is_cut(self) -> bool:
@@ -291,7 +292,7 @@ class ReadSession:
         self.at_reader(LEASE_ASK_S, lambda: self._silent(asks))
         if self.reader.world.net_loses(self.reader, self.source):
             return
-        self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
+        self.clock.after(self.reader.lag(), None, lambda: self._ask_arrives(ask))
 
     def question(self, *, hold_s: float, again: str = "") -> LeaseRequest:
         """Return the question for a lease."""
@@ -329,7 +330,7 @@ class ReadSession:
 
     def _ask_arrives(self, ask: LeaseRequest) -> None:
         if not self.source.up:
-            self.at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
+            self.at_reader(self.reader.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
             return
         until = self.clock.now + LEASE_HOLD_S
         self.clock.after(0.0, self.source, lambda: self._asked(ask, until))
@@ -341,9 +342,9 @@ class ReadSession:
         self.source.set_timer()
         if answer is None and self.clock.now < until:
             self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
-        elif not world.net_loses(self.reader, self.source):
+        elif not world.net_loses(self.source, self.reader):
             word = answer or LeaseRefusal(reason="it is not being filled yet", is_early=True)
-            self.at_reader(self.clock.lag(), lambda: self._answer(word))
+            self.at_reader(self.source.lag(), lambda: self._answer(word))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
         if self.answered:
@@ -377,7 +378,7 @@ class ReadSession:
         if not self.source.up:
             self.lost("the connection was refused")
             return
-        self.clock.after(self.clock.lag(), self.source, lambda: self._connected(answer))
+        self.clock.after(self.reader.lag(), self.source, lambda: self._connected(answer))
         self.source_life = self.source.life
         self.at_reader(LEASE_ASK_S, lambda: self._unconnected(answer))
 
@@ -391,16 +392,16 @@ class ReadSession:
         lease = self.source.core.redeemed(grant.ticket, self.source.now)
         self.source.set_timer()
         if lease is None:
-            self.at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
+            self.at_reader(self.source.lag(), lambda: self.lost("the ticket is void"))
             return
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
         if lease.promised():
             self.telling.announce(PiecesPromised(lease.promised()))
         delta = None
-        if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
+        if self.base is not None and not self.is_local and pieces is None and self.source.happens(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)
-        self.at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces, delta))
+        self.at_reader(self.source.lag(), lambda: self._opened(memory, grant, pieces, delta))
 
     def _opened(
         self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None, delta: Delta | None
@@ -410,7 +411,7 @@ class ReadSession:
             return
         if grant.lease != self.lease:
             # It was given up, and asked for again; the source hears that its connection has ended.
-            self.clock.after(self.clock.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
+            self.clock.after(self.reader.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
             return
         self.is_open = True
         self._wire = ByteStream(self, memory, self._arrived, delta)
@@ -437,7 +438,7 @@ class ReadSession:
         if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.source.now)
             if self.source.core.table.waits(self.lease):
-                self.at_reader(self.clock.lag(), lambda: self.telling.heard(PiecesAvailable()))
+                self.at_reader(self.source.lag(), lambda: self.telling.heard(PiecesAvailable()))
         self.at_reader(RENEW_S, self._renew)
 
     @property
@@ -481,7 +482,7 @@ class ReadSession:
             self.reader.world.tally.came(len(ended.pieces), partials, relayed=self.telling.availability is not None)
         self.reader.world.tally.patched += sum(map(self._wire.is_patched, ended.pieces))
         done = BatchDone(self.key, self.number, ended.batch, found)
-        self.at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
+        self.at_reader(self.reader.lag() * 0.2, lambda: self._done(done))
 
     def _patched(self, where: Sequence[int], patch: Overwrites) -> bytes:
         """Return what a patch makes of what stands here of the old version."""
@@ -517,7 +518,7 @@ class ReadSession:
             return
         self.closing = True
         away = not self.is_local and (self.is_cut or not self.source.runs)
-        self.at_reader(self.clock.rng.random() * CLOSE_S_MAX if away else self.clock.lag(), self._closed)
+        self.at_reader(self.reader.messages.random() * CLOSE_S_MAX if away else self.reader.lag(), self._closed)
 
     def _closed(self) -> None:
         self.receives.close()
@@ -536,7 +537,7 @@ class ReadSession:
     def _tell_source(self, how: LeaseTransition) -> None:
         """Let the source hear of the end; over a path that is cut it hears nothing, and the lease ends by silence."""
         if self.lease and not self.is_cut:
-            self.clock.after(self.clock.lag(), self.source, lambda: self._source_hears(how))
+            self.clock.after(self.reader.lag(), self.source, lambda: self._source_hears(how))
 
     def _source_hears(self, how: LeaseTransition) -> None:
         if self._wire is not None:
@@ -553,8 +554,8 @@ class ReadSession:
         """The source's process is gone; between hosts the end of a connection may be heard late or never."""
         if self._holding is not None and self._holding.holds:
             return
-        if self.is_local or self.clock.chance(0.7):
-            self.at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
-        elif self.clock.chance(0.5):
-            late_s = self.clock.rng.random() * END_LATE_S
+        if self.is_local or self.reader.happens(0.7):
+            self.at_reader(self.reader.lag(), lambda: self.lost("its connection ended"))
+        elif self.reader.happens(0.5):
+            late_s = self.reader.messages.random() * END_LATE_S
             self.at_reader(late_s, lambda: self.lost("its connection ended"))

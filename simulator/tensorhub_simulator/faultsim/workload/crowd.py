@@ -9,13 +9,13 @@ Invariants:
 - What the world costs grows with its readers, and not with their square: `STEPS_OF_ONE_MAX` steps for each.
 """
 
-import random
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tensorhub_agent.core.config import CoreConfig
 from tensorhub_planner.primitives.limits import PlanLimits as PlannerLimits
+from tensorhub_simulator.engine.streams import Streams
 from tensorhub_simulator.faultsim.config import STRIPED, WorldConfig
 from tensorhub_simulator.faultsim.models.segments import Violation
 from tensorhub_simulator.faultsim.workload.director import Director
@@ -24,6 +24,8 @@ from tensorhub_simulator.faultsim.world import World
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.agent import AgentNode
     from tensorhub_simulator.faultsim.nodes.worker import ReplicaPlan
+
+T = TypeVar("T")
 
 EVERY: Final = 50
 """One seed of so many is a crowd."""
@@ -46,37 +48,41 @@ def is_crowd(seed: int) -> bool:
     return seed % EVERY == EVERY // 2
 
 
-def crowd(seed: int, setting: WorldConfig, readers: int | None = None) -> WorldConfig:
+def crowd(streams: Streams, setting: WorldConfig, readers: int | None = None) -> WorldConfig:
     """Make a crowd of what was drawn for a seed."""
-    chance = random.Random(seed * 6700417 + 1)
+
+    def drawn(field: str, *among: T) -> T:
+        return streams.of("crowd", field).choice(among)
+
     return replace(
         setting,
         beside=None,
         digests=True,
         models=("policy",),
-        agents=chance.choice((2, 3, 5)),
+        agents=drawn("agents", 2, 3, 5),
         trainers=1,
-        rollouts=readers or chance.choice(READERS),
+        rollouts=readers or drawn("readers", *READERS),
         shards=1,
-        pieces=chance.choice((1, 2, 4)),
+        pieces=drawn("pieces", 1, 2, 4),
         registries=1,
         loss_odds=0.0,
         late_odds=0.0,
         window_s=120.0,
-        slowness=chance.choice((0.5, 5.0)),
+        slowness=drawn("slowness", 0.5, 5.0),
         lost_after_s=LOST_AFTER_S,
         troubles=0,
-        trouble_s=chance.choice((1.0, 3.0)),
+        trouble_s=drawn("trouble_s", 1.0, 3.0),
         slow_agents=0.0,
         late_agents=False,
         skewed=False,
         upgrade=False,
         limits=CoreConfig(digests=True, window_bytes=64, stall_s=0.5, cache_bytes=0),
-        planner=chance.choice((PlannerLimits(), STRIPED)),
+        planner=drawn("planner", PlannerLimits(), STRIPED),
         retain=0,
         rewinds=0.0,
         spot=0.0,
         sites=False,
+        one_rack=False,
         deleted_after_s=0.0,
         cuttings=None,
     )
@@ -88,7 +94,7 @@ class Once(Director):
     def start(self) -> None:
         """Tell everybody, at about the same time."""
         for group in self.world.groups:
-            delay_s = 0.5 if group.trains else 1.0 + self.clock.rng.random() * TOGETHER_S
+            delay_s = 0.5 if group.trains else 1.0 + group.user.random() * TOGETHER_S
             self.clock.after(delay_s, None, partial(self._tell, group))
 
     def _tell(self, group: "ReplicaPlan") -> None:
@@ -109,10 +115,9 @@ class Crowd(World):
     def __init__(self, seed: int, setting: WorldConfig, *, steps: bool = False) -> None:
         """Build it, with a holder that will be stopped."""
         super().__init__(seed, setting, steps=steps)
-        chance = random.Random(seed * 7368787 + 1)
-        self.director = Once(self, seed)
-        self._stop_s = chance.choice((0.5, 4.0, 8.0))
-        self._stop_at = chance.choice((0.0, 0.0, 0.2))
+        self.director = Once(self)
+        self._stop_s = self.streams.of("crowd", "stop_s").choice((0.5, 4.0, 8.0))
+        self._stop_at = self.streams.of("crowd", "stop_at").choice((0.0, 0.0, 0.2))
         """When so great a part of the readers has the version."""
         self.clock.after(1.0, None, self._strike)
 

@@ -1,6 +1,5 @@
 """What users want of a world: what each replica is to do next, what is ruled, and what must stand at the end."""
 
-import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -8,6 +7,7 @@ from tensorhub_common.catalog.state import Model
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Command, DeleteJob, Publish, Retain, Rewind
 from tensorhub_common.protocol.subjects import command_subject
+from tensorhub_simulator.engine.clock import QUICK_S
 
 if TYPE_CHECKING:
     from tensorhub_simulator.faultsim.nodes.worker import ReplicaPlan
@@ -22,16 +22,14 @@ QUIET_READ_S: Final = 10.0
 class Director:
     """Tells groups what to do, and the log what was ruled."""
 
-    def __init__(self, world: "World", seed: int) -> None:
-        """Begin; rulings are drawn apart, so that they change nothing else of a seed."""
+    def __init__(self, world: "World") -> None:
+        """Begin."""
         self.world, self.clock = world, world.clock
-        self._rulings = random.Random(seed * 15485863 + 1)
-        self.spots = random.Random(seed * 32452843 + 1)
 
     def start(self) -> None:
         """Begin to tell everybody."""
         for group in self.world.groups:
-            self.clock.after(self.clock.rng.random() * 0.5, None, partial(self._direct, group))
+            self.clock.after(group.user.random() * 0.5, None, partial(self._direct, group))
         for model in self.world.plan.models:
             self.clock.after(RETAIN_S, None, partial(self._retain, model))
         if self.world.plan.deleted_after_s:
@@ -41,7 +39,7 @@ class Director:
 
     def _direct(self, group: "ReplicaPlan") -> None:
         """Tell a group what to do next."""
-        rng, quiet = self.clock.rng, self.world.quiet_since is not None
+        rng, quiet = group.user, self.world.quiet_since is not None
         group.serial += 1
         if group.trains:
             self._direct_trainer(group)
@@ -51,10 +49,10 @@ class Director:
         self.clock.after(pause_s, None, lambda: self._direct(group))
 
     def _direct_trainer(self, group: "ReplicaPlan") -> None:
-        rng, quiet = self.clock.rng, self.world.quiet_since is not None
+        rng, quiet = group.user, self.world.quiet_since is not None
         last = self._last(group)
-        if last is not None and not quiet and self._rulings.random() < self.world.plan.rewinds:
-            self.rule(Rewind(model=group.model, to=max(0, last - self._rulings.randint(1, 2))))
+        if last is not None and not quiet and group.rewinds.random() < self.world.plan.rewinds:
+            self.rule(Rewind(model=group.model, to=max(0, last - group.rewinds.randint(1, 2))))
         group.version = None if last is None or rng.random() < 0.6 else last + rng.randint(0, 3)  # noqa: PLR2004 (odds)
         group.timeout_s = rng.choice((0.05, 0.3, 1.0, 4.0))
         group.act = "wish" if rng.random() < 0.15 and not quiet else "publish"  # noqa: PLR2004 (odds)
@@ -68,7 +66,7 @@ class Director:
             group.version, group.timeout_s = None, 4.0
 
     def _direct_rollout(self, group: "ReplicaPlan") -> None:
-        rng, last = self.clock.rng, self._last(group)
+        rng, last = group.user, self._last(group)
         dice = rng.random()
         group.act = "release" if dice < 0.04 else "republish" if dice < 0.08 else "read"  # noqa: PLR2004 (odds)
         group.want = rng.choice(("latest", "latest", "newer", "newer", last if last is not None else "latest"))
@@ -121,7 +119,7 @@ class Director:
             seq = log.append(command_subject(world.job, "publish"), encode(command), f"wish-{number}") if log.up else 0
             group.wishes[serial] = seq
 
-        self.clock.after(self.clock.lag(), world.nats, arrive)
+        self.clock.after(group.user.random() * QUICK_S, world.nats, arrive)
 
     # What must stand at the end.
 

@@ -4,7 +4,6 @@ The kernel's lock on a mapped segment is `Segment.maps` here: it outlives agents
 once. Borrowers take no part in the log; what a mapped shard says there is tried elsewhere.
 """
 
-import random
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.core.shard import ShardCore
@@ -29,12 +28,12 @@ TICKET_S: Final = 0.2
 
 
 class MappingReaders:
-    """Maps what is published, now and then. The chance of its own lets the other seeds be what they were."""
+    """Maps what is published, now and then."""
 
-    def __init__(self, world: "World", seed: int) -> None:
+    def __init__(self, world: "World") -> None:
         """Be there in some worlds."""
         self._world = world
-        self._rng = random.Random(seed * 15485863 + 1)
+        self._rng = world.streams.of(world.job, "mapping-readers")
         self.are_there = self._rng.random() < WORLDS
         self.count = 0
 
