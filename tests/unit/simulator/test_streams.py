@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from tensorhub_simulator.engine.streams import Streams
-from tensorhub_simulator.faultsim.config import draw_config
+from tensorhub_simulator.faultsim.drawing import draw_config
 from tensorhub_simulator.faultsim.faults.all_faults import ALL
 from tensorhub_simulator.faultsim.faults.injector import Fault, Injector
 from tensorhub_simulator.faultsim.runner.run import scaled_down
@@ -25,15 +25,15 @@ def transcript(faults: Sequence[Fault]) -> list[str]:
     with scaled_down():
         world = World(SEED, draw_config(SEED, calm=False), steps=True, faults=faults)
         world.run()
-    assert world.plan.troubles > 0
-    return list(world.story)
+    assert world.config.troubles > 0
+    return list(world.transcript)
 
 
 def test_a_new_fault_changes_no_seed_in_which_it_does_not_strike() -> None:
     """And where it strikes, it does change what happens."""
 
     def strike(faults: Injector, rng: Random) -> None:
-        rng.choice(list(faults.world.agents.values())).kill()
+        rng.choice(list(faults.processes.agents.values())).kill()
 
     before = transcript(ALL)
     assert transcript((Fault("new", 0.0, strike), *ALL)) == before

@@ -1,21 +1,19 @@
 """Partitions: bytes alone, messages alone, or both, between two hosts or around one process; healed later."""
 
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.faultsim.faults.injector import Fault, Injector
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+from tensorhub_simulator.faultsim.models.host import AgentHost
 
 CUT_S: Final = (0.3, 2.0, 6.0)
 
 
-def between(faults: Injector, rng: Random, one: "AgentNode", other: "AgentNode") -> None:
+def between(faults: Injector, rng: Random, one: AgentHost, other: AgentHost) -> None:
     """Let no bytes pass between two agents; both reach NATS."""
     cut_s = _cut(faults, rng, f"no bytes pass between {one.name} and {other.name}")
-    faults.world.net.cut(one, other, cut_s)
+    faults.job.network.cut(one, other, cut_s)
 
 
 def cut_bytes(faults: Injector, rng: Random) -> None:
@@ -26,12 +24,12 @@ def cut_bytes(faults: Injector, rng: Random) -> None:
 
 def cut_messages(faults: Injector, rng: Random) -> None:
     """Let one host or one process not reach NATS; bytes pass."""
-    nodes: list[list[Node]] = [[registry] for registry in faults.world.registries]
-    nodes += [[faults.world.planner], *(_agents(faults, host) for host in _hosts(faults))]
+    nodes: list[list[Node]] = [[registry] for registry in faults.processes.registries]
+    nodes += [[faults.processes.planner], *(_agents(faults, host) for host in _hosts(faults))]
     chosen = rng.choice(nodes)
     cut_s = _cut(faults, rng, f"{[node.name for node in chosen]} do not reach NATS")
     for node in chosen:
-        faults.world.net.cut_off(node, cut_s)
+        faults.job.network.cut_off(node, cut_s)
 
 
 def cut_host(faults: Injector, rng: Random) -> None:
@@ -40,18 +38,18 @@ def cut_host(faults: Injector, rng: Random) -> None:
     cut_s = _cut(faults, rng, f"{host} is cut off")
     _cut_bytes(faults, host, cut_s)
     for node in _agents(faults, host):
-        faults.world.net.cut_off(node, cut_s)
+        faults.job.network.cut_off(node, cut_s)
 
 
 def _cut_bytes(faults: Injector, host: str, cut_s: float) -> None:
-    agents = faults.world.agents.values()
+    agents = faults.processes.agents.values()
     for one in (agent for agent in agents if agent.host == host):
         for other in (agent for agent in agents if agent.host != host):
-            faults.world.net.cut(one, other, cut_s)
+            faults.job.network.cut(one, other, cut_s)
 
 
 def _hosts(faults: Injector) -> list[str]:
-    return sorted({agent.host for agent in faults.world.agents.values()})
+    return sorted({agent.host for agent in faults.processes.agents.values()})
 
 
 def _any_host(faults: Injector, rng: Random) -> str:
@@ -59,13 +57,13 @@ def _any_host(faults: Injector, rng: Random) -> str:
 
 
 def _agents(faults: Injector, host: str) -> list[Node]:
-    return [agent for agent in faults.world.agents.values() if agent.host == host]
+    return [agent for agent in faults.processes.agents.values() if agent.host == host]
 
 
 def _cut(faults: Injector, rng: Random, what: str) -> float:
-    faults.cuts += 1
+    faults.struck("cuts")
     cut_s = rng.choice(CUT_S)
-    faults.world.note(f"{what} for {cut_s} s")
+    faults.job.log_line(f"{what} for {cut_s} s")
     return cut_s
 
 

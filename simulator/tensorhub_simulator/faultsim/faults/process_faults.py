@@ -1,13 +1,11 @@
 """Faults of processes, disks, clocks and NATS: killed, stopped, gone, cut off from time."""
 
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_simulator.faultsim.faults.injector import LEAVE_AGENTS, Fault, Injector
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
+from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
 
 STOP_S: Final = (0.1, 0.6, 2.0, 4.0)
 JUMP_S: Final = (0.3, 3.0, 30.0)
@@ -16,12 +14,12 @@ EFFECTS_MAX: Final = 12
 RETURN_ODDS: Final = 0.5
 
 
-def _any_agent(faults: Injector, rng: Random) -> "AgentNode":
-    return rng.choice(list(faults.world.agents.values()))
+def _any_agent(faults: Injector, rng: Random) -> AgentNode:
+    return rng.choice(list(faults.processes.agents.values()))
 
 
-def _any_registry(faults: Injector, rng: Random) -> "RegistryNode":
-    return rng.choice(faults.world.registries)
+def _any_registry(faults: Injector, rng: Random) -> RegistryNode:
+    return rng.choice(faults.processes.registries)
 
 
 def kill_agent(faults: Injector, rng: Random) -> None:
@@ -45,7 +43,7 @@ def lose_disk(faults: Injector, rng: Random) -> None:
     """Set up a host anew: neither memory nor the agent's last number is left."""
     agent = _any_agent(faults, rng)
     if agent.up:
-        faults.losses += 1
+        faults.struck("losses")
         agent.kill()
         agent.lose_disk()
 
@@ -53,10 +51,10 @@ def lose_disk(faults: Injector, rng: Random) -> None:
 def leave(faults: Injector, rng: Random) -> None:
     """Let an agent go away. It may come back, much later, and its shards have moved."""
     agent, returns, away_s = _any_agent(faults, rng), rng.random() < RETURN_ODDS, 3.0 + 4.0 * rng.random()
-    here = [each for each in faults.world.agents.values() if not each.state.left]
+    here = [each for each in faults.processes.agents.values() if not each.state.left]
     if not agent.up or len(here) <= LEAVE_AGENTS:
         return
-    faults.world.note(f"{agent.name} leaves")
+    faults.job.log_line(f"{agent.name} leaves")
     agent.state.left = True
     agent.kill()
 
@@ -78,7 +76,7 @@ def resign_registry(faults: Injector, rng: Random) -> None:
     registry, late_s = _any_registry(faults, rng), rng.random() * 1.5
     if not registry.runs:
         return
-    faults.world.note(f"{registry.name} resigns")
+    faults.job.log_line(f"{registry.name} resigns")
     for each in registry.family:
         each.resign()
     life = registry.life
@@ -92,37 +90,37 @@ def stop_registry(faults: Injector, rng: Random) -> None:
 
 def kill_planner(faults: Injector, _rng: Random) -> None:
     """SIGKILL the planner."""
-    faults.kill(faults.world.planner)
+    faults.kill(faults.processes.planner)
 
 
 def stop_planner(faults: Injector, rng: Random) -> None:
     """SIGSTOP the planner."""
-    faults.stop(faults.world.planner, rng.choice(STOP_S))
+    faults.stop(faults.processes.planner, rng.choice(STOP_S))
 
 
 def kill_worker(faults: Injector, rng: Random) -> None:
     """SIGKILL a worker."""
-    faults.kill_worker(rng.choice(faults.world.ranks))
+    faults.kill_worker(rng.choice(faults.processes.workers))
 
 
 def stop_worker(faults: Injector, rng: Random) -> None:
     """SIGSTOP a worker."""
-    faults.stop(rng.choice(faults.world.ranks), rng.choice(STOP_S))
+    faults.stop(rng.choice(faults.processes.workers), rng.choice(STOP_S))
 
 
 def lose_nats(faults: Injector, rng: Random) -> None:
     """Let no process reach the log for a while."""
     away_s = rng.choice((0.2, 1.0, 4.0))
-    if not faults.world.log.up:
+    if not faults.job.log.up:
         return
-    faults.outages += 1
-    faults.world.note("the log can't be reached")
-    for job in faults.world.jobs:
+    faults.struck("outages")
+    faults.job.log_line("the log can't be reached")
+    for job in faults.jobs:
         job.log.up = False
 
     def back() -> None:
-        faults.world.note("the log is back")
-        for job in faults.world.jobs:
+        faults.job.log_line("the log is back")
+        for job in faults.jobs:
             job.log.back()
 
     faults.clock.after(away_s, None, back)
@@ -130,22 +128,22 @@ def lose_nats(faults: Injector, rng: Random) -> None:
 
 def stop_nats(faults: Injector, rng: Random) -> None:
     """SIGSTOP NATS. What was on its way arrives late, and is stored then."""
-    faults.stop(faults.world.nats, rng.choice(STOP_S))
+    faults.stop(faults.job.nats, rng.choice(STOP_S))
 
 
 def jump_clock(faults: Injector, rng: Random) -> None:
     """Let one process's clock jump: the process takes the time for passed."""
-    node, by_s = rng.choice(faults.world.processes()), rng.choice(JUMP_S)
+    node, by_s = rng.choice(faults.processes.all()), rng.choice(JUMP_S)
     if node.runs:
-        faults.jumps += 1
-        faults.world.note(f"the clock of {node.name} jumps {by_s} s")
+        faults.struck("jumps")
+        faults.job.log_line(f"the clock of {node.name} jumps {by_s} s")
         node.jump(by_s)
 
 
 def set_wall_clock(faults: Injector, rng: Random) -> None:
     """Set the wall clock of NATS: entries have later, or earlier, times from now on."""
-    faults.jumps += 1
-    faults.world.log.skew_s += rng.choice(WALL_CLOCK_S)
+    faults.struck("jumps")
+    faults.job.log.skew_s += rng.choice(WALL_CLOCK_S)
 
 
 PROCESS_FAULTS: Final = (

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_simulator.faultsim.faults import partitions
 from tensorhub_simulator.faultsim.faults.injector import DRAG, Fault, Injector
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
+from tensorhub_simulator.faultsim.models.host import Session
 
 STOP_SOURCE_S: Final = (0.6, 2.0, 10.0, 30.0)
 """The longest is for ever, as far as a read can know."""
@@ -16,7 +14,7 @@ AWAIT_S: Final = 4.0
 LOOK_S: Final = 0.02
 DRAG_S: Final = (1.0, 4.0)
 
-Strike = Callable[[Injector, Random, "ReadSession"], None]
+Strike = Callable[[Injector, Random, Session], None]
 
 
 def _in_mid_read(strike: Strike) -> Callable[[Injector, Random], None]:
@@ -26,7 +24,7 @@ def _in_mid_read(strike: Strike) -> Callable[[Injector, Random], None]:
         until = faults.clock.now + AWAIT_S
 
         def look() -> None:
-            links = [link for link in faults.world.links.values() if link.reads]
+            links = [link for link in faults.job.sessions.values() if link.reads]
             if links:
                 strike(faults, rng, rng.choice(links))
             elif faults.clock.now < until:
@@ -37,17 +35,17 @@ def _in_mid_read(strike: Strike) -> Callable[[Injector, Random], None]:
     return begin
 
 
-def _kill(_faults: Injector, _rng: Random, link: "ReadSession") -> None:
+def _kill(_faults: Injector, _rng: Random, link: Session) -> None:
     link.source.kill()
 
 
-def _stop(faults: Injector, rng: Random, link: "ReadSession") -> None:
+def _stop(faults: Injector, rng: Random, link: Session) -> None:
     faults.stop(link.source, rng.choice(STOP_SOURCE_S))
 
 
-def _slow(faults: Injector, rng: Random, link: "ReadSession") -> None:
+def _slow(faults: Injector, rng: Random, link: Session) -> None:
     agent, drag, drag_s = link.source, rng.choice(DRAG), rng.choice(DRAG_S)
-    faults.world.note(f"{agent.name} sends {drag:g} times slower for {drag_s} s")
+    faults.job.log_line(f"{agent.name} sends {drag:g} times slower for {drag_s} s")
     before, agent.drag = agent.drag, drag
 
     def over() -> None:
@@ -57,7 +55,7 @@ def _slow(faults: Injector, rng: Random, link: "ReadSession") -> None:
     faults.clock.after(drag_s, None, over)
 
 
-def _cut(faults: Injector, rng: Random, link: "ReadSession") -> None:
+def _cut(faults: Injector, rng: Random, link: Session) -> None:
     partitions.between(faults, rng, link.reader, link.source)
 
 
@@ -67,3 +65,20 @@ SOURCE_FAULTS: Final = (
     Fault("slow-source", 0.06, _in_mid_read(_slow)),
     Fault("cut-source", 0.06, _in_mid_read(_cut)),
 )
+
+
+def plan_holder_stop(faults: Injector) -> None:
+    """In a crowd: stop the agent of the trainer once enough readers have the version."""
+    crowd, workers = faults.job.config.crowd, faults.processes.workers
+    readers = [worker for worker in workers if not worker.group.trains]
+
+    def look() -> None:
+        holder = next(worker.agent for worker in workers if worker.group.trains)
+        assert crowd is not None
+        if sum(worker.version is not None for worker in readers) < crowd.stop_at * len(readers):
+            faults.clock.after(LOOK_S, None, look)
+        elif holder.runs:
+            faults.stop(holder, crowd.stop_s)
+
+    if crowd is not None:
+        faults.clock.after(1.0, None, look)

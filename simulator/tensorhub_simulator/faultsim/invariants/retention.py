@@ -11,7 +11,8 @@ from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.log.commands import Command, Expire, Join, Unpublish, Unreadable
 from tensorhub_common.protocol.log.events import Event, VersionExposed
 from tensorhub_common.protocol.queries import VersionState
-from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.observations import CommandFolded
 
 Copy = tuple[str, int]
 
@@ -22,6 +23,10 @@ class RetentionRule:
     def __init__(self) -> None:
         """Begin with none."""
         self._safe: set[Copy] = set()
+
+    def on_command(self, folded: CommandFolded) -> None:
+        """Judge a command. Raises `Violation`."""
+        self.see(folded.catalog, folded.command, folded.events)
 
     def see(self, catalog: Catalog, command: Command | Unreadable, events: Sequence[Event]) -> None:
         """Compare with what was safe before the command. Raises `Violation`."""

@@ -9,7 +9,6 @@ several rows that are blocks of their own. The fp8 values and scales come from t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from random import Random
@@ -32,9 +31,7 @@ from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.layout.quantized import DERIVED, QuantizedKind, quantized_kind
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import decoded
-
-Cutting = tuple[Layout, ...]
-"""The layouts of a replica's shards."""
+from tensorhub_simulator.faultsim.config import Cutting, Cuttings
 
 Values = Mapping[str, np.ndarray]
 """Global tensors by name: bytes, of one dimension more than the tensor."""
@@ -46,14 +43,6 @@ SHARDS_MAX: Final = 3
 TENSORS_MAX: Final = 4
 ALIKE: Final = 0.5
 """So many rollouts are cut as a trainer is, or as a rollout before them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cuttings:
-    """How the replicas of a world are cut, trainers without overlap; both by number."""
-
-    trainers: tuple[Cutting, ...]
-    rollouts: tuple[Cutting, ...]
 
 
 def equal_cutting(shards: int, sizes: Iterable[int]) -> Cutting:

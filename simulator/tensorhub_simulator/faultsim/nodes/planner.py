@@ -1,15 +1,14 @@
 """A planner of the simulation: the production fold and its whole way to an answer."""
 
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs.program import encoded
 from tensorhub_common.protocol.heartbeat import Heartbeat
-from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest, ReadPriority
+from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.compiler.compiler import CompiledProgram, compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
@@ -20,14 +19,13 @@ from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.source_set import LayoutSet
 from tensorhub_simulator.engine.clock import Node
-from tensorhub_simulator.faultsim.faults.rolling_upgrade import OLD, built
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.build import OLD, built
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
 from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
 from tensorhub_simulator.faultsim.models.layouts import Layouts
-from tensorhub_simulator.faultsim.models.segments import Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_simulator.faultsim.observations import PlanAsked
 
 LATE_S: Final = 0.05
 TRIES_MAX: Final = 14
@@ -40,10 +38,10 @@ class PlannerNode(Node):
     ledger: LoadLedger
     known: "Known"
 
-    def __init__(self, world: "World", limits: PlanLimits) -> None:
+    def __init__(self, job: Job, limits: PlanLimits) -> None:
         """Stand ready to start."""
-        super().__init__("planner", world.streams.of(world.job, "messages", "planner"))
-        self.world, self.clock, self.limits = world, world.clock, limits
+        super().__init__("planner", job.stream("messages", "planner"))
+        self.job, self.clock, self.limits = job, job.clock, limits
         self.build = OLD
 
     def start(self) -> None:
@@ -52,25 +50,25 @@ class PlannerNode(Node):
         self.up, self.state.paused = True, False
         self.backlog.clear()
         self.fold, self.ledger = (
-            CatalogReplica(Catalog(self.world.job, level=self.world.first_level)),
+            CatalogReplica(Catalog(self.job.name, level=self.job.first_level)),
             LoadLedger(self.limits),
         )
-        self.known = Known(self.world.layouts, lambda: self.fold, lambda: self.now)
+        self.known = Known(self.job.layouts, lambda: self.fold, lambda: self.now)
         self._restore()
 
     def _restore(self) -> None:
         """Go on from the newest snapshot that lies ahead, and follow the log from there."""
         with built(self.build, self.fold.catalog):
-            snapshot = self.world.log.shelf.newest(self.world.job, self.fold.position)
+            snapshot = self.job.log.shelf.newest(self.job.name, self.fold.position)
         if snapshot is not None:
             self.fold = CatalogReplica(snapshot.catalog, snapshot.seq)
-        elif self.fold.position + 1 < self.world.log.first:
+        elif self.fold.position + 1 < self.job.log.first:
             raise Violation("no way back", f"the planner has folded {self.fold.position}; the log begins later")
-        Follower(self.world.log, self, self.fold.position, self._on_entry, events=False, gap=self._restore)
+        Follower(self.job.log, self, self.fold.position, self._on_entry, events=False, gap=self._restore)
 
     def kill(self) -> None:
         """SIGKILL."""
-        self.world.note("the planner is killed")
+        self.job.log_line("the planner is killed")
         self.up = self.state.paused = False
         self.life += 1
 
@@ -78,12 +76,11 @@ class PlannerNode(Node):
         with built(self.build, self.fold.catalog):
             events = self.fold.take(entry)
         for event in events:
-            self.ledger.see(self.world.job, entry.seq, event)
+            self.ledger.see(self.job.name, entry.seq, event)
 
-    def hear(self, agent: "AgentNode") -> None:
-        """Hear an agent's beat, in which it says who reads from it in all jobs."""
-        jobs = [job.agents[agent.name] for job in self.world.jobs]
-        serving = reader_loads(reader for each in jobs if each.up for reader in each.core.table.readers())
+    def heartbeat(self, agent: AgentHost) -> None:
+        """Take an agent's heartbeat, in which it lists its readers of all jobs."""
+        serving = reader_loads(reader for each in agent.family if each.up for reader in each.core.table.readers())
         self.ledger.hear(Heartbeat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
         self.ledger.check()
 
@@ -95,23 +92,9 @@ class PlannerNode(Node):
             return
         reply(self._plan(demand))
 
-    def check_turns(self) -> None:
-        """Raise `Violation` if it has folded all that the log has, and not which rounds are decided, and when."""
-        truth = self.world.truth
-        if self.fold.catalog.seq != truth.catalog.seq:
-            return
-        for model in self.fold.catalog.models.values():
-            for replica in model.replicas.values():
-                current, told = replica.round, truth.rules.turns.get((model.name, replica.name))
-                if current is None or current.state is RoundState.JOINING:
-                    continue
-                if told != ReadPriority(current.decided, current.number):
-                    what = f"{current.decided} for that of {replica.name}, and its agents were told {told}"
-                    raise Violation("turns are the log's", f"the planner takes {what}")
-
     def _plan(self, demand: PlanRequest) -> PlanAnswer:
-        self.check_turns()
-        answer = at_once(DemandPlanner(self.world.job, self.known, self.ledger, self.limits).answer(demand))
+        self.job.observe(PlanAsked(self.fold.catalog))
+        answer = at_once(DemandPlanner(self.job.name, self.known, self.ledger, self.limits).answer(demand))
         self.ledger.check()
         return answer
 

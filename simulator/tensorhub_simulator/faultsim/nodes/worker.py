@@ -7,7 +7,7 @@ and is killed by itself.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_agent.core.effects import (
     AnyCall,
@@ -21,13 +21,15 @@ from tensorhub_agent.core.effects import (
 )
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_common.protocol.log.commands import VersionRequest
-from tensorhub_simulator.engine.clock import Node
-from tensorhub_simulator.faultsim.models.segments import Segment, Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Publish, VersionRequest
+from tensorhub_common.protocol.subjects import command_subject
+from tensorhub_simulator.engine.clock import QUICK_S, Node
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.models.segments import Segment
+from tensorhub_simulator.faultsim.nodes.pending_calls import PendingCalls
 
 AGAIN_S: Final = 0.15
 REGISTER_S: Final = 4.0
@@ -64,12 +66,12 @@ class ReplicaPlan:
 class WorkerNode(Node):
     """One worker: one shard of a replica."""
 
-    def __init__(self, world: "World", group: ReplicaPlan, key: ShardKey, agent: "AgentNode") -> None:
+    def __init__(self, job: Job, calls: PendingCalls, group: ReplicaPlan, key: ShardKey, agent: AgentHost) -> None:
         """Stand ready to start."""
         name = f"{key.model}/{key.replica}/{key.shard}"
-        super().__init__(name, world.streams.of(world.job, "messages", name))
-        self.world, self.group, self.key, self.agent = world, group, key, agent
-        self.clock = world.clock
+        super().__init__(name, job.stream("messages", name))
+        self.job, self.calls, self.group, self.key, self.agent = job, calls, group, key, agent
+        self.clock = job.clock
         self.session = 0
         self.registered = self.published = False
         self.done = 0
@@ -79,7 +81,7 @@ class WorkerNode(Node):
         """The version that its tensors are, as far as it was told, while no call is under way."""
         self.shows: Segment | None = None
         """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
-        self._user = world.streams.of(world.job, "user", name)
+        self._user = job.stream("user", name)
         self._overwritten = 0
         """How often it has overwritten its memory."""
         self.goes = False
@@ -101,7 +103,7 @@ class WorkerNode(Node):
         """SIGKILL: the agent notices when the socket ends."""
         if not self.up:
             return
-        self.world.note(f"{self.name} is killed")
+        self.job.log_line(f"{self.name} is killed")
         self.up = False
         self.life += 1
         self._disconnect()
@@ -111,7 +113,7 @@ class WorkerNode(Node):
         self.clock.after(self.lag(), agent, lambda: agent.worker_gone(session))
 
     def _connect(self) -> None:
-        self.session = self.world.number()
+        self.session = self.job.number()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -128,7 +130,7 @@ class WorkerNode(Node):
     def _register(self) -> None:
         if self.agent.state.left:
             # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
-            self.agent = self._user.choice([agent for agent in self.world.agents.values() if not agent.state.left])
+            self.agent = self._user.choice([agent for agent in self.job.hosts.values() if not agent.state.left])
         if not self.agent.up:
             self.clock.after(AGAIN_S, self, self._register)
             return
@@ -179,10 +181,10 @@ class WorkerNode(Node):
 
     def _go_where_it_stands(self, end: FailCall) -> None:
         """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
-        owners = [agent for agent in self.world.agents.values() if f"stands on agent {agent.name!r}" in end.message]
+        owners = [agent for agent in self.job.hosts.values() if f"stands on agent {agent.name!r}" in end.message]
         if owners and owners[0].up:
             self._disconnect()
-            self.agent, self.session = owners[0], self.world.number()
+            self.agent, self.session = owners[0], self.job.number()
 
     # Calls.
 
@@ -204,7 +206,7 @@ class WorkerNode(Node):
             then(end)
 
         if self.agent.up:
-            self.world.calls.send(self.agent, self.key, make, reply)
+            self.calls.send(self.agent, self.key, make, reply)
 
     def _overwrite(self) -> None:
         """Change most bytes, in as many writes as there are pieces."""
@@ -221,7 +223,7 @@ class WorkerNode(Node):
                 )
         if segment.writers:
             raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
-        rng = self.world.streams.of(self.world.job, "values", self.name, self._overwritten)
+        rng = self.job.stream("values", self.name, self._overwritten)
         self._overwritten += 1
         for piece, size in enumerate(segment.nbytes):
             fresh, old = rng.randbytes(size), segment.piece(piece)
@@ -269,7 +271,7 @@ class WorkerNode(Node):
         self._overwrite()
         if self.group.act == "wish":
             self.done = self.awaits = self.group.serial
-            self.world.director.wish(self.group)
+            request_publish(self.job, self.group)
             self.busy = True
             self._await_wish(self.done)
             return
@@ -296,12 +298,12 @@ class WorkerNode(Node):
         group, agent = self.group, self.agent
         wish = group.wishes.get(serial)
         core = agent.core.shards.get(self.key) if agent.up else None
-        told = self.world.truth.told.get(wish or 0)
-        heard = told is not None and agent.up and agent.core.joined and agent.follower.position >= told
+        told = self.job.view.told.get(wish or 0)
+        heard = told is not None and agent.up and agent.core.joined and agent.log_position >= told
         if serial in group.wishes:
             waits = wish is None or (wish > 0 and not (heard and (core is None or core.operation is None)))
         else:
-            waits = group.serial == serial and self.world.quiet_since is None
+            waits = group.serial == serial and not self.job.is_quiet
         if waits:
             self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
             return
@@ -362,7 +364,7 @@ class WorkerNode(Node):
             if isinstance(end, CompleteCall):
                 if self._user.random() < 0.4:  # noqa: PLR2004 (odds)
                     self._disconnect()
-                    self.agent = self._user.choice(list(self.world.agents.values()))
+                    self.agent = self._user.choice(list(self.job.hosts.values()))
                     self._connect()
                 else:
                     self._begin_anew()
@@ -397,3 +399,19 @@ class WorkerNode(Node):
         self._call(
             lambda n, t: CallUnpublish(call=n, session=session, deadline=t + 1.0, outcome_s=OUTCOME_S), unpublished
         )
+
+
+def request_publish(job: Job, group: ReplicaPlan) -> None:
+    """Ask the log that a group's memory be published, once all its workers have written."""
+    ready = all(rank.registered and rank.done == group.serial for rank in group.ranks)
+    if job.is_quiet or not ready:
+        return
+    command = Publish(model=group.model, replica=group.replica, version=group.version)
+    number, serial = job.number(), group.serial
+    group.wishes[serial] = None
+
+    def arrive() -> None:
+        log, subject = job.log, command_subject(job.name, "publish")
+        group.wishes[serial] = log.append(subject, encode(command), f"wish-{number}") if log.up else 0
+
+    job.clock.after(group.user.random() * QUICK_S, job.nats, arrive)
