@@ -10,8 +10,7 @@ from tensorhub_planner.compiler.tiling import OWNERS_MAX
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.request import DemandPlanner
 from tensorhub_planner.primitives.limits import PlanLimits
-from tensorhub_simulator.faultsim.models.layouts import Layouts
-from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
+from tensorhub_simulator.drivers.planner import Known, Layouts, at_once
 
 RANKS = 2 * OWNERS_MAX
 

@@ -4,6 +4,7 @@ from collections import deque
 
 from tensorhub_agent.core.shard_state import ShardSpec
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_simulator.drivers.planner import Layouts
 from tensorhub_simulator.engine.clock import Clock
 from tensorhub_simulator.engine.streams import Streams
 from tensorhub_simulator.faultsim.config import WorldConfig
@@ -12,7 +13,6 @@ from tensorhub_simulator.faultsim.models.build import first_level
 from tensorhub_simulator.faultsim.models.catalog_view import CatalogView
 from tensorhub_simulator.faultsim.models.host import AgentHost, Session
 from tensorhub_simulator.faultsim.models.job_log import JobLogModel
-from tensorhub_simulator.faultsim.models.layouts import Layouts
 from tensorhub_simulator.faultsim.models.leadership_lease import Lease
 from tensorhub_simulator.faultsim.models.network import Network
 
