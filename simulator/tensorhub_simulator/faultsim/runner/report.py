@@ -58,6 +58,6 @@ def tell_coverage(tallies: Tallies, seeds: int) -> bool:
     if not complete:
         console.print(
             f"{COVERED_FROM_SEEDS} seeds must make every transition: teach the simulator what leads to those above, or "
-            "say in coverage.py why nothing can"
+            "say in transitions.py why nothing can"
         )
     return complete
