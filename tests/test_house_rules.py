@@ -1,5 +1,6 @@
 """The rules of CONTRIBUTING.md that no tool checks, and which tests begin first."""
 
+import ast
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -195,3 +196,28 @@ def test_the_architecture_names_every_package(package: str) -> None:
     named = set(re.findall(r"`(\w+)`", section.partition("\n\n**")[0]))
     there = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
     assert there - named == set()
+
+
+SEAM: Final = re.compile(r"`(\w+)`")
+
+
+def seams_of(package: Path) -> set[str]:
+    """Return the modules that a package's docstring names as its seams."""
+    _, _, named = (package / "__init__.py").read_text().partition("Seams: ")
+    return {f"{package.parent.name}.{package.name}.{module}" for module in SEAM.findall(named)}
+
+
+@pytest.mark.parametrize("service", ["planner", "registry"])
+def test_unit_tests_of_a_service_import_its_seams_alone(service: str) -> None:
+    """So that a module inside a package is renamed without a change of tests."""
+    root = ROOT / "services" / service / f"tensorhub_{service}"
+    seams = set().union(*(seams_of(package.parent) for package in root.rglob("__init__.py") if package.parent != root))
+    found = set()
+    for path in python_files(f"tests/unit/{service}"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(root.name):
+                module = str(node.module)
+                modules = {module} if module.count(".") > 1 else {f"{module}.{each.name}" for each in node.names}
+                found |= {(name_of(path), each) for each in modules - seams}
+    assert not found
+    assert len(seams) > len(list(root.iterdir())) / 2

@@ -25,7 +25,8 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from tensorhub_agent.compute.pool import PART_BYTES, CopyPool, Spans
+from tensorhub_agent.compute.pool import PART_BYTES, CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_common.layout.layout import (
     Layout,

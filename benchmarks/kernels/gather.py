@@ -22,11 +22,11 @@ from typing import Final
 import numpy as np
 
 from tensorhub_agent.app.main import SWITCH_S
-from tensorhub_agent.compute.pool import CopyPool, Spans
-from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
-from tensorhub_agent.transports.base import LeaseOpened, SourceSession, Transport
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
+from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
+from tensorhub_agent.transports.base import LeaseAuthority, LeaseOpened, SourceSession, TicketRejected, Transport
 from tensorhub_agent.transports.local.transport import LocalTransport
-from tensorhub_agent.transports.ucxx.server import Book
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.protocol.leases import LeaseGrant
@@ -38,18 +38,38 @@ GIVE_UP_S: Final = 60.0
 Contender = Callable[[], Awaitable[object]]
 
 
-def transport(kind: str, folder: Path, agent: str, pool: CopyPool, book: Book) -> Transport:
+class OpenLeases:
+    """A `LeaseAuthority` for which every ticket is good, on one segment."""
+
+    def __init__(self, segment: Segment | None) -> None:
+        """Reject every ticket without a segment."""
+        self._segment = segment
+
+    def redeem(self, ticket: str, _: str) -> LeaseOpened | TicketRejected:
+        """Open a lease with the ticket's name."""
+        return TicketRejected("no segment") if self._segment is None else LeaseOpened(ticket, self._segment)
+
+    def renew(self, _: str) -> bool:
+        """Take note of nothing."""
+        return False
+
+    def holds(self, _: str) -> bool:
+        """Say that every lease holds."""
+        return True
+
+    def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (as LeaseAuthority has it)
+        """Take note of nothing."""
+
+
+def transport(kind: str, folder: Path, agent: str, pool: CopyPool, leases: LeaseAuthority) -> Transport:
     """Return one end of a transport."""
     if kind == "ucxx":
-        return UcxxTransport(address="127.0.0.1", agent=agent, pool=pool, book=book, fault=sys.exit)
+        return UcxxTransport(address="127.0.0.1", agent=agent, pool=pool, leases=leases, fault=sys.exit)
     return LocalTransport(
         socket=folder / f"{agent}.peers",
         agent=agent,
         pool=pool,
-        redeem=book.redeem,
-        renew=book.renew,
-        holds=book.holds,
-        ended=book.ended,
+        leases=leases,
     )
 
 
@@ -58,8 +78,7 @@ async def serve(kind: str, folder: Path, nbytes: int) -> None:
     store = SegmentStore(folder, segment_prefix("bench", "source"), 1 << 62)
     segment = store.create(nbytes)
     np.frombuffer(segment.view, np.uint8)[:] = np.random.default_rng(1).integers(0, 256, segment.nbytes, np.uint8)
-    book = Book(lambda ticket, _: LeaseOpened(ticket, segment), lambda _: False, lambda _: True, lambda *_: None)
-    serving = transport(kind, folder, "source", CopyPool(), book)
+    serving = transport(kind, folder, "source", CopyPool(), OpenLeases(segment))
     await serving.start()
     print("ready", serving.endpoint, flush=True)
     # Whoever started us holds the other end, and is gone when it closes.
@@ -141,9 +160,8 @@ async def measure(kind: str, options: argparse.Namespace) -> None:
     nbytes = options.mib * MIB // UNIT_BYTES * UNIT_BYTES
     with tempfile.TemporaryDirectory(dir=options.shm_dir) as name:
         folder = Path(name)
-        book = Book(lambda *_: sys.exit(), lambda _: False, lambda _: True, lambda *_: None)
         pool = CopyPool()
-        reading = transport(kind, folder, "reader", pool, book)
+        reading = transport(kind, folder, "reader", pool, OpenLeases(None))
         await reading.start()
         async with source(kind, folder, 2 * nbytes + UNIT_BYTES) as endpoint:
             grant = LeaseGrant(lease="l", ticket="t", ticket_s=GIVE_UP_S, endpoint=endpoint, pieces=0, digests=b"")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.plans import Plan, Share, SourceId
 
@@ -50,9 +51,7 @@ class Read:
             root=None,
             nbytes=[UNIT_BYTES] * units,
             verify=False,
-            window_bytes=WINDOW_BYTES,
-            stall_s=5.0,
-            sources_lost_s=1.2,
+            limits=TransferLimits(window_bytes=WINDOW_BYTES),
             first_number=1,
             now=0.0,
             able=self._able,
@@ -133,7 +132,7 @@ def measure(sources: int, *, alike: bool) -> tuple[int, float]:
         began = time.process_time()
         read.run()
         took_s += time.process_time() - began
-        assert total_count(read.transfer.readings.loose) == 0
+        assert total_count(read.transfer.pool.loose) == 0
         events, reads = events + read.events, reads + 1
     return events // reads, 1e6 * took_s / events
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.shardings import Sharding, columns, mesh, published, registered, rows
 from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
-from tests.unit.agent.torch_bits import bits_in
-from tests.unit.agent.torch_fp8 import referred, weight
+from tests.unit.agent.compute.torch_bits import bits_in
+from tests.unit.agent.compute.torch_fp8 import referred, weight
 
 from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
 from tensorhub_common.layout.casts import fp8_scheme

@@ -16,13 +16,13 @@ from tests.kit.waiting import kill
 from tensorhub.arguments import INSTALLS
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX
-from tensorhub_agent.rates.source_rate import LOCAL_BATCH_BYTES
+from tensorhub_agent.rates.source_rate import BatchLimits
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 from tensorhub_common.protocol.worker import REGISTERING_MAX
 
 NBYTES = 128 * MIB
 WINDOW_BYTES = 16 * MIB
-IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * LOCAL_BATCH_BYTES) + 2 * PIECE_BYTES_MAX
+IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().local_bytes) + 2 * PIECE_BYTES_MAX
 """Of one source: its part of the window, or two batches, each with a piece that made it full."""
 
 ATTEMPTS_MAX = 20

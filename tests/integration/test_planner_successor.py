@@ -13,7 +13,7 @@ from tests.kit.hubs import RunningHub, running_hub
 from tests.kit.tensors import full, shown, write
 from tests.kit.waiting import until
 
-from tensorhub_agent.leases.table import TICKET_S
+from tensorhub_agent.leases.table import LeaseLimits
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
@@ -41,7 +41,7 @@ async def read_by_many(bus: Bus, source: SourceId, version: int) -> AsyncIterato
 
     async def go_on() -> None:
         while True:
-            await asyncio.sleep(TICKET_S / 3)
+            await asyncio.sleep(LeaseLimits().ticket_s / 3)
             await take()
 
     await take()

@@ -32,7 +32,7 @@ from tests.kit.transports import BOTH, HUB_OF, UCXX_AND_LONG_LOCAL
 
 from tensorhub import AsyncHub, AsyncShard, LayoutMismatch, RoundTimeout, TensorSpec, VersionUnavailable
 from tensorhub.specs import DTYPES
-from tensorhub_agent.transfer.admission import TRANSPORTS_MAX
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_common.programs.regions import DIMS_MAX
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 Model = dict[str, torch.Tensor]
 Readers = list[tuple[Sharding, int]]
 
-MORE: Final = TRANSPORTS_MAX + 16
+MORE: Final = DEFAULT_LIMITS.transports_max + 16
 """More sources than may have a transport at a time."""
 
 SHARDS_MAX: Final = 800

@@ -23,7 +23,7 @@ from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import AnyCall, AnyEffect, CallPublish
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.verification import Verification
-from tensorhub_agent.transports.ucxx.server import Served
+from tensorhub_agent.transports.ucxx.server import ReaderConnection
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -117,9 +117,9 @@ def _held_copying() -> None:
 
 def _held_sending() -> None:
     """The source's agent stops itself once a part of what it sends has arrived, and makes the file `held` before."""
-    held_file, works, sent_bytes = Path(os.environ["HELD_DIR"]) / "held", Served._sent, 0
+    held_file, works, sent_bytes = Path(os.environ["HELD_DIR"]) / "held", ReaderConnection._sent, 0
 
-    def held(self: Served, nbytes: int) -> None:
+    def held(self: ReaderConnection, nbytes: int) -> None:
         nonlocal sent_bytes
         works(self, nbytes)
         sent_bytes += nbytes
@@ -128,7 +128,7 @@ def _held_sending() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     if os.environ["TENSORHUB_AGENT_ID"] == "agent-0":
-        Served._sent = held  # type: ignore[method-assign]
+        ReaderConnection._sent = held  # type: ignore[method-assign]
 
 
 def _two_sites() -> None:

@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from tensorhub_agent.leases.table import HOLD_S_MAX
+from tensorhub_agent.leases.table import LeaseLimits
 from tensorhub_agent.primitives.ranges import set_marks
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -28,6 +29,8 @@ LOST_S: Final = 3.0
 """The log loses an agent that is gone for so long, and then no plan names it."""
 CLOSE_S_MAX: Final = 0.5
 CHECK_EVERY: Final = 400
+HOLD_S_MAX: Final = LeaseLimits().hold_s_max
+LIMITS: Final = TransferLimits(window_bytes=4096, stall_s=STALL_S, sources_lost_s=10.0)
 
 
 @dataclass(eq=False)
@@ -64,7 +67,16 @@ def drawn_peers(rng: Random, ranks: int, kills: float, stops: float, ends_s: flo
 class Crowd(TransferDriver[Peer]):
     """One read; `run` ends it. `kills` and `stops` are parts of the sources."""
 
-    def __init__(self, rng: Random, ranks: int, *, kills: float = 0.0, stops: float = 0.0, ends_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        ranks: int,
+        *,
+        kills: float = 0.0,
+        stops: float = 0.0,
+        ends_s: float = 2.0,
+        limits: TransferLimits = LIMITS,
+    ) -> None:
         """Let those happen to sources within so long."""
         super().__init__(drawn_peers(rng, ranks, kills, stops, ends_s), check_every=CHECK_EVERY)
         self.rng, self.began = rng, 0.0
@@ -76,9 +88,7 @@ class Crowd(TransferDriver[Peer]):
             root=None,
             nbytes=[UNIT_BYTES] * (ranks * ROWS_OF_EACH),
             verify=False,
-            window_bytes=4096,
-            stall_s=STALL_S,
-            sources_lost_s=10.0,
+            limits=limits,
             first_number=1,
             now=0.0,
             able=self._able,

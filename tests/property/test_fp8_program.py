@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.torch_fp8 import referred, weight
+from tests.unit.agent.compute.torch_fp8 import referred, weight
 
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_agent.compute.casting.floats import Bits

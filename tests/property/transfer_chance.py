@@ -10,6 +10,8 @@ from random import Random
 from typing import Final, cast
 
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.rates.source_rate import BatchLimits
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.log.commands import NO_ROOT
@@ -93,16 +95,15 @@ class World(TransferDriver[Peer]):
         self.kept_bytes = sum(size for piece, size in enumerate(self.sizes) if self.memory[piece])
         peers = [drawn_peer(rng, pieces, verify=self.verify) for _ in range(rng.randint(1, 5))]
         super().__init__({SourceId(f"agent-{n}", 1, "trainer", 0): peer for n, peer in enumerate(peers)})
-        self.window_bytes = rng.choice((8, 32, 1000))
+        batches = BatchLimits(local_bytes=LOCAL_BATCH_BYTES, ucxx_bytes=LOCAL_BATCH_BYTES, least_bytes=1)
+        self.limits = TransferLimits(window_bytes=rng.choice((8, 32, 1000)), batches=batches)
         self.silent_planner = 0.1 if rng.random() < 0.3 else 0.0
         self.transfer = Transfer(
             version=3,
             root=root_digest(digests) if self.verify else NO_ROOT,
             nbytes=self.sizes,
             verify=self.verify,
-            window_bytes=self.window_bytes,
-            stall_s=5.0,
-            sources_lost_s=1.2,
+            limits=self.limits,
             first_number=1,
             now=0.0,
             kept=kept,
@@ -214,8 +215,8 @@ class World(TransferDriver[Peer]):
     def bring(self, session: Session[Peer], batch: int, pieces: Sequence[int]) -> None:
         peer, nbytes = session.peer, sum(self.sizes[piece] for piece in pieces)
         assert not peer.fills or session.told.issuperset(pieces), f"{pieces} are asked of one that lacks some"
-        flying = [source.flying_bytes for source in self.transfer.sources.values() if source.in_flight]
-        assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
+        flying = [source.in_flight_bytes for source in self.transfer.sources.values() if source.in_flight]
+        assert sum(flying) <= self.limits.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
         self.asked_bytes += nbytes
         begin = peer.when_running(max(self.now, session.busy_until))
         end = session.busy_until = peer.when_running(begin + nbytes / peer.bytes_per_s)
@@ -254,19 +255,19 @@ class World(TransferDriver[Peer]):
         """What must hold of every read that is over."""
         transfer = self.transfer
         sources = transfer.sources.values()
-        for piece, done in enumerate(transfer.proof.done):
+        for piece, done in enumerate(transfer.verification.done):
             assert not done or self.memory[piece] == right(piece), f"piece {piece} counts and is wrong"
         if transfer.phase is TransferPhase.FAILED:
             assert transfer.error is not None
             sound = [source.agent for source, peer in self.peers.items() if peer.is_sound]
             assert not sound, f"{sound} could have brought everything: {transfer.error}"
             return
-        assert transfer.proof.whole
+        assert transfer.verification.whole
         got = sum(source.got_bytes for source in sources)
         wasted = sum(source.wasted_bytes for source in sources)
         assert got == sum(self.sizes) - self.kept_bytes
         assert got + wasted == self.asked_bytes, "what was asked for counts, or was wasted"
-        posted = len(self.sizes) - transfer.proof.kept + sum(source.retried for source in sources)
+        posted = len(self.sizes) - transfer.verification.kept + sum(source.retried for source in sources)
         assert posted == sum(source.got_pieces + source.retried for source in sources)
 
     def story(self) -> Counter[str]:

@@ -55,6 +55,8 @@ TABLES_ELSEWHERE: Final = {
 _MARKER: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _BOUND: Final = re.compile(r"[A-Z][A-Z0-9_]*_(MAX|MIN|S|BYTES|PIECES)")
 _NO_BOUND: Final = frozenset({"NS_PER_S"})
+_IN_CLASS: Final = re.compile(r"\w+Limits|CoreConfig")
+"""Classes whose fields are limits that are passed as values."""
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -175,6 +177,18 @@ def bounds_of(path: Path) -> Iterator[Bound]:
     where = path.relative_to(ROOT).as_posix()
     body = ast.parse(path.read_text()).body
     known: dict[str, Any] = {}
+    for name, value, why in _numbers(body, known):
+        if _BOUND.fullmatch(name) and name not in _NO_BOUND:
+            yield Bound(name, value, where, why)
+    for each in body:
+        if isinstance(each, ast.ClassDef) and _IN_CLASS.fullmatch(each.name):
+            for name, value, why in _numbers(each.body, dict(known)):
+                if each.name.endswith("Limits") or _BOUND.fullmatch(name.upper()):
+                    yield Bound(f"{each.name}.{name}", value, where, why)
+
+
+def _numbers(body: list[ast.stmt], known: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
+    """Yield the names to which a module or a class gives a number, and why; `known` gets every value."""
     for at, statement in enumerate(body):
         if not isinstance(statement, ast.AnnAssign | ast.Assign) or statement.value is None:
             continue
@@ -186,8 +200,8 @@ def bounds_of(path: Path) -> Iterator[Bound]:
         except KeyError:
             continue
         known[target.id] = value
-        if isinstance(value, int | float) and _BOUND.fullmatch(target.id) and target.id not in _NO_BOUND:
-            yield Bound(target.id, value, where, _said(body, at))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield target.id, value, _said(body, at)
 
 
 def bounds() -> str:

@@ -5,7 +5,7 @@ lands, and whether a lease has held. The driver has what is the same for all: ti
 and the order in which a driver of production carries out actions.
 
 Invariants, asserted at every step:
-- One session with a source is live at a time, and at most `TRANSPORTS_MAX` are inside at once.
+- One session with a source is live at a time, and at most `transports_max` are inside at once.
 - A piece has one writer, from the request until the reader hears of the end.
 - A read ends.
 """
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from tensorhub_agent.transfer import admission
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.plans import PlanAnswer, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -167,18 +166,18 @@ class TransferDriver(Generic[P]):
             self.tell(self.close_after_s(), lambda number=number: self._closed(number))  # type: ignore[misc]
         inside_now = sum(session.inside and not session.closed for session in self.sessions.values())
         self.inside_most = max(self.inside_most, inside_now)
-        assert inside_now <= admission.TRANSPORTS_MAX
+        assert inside_now <= self.transfer.pool.index.limits.transports_max
 
     def _plan(self, pieces: Sequence[Range], avoid: Sequence[SourceId]) -> None:
         self.plans += 1
-        answered, asked = self.answer(pieces, avoid), self.transfer.asking.count
+        answered, asked = self.answer(pieces, avoid), self.transfer.plan_requests.count
         if answered is None:
             return
         delay_s, answer = answered
 
         def come() -> None:
             # As the agent's read driver does: only an answer to the last request is passed on.
-            if asked == self.transfer.asking.count:
+            if asked == self.transfer.plan_requests.count:
                 self.transfer.planned(answer, self.now)
 
         self.tell(delay_s, come)

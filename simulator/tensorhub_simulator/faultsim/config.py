@@ -1,11 +1,43 @@
 """What one seed's world is like."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from tensorhub_agent.core.config import CoreConfig
+from tensorhub_agent.leases.table import LeaseLimits
+from tensorhub_agent.rates.source_rate import BatchLimits
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_common.layout.layout import Layout
 from tensorhub_planner.primitives.limits import PlanLimits as PlannerLimits
 from tensorhub_planner.primitives.limits import Rates
+
+SCALED: Final = CoreConfig(
+    transfer=TransferLimits(
+        batches=BatchLimits(local_bytes=16, ucxx_bytes=8, least_bytes=1),  # A read of a few pieces has several batches.
+        transports_max=2,  # Of a handful of sources some wait for others to leave.
+        crosser_open_s_max=3.0,
+        stall_min_s=0.3,
+        waiting_silent_s=1.5,  # Three renewals of the modelled transport.
+        crosser_silent_s=4.0,
+        crosser_starved_s=6.0,
+        far_bps_min=20,
+        far_silent_s=4.0,
+        unpromised_wait_s=0.5,
+        slow_min_s=0.15,  # A read takes a few tenths of a second.
+        switch_s=0.03,
+        trial_s=0.05,
+        trial_bytes=8,
+        relayed_bytes=8,
+        relayed_far_bytes=4,
+        handoff_gain_s=0.03,
+    ),
+    leases=LeaseLimits(ticket_s=1.5, silence_s_max=2.5),  # A reader that is stopped for long has lost its lease.
+    wish_s_max=3.0,  # A requested publication that not all shards have received ends within the world's time.
+    read_finish_s=0.05,
+    copy_read_s_max=3.0,
+    copy_again_s=0.3,
+)
+"""An agent's limits in a world of a few bytes and seconds."""
 
 STRIPED = PlannerLimits(network=Rates(ingest_bps=1e6, source_bps=10.0, setup_s=0.0))
 """With these the planner reads even a few bytes from all the sources that there are."""

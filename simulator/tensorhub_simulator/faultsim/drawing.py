@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from tensorhub_agent.core.config import CoreConfig
 from tensorhub_planner.primitives.limits import PlanLimits as PlannerLimits
 from tensorhub_simulator.engine.streams import Streams
-from tensorhub_simulator.faultsim.config import STRIPED, Crowd, Cuttings, WorldConfig
+from tensorhub_simulator.faultsim.config import SCALED, STRIPED, Crowd, Cuttings, WorldConfig
 from tensorhub_simulator.faultsim.models.layouts import quantised_cuttings, unlike_cuttings
 
 T = TypeVar("T")
@@ -73,10 +72,14 @@ def draw_config(seed: int, *, calm: bool) -> WorldConfig:
         late_agents=happens("late_agents", 0.25),
         upgrade=happens("upgrade", 0.2),
         skewed=not calm and happens("skewed", 0.5),
-        limits=CoreConfig(
+        limits=replace(
+            SCALED,
             digests=digests,
-            window_bytes=drawn("window_bytes", 8, 16, 64, 1024),
-            stall_s=drawn("stall_s", 0.5, 2.0),
+            transfer=replace(
+                SCALED.transfer,
+                window_bytes=drawn("window_bytes", 8, 16, 64, 1024),
+                stall_s=drawn("stall_s", 0.5, 2.0),
+            ),
             refill_drain_s=drawn("refill_drain_s", 0.0, 0.0, 0.3),
             cache_bytes=100_000,
         ),
@@ -141,7 +144,7 @@ def draw_crowd(streams: Streams, setting: WorldConfig, readers: int | None = Non
         late_agents=False,
         skewed=False,
         upgrade=False,
-        limits=CoreConfig(digests=True, window_bytes=64, stall_s=0.5, cache_bytes=0),
+        limits=replace(SCALED, transfer=replace(SCALED.transfer, window_bytes=64, stall_s=0.5)),
         planner=drawn("planner", PlannerLimits(), STRIPED),
         retain=0,
         rewinds=0.0,

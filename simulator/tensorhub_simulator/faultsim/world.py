@@ -181,7 +181,7 @@ class JobRun:
                 registry.fold.check()
                 registry.liveness.check()
         agents = [agent for agent in processes.agents.values() if agent.name in touched and agent.up]
-        if any(agent.core.table.coming for agent in agents):
+        if any(agent.core.leases.coming for agent in agents):
             check_waiting(self.job.sessions.values())
             check_promises(agent.core for agent in agents)
         for agent in agents:

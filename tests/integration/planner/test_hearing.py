@@ -13,7 +13,6 @@ from tests.kit.nats import RunningNats
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
-from tensorhub_common.protocol.plans import Plan
 from tensorhub_planner.app.service import PlannerService
 
 HOLDERS = ("trainer", "second")
@@ -45,17 +44,12 @@ async def two(world: Job) -> Job:
 async def test_a_planner_that_has_just_begun_goes_by_what_the_sources_say(
     nats_server: RunningNats, two: Job, busy: str
 ) -> None:
-    """Whoever is busy, most comes from the other one. The waiting itself: tests/unit/planner/test_hearing.py."""
+    """The waiting itself is shown in tests/unit/planner/context/test_load_subscriber.py."""
     async with planning(nats_server.url):
         asked = asyncio.create_task(most_from(two, "rollout"))
         for agent in HOLDERS:
             await beats(two.bus, agent, 6 if agent == busy else 0)
         assert await asked != busy
-
-
-async def test_nobody_waits_for_ever_for_a_source_that_says_nothing(nats_server: RunningNats, two: Job) -> None:
-    async with planning(nats_server.url):
-        assert isinstance(await two.plan("rollout"), Plan)
 
 
 async def test_what_each_says_later_counts(nats_server: RunningNats, two: Job) -> None:
@@ -75,7 +69,7 @@ async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> 
         await two.bus.publish(subjects.beat("trainer"), b"no beat")
         await beats(two.bus, "second", 1)
         await told(planner, "second", 1)
-        assert not planner.ledger.said.knows("trainer")
+        assert planner.ledger.reports.unheard(("trainer",), time.monotonic())
         assert {share.source for share in (await two.plan("rollout")).shares} <= {source(agent) for agent in HOLDERS}
 
 
@@ -84,7 +78,10 @@ async def told(planner: PlannerService, agent: str, readers: int) -> None:
 
     def is_heard() -> bool:
         ledger = planner.ledger
-        return ledger.said.knows(agent) and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
+        return (
+            not ledger.reports.unheard((agent,), time.monotonic())
+            and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
+        )
 
     async with asyncio.timeout(WAIT_S):
         while not is_heard():  # noqa: ASYNC110 (only looking again tells)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.bounds import BUSY_S, WAIT_S
+from tests.bounds import WAIT_S
 from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
 from tests.kit.nats import RunningNats
 
@@ -62,38 +62,6 @@ async def test_a_plan_from_the_log(planner: PlannerService, world: Job) -> None:
     assert "1 of 1 source on the same site" in found.why
 
 
-async def test_each_change_counts_at_once(planner: PlannerService, world: Job) -> None:
-    """Who has fetched it serves it; who has unpublished it does not."""
-    await world.register("other", host="host-of-rollout")
-    await world.fetch("other", 1)
-    near = await world.plan("rollout")
-    assert [(share.source, share.transport) for share in near.shares] == [(source("other"), "local")]
-    await world.say("other", Unpublish(model=MODEL, replica="other", shard=0))
-    assert [share.source for share in (await world.plan("rollout")).shares] == [source("trainer")]
-    await world.say("trainer", Unpublish(model=MODEL, replica="trainer", shard=0))
-    gone = await world.ask(world.demand("rollout"))
-    assert isinstance(gone, Refusal)
-    assert gone.error == "VersionUnavailable"
-    assert "trainer/0 on trainer is draining version 1" in gone.reason
-
-
-async def test_readers_are_spread_and_counted(planner: PlannerService, world: Job) -> None:
-    """Two holders, two readers: one each; a reader that is done is no load any more."""
-    for replica in ("second", "reader"):
-        await world.register(replica)
-    await world.fetch("second", 1)
-    first, second = await world.plan("rollout"), await world.plan("reader")
-    assert {share.source for plan in (first, second) for share in plan.shares} == {source("trainer"), source("second")}
-    again = await world.plan("rollout")
-    assert again.shares == first.shares, "its own earlier plan is void, so it is no load"
-
-
-async def test_what_failed_is_avoided(planner: PlannerService, world: Job) -> None:
-    answer = await world.ask(world.demand("rollout", avoid=(source("trainer"),), pieces=((3, 2),)))
-    assert isinstance(answer, Refusal)
-    assert "trainer/0 on trainer failed this read" in answer.reason
-
-
 async def test_other_layouts_name_the_tensors(planner: PlannerService, world: Job) -> None:
     odd = layout_of([*LAYOUT.tensors[1:], TensorEntry("layer-0", "float32", 4, (2, 2), (2, 2), (0, 0))])
     await world.register("odd", odd)
@@ -112,19 +80,6 @@ async def test_a_layout_that_nobody_stored(planner: PlannerService, world: Job) 
     assert "has no blob" in answer.reason
 
 
-async def test_a_planner_that_lags_says_so(planner: PlannerService, world: Job) -> None:
-    """Within its bound, and it has not stopped for others meanwhile."""
-    begun = time.monotonic()
-    beyond = msgspec.json.encode(world.demand("rollout", at_seq=world.last_seq + 1000))
-    late = asyncio.create_task(world.ask_raw(beyond))
-    assert (await world.plan("rollout")).shares
-    answer = await late
-    assert isinstance(answer, Refusal)
-    assert answer.error == "RegistryUnavailable"
-    assert f"not to {world.last_seq + 1000}" in answer.reason
-    assert time.monotonic() - begun < BUSY_S
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"no json", b"[]", b'{"model": 3}', b"\xff", msgspec.json.encode({"model": "m"}), b"[" * 100_000]
 )
@@ -133,15 +88,6 @@ async def test_what_is_no_demand_is_an_error(planner: PlannerService, world: Job
     assert isinstance(answer, QueryError)
     assert answer.error == "BadCommand"
     assert (await world.plan("rollout")).shares
-
-
-async def test_a_job_that_nobody_opened(planner: PlannerService, world: Job) -> None:
-    """It may be opened later, and is answered for then."""
-    body = msgspec.json.encode(world.demand("rollout"))
-    answer = await world.ask_raw(body, "unheard-of")
-    assert isinstance(answer, Refusal)
-    assert answer.error == "RegistryUnavailable"
-    assert "must open the job first" in answer.reason
 
 
 MakePlan = Callable[[str, PlanRequest], Awaitable[PlanAnswer]]

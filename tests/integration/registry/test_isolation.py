@@ -28,7 +28,8 @@ from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, list_jobs
 from tensorhub_common.jetstream.job_log import open_job as open_log
 from tensorhub_common.jetstream.snapshot_store import SnapshotStore
-from tensorhub_common.log_follower import restore, set_aside
+from tensorhub_common.log_follower import job_list, restore
+from tensorhub_common.log_follower.set_aside import RetryLimits
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import DeleteJob, Join, Lead, Publish, Sender
@@ -210,8 +211,7 @@ async def _has_agents(registry: Registry, job: str) -> bool:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what was set aside tried again at once, and less often by no means."""
-    monkeypatch.setattr(set_aside, "AGAIN_S_MIN", 0.1)
-    monkeypatch.setattr(set_aside, "AGAIN_S_MAX", 0.2)
+    monkeypatch.setattr(service, "RETRY", RetryLimits(first_s=0.1, max_s=0.2))
 
 
 FAULTS: list[tuple[type, str]] = [
@@ -427,7 +427,7 @@ async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
     own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no job that is set aside; its questions are answered again once the registry has looked for it anew."""
-    monkeypatch.setattr(service, "DISCOVER_S", 0.2)
+    monkeypatch.setattr(job_list, "LIST_S", 0.2)
     broken: list[str] = []
     clear = JobDeletion._clear
 
@@ -535,7 +535,9 @@ async def test_a_fault_elsewhere_ends_the_process_with_one_line(
     async with asyncio.timeout(20):
         assert await registry.process.wait() == 1
     last = registry.log.read_text().splitlines()[-1]
-    assert last.startswith("tensorhub-registry: registry 'registry-0': looking who is lost failed: ArithmeticError(")
+    assert last.startswith(
+        "tensorhub-registry: registry 'registry-0': looking for lost agents failed: ArithmeticError("
+    )
     assert last.endswith("This is a fault of TensorHub: report it")
     after = registry_on(own_nats_server.url, "registry-1")
     await after.start()

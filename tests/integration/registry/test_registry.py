@@ -13,11 +13,9 @@ from tensorhub_common.bus.errors import LogFull
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.commands import Join, Publish, Ready, Register, Sender
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
-    AgentLost,
     AnyEvent,
     CommandRejected,
     RegistryLeads,
@@ -142,23 +140,6 @@ async def test_a_message_id_that_looks_like_an_events_takes_no_outcome_away(watc
     await watched.outcome(seq)
     await watched.say(WISH)
     await watched.wait_settled()
-
-
-@pytest.mark.long
-async def test_a_silent_agent_is_lost_and_a_beating_one_is_not(watched: WatchedJob) -> None:
-    async def beat() -> None:
-        while True:
-            await watched.bus.publish(subjects.beat("b"), msgspec.json.encode(Heartbeat(agent="b", incarnation=1)))
-            await asyncio.sleep(0.1)
-
-    beating = asyncio.create_task(beat())
-    await watched.say(JOIN)
-    await watched.say(Join(by=Sender("b", 1, 1), host="h", site="s"))
-    await watched.wait_for(lambda: any(isinstance(e, AgentLost) for e in watched.events), "the silent agent is lost")
-    await watched.say(WISH)
-    await watched.wait_settled()
-    beating.cancel()
-    assert [event.agent for event in watched.events if isinstance(event, AgentLost)] == ["a"]
 
 
 async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningRegistry) -> None:

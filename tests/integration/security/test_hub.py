@@ -173,7 +173,7 @@ async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: Ru
         assert await trainer.publish(21, timeout_s=3 * BOUND_S) == 21
     log_text = hub.log("registry-0")
     assert "the job is set aside" not in log_text
-    assert f"job={job}" in next(line for line in log_text.splitlines() if "what is no event stands" in line)
+    assert f"job={job}" in next(line for line in log_text.splitlines() if "is no event" in line)
 
 
 async def _versions_seen(hub: tensorhub.AsyncHub, count: int) -> list[int | None]:

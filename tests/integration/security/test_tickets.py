@@ -11,14 +11,13 @@ from typing import Final
 
 import msgspec
 import pytest
+from tests.kit.fakes import FakeLeases, Lost
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import full
-from tests.unit.agent.lease_book import Book, Lost
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.local.transport import LocalTransport
-from tensorhub_agent.transports.ucxx.server import Book as ServingBook
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
@@ -63,16 +62,15 @@ async def reading_by(
     transport: Transport, folder: Path, pool: CopyPool
 ) -> AsyncIterator[LocalTransport | UcxxTransport]:
     """A process that has an agent's key for NATS, and speaks a transport as it likes."""
-    book, faults = Book(), list[str]()
-    decide = {"redeem": book.redeem, "renew": book.renew, "holds": book.holds, "ended": book.ended}
+    leases, faults = FakeLeases(), list[str]()
     if transport == "local":
-        yield LocalTransport(socket=folder / "own.peers", agent=READER, pool=pool, **decide)  # type: ignore[arg-type]
+        yield LocalTransport(socket=folder / "own.peers", agent=READER, pool=pool, leases=leases)
         return
     ucxx = UcxxTransport(
         address="127.0.0.1",
         agent=READER,
         pool=pool,
-        book=ServingBook(**decide),  # type: ignore[arg-type]
+        leases=leases,
         fault=faults.append,
     )
     await ucxx.start()

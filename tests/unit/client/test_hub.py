@@ -83,12 +83,28 @@ def test_a_module_trains_in_hub_memory(hub: Hub) -> None:
     "ask",
     [
         lambda hub: hub.versions("policy", timeout_s=0.2),
+        lambda hub: hub.replicas("policy", timeout_s=0.2),
         lambda hub: hub.retain("policy", last=2, timeout_s=0.2),
+        lambda hub: hub.pin("policy", 1, timeout_s=0.2),
+        lambda hub: hub.unpin("policy", 1, timeout_s=0.2),
+        lambda hub: hub.rewind("policy", to=1, timeout_s=0.2),
+        lambda hub: hub.delete("policy", timeout_s=0.2),
+        lambda hub: hub.delete_job(timeout_s=0.2),
     ],
 )
 def test_without_a_nats_a_question_and_a_ruling_end_within_their_bound(hub: Hub, ask: Callable[[Hub], object]) -> None:
     with pytest.raises(RegistryUnavailable):
         ask(hub)
+
+
+def test_names_are_checked_when_the_call_is_made(agent: FakeAgent, hub: Hub) -> None:
+    """Also that of a watch, which yields nothing yet; and a refused connect leaves no thread."""
+    with pytest.raises(tensorhub.InvalidName):
+        hub.watch("a b")
+    before = threading.active_count()
+    with pytest.raises(tensorhub.InvalidName):
+        tensorhub.connect("a b", agent=agent.path)
+    assert threading.active_count() == before
 
 
 # ---------------------------------------------------------------------------------------------------------- threads

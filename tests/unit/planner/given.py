@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from tests.unit.common.catalog.catalog_world import World
+
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.ranges import Range, Ranges
@@ -121,3 +123,16 @@ def agents(found: Plan) -> list[str]:
 
 def pieces_of(ranges: Ranges) -> set[int]:
     return {piece for first, count in ranges for piece in range(first, first + count)}
+
+
+def register_replica(world: World, name: str, *layouts: str, spot: bool = False) -> None:
+    """Register a replica, each shard on an agent of its own."""
+    for index, layout in enumerate(layouts):
+        world.join(f"{name}-{index}")
+        world.register(f"{name}-{index}", name, index, len(layouts), layout=layout, spot=spot)
+
+
+def wait_for_latest(world: World, name: str, shards: int) -> None:
+    """Let all shards of a replica wait for the latest version."""
+    for index in range(shards):
+        world.want(name, "latest", index)

@@ -8,9 +8,10 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.codec import encode, read_event
 from tensorhub_common.protocol.log.commands import Command, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry
 from tensorhub_common.protocol.log.events import AnyEvent, Event
 from tensorhub_registry.core.job_fold import LastEvent, Outgoing
-from tensorhub_registry.core.log_entries import LogEntry, read_entry
+from tensorhub_registry.core.log_entries import read_entry
 
 JOB = "run-7"
 
@@ -30,6 +31,11 @@ class ModelledLog:
         self.entries: list[Entry] = []
         self.last_event_seq = 0
         self.first = 1
+        self._later_s = 0.0
+
+    def entries_later(self, seconds: float) -> None:
+        """Let this time pass before the next entry."""
+        self._later_s += seconds
 
     def trim(self, first: int) -> None:
         """Forget what stands before; `entries` keeps it for the test to compare with."""
@@ -37,7 +43,7 @@ class ModelledLog:
 
     def append(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Entry:
         seq = len(self.entries) + 1
-        entry = Entry(seq, 1_000.0 + seq / 8, subject, data, headers or {})
+        entry = Entry(seq, 1_000.0 + seq / 8 + self._later_s, subject, data, headers or {})
         self.entries.append(entry)
         return entry
 

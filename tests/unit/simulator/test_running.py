@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tensorhub_agent.core.operations.drain import DrainOperation
-from tensorhub_agent.rates import source_rate
+from tensorhub_common.layout import layout
 from tensorhub_simulator.__main__ import FINDING_SEEDS
 from tensorhub_simulator.faultsim.drawing import CROWD_READERS, is_crowd
 from tensorhub_simulator.faultsim.mutants import agent
@@ -105,7 +105,7 @@ def test_a_crowd_of_readers_gets_its_version_though_the_holder_is_stopped() -> N
 
 
 def test_nothing_of_a_bug_or_of_the_scale_stays_behind() -> None:
-    before = DrainOperation.on_event, source_rate.LOCAL_BATCH_BYTES
+    before = DrainOperation.on_event, layout.PIECE_BYTES_MAX
     with planted("no-drain"):
         run([1], Totals())
-    assert (DrainOperation.on_event, source_rate.LOCAL_BATCH_BYTES) == before
+    assert (DrainOperation.on_event, layout.PIECE_BYTES_MAX) == before

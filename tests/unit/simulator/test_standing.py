@@ -112,7 +112,7 @@ def test_what_the_log_waits_for_and_nobody_brings_is_found(
         patched.setattr(shard, "leaving", True)
         with pytest.raises(Violation, match="is to let go of"):
             check_standing(agent, world.first.job.view.catalog)
-        patched.setattr(core, "lingering", object())
+        patched.setattr(core, "detached", object())
         check_standing(agent, world.first.job.view.catalog)
     with monkeypatch.context() as patched:
         patched.delitem(replica.members, core.key.shard)
@@ -133,7 +133,7 @@ def test_what_a_worker_was_told_to_go_and_stays_is_found(
     monkeypatch.setattr(core.held, "memory", MemoryState.DRAINING)
     with pytest.raises(Violation, match="is draining and stays"):
         check_going(agent, workers)
-    monkeypatch.setattr(core, "lingering", object())
+    monkeypatch.setattr(core, "detached", object())
     check_going(agent, workers)
 
 

@@ -4,6 +4,8 @@ No caller above the bus ever sees an exception of nats-py. What is uncertain is 
 `NoAnswer` the other side may have done what was asked, so the caller may try again only where a repeat is harmless.
 """
 
+from typing import Final
+
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 
 
@@ -81,3 +83,7 @@ class BlobMissing(TensorHubError):
 
 class BlobTooLarge(TensorHubError):
     """The blob is longer than the store takes."""
+
+
+UNCERTAIN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
+"""After these it is unknown whether what was asked was done. All requests of the hub may be repeated."""

@@ -27,7 +27,6 @@ FORMAT: Final = 1
 """Raised when the value of a field means something else than before."""
 
 Fields = dict[str, tuple[str, ...]]
-NO_TRACE: Final[Mapping[str, str]] = {}
 
 
 class SnapshotUnreadable(TensorHubError):

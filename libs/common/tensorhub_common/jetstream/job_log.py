@@ -15,7 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import LogMissing, NoAnswer, NoBus, NoResponder, StreamFailure, WrongLastSequence
+from tensorhub_common.bus.errors import (
+    UNCERTAIN,
+    LogMissing,
+    NoAnswer,
+    NoBus,
+    NoResponder,
+    StreamFailure,
+    WrongLastSequence,
+)
 from tensorhub_common.bus.message import NO_HEADERS
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.log_entry import StoredEntry
@@ -176,7 +184,7 @@ class JobLog:
                 last = await api.last_of(self._bus, self.stream, self._events)
             else:
                 last = await api.number(self._bus, self.stream, refusal.last_seq)
-        except (NoBus, NoAnswer, NoResponder, StreamFailure):
+        except UNCERTAIN:
             raise refusal from None
         if last is None or last.headers.get(api.MSG_ID) != msg_id:
             raise refusal
@@ -257,7 +265,7 @@ class JobLog:
         return None if stored is None else StoredEntry.of(stored, self.job)
 
     async def _check_exists(self) -> None:
-        with contextlib.suppress(NoBus, NoAnswer, NoResponder, StreamFailure):
+        with contextlib.suppress(*UNCERTAIN):
             if await api.is_missing(self._bus, self.stream, APPEND_ATTEMPT_S):
                 raise self._no_log()
 

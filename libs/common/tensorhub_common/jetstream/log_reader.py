@@ -20,7 +20,16 @@ from itertools import count
 from typing import Any, Final
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter, NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.bus.errors import (
+    UNCERTAIN,
+    LogGap,
+    LogMissing,
+    LogShorter,
+    NoAnswer,
+    NoBus,
+    NoResponder,
+    StreamFailure,
+)
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.jetstream import api
@@ -199,7 +208,7 @@ class LogReader:
         """Tell whether there is no log, by more than one node's first answer; without an answer, nothing is known."""
         try:
             return await api.is_missing(self._bus, self._stream, OPEN_TIMEOUT_S)
-        except (NoBus, NoAnswer, NoResponder, StreamFailure):
+        except UNCERTAIN:
             return False
 
     def _gone(self) -> Exception:

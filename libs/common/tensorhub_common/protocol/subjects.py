@@ -140,6 +140,11 @@ def command_subject(job: str, verb: str, agent: str | None = None) -> str:
     return subject if agent is None else f"{subject}.{check_name('agent', agent)}"
 
 
+def registry_command_subject(job: str, verb: str) -> str:
+    """Return the subject of a registry's own command, on which no agent may publish."""
+    return f"{command_subject(job, verb)}.{REGISTRY}"
+
+
 def commands_of(job: str) -> str:
     """Return the wildcard over all commands of a job."""
     return f"{_job(job)}.cmd.>"

@@ -140,6 +140,10 @@ class Supervisor:
         task.add_done_callback(self._is_awaited_over if awaited else self._is_over)
         return task
 
+    def group(self) -> "TaskGroup":
+        """Return an empty group. Its tasks are this supervisor's, and are counted and awaited together."""
+        return TaskGroup(self)
+
     @property
     def tasks(self) -> int:
         """How many tasks are running."""
@@ -231,3 +235,34 @@ class Supervisor:
             _, late = await asyncio.wait(ending, timeout=CLOSE_S_MAX)
             for task in late:
                 _log.warning("%s did not end within %g s of being cancelled", task.get_name(), CLOSE_S_MAX)
+
+
+class TaskGroup:
+    """Some tasks of one owner: those of one connection, for example. A task leaves the group when it has ended."""
+
+    def __init__(self, work: Supervisor) -> None:
+        self._work = work
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, T], what: str, on_fault: OnFault | None = None) -> asyncio.Task[T]:
+        """Run a task of the owner, as `Supervisor.start` does."""
+        return self.add(self._work.start(work, what, on_fault))
+
+    def add(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Take in a task that the supervisor has started."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel every task of the group."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until every task that is in the group now has ended. Their errors go where the supervisor's go."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))

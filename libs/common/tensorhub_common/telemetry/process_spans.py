@@ -1,8 +1,10 @@
 """The span maker of each service of this process, and the store of its recent spans."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
+from tensorhub_common.observability.deferred_spans import DeferredSpans
 from tensorhub_common.observability.span_cost import SPAN_CPU
 from tensorhub_common.protocol.spans import FinishedSpan
 from tensorhub_common.telemetry.span_maker import SpanMaker
@@ -24,6 +26,29 @@ def span_store() -> SpanStore | None:
 def span_maker() -> SpanMaker | None:
     """Return what makes this process's spans, if anything does."""
     return _makers[0] if _makers else None
+
+
+class JobSpans:
+    """The spans of one owner in this process: each is made a little after the work that it tells of."""
+
+    def __init__(self) -> None:
+        """Make spans if this process makes any."""
+        self._maker = span_maker()
+        self._later = DeferredSpans()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether spans are made at all."""
+        return self._maker is not None
+
+    def add(self, make: Callable[[SpanMaker], None]) -> None:
+        """Have these spans made later, if any are made."""
+        if self._maker is not None:
+            self._later.add(partial(make, self._maker))
+
+    def close(self) -> None:
+        """Make the spans that wait."""
+        self._later.flush()
 
 
 def store_worker_spans(spans: Iterable[FinishedSpan]) -> None:

@@ -1,4 +1,4 @@
-"""The agent as a process: its service, its address, its metrics.
+"""The agent as a process: its service, its lease router, its address, its metrics.
 
-Nothing imports it but `__main__` and the console script.
+`__main__` and the console script import it, and no package of the agent does.
 """

@@ -18,7 +18,7 @@ from tensorhub_common.runtime.supervision import set_last_resort, watch_loop
 from tensorhub_common.telemetry import process
 
 WRONG_USAGE: Final = 2
-"""Whoever restarts it need not try again: the settings would be as wrong."""
+"""A restart would not help: the settings would be as wrong."""
 
 SWITCH_S = 0.0005
 """Threads that copy give up the GIL for long calls and win it back sooner with this; see copying.py."""

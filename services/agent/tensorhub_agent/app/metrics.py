@@ -1,4 +1,4 @@
-"""An agent's metrics: where each figure stands, read when somebody looks; docs/operate/metrics.md lists them.
+"""An agent's metrics: where each figure is read, at the time of a scrape; docs/operate/metrics.md lists them.
 
 The functions here run in a thread of the page's while the event loop goes on, so they only read, and copy a table
 before they walk through it.
@@ -39,10 +39,10 @@ def watch(
         return list(jobs.values())
 
     def read_bytes() -> Counter[str]:
-        return _sum(dict(job.sources.read_bytes) for job in all_jobs())
+        return _sum(job.stats().read_bytes for job in all_jobs())
 
     def encoded() -> Counter[str]:
-        return _sum(dict(job.sources.encoded_bytes) for job in all_jobs())
+        return _sum(job.stats().encoded_bytes for job in all_jobs())
 
     def reads() -> Counter[str]:
         return Counter(dict(read_counts.ended))
@@ -54,12 +54,12 @@ def watch(
         return read_counts.retried
 
     def sources() -> Counter[str]:
-        return _sum(Counter(job.sources.transports()) for job in all_jobs())
+        return _sum(job.stats().sources for job in all_jobs())
 
     def leases() -> Counter[str]:
         states = Counter({str(state): 0 for state in (LeaseState.GRANTED, LeaseState.OPEN)})
         for job in all_jobs():
-            states.update(job.core.table.states())
+            states.update(job.stats().leases)
         return states
 
     observe(meter, "tensorhub.agent.read", labelled("transport", read_bytes))

@@ -4,20 +4,18 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import threading
 import time
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from msgspec import structs
 
 from tensorhub_agent.app import metrics
 from tensorhub_agent.app.address import own_address
+from tensorhub_agent.app.lease_router import LeaseRouter
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.control.heartbeat import HeartbeatThread
-from tensorhub_agent.control.lease_client import LEASE_ASK_S
 from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.jobs.context import AgentContext
 from tensorhub_agent.jobs.driver import JobDriver
@@ -25,11 +23,8 @@ from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerServer
 from tensorhub_agent.jobs.worker_session import WorkerSessions
 from tensorhub_agent.leases.delta_store import KEPT_VERSIONS, DeltaStore
-from tensorhub_agent.leases.lease import LeaseTransition
-from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_agent.observability.registry_watch import RegistryWatch
 from tensorhub_agent.rates.link_rates import LinkRates
-from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.runtime.troubles import TROUBLES
 from tensorhub_agent.sources.source_watch import SourceWatch
 from tensorhub_agent.storage.copy_allocator import CopyAllocator
@@ -37,26 +32,20 @@ from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.incarnation import IncarnationCounter
 from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import CopyQuota, ShardStores
-from tensorhub_agent.transports.base import LeaseOpened, TicketRejected
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transports.local.transport import LocalTransport
 from tensorhub_agent.transports.registry import TransportRegistry
-from tensorhub_agent.transports.ucxx.server import Book
 from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.message import Message
 from tensorhub_common.config.settings import Settings
-from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
+from tensorhub_common.errors import AgentUnavailable, MemoryExhausted, RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.activity import answer_activity
 from tensorhub_common.introspection.ping import answer_pings
 from tensorhub_common.introspection.span_answers import answer_traces
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.protocol.activity import Activity, Problem
-from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
-from tensorhub_common.protocol.heartbeat import ServingLoad
-from tensorhub_common.protocol.leases import DigestsPage, DigestsRequest, LeaseAnswer, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.protocol.subjects import agent_asks
 from tensorhub_common.protocol.worker import Attached
 from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.release import release
@@ -71,16 +60,13 @@ TURN_S: Final = 0.25
 """How often the main loop tells the beat that it turns."""
 
 FAILED: Final = 1
-"""The exit code of an agent that ends by itself: whoever supervises it starts it anew."""
+"""The exit code of an agent that ends by itself: its supervisor starts it anew."""
 
 FAULT_END_S_MAX: Final = 5.0
 """After a fault the process has so long for an orderly end; then it ends as it is, and nothing more can be written."""
 
-LEASE_ASKS_MAX: Final = 2048
-"""So many questions for leases are answered at a time. Most of these wait until a shard begins to be filled."""
-
 JOBS_MAX: Final = 100
-"""One agent serves at most so many jobs."""
+"""The most jobs that one agent serves."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -93,6 +79,7 @@ class AgentService:
         self._settings = settings
         self.agent = settings.agent_id
         self._jobs: dict[str, JobDriver] = {}
+        self._leases = LeaseRouter(self.agent, self._jobs)
         self._ending = asyncio.Event()
         self._rejoining = False
         self._fault: TensorHubError | None = None
@@ -132,14 +119,7 @@ class AgentService:
                     job_agent.adopt(adopted)
             for job_agent in list(self._jobs.values()):
                 job_agent.start()
-            await bus.serve(
-                agent_asks(self.agent, "lease"),
-                self._on_lease_ask,
-                concurrent_max=LEASE_ASKS_MAX,
-                pending_max=LEASE_ASKS_MAX,
-                age_s_max=LEASE_ASK_S,
-            )
-            await bus.serve(agent_asks(self.agent, "digests"), self._on_digests_ask)
+            await self._leases.serve(bus)
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
@@ -175,11 +155,13 @@ class AgentService:
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
         shelves = ShardStores(store, DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes))
         room, blobs = CopyQuota(settings.cache_bytes, settings.cache_disk_bytes), BlobStore(bus)
-        limits = CoreConfig(
+        config = CoreConfig(
             digests=settings.digests,
-            window_bytes=settings.window_bytes,
-            stall_s=settings.stall_s,
-            sources_lost_s=settings.sources_lost_s,
+            transfer=TransferLimits(
+                window_bytes=settings.window_bytes,
+                stall_s=settings.stall_s,
+                sources_lost_s=settings.sources_lost_s,
+            ),
             slow_read_s=settings.slow_read_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
@@ -200,7 +182,7 @@ class AgentService:
             blobs=blobs,
             pool=pool,
             transports=self._transports(pool),
-            limits=limits,
+            config=config,
             measured=LinkRates(),
             incarnation=IncarnationCounter(settings.state_dir),
             shelves=shelves,
@@ -220,27 +202,23 @@ class AgentService:
 
     def _transports(self, pool: CopyPool) -> TransportRegistry:
         settings = self._settings
-        book = Book(redeem=self.redeem, renew=self.renew, holds=self.holds, ended=self.ended)
         local = LocalTransport(
             socket=settings.socket.with_suffix(".peers"),
             agent=self.agent,
             pool=pool,
-            redeem=self.redeem,
-            renew=self.renew,
-            holds=self.holds,
-            ended=self.ended,
+            leases=self._leases,
             on_fault=lambda fault: self.fault(str(fault)),
         )
         if not settings.ucxx:
             return TransportRegistry(local, None)
         address = own_address(settings.address, str(settings.nats))
         return TransportRegistry(
-            local, UcxxTransport(address=address, agent=self.agent, pool=pool, book=book, fault=self.fault)
+            local, UcxxTransport(address=address, agent=self.agent, pool=pool, leases=self._leases, fault=self.fault)
         )
 
     async def _turn(self, beat: HeartbeatThread) -> None:
         while not self._ending.is_set():
-            beat.turned(self.serving())
+            beat.turned(self._leases.readers())
             self._leave_what_is_aside()
             self._look()
             with contextlib.suppress(TimeoutError):
@@ -268,7 +246,7 @@ class AgentService:
     def fault(self, why: str) -> None:
         """End with an error, within a bound: something has failed that no job owns, or that nothing can go on without.
 
-        The next process takes back what stands in memory.
+        The next process takes its memory back.
         """
         if self._fault is not None:
             return
@@ -287,7 +265,7 @@ class AgentService:
         self._jobs.pop(job.job, None)
         why = job.set_aside_reason or "it failed"
         self._aside[job.job] = why, time.time()
-        for lease in job.core.table.names():
+        for lease in job.core.lease_names():
             self._around.transports.break_lease(lease, "its job was set aside by the agent that it is of")
         # Until this has come to its end bytes may still arrive, so a fault in it ends the process.
         self._work.start(self._end_of(job), f"ending job {job.job}")
@@ -297,7 +275,7 @@ class AgentService:
         await self._desk.end(job)
 
     def _leave_what_is_aside(self) -> None:
-        """End where nothing is left but what was set aside: the next process takes that back, at nobody's cost."""
+        """End where nothing is left but what was set aside: the next process takes that back, at no cost."""
         if self._aside and not any(job.core.shards for job in self._jobs.values()):
             why, _ = next(iter(self._aside.values()))
             self.fault(f"{why}. No other job has anything here")
@@ -361,42 +339,6 @@ class AgentService:
             ca=_absolute(settings.nats_ca),
         )
 
-    # Leases.
-
-    async def _on_lease_ask(self, message: Message) -> bytes:
-        try:
-            ask = msgspec.msgpack.decode(message.data, type=LeaseRequest)
-        except MALFORMED as why:
-            raise BadCommand(f"the question for a lease could not be read: {why}") from None
-        # NATS lets each agent ask under its own id alone, so here it is known who will get the ticket.
-        if ask.reader.agent != (asker := message.subject.rpartition(".")[2]):
-            raise BadCommand(f"agent {asker!r} asked for a lease in the name of {ask.reader.agent!r}: ask in your own")
-        job = self._jobs.get(ask.job)
-        answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
-        if job is not None:
-            name = f"{ask.job}:{secrets.token_hex(8)}"
-            answer = LeaseRefusal(reason=f"agent {self.agent!r} has set job {ask.job!r} aside: its log says why")
-            with job.isolated("answering a reader's question for a lease"):
-                answer = await job.lending.asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
-        return msgspec.msgpack.encode(answer)
-
-    async def _on_digests_ask(self, message: Message) -> bytes:
-        try:
-            ask = msgspec.msgpack.decode(message.data, type=DigestsRequest)
-        except MALFORMED as why:
-            raise BadCommand(f"the question for digests could not be read: {why}") from None
-        job = self._jobs.get(_job_of(ask.lease))
-        page = DigestsPage(digests=b"")
-        if job is not None:
-            with job.isolated("answering a reader's question for digests"):
-                table, is_coming = job.core.table, job.lending.look_for_patches(ask.lease)
-                page = DigestsPage(
-                    digests=table.page(ask.lease, ask.first),
-                    patch_sizes=table.patch_sizes(ask.lease, ask.first),
-                    patches_coming=is_coming,
-                )
-        return msgspec.msgpack.encode(page)
-
     def activity(self, job: str, about: Activity) -> Activity:
         """Add what this agent reads in a job, and what it can't do."""
         found = self._jobs.get(job)
@@ -411,63 +353,10 @@ class AgentService:
             Problem(kind="job-set-aside", why=why, since=since, job=job) for job, (why, since) in self._aside.items()
         ]
         for job, shards, why in self._around.shelves.set_aside():
-            said = f"{shards} shards stand here and could not be taken back when the agent started: {why}"
+            said = f"{shards} shards are in memory here and could not be taken back when the agent started: {why}"
             aside.append(Problem(kind="shards-set-aside", why=said, since=self._began, job=job))
         return (*aside, *TROUBLES.told())
-
-    def redeem(self, ticket: str, reader: str) -> LeaseOpened | TicketRejected:
-        """Take a ticket that a reader showed to the transport."""
-        job = self._jobs.get(_job_of(ticket))
-        opened = None
-        if job is not None:
-            with job.isolated("taking a reader's ticket"):
-                opened = job.lending.redeem(ticket, reader)
-        if opened is not None:
-            return opened
-        REJECTIONS.note(
-            RejectionKind.TICKET, f"a ticket that {reader!r:.80} showed is unknown, used, too old or another reader's"
-        )
-        return TicketRejected("the ticket is unknown, used, too old or another reader's: ask for a lease anew")
-
-    def renew(self, lease: str) -> bool:
-        """Note that a reader is alive; tells whether it waits for pieces."""
-        job = self._jobs.get(_job_of(lease))
-        waits = False
-        if job is not None:
-            with job.isolated("renewing a lease"):
-                job.core.table.renew(lease, asyncio.get_running_loop().time())
-                waits = job.core.table.waits(lease)
-        return waits
-
-    def holds(self, lease: str) -> bool:
-        """Tell whether a lease has held up to now."""
-        job = self._jobs.get(_job_of(lease))
-        holds = False
-        if job is not None:
-            with job.isolated("confirming a lease"):
-                holds = job.core.table.holds(lease)
-        return holds
-
-    def serving(self) -> tuple[ServingLoad, ...]:
-        """Say who reads from this agent."""
-        readers = []
-        for job in list(self._jobs.values()):
-            with job.isolated("counting its readers"):
-                readers += job.core.table.readers()
-        return reader_loads(readers)
-
-    def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (the transport's word)
-        """Note that a reader is done, or gone."""
-        job = self._jobs.get(_job_of(lease))
-        if job is not None:
-            with job.isolated("taking the end of a lease"):
-                job.lending.ended(lease, LeaseTransition.DONE if done else LeaseTransition.READER_GONE)
 
 
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.absolute())
-
-
-def _job_of(name: str) -> str:
-    """Lease names and tickets begin with their job's name, which has no colon in it."""
-    return name.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Work on bytes in threads: copies, strided copies, conversions, amax tables.
+"""Work on bytes in threads: the copy pool, strided copies, conversions, amax tables.
 
-Transports, storage and what drives them import it; pure packages don't.
+Transports, storage and the packages above them import it; pure packages don't.
 """

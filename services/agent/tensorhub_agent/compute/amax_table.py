@@ -4,7 +4,7 @@ What a source says of its part of each block comes into memory of its own batch,
 once that source has said that its lease held. So a source that is lost, or lies late, has changed nothing here: its
 memory goes with it, and is never used again for another batch.
 
-Always true: an entry only grows, and is what the whole block has once the fold is known (`folding` counts that); there
+Invariant: an entry only grows, and is what the whole block has once the fold is known (`folding` counts that); there
 are `NumberedProgram.table_bytes` of entries, and of each source one batch that is not folded yet.
 """
 

@@ -31,19 +31,17 @@ import functools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.compute.spans import Columns, Spans, check_fits, columns, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.layout.layout import PieceTable
 from tensorhub_common.runtime.supervision import Supervisor
 
 
@@ -71,10 +69,10 @@ class BackgroundTask:
         try:
             if not self._stopped and work is not None:
                 work()
-        except Exception as why:  # noqa: BLE001 (whatever it is, the waiting task must hear it)
+        except Exception as why:  # noqa: BLE001 (whatever it is, the waiting task must be told)
             self._failure = why
         del work
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: no task waits.
             self._loop.call_soon_threadsafe(self._tell)
         return False
 
@@ -88,7 +86,7 @@ class BackgroundTask:
 
 
 class CopyStopped(TensorHubError):
-    """The job was stopped before its end: what stands in the destination is undefined."""
+    """The job was stopped before its end: the destination is undefined."""
 
 
 class PoolBatch(ABC):
@@ -163,7 +161,7 @@ class PoolBatch(ABC):
     def _run(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
         try:
             self._do(first, last, hasher)
-        except Exception as why:  # noqa: BLE001 (whatever it is, the waiting task must hear it)
+        except Exception as why:  # noqa: BLE001 (whatever it is, the waiting task must be told)
             self._failure = self._failure or why
             self._stopped = True
 
@@ -172,7 +170,7 @@ class PoolBatch(ABC):
         try:
             self._loop.call_soon_threadsafe(self._tell)
         except RuntimeError:
-            return  # The loop is closed: nobody waits any more.
+            return  # The loop is closed: no task waits.
 
     def _tell(self) -> None:
         if not self._over.done():
@@ -188,17 +186,16 @@ PART_BYTES: Final = 512 * 1024
 TASK_BYTES_MAX: Final = 16 * 1024 * 1024
 TASK_BYTES_MIN: Final = 1024 * 1024
 TASKS_PER_THREAD: Final = 4
-"""A batch is cut into so many tasks for each thread, within the two bounds: the last ones end nearly together."""
+"""How many tasks a batch is cut into for each thread, within the two bounds: the last ones end nearly together."""
 
 PIECE_COST_BYTES: Final = 16 * 1024
 """What a piece costs beside its bytes, in bytes: with it tasks of tiny pieces are as long as the others."""
 
 JOBS_MAX: Final = 4096
-"""A pool has at most so many jobs under way; the windows of all reads together stay far below it."""
+"""The most jobs that a pool has under way; the windows of all reads together stay far below it."""
 
 JOIN_S: Final = 5.0
 
-Columns = npt.NDArray[np.int64]
 AnyJob = TypeVar("AnyJob", bound=PoolBatch)
 memmove: Final = ctypes.CDLL(None).memmove
 memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -207,24 +204,6 @@ memmove.restype = None
 
 class CopyPoolFull(TensorHubError):
     """More than `JOBS_MAX` jobs are under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Pieces by column: `nbytes[i]` bytes go from byte `origin[i]` of the source to byte `to[i]` of the destination."""
-
-    to: Sequence[int]
-    origin: Sequence[int]
-    nbytes: Sequence[int]
-
-    @classmethod
-    def of(cls, table: PieceTable, ranges: Sequence[tuple[int, int]] | None = None) -> "Spans":
-        """Return canonical pieces of a layout that stands at both ends; `ranges` of (first, count), None means all."""
-        if ranges is None:
-            return cls(table.at, table.at, table.nbytes)
-        at = [start for first, count in ranges for start in table.at[first : first + count]]
-        nbytes = [size for first, count in ranges for size in table.nbytes[first : first + count]]
-        return cls(at, at, nbytes)
 
 
 class CopyBatch(PoolBatch):
@@ -316,7 +295,7 @@ class CopyPool:
         self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
         self._turns: SimpleQueue[PoolBatch | BackgroundTask | None] = SimpleQueue()
         self._chores = asyncio.Lock()
-        """One chore at a time has a turn, so what stands beside it in the queue is a job."""
+        """One chore at a time has a turn, so everything else in the queue is a job."""
         self._chore: BackgroundTask | None = None
         self._jobs: set[PoolBatch] = set()
         self._work = Supervisor("copying")
@@ -337,12 +316,12 @@ class CopyPool:
         if digests:
             job = CopyBatch(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
         else:
-            to, origin, nbytes = cut_to_chunks(*join_adjacent(to, origin, nbytes))
+            to, origin, nbytes = cut_to_chunks(*join_adjacent(to, origin, nbytes), TASK_BYTES_MAX)
             job = CopyBatch(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
         return self.start(job, nbytes)
 
     def digest(self, view: memoryview, spans: Spans) -> CopyBatch:
-        """Hash the pieces where they stand: `nbytes[i]` bytes at `to[i]` of the view."""
+        """Hash the pieces in place: `nbytes[i]` bytes at `to[i]` of the view."""
         to, _, nbytes = columns(spans)
         check_fits("view", len(view), to, nbytes)
         return self.start(CopyBatch(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
@@ -401,7 +380,7 @@ def _work(turns: "SimpleQueue[PoolBatch | BackgroundTask | None]") -> None:
             turns.put(job)
         # A thread that waits must not keep the last job's memory mapped.
         del job
-    # The pool closes. What was put back behind the None must still hear its end.
+    # The pool closes. A job that was put back behind the None must still end.
     with contextlib.suppress(Empty):
         while True:
             job = turns.get_nowait()
@@ -416,39 +395,6 @@ def address_of(view: memoryview) -> int:
     """Return where a view begins in this process's memory."""
     # numpy, because ctypes gives no address of a read-only buffer. The job keeps the view, which keeps the memory.
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if len(view) else 0
-
-
-def columns(spans: Spans) -> tuple[Columns, Columns, Columns]:
-    """Return the columns of spans. Raises ValueError when they have different lengths."""
-    to, origin, nbytes = (np.asarray(column, dtype=np.int64) for column in (spans.to, spans.origin, spans.nbytes))
-    if not len(to) == len(origin) == len(nbytes):
-        raise ValueError("the columns of spans have different lengths")
-    return to, origin, nbytes
-
-
-def check_fits(what: str, size: int, at: Columns, nbytes: Columns) -> None:
-    """Raise ValueError unless each span lies within a memory of this size."""
-    # Compared without adding the two columns, which could overflow.
-    if np.any(nbytes < 0) or np.any(at < 0) or np.any(nbytes > size) or np.any(at > size - nbytes):
-        raise ValueError(f"a span does not fit into the {what} of {size} bytes")
-
-
-def join_adjacent(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
-    """Join spans that follow one another at both ends: long copies are faster, and need less of the GIL."""
-    if not len(nbytes):
-        return to, origin, nbytes
-    apart = (to[1:] != to[:-1] + nbytes[:-1]) | (origin[1:] != origin[:-1] + nbytes[:-1])
-    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
-    return to[first], origin[first], np.add.reduceat(nbytes, first)
-
-
-def cut_to_chunks(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
-    """Cut spans to the length of a task."""
-    parts = np.maximum(1, -(-nbytes // TASK_BYTES_MAX))
-    number = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
-    offset = number * TASK_BYTES_MAX
-    size = np.minimum(TASK_BYTES_MAX, np.repeat(nbytes, parts) - offset)
-    return np.repeat(to, parts) + offset, np.repeat(origin, parts) + offset, size
 
 
 def _task_bounds(nbytes: Columns, threads: int) -> list[int]:

@@ -3,10 +3,10 @@
 A box is copied by numpy, which lets go of the GIL: as one array of its runs, so that the inner loop moves whole runs
 however short. Boxes that lie in one piece at both ends are joined, and moved as spans are.
 
-Always true:
+Invariants:
 - What `compute/pool.py` says of every job.
 - Nothing outside the boxes is written, and nothing outside the views is read: every box is checked against both before
-  the first byte, whoever has made its form, and numpy checks each array again.
+  the first byte, wherever its form is from, and numpy checks each array again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,8 @@ import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.compute.conversion import Convert, by_amax, check_cast, converter_of
-from tensorhub_agent.compute.pool import (
-    Columns,
-    CopyPool,
-    PoolBatch,
-    address_of,
-    check_fits,
-    cut_to_chunks,
-    join_adjacent,
-    memmove,
-)
+from tensorhub_agent.compute.pool import TASK_BYTES_MAX, CopyPool, PoolBatch, address_of, memmove
+from tensorhub_agent.compute.spans import Columns, check_fits, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.block_forms import amax_bytes, needs_amax
 from tensorhub_agent.primitives.forms import FormPart, check_amax, check_form, cut_form, is_run, normalized, run_bytes
 from tensorhub_common.programs.regions import Sizes, StridedCopies, StridedForm
@@ -42,10 +34,10 @@ NUMBERS_BYTES: Final = frozenset((2, 4, 8))
 """Runs as long as an unsigned integer are copied as such."""
 
 SCATTERED_MIN: Final = 8
-"""So many short runs of one length are copied by one call of numpy's."""
+"""From this many on, short runs of one length are copied by one call of numpy's."""
 
 SCATTERED_MAX: Final = 4096
-"""And so many at most: another thread may have the others."""
+"""The most runs of such a call: another thread may have the others."""
 
 SCATTERED_COST_BYTES: Final = 64
 """What each of them costs beside its bytes, in bytes."""
@@ -215,7 +207,7 @@ def _add_runs(job: StridedBatch, to: Columns, origin: Columns, kinds: list[_Form
             some = alike[first : first + SCATTERED_MAX]
             job.add([0], [0], [_Scattered(to[some], origin[some], size)])
             costs.append(len(some) * (size + SCATTERED_COST_BYTES))
-    to, origin, nbytes = cut_to_chunks(to[alone], origin[alone], nbytes[alone])
+    to, origin, nbytes = cut_to_chunks(to[alone], origin[alone], nbytes[alone], TASK_BYTES_MAX)
     job.add(to.tolist(), origin.tolist(), nbytes.tolist())
     return np.concatenate((_column(costs), nbytes))
 

@@ -1,4 +1,4 @@
-"""All that an agent says and asks over NATS: commands, plans, leases, heartbeats, programs.
+"""What an agent says and asks over NATS: commands, plans, leases, heartbeats, programs.
 
-`jobs` and `app` import it.
+`sources`, `jobs` and `app` import it.
 """

@@ -6,7 +6,7 @@ takes, and only then the next one is tried. The catalog recognises what came twi
 Invariants:
 - The order on a lane is the order in the log.
 - No single command of a lane is lost: all that was said reaches the log, or the whole incarnation that said it is given
-  up, and the agent states anew what stands in its memory.
+  up, and the agent states anew what its memory has.
 - That the log takes nothing is one line when it begins and one when it is over, however many lanes wait and try again.
 """
 

@@ -1,7 +1,7 @@
 """The agent's beat.
 
 It comes from a thread and a connection of its own, so that neither copying nor a busy event loop can hold it up. If the
-agent's main loop stops turning altogether, the beat stops too: an agent that answers nobody is lost.
+agent's main loop stops turning altogether, the heartbeat stops too: an agent that answers no request is lost.
 
 It says too who reads from this agent just now, for the planners: what they assigned themselves they forget when they
 are restarted, and of what others assigned they know nothing.

@@ -1,6 +1,6 @@
 """How a reader's agent gets its leases from sources' agents, and keeps those whose transport is opened later.
 
-Always true: nothing is waited for longer than its bound; a lease that is held is asked for again in time, and let go
+Invariant: nothing is waited for longer than its bound; a lease that is held is asked for again in time, and let go
 when the read ends before it came to it.
 """
 
@@ -49,7 +49,7 @@ class LeaseClient:
     """Asks for the leases of one job's reads."""
 
     def __init__(self, job: str, bus: Bus) -> None:
-        """Ask nobody yet."""
+        """Begin without a request."""
         self._job, self._bus = job, bus
 
     async def ask(

@@ -122,7 +122,7 @@ class LeaseService:
 
     def _grant(self, question: LeaseRequest, name: str, ticket: str) -> LeaseAnswer | None:
         if question.again and not question.hold_s:
-            if self._core.table.is_of(question.again, question.reader.agent):
+            if self._core.leases.is_of(question.again, question.reader.agent):
                 self.ended(question.again, LeaseTransition.READER_GONE)
             return LeaseRefusal(reason="its reader has let it go")
         endpoint = self._transports.endpoint(question.transport)
@@ -161,12 +161,12 @@ class LeaseService:
         if offer is None:
             return grant
         is_coming = self._deltas.is_coming(key, question.base, question.root)
-        sizes = self._core.table.patch(grant.lease, offer, question.base if is_coming else None)
+        sizes = self._core.leases.patch(grant.lease, offer, question.base if is_coming else None)
         return msgspec.structs.replace(grant, patch_sizes=sizes, patches_coming=is_coming)
 
     def look_for_patches(self, lease: str) -> bool:
         """Offer a lease's reader what has been made since; tells whether more is coming."""
-        awaiting = self._core.table.awaiting_patches(lease)
+        awaiting = self._core.leases.awaiting_patches(lease)
         root = awaiting.offered.root if awaiting is not None else None
         if awaiting is None or awaiting.base is None or root is None:
             return False
@@ -174,7 +174,7 @@ class LeaseService:
         is_coming = self._deltas.is_coming(awaiting.key, awaiting.base, root)
         offer = None if place is None else self._deltas.offer(awaiting.key, awaiting.base, root, place)
         if offer is not None:
-            self._core.table.patch(lease, offer, awaiting.base if is_coming else None)
+            self._core.leases.patch(lease, offer, awaiting.base if is_coming else None)
         return is_coming
 
     def _can_be_lent(self, question: LeaseRequest) -> bool:
@@ -183,13 +183,13 @@ class LeaseService:
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
         """Take a ticket from the transport, once, of the agent that it was given to."""
-        if not self._core.table.is_for(ticket, reader):
+        if not self._core.leases.is_for(ticket, reader):
             return None
         lease = self._core.redeemed(ticket, self._loop.time())
         self._alarm.set(self._core.deadline())
         if lease is None:
             return None
-        place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.table
+        place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.leases
         promised = lease.promised()
         if pieces is None:
             patches = lease.patches.patches if lease.patches is not None else ()

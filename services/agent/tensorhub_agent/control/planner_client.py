@@ -1,6 +1,6 @@
 """What the agent asks others for one job: a registry to open it, a planner for plans, the blobs for siblings' layouts.
 
-Always true: nothing waits longer than its bound, and a planner's silence is an answer. Nothing is decided here.
+Invariant: nothing waits longer than its bound, and a planner's silence is an answer. Nothing is decided here.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Transfer programs that this agent carries out, by digest: fetched from the blob store once, and kept.
 
-Always true: at most `UNITS_KEPT_MAX` units are kept in memory, beside the programs that are in use.
+Invariant: at most `UNITS_KEPT_MAX` units are kept in memory, beside the programs that are in use.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def _table(data: bytes) -> PieceTable:
     try:
         return pieces(layout_of(_layouts.decode(data).tensors))
     except MALFORMED as why:
-        raise LayoutMismatch(f"what stands in the blob store as a layout is none: {why}") from None
+        raise LayoutMismatch(f"the blob store has a layout that can't be read: {why}") from None
 
 
 def _ready(data: bytes, digest: str) -> NumberedProgram:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from tensorhub_agent.core.effects import AnyCall, AnyEffect, EffectOutcome, RequestLease
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read import read_of
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.observability.recorder import NOTED, NOTED_EVENTS, CallRecorder
 from tensorhub_agent.observability.records import CallRecord
@@ -118,7 +118,5 @@ class Tracer:
 
 def _reading_of(effect: RequestLease, shards: Mapping[ShardKey, ShardCore]) -> Source | None:
     """Return the read's own account of a source, whose figures the story takes at its end."""
-    core = shards.get(effect.key)
-    operation = None if core is None else core.operation
-    transfer = operation.transfer if isinstance(operation, ReadOperation) else None
-    return None if transfer is None else transfer.sources.get(effect.source)
+    read = read_of(shards.get(effect.key))
+    return None if read is None else read.source(effect.source)

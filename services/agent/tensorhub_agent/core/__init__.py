@@ -1,4 +1,5 @@
-"""An agent in one job as a state machine: events in, effects out. Pure.
+"""The decisions of one agent in one job: its shards, its calls and its membership in the log.
 
-The driver in `jobs` and the simulator drive it.
+Pure; it may import `leases`, `transfer` and what is below them, and drivers (`jobs`, `control`, the simulator) import
+it.
 """

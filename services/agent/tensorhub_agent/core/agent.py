@@ -39,7 +39,7 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.core.operation import Operation
 from tensorhub_agent.core.operations.drain import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.core.operations.publish import PublishOperation
-from tensorhub_agent.core.operations.read import ReadOperation, ReadStage
+from tensorhub_agent.core.operations.read import ReadOperation, ReadStage, read_of
 from tensorhub_agent.core.operations.register import RegisterOperation
 from tensorhub_agent.core.plan_queue import PlanQueue
 from tensorhub_agent.core.retained_copies import RetainedCopies
@@ -51,6 +51,7 @@ from tensorhub_agent.primitives.deadlines import DeadlineHeap
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, RegistryUnavailable, StaleSender, gone
+from tensorhub_common.protocol.heartbeat import ReaderLoad
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import HeldShard, Join, Release, Sender
 from tensorhub_common.protocol.log.events import (
@@ -64,6 +65,7 @@ from tensorhub_common.protocol.log.events import (
     RoundStarted,
     ShardReleased,
 )
+from tensorhub_common.protocol.plans import Transport
 from tensorhub_common.protocol.subjects import cached_version
 
 
@@ -92,40 +94,39 @@ def may_be_decided(core: ShardCore | None, ask: LeaseRequest) -> bool:
 
     Or whether it is not known yet by which program the shard will be filled.
     """
-    operation = core.operation if core is not None else None
-    if not isinstance(operation, ReadOperation):
+    read = read_of(core)
+    if read is None:
         return False
-    return operation.stage is ReadStage.JOINING or (ask.program is not None and operation.may_turn_to_program)
+    return read.stage is ReadStage.JOINING or (ask.program is not None and read.may_turn_to_program)
 
 
-UNSAID_MAX: Final = 64
+UNSENT_MAX: Final = 64
 """At this many commands of a shard that wait until the agent has joined its calls are refused."""
 
 
 class AgentCore:
     """One agent's decisions in one job."""
 
-    def __init__(self, agent: str, limits: CoreConfig, measured: LinkRates | None = None) -> None:
+    def __init__(self, agent: str, config: CoreConfig, measured: LinkRates | None = None) -> None:
         """Begin with nothing; `adopt` what was found, then `join`. What is `measured` all jobs of an agent share."""
-        self.agent, self.limits = agent, limits
+        self.agent, self.config = agent, config
         self.measured = measured or LinkRates()
         self.joined = False
-        self.table = LeaseTable()
+        self.leases = LeaseTable(config.leases)
         self.shards: dict[ShardKey, ShardCore] = {}
         self._replicas: dict[tuple[str, str], dict[ShardKey, ShardCore]] = {}
         """The same, by model and replica: an event is about one replica, and an agent may have a thousand."""
         self._deadlines: DeadlineHeap[ShardKey] = DeadlineHeap()
         """When each shard wants `tick`. It changes only where the shard's effects are taken."""
-        self._speech = CommandSequencer(agent)
+        self._sequencer = CommandSequencer(agent)
         self._stated: dict[ShardKey, ShardCore] = {}
         """What the present incarnation has stated that it has."""
-        self._unsaid: list[AppendCommand] = []
+        self._unsent: list[AppendCommand] = []
         """Said before the log has let this incarnation in, which would refuse it as stale."""
-        self._unsaid_of: Counter[str] = Counter()
+        self._unsent_of: Counter[str] = Counter()
         """How many of them each lane has."""
         self.deleted: str | None = None
         """What whoever speaks of this job is told, once it is deleted."""
-        self._host = self._site = ""
         self.retained_copies = RetainedCopies(agent)
         self.aside: set[ShardKey] = set()
         """Shards whose memory stands here and could not be taken back."""
@@ -136,7 +137,7 @@ class AgentCore:
     @property
     def incarnation(self) -> int:
         """Under which this agent speaks; 0 before the first `join`."""
-        return self._speech.incarnation
+        return self._sequencer.incarnation
 
     def adopt(self, place: ShardSpec, held: ShardContents) -> None:
         """Take a shard that an earlier process of this agent left behind, before joining. Raises `MemoryExhausted`."""
@@ -166,16 +167,15 @@ class AgentCore:
     def join(self, incarnation: int, host: str, site: str, now: float, *, rack: str = "") -> list[AnyEffect]:
         """Speak under a new incarnation, and state what stands ready here."""
         again = self.incarnation > 0
-        self._speech.begin(incarnation)
+        self._sequencer.begin(incarnation)
         self.joined = False
-        self._host, self._site = host, site
-        self._unsaid.clear()
-        self._unsaid_of.clear()
+        self._unsent.clear()
+        self._unsent_of.clear()
         self._stated = dict(self.shards)
         self.retained_copies.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
         holds += tuple(_holding_aside(key) for key in sorted(self.aside))
-        by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
+        by, cache_bytes = self._sequencer.sender(0), self.config.cache_bytes
         joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
         effects: list[AnyEffect] = [AppendCommand(joins)]
         if again:
@@ -197,7 +197,7 @@ class AgentCore:
 
     def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
         """Take the next event of the job's log."""
-        if self._speech.is_repeat(event):
+        if self._sequencer.is_repeat(event):
             return []
         effects: list[AnyEffect] = []
         if self.deleted is not None:
@@ -225,8 +225,8 @@ class AgentCore:
         if self.deleted is not None:
             return []
         self.deleted = why
-        self._unsaid.clear()
-        self._unsaid_of.clear()
+        self._unsent.clear()
+        self._unsent_of.clear()
         self.retained_copies.only(())
         effects: list[AnyEffect] = []
         for core in list(self.shards.values()):
@@ -286,7 +286,7 @@ class AgentCore:
     def _say_for(self, key: ShardKey, command: Release) -> AnyEffect:
         """Say something about a shard that does not stand here."""
         return AppendCommand(
-            msgspec.structs.replace(command, by=self._speech.sender(self._speech.lane_of(key, self.shards)))
+            msgspec.structs.replace(command, by=self._sequencer.sender(self._sequencer.lane_of(key, self.shards)))
         )
 
     def _tend_copies(self, now: float) -> list[AnyEffect]:
@@ -308,8 +308,8 @@ class AgentCore:
 
         What is told before the agent has joined is over: the join states what stands here, and the log takes that.
         """
-        operation = core.operation
-        is_followed = isinstance(operation, ReadOperation) and operation.writes_for(event.round)
+        read = read_of(core)
+        is_followed = read is not None and read.writes_for(event.round)
         return self.joined and core.is_mine(event) and not is_followed
 
     def _on_standing(self, event: AnyEvent, now: float) -> list[AnyEffect]:
@@ -323,7 +323,7 @@ class AgentCore:
     def _is_disowned_by(self, event: AnyEvent) -> bool:
         """Tell whether the log does not take this incarnation for the live one any more."""
         refused = isinstance(event, CommandRejected) and event.error == StaleSender.__name__
-        return refused and self._speech.is_answered_by(event)
+        return refused and self._sequencer.is_answered_by(event)
 
     def _on_lost(self, event: AgentLost) -> list[AnyEffect]:
         """Join anew if it is this one that the log has lost; else let reads know, which may wait for what it brings."""
@@ -331,8 +331,9 @@ class AgentCore:
             return [Rejoin()] if event.incarnation == self.incarnation else []
         effects: list[AnyEffect] = []
         for core in list(self.shards.values()):
-            if isinstance(core.operation, ReadOperation):
-                core.operation.lose_agent(event.agent, event.incarnation)
+            read = read_of(core)
+            if read is not None:
+                read.lose_agent(event.agent, event.incarnation)
                 effects += self._take(core)
         return effects
 
@@ -356,8 +357,8 @@ class AgentCore:
             if core is not None:
                 core.believed(holding.version, holding.root)
                 effects += self._take(core)
-        unsaid, self._unsaid = self._unsaid, []
-        self._unsaid_of.clear()
+        unsaid, self._unsent = self._unsent, []
+        self._unsent_of.clear()
         return effects + unsaid
 
     def _stated_core(self, holding: HeldShard) -> ShardCore | None:
@@ -370,7 +371,7 @@ class AgentCore:
         model, replica = getattr(event, "model", None), getattr(event, "replica", None)
         speaker = []
         if event.by is not None and event.by.process == self.agent and "/" in event.by.lane:
-            key = self._speech.shard_of(int(event.by.lane.partition("/")[2]))
+            key = self._sequencer.shard_of(int(event.by.lane.partition("/")[2]))
             core = self.shards.get(key) if key is not None else None
             speaker = [core] if core is not None else []
         if replica is None:
@@ -408,7 +409,7 @@ class AgentCore:
                     call.call, AgentUnavailable.__name__, f"{name} is not on agent {self.agent!r}: register it again"
                 )
             ]
-        if self._unsaid_of[self.lane(key)] >= UNSAID_MAX:
+        if self._unsent_of[self.lane(key)] >= UNSENT_MAX:
             why = f"no registry has let agent {self.agent!r} back into the job yet, and earlier calls wait for that"
             return [
                 FailCall(call.call, RegistryUnavailable.__name__, f"{why}: see 'tensorhub status', then call again")
@@ -418,7 +419,7 @@ class AgentCore:
 
     def lane(self, key: ShardKey) -> str:
         """Return the name of the lane on which a shard that stands here speaks."""
-        return f"{self.agent}/{self._speech.lanes[key]}"
+        return f"{self.agent}/{self._sequencer.lanes[key]}"
 
     def loaded(self, key: ShardKey) -> list[AnyEffect]:
         """The worker wrote values of its own: the memory is whole, and nothing of an earlier read is left."""
@@ -443,7 +444,7 @@ class AgentCore:
             return []
         if isinstance(news, PlanReceived):
             self._plans.answered(news.key, news.number)
-        elif isinstance(news, Kept) and news.failure is not None and _is_awaited(core, news):
+        elif isinstance(news, Kept) and news.failure is not None and _awaits(core, news):
             self.retained_copies.give_up(news.key)
         core.on_outcome(news, now)
         return self._take(core) + self._ask_plans(now)
@@ -461,21 +462,42 @@ class AgentCore:
             # A publication can be taken back before the log has taken it, a mapping can't.
             waits = core is not None and isinstance(core.operation, PublishOperation)
             return None if waits else LeaseRefusal(reason="the shard is not published here, or it is draining")
-        answer = self.table.grant(ask, name, ticket, endpoint, now)
+        answer = self.leases.grant(ask, name, ticket, endpoint, now)
         if isinstance(answer, LeaseRefusal) and ask.turn is not None and may_be_decided(core, ask):
             return None
         return answer
 
+    def lease_names(self) -> list[str]:
+        """Return the names of all leases."""
+        return self.leases.names()
+
+    def lease_states(self) -> Counter[str]:
+        """Count the leases by state."""
+        return Counter(self.leases.states())
+
+    def readers(self) -> list[tuple[Transport, ReaderLoad]]:
+        """Return the transport and reader of each lease that costs this agent."""
+        return self.leases.readers()
+
+    def renew_lease(self, name: str, now: float) -> bool:
+        """Note that a reader is alive; tells whether it waits for pieces."""
+        self.leases.renew(name, now)
+        return self.leases.waits(name)
+
+    def holds_lease(self, name: str) -> bool:
+        """Tell whether a lease has held up to now."""
+        return self.leases.holds(name)
+
     def redeemed(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket from the transport."""
-        lease = self.table.redeem(ticket, now)
+        lease = self.leases.redeem(ticket, now)
         if lease is not None and lease.is_mapped:
-            self.shards[lease.key].held.lent = True
+            self.shards[lease.key].note_lent()
         return lease
 
     def lease_ended(self, name: str, how: LeaseTransition, now: float) -> list[AnyEffect]:
         """A reader is done, or gone."""
-        key = self.table.finish(name, how)
+        key = self.leases.finish(name, how)
         core = self.shards.get(key) if key is not None else None
         if core is None:
             return []
@@ -487,7 +509,7 @@ class AgentCore:
     def tick(self, now: float) -> list[AnyEffect]:
         """Let time pass."""
         effects: list[AnyEffect] = []
-        for lease in self.table.expire(now):
+        for lease in self.leases.expire(now):
             effects += self._lease_expired(lease, now)
         for key in self._deadlines.due(now):
             core = self.shards.get(key)
@@ -507,12 +529,12 @@ class AgentCore:
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
         again = self.retained_copies.deadline() if self.joined else None
-        times = (self._deadlines.earliest(), self.table.deadline(), again)
+        times = (self._deadlines.earliest(), self.leases.deadline(), again)
         return min((each for each in times if each is not None), default=None)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        self.table.check()
+        self.leases.check()
         for key, core in self.shards.items():
             core.check()
             wanted, noted = core.deadline(), self._deadlines.of(key)
@@ -524,9 +546,9 @@ class AgentCore:
     # How.
 
     def _add(self, place: ShardSpec, held: ShardContents | None) -> ShardCore:
-        lane = self._speech.lane_of(place.key, self.shards)
-        sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
-        core = ShardCore(place, self.table, self.limits, sender, begin, held, self.measured)
+        lane = self._sequencer.lane_of(place.key, self.shards)
+        sender: Callable[[], Sender] = lambda: self._sequencer.sender(lane)  # noqa: E731 (one line says it)
+        core = ShardCore(place, self.leases, self.config, sender, begin, held, self.measured)
         self.shards[place.key] = core
         self._replicas.setdefault((place.key.model, place.key.replica), {})[place.key] = core
         self._deadlines.note(place.key, core.deadline())
@@ -560,8 +582,9 @@ class AgentCore:
         if isinstance(effect, CompleteCall | FailCall):
             return not self.retained_copies.ended(effect)
         if isinstance(effect, RequestPlan) and not self._plans.admit(effect):
-            if isinstance(core.operation, ReadOperation):
-                core.operation.plan_kept_back()
+            read = read_of(core)
+            if read is not None:
+                read.plan_kept_back()
             return False
         return True
 
@@ -571,8 +594,8 @@ class AgentCore:
         while self._plans.has_room:
             question = self._plans.next()
             core = self.shards.get(question.key)
-            operation = None if core is None else core.operation
-            if core is not None and isinstance(operation, ReadOperation) and operation.plan_sent(question.number, now):
+            read = read_of(core)
+            if core is not None and read is not None and read.plan_sent(question.number, now):
                 asked.append(question)
                 self._deadlines.note(core.key, core.deadline())
             else:
@@ -582,9 +605,9 @@ class AgentCore:
     def _kept_back(self, effect: AnyEffect) -> bool:
         """Keep a command until the log knows this incarnation."""
         if isinstance(effect, AppendCommand):
-            self._unsaid.append(effect)
+            self._unsent.append(effect)
             if effect.command.by is not None:
-                self._unsaid_of[effect.command.by.lane] += 1
+                self._unsent_of[effect.command.by.lane] += 1
             return True
         return False
 
@@ -593,5 +616,6 @@ def _holding_aside(key: ShardKey) -> HeldShard:
     return HeldShard(model=key.model, replica=key.replica, shard=key.shard, version=cached_version(key.replica))
 
 
-def _is_awaited(core: ShardCore, news: Kept) -> bool:
-    return isinstance(core.operation, ReadOperation) and core.operation.awaits(news)
+def _awaits(core: ShardCore, news: Kept) -> bool:
+    read = read_of(core)
+    return read is not None and read.awaits(news)

@@ -1,22 +1,34 @@
-"""The settings that an agent's cores work under. Pure: whoever starts the agent has read them."""
+"""The settings and limits that an agent's cores work under. Pure: the process that starts the agent has read them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tensorhub_agent.leases.table import LeaseLimits
+from tensorhub_agent.transfer.limits import TransferLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """The settings that the core works under."""
+    """The settings of an agent's core, and the limits of its reads and leases."""
 
     digests: bool = True
-    window_bytes: int = 128 * 1024 * 1024
-    stall_s: float = 5.0
-    sources_lost_s: float = 1.2
+    """Pieces are verified by their digests."""
     slow_read_s: float = 2.0
-    """A read that takes longer, and than its bytes account for, is told in the log."""
+    """A read that takes longer than this, and longer than its bytes account for, is logged."""
     refill_drain_s: float = 0.0
+    """A read into a published shard waits this long for the shard's readers before it breaks their leases."""
     cache_bytes: int = 0
-    """So many bytes of copies of retained versions this agent takes in."""
+    """This agent takes in at most this many bytes of copies of retained versions."""
     encodings: bool = True
-    """Reads here take patches and packed pieces where these come sooner."""
+    """Reads take patches and compressed pieces where these come sooner."""
     deltas: int = 0
-    """For so many versions back deltas of what is published here are kept; 0: none are made."""
+    """Deltas of published memory are kept for this many versions back; 0: none are made."""
+    transfer: TransferLimits = field(default_factory=TransferLimits)
+    leases: LeaseLimits = field(default_factory=LeaseLimits)
+    wish_s_max: float = 60.0
+    """A publication requested from outside is given up after this."""
+    read_finish_s: float = 0.5
+    """A read of an overtaken version that is expected to end within this time is finished first."""
+    copy_read_s_max: float = 600.0
+    """A copy of a retained version that is not read within this time is tried again."""
+    copy_again_s: float = 1.0
+    """A copy is tried again this long after it failed."""

@@ -1,4 +1,4 @@
-"""What every call under way on a shard does; each `op_*.py` beside this file has one. Pure."""
+"""The interface of a call in progress on a shard; each module of `operations` has one. Pure."""
 
 from typing import Protocol
 
@@ -40,6 +40,15 @@ class Operation(Protocol):
 
     def restart(self, now: float) -> None:
         """Take note that the agent has joined anew under a higher incarnation."""
+
+
+class UnattendedOperation:
+    """An operation that goes on to its end though its worker is gone."""
+
+    reached = True
+
+    def abandon(self, now: float) -> None:
+        """Go on."""
 
 
 class DetachedOperation(Protocol):

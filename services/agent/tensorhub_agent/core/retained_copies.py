@@ -1,11 +1,13 @@
 """The copies of retained versions that the log wants of this agent. Pure.
 
-A copy is a shard like any other, but nobody works in it: its calls are this keeper's own. It is made when the log
-places it, reads its version in the round of its cache replica, and is freed when the log says that it is released.
-What a restart leaves of it is adopted as any segment is; where that is not whole it is read again.
+A copy is a shard like any other, but no worker uses it: this class makes its calls. It is made when the log places it,
+reads its version in the round of its cache replica, and is freed when the log says that it is released. After a
+restart a copy is adopted as any segment is; a copy that is not whole is read again.
 
-Always true: a copy that can't be made, or not be read in `TRIES_MAX` attempts, is released, so that the log places it
-elsewhere or tells who waits for it; at most one call is under way on each.
+Invariants:
+- A copy that can't be made, or not be read in `TRIES_MAX` attempts, is released, so that the log places it elsewhere
+  or informs the calls that wait for it.
+- At most one call is in progress on each copy.
 """
 
 from collections.abc import Collection
@@ -22,10 +24,6 @@ from tensorhub_common.protocol.subjects import cached_version
 KEEPER_SESSION: Final = -1
 """The session of the keeper's calls; those of workers count from 1."""
 
-READ_S_MAX: Final = 600.0
-"""A copy that is not read within this is tried again."""
-
-AGAIN_S: Final = 1.0
 TRIES_MAX: Final = 5
 RELEASE_S: Final = 10.0
 
@@ -99,7 +97,7 @@ class RetainedCopies:
             copy.awaited = False
             return
         if copy.failed:
-            copy.failed, copy.again = False, now + AGAIN_S
+            copy.failed, copy.again = False, now + core.config.copy_again_s
         if copy.again is not None and now < copy.again:
             return
         copy.again = None
@@ -109,7 +107,7 @@ class RetainedCopies:
         elif core.held.memory is not MemoryState.READY or copy.awaited:
             copy.tries += 1
             copy.awaited = False
-            until = now + READ_S_MAX
+            until = now + core.config.copy_read_s_max
             call = CallRead(
                 call=self._call(core.key), session=KEEPER_SESSION, deadline=until, want=copy.version, patience=until
             )

@@ -1,7 +1,10 @@
-"""One shard in this agent's memory: what the memory is, and the one call that is under way on it. Pure.
+"""One shard in this agent's memory: what the memory is, and the call in progress on it. Pure.
 
-The log decides what exists; this core decides what may be done to the memory. Always true: nothing is written into
-memory that is offered to readers, and no call is answered while anything can still be written into the memory for it.
+The log decides what exists; this core decides what may be done to the memory.
+
+Invariants:
+- Memory that is offered to readers is not written.
+- A call is not answered while anything can still be written into the memory for it.
 """
 
 from collections.abc import Callable
@@ -42,11 +45,8 @@ from tensorhub_common.protocol.log.commands import AnyCommand, Decline, Drained,
 from tensorhub_common.protocol.log.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.protocol.worker import ReadReport
 
-WISH_S_MAX: Final = 60.0
-"""A publication wished for from outside is given up after this."""
-
 NO_CALL: Final = 0
-"""The number of a call that nobody waits for: a publication wished for from outside."""
+"""The number of a call without a caller: a publication requested from outside."""
 
 
 Begin = Callable[["ShardCore", AnyCall], Operation]
@@ -59,7 +59,7 @@ class ShardCore:
         self,
         place: ShardSpec,
         table: LeaseTable,
-        limits: CoreConfig,
+        config: CoreConfig,
         sender: Callable[[], Sender],
         begin: Begin,
         held: ShardContents | None = None,
@@ -67,12 +67,12 @@ class ShardCore:
     ) -> None:
         """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
         self.place, self.key = place, place.key
-        self.table, self.limits, self.measured = table, limits, measured or LinkRates()
+        self.table, self.config, self.measured = table, config, measured or LinkRates()
         self.held = held or ShardContents()
         self.replica_version: int | None = None
         self.session: int | None = None
         self.operation: Operation | None = None
-        self.lingering: DetachedOperation | None = None
+        self.detached: DetachedOperation | None = None
         """What goes on of a call that ended without the log's word."""
         self.queued: AnyCall | None = None
         self.out: list[AnyEffect] = []
@@ -80,7 +80,7 @@ class ShardCore:
         self.registered = held is not None
         """Whether the log has taken the registration, as far as the agent knows."""
         self.dismissed = False
-        self.doomed: str | None = None
+        self.deleted: str | None = None
         """The job is deleted: what callers are told."""
         self._sender, self._begin = sender, begin
         self._wish = 0
@@ -95,6 +95,25 @@ class ShardCore:
         by = self._sender()
         self.out.append(AppendCommand(msgspec.structs.replace(command, by=by)))
         return by
+
+    def emit(self, *effects: AnyEffect) -> None:
+        """Have the driver carry these out, in this order."""
+        self.out.extend(effects)
+
+    def note_lent(self, lent: bool = True, *, spare: bool = False) -> None:  # noqa: FBT001, FBT002 (what a probe found)
+        """Note whether a process may have the memory mapped, or the spare memory."""
+        if spare:
+            self.held.spare_lent = lent
+        else:
+            self.held.lent = lent
+
+    def keep_verified(self, version: int, root: str, done: bytearray, digests: bytes) -> None:
+        """Keep which pieces a failed read has verified, for a later read of the same bytes."""
+        self.held.kept = (version, root, done, digests)
+
+    def drop_kept(self) -> None:
+        """Forget what a failed read has verified: the memory is written otherwise."""
+        self.held.kept = None
 
     def number(self) -> int:
         """Return a number that no other source, batch or question of this shard has."""
@@ -144,8 +163,8 @@ class ShardCore:
         registers = self.operation is not None and isinstance(self.operation.call, CallRegister)
         call = self._ended()
         if registers and self.gone:
-            error = AgentUnavailable if self.doomed is None else JobGone
-            why = self.doomed or f"{self.where} is gone from its agent: register it again"
+            error = AgentUnavailable if self.deleted is None else JobGone
+            why = self.deleted or f"{self.where} is gone from its agent: register it again"
             self.out.append(FailCall(call, error.__name__, why))
         elif call != NO_CALL:
             self.out.append(CompleteCall(call=call, version=version, report=report))
@@ -159,8 +178,8 @@ class ShardCore:
         name = error if isinstance(error, str) else error.__name__
         # Of incarnations callers know nothing: to them the agent was away for a moment.
         name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
-        if self.doomed is not None and name != DrainTimeout.__name__:
-            name, message = JobGone.__name__, self.doomed
+        if self.deleted is not None and name != DrainTimeout.__name__:
+            name, message = JobGone.__name__, self.deleted
         if call != NO_CALL:
             self.out.append(FailCall(call, name, message, report))
         elif not self.gone:
@@ -169,12 +188,12 @@ class ShardCore:
     def detach(self, what: DetachedOperation) -> None:
         """The call under way was told that the log is silent; what it had begun goes on."""
         if not self.gone:
-            self.lingering = what
+            self.detached = what
 
     def settled(self, what: DetachedOperation) -> None:
         """The log has said what became of it."""
-        if self.lingering is what:
-            self.lingering = None
+        if self.detached is what:
+            self.detached = None
 
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NO_CALL
@@ -191,7 +210,7 @@ class ShardCore:
         if self.gone:
             return
         self.gone = True
-        self.lingering = None
+        self.detached = None
         self.break_readers("the shard is gone from this agent")
         self.break_waiting("the shard is gone from this agent")
         self.out.append(FreeShard(self.key))
@@ -199,8 +218,8 @@ class ShardCore:
 
     def _refuse_queued(self, why: str) -> None:
         if self.queued is not None:
-            error = AgentUnavailable if self.doomed is None else JobGone
-            self.out.append(FailCall(self.queued.call, error.__name__, self.doomed or why))
+            error = AgentUnavailable if self.deleted is None else JobGone
+            self.out.append(FailCall(self.queued.call, error.__name__, self.deleted or why))
             self.queued = None
 
     def break_readers(self, reason: str) -> None:
@@ -224,7 +243,7 @@ class ShardCore:
 
     def job_deleted(self, why: str, now: float) -> None:
         """The job is deleted: the same, and whoever calls or waits is told that."""
-        self.doomed = why
+        self.deleted = why
         self.dismiss(now)
 
     @property
@@ -257,19 +276,19 @@ class ShardCore:
                 FailCall(call.call, ReplicaConflict.__name__, f"{self.where} has a call under way: wait for it")
             )
             return
-        if self.lingering is not None and not self._makes_way(self.lingering, call):
+        if self.detached is not None and not self._makes_way(self.detached, call):
             return
         self.operation = self._begin(self, call)
         self.operation.start(now)
         self._begin_queued(now)
 
-    def _makes_way(self, lingering: DetachedOperation, call: AnyCall) -> bool:
+    def _makes_way(self, detached: DetachedOperation, call: AnyCall) -> bool:
         """Tell whether a call may begin beside what lingers, or in its place; refuse it otherwise."""
-        why = None if isinstance(call, CallRelease) else lingering.excludes
+        why = None if isinstance(call, CallRelease) else detached.excludes
         if why is None:
             if isinstance(call, CallRelease | CallUnpublish):
                 # It drains what stands here in its own name. So may a worker that comes back, who looks first.
-                self.lingering = None
+                self.detached = None
             return True
         if call.call == NO_CALL:
             self._decline(self._wish, ReplicaConflict.__name__, why)
@@ -310,8 +329,8 @@ class ShardCore:
             # Whoever waited for this may have given up, and the shard is gone nevertheless.
             self.dismiss(now)
             return
-        if self.lingering is not None:
-            self.lingering.on_event(event, now)
+        if self.detached is not None:
+            self.detached.on_event(event, now)
         if self.operation is not None:
             publishing = isinstance(self.operation.call, CallPublish)
             if isinstance(event, PublishWished) and self.is_mine(event) and not publishing:
@@ -323,8 +342,8 @@ class ShardCore:
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
-        if self.lingering is not None:
-            self.lingering.on_outcome(news, now)
+        if self.detached is not None:
+            self.detached.on_outcome(news, now)
         if self.operation is not None:
             self.operation.on_outcome(news, now)
         self._begin_queued(now)
@@ -332,7 +351,7 @@ class ShardCore:
     def readers_changed(self, now: float) -> None:
         """A lease ended: somebody may be waiting for the last one."""
         if self.table.reading(self.key) == 0:
-            for each in (self.lingering, self.operation):
+            for each in (self.detached, self.operation):
                 if each is not None:
                     each.on_readers_gone(now)
         self._begin_queued(now)
@@ -344,7 +363,7 @@ class ShardCore:
                 FailCall(self.queued.call, ReplicaConflict.__name__, f"an earlier call on {self.where} has not ended")
             )
             self.queued = None
-        for each in (self.lingering, self.operation):
+        for each in (self.detached, self.operation):
             if each is not None:
                 each.tick(now)
         self._begin_queued(now)
@@ -352,15 +371,15 @@ class ShardCore:
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
         times = [self.queued.deadline] if self.queued is not None else []
-        for each in (self.lingering, self.operation):
+        for each in (self.detached, self.operation):
             when = each.deadline() if each is not None else None
             times += [when] if when is not None else []
         return min(times, default=None)
 
     def rejoined(self, now: float) -> None:
         """The agent has a new incarnation: what was said by the old one may not have counted."""
-        if self.lingering is not None:
-            self.lingering.restart(now)
+        if self.detached is not None:
+            self.detached.restart(now)
         if self.operation is not None:
             self.operation.restart(now)
         self._begin_queued(now)
@@ -408,7 +427,9 @@ class ShardCore:
     def _without_operation(self, event: AnyEvent, now: float) -> None:
         if isinstance(event, PublishWished) and self.is_mine(event):
             self._wish = event.cmd
-            wish = CallPublish(call=NO_CALL, session=NO_CALL, deadline=now + WISH_S_MAX, version=event.version)
+            wish = CallPublish(
+                call=NO_CALL, session=NO_CALL, deadline=now + self.config.wish_s_max, version=event.version
+            )
             self.called(wish, now)
         elif (
             isinstance(event, ReplicaReady)

@@ -1,7 +1,7 @@
-"""A shard's memory: where it belongs, what it is at the moment, and what stands in it. Pure.
+"""A shard's memory: where it belongs, what it is at the moment, and what it holds. Pure.
 
-Only facts, by which the operations decide. Always true: once a shard stands in its core, what its
-memory is changes in `ShardCore.become` alone, which has the manifest say so before anything later is done.
+Invariant: once a shard is in its core, these facts change through methods of `ShardCore` alone, and `set_memory` saves
+the manifest before anything later is done.
 """
 
 from collections.abc import Sequence

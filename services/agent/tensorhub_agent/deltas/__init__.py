@@ -1,1 +1,4 @@
-"""Which deltas of a publication exist, and how they are made. `sources` and `jobs` import it."""
+"""How deltas of publications are made, and what one job offers of them.
+
+`control`, `sources` and `jobs` import it.
+"""

@@ -5,7 +5,7 @@ its own, on the agent's account. A patch that was made is applied to the shadow 
 for little more than what changes. All of it is done in chores of the copy pool: a read never waits for one, nor does
 `unpublish`.
 
-Always true:
+Invariants:
 - A patch counts only if the memory was published from before it was read until after; what was read of memory that had
   been taken back meanwhile is dropped, and so is a copy that was made of it.
 - Of every piece in the shadow it is known which digest it has, or that it is not known.
@@ -35,7 +35,7 @@ CHORE_BYTES: Final = 4 * 1024 * 1024
 """A chore takes about so much at a time: some milliseconds, for which a job may have to wait."""
 
 CHORE_PIECES_MAX: Final = 256
-"""And so many pieces, where they are tiny."""
+"""The most pieces of a chunk, where they are tiny."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class PublishedMemory:
         yield range(first, len(self.table))
 
     def piece(self, view: memoryview, piece: int) -> memoryview:
-        """Return where a piece stands."""
+        """Return the memory of a piece."""
         at = self.table.at[piece]
         return view[at : at + self.table.nbytes[piece]]
 
@@ -107,9 +107,9 @@ class DeltaBuilder:
         """Keep deltas in `book` and shadows in `store`; `made` is called when there is a new delta."""
         self._pool, self._store, self._book, self._made = pool, store, book, made
         self._publishers: dict[Hashable, _Publisher] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
         # Without a delta readers read pieces, so a fault costs nothing else.
         self._work = Supervisor("deltas", on_fault=lambda _: None)
+        self._leaving = self._work.group()
 
     def published(self, shard: Hashable, publication: PublishedMemory) -> None:
         """Begin to compare what is published now with what was before; it goes on in the background."""
@@ -137,9 +137,7 @@ class DeltaBuilder:
         self._book.forget(shard)
         if publisher is not None:
             publisher.current = None
-            task = self._work.start(self._free(publisher), "removing what publications are compared with")
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._leaving.start(self._free(publisher), "removing what publications are compared with")
 
     async def _free(self, publisher: _Publisher) -> None:
         if publisher.task is not None:
@@ -151,7 +149,7 @@ class DeltaBuilder:
         """End everything; nothing is read any more when this returns, and no shadow is left behind."""
         for shard in list(self._publishers):
             self.freed(shard)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._leaving.ended()
 
     async def settled(self) -> None:
         """Wait until everything that is published has been followed."""
@@ -206,7 +204,7 @@ class DeltaBuilder:
                 return
             group = _Group()
             compared = _stale(pieces, shadow, publication)
-            # What nobody will be offered is not compared; the shadow follows by copies alone.
+            # A piece that will not be offered is not compared; the shadow follows by copies alone.
             wanted = delta is not None and last is not None
             known = [piece for piece in compared if wanted and last is not None and _stands(shadow, last, piece)]
             await self._pool.background(lambda: _make(known, shadow, publication, group))  # noqa: B023 (awaited here)

@@ -1,6 +1,6 @@
 """One job's deltas on this agent: made of what its workers publish, kept of what its readers apply, lent to others.
 
-Always true: an offer leads from exactly the bytes that the reader names to exactly those that its lease is for, by
+Invariant: an offer leads from exactly the bytes that the reader names to exactly those that its lease is for, by
 their roots; whether that is what comes out is for the digests in the destination to say.
 """
 
@@ -88,7 +88,7 @@ class JobDeltas:
         delta = self._applied.get(key)
         if delta is None or (delta.base, delta.root) != (base.root, root):
             if delta is not None:
-                # The read that brought it was given up: no patch of it comes any more, and nobody may wait for one.
+                # The read that brought it was given up: no patch of it comes any more, so no reader may wait for one.
                 self._book.end(delta)
             delta = self._applied[key] = self._book.begin(self._name(key), base.root, root, pieces)
         for piece, patch in patches.items():

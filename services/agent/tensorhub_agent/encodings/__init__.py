@@ -1,1 +1,4 @@
-"""How bytes cross a slow link in fewer bytes: exact deltas against a version the reader holds, and compression."""
+"""Encodings that bring a piece in fewer bytes: exact patches against a version that the reader holds, and compression.
+
+`transports`, `deltas` and `sources` import it; it imports `compute` alone.
+"""

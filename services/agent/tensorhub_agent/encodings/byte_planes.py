@@ -1,9 +1,9 @@
 """Columns of bytes, each compressed where that makes it shorter, and planes of values: what encodings consist of. Pure.
 
-The bytes of values stand by plane, all first bytes, then all second ones: the plane with sign and exponent of a
+The bytes of values are stored by plane, all first bytes, then all second ones: the plane with sign and exponent of a
 floating-point number compresses, and that of the mantissa doesn't.
 
-Always true: what is read takes no more memory than whoever reads expects, whatever it says of itself.
+Invariant: what is read takes no more memory than the reader expects, whatever sizes it claims.
 """
 
 import struct
@@ -67,7 +67,7 @@ def stored(columns: Sequence[Bytes]) -> bytes:
 
 
 def read(data: memoryview, bounds: Sequence[tuple[int, int]]) -> tuple[list[Bytes], memoryview]:
-    """Read columns that have so many bytes, at least and at most; return them and what follows. Raises `Damaged`."""
+    """Read columns of these sizes, at least and at most; return them and what follows. Raises `Damaged`."""
     at = len(bounds) * _LENGTH.size
     if len(data) < at:
         raise Damaged("an encoding ends within its head")

@@ -1,6 +1,6 @@
-"""Encoding and decoding in the threads of the copy pool; what was decoded is hashed where it stands then.
+"""Encoding and decoding in the threads of the copy pool; decoded pieces are then hashed in place.
 
-Always true: as for every job of the pool, it ends only when none of its threads writes any more, and nothing outside
+Invariant: as for every job of the pool, it ends only when none of its threads writes any more, and nothing outside
 its spans is written.
 """
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tensorhub_agent.compute.pool import CopyBatch, CopyPool, PoolBatch, Spans, check_fits, columns
+from tensorhub_agent.compute.pool import CopyBatch, CopyPool, PoolBatch
+from tensorhub_agent.compute.spans import Spans, check_fits, columns
 from tensorhub_agent.encodings.byte_planes import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply
@@ -26,13 +27,13 @@ class PatchTargets:
 
     pieces: Sequence[int]
     spans: Spans
-    """Where each stands, in the destination and in its base."""
+    """The place of each, in the destination and in its base."""
     sizes: Sequence[int]
     units: Sequence[int]
 
 
 class DecodeBatch(CopyBatch):
-    """Pieces that are decoded, and hashed where they stand then.
+    """Pieces that are decoded, and then hashed in place.
 
     Of a piece whose code is damaged the digest is zeros, and the piece is as it was: it has to be read otherwise.
     """

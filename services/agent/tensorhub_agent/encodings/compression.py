@@ -1,10 +1,14 @@
-"""Packing: a piece in fewer bytes, for links that are slower than the work. Pure.
+"""Compression of a piece, for links that are slower than the work.
 
-Its values stand by plane, and each plane goes through zstd (`encodings/byte_planes.py`). Of bfloat16 weights a third of
-the bytes goes; zstd on the piece as it is finds a fifth. A part of the piece is tried first, so that one that does not
-shrink costs little.
+The values are stored by plane, and each plane goes through zstd (`encodings/byte_planes.py`). 31 % of the bytes of
+bfloat16 weights go; zstd on the piece as it is finds 22 %. A part of the piece is tried first, so that a piece that
+does not shrink costs little.
 
-Always true: `unpack` writes nothing outside its piece, and nothing at all before everything has been read.
+Measured over a line of 200 Mbit/s with 256 MiB of new bfloat16 values: 9.0 s, where the bytes as they are need 10.7 s
+(docs/design/encodings.md, "Over a real line"). Packing takes 0.03 of a memcpy's rate, so it loses above 1 Gbit/s;
+`LineEstimate.prefers_compressed` decides for each batch.
+
+Invariant: `unpack` writes nothing outside its piece, and nothing at all before everything has been read.
 """
 
 from typing import Final

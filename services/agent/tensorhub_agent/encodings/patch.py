@@ -4,15 +4,15 @@ A patch is positions and values, nothing else, so applying it twice is harmless,
 what the last one ends in. Only bytes are compared: -0.0 is not 0.0, and a NaN is the NaN that it was.
 
 Elements are compared in *units* of 8, 4, 2 or 1 bytes, whichever divides the dtype's size. Positions are gaps of one
-byte each (255 steps over 255 units that stay), or a bitmap where that is smaller; values stand by byte plane, because
-the planes of floating-point numbers with sign and exponent compress, and those of mantissas don't. Each column goes
-through zstd, and stays as it is where that saves nothing.
+byte each (255 steps over 255 units that stay), or a bitmap where that is smaller. Values are stored by byte plane,
+because the planes of floating-point numbers with sign and exponent compress, and those of mantissas don't. Each column
+goes through zstd, and stays as it is where that saves nothing.
 
     form, unit, 2 bytes of zeros, changed units      8 bytes, little endian
     bytes of the positions, then of each plane       4 bytes each; the highest bit says that it is compressed
     positions, planes
 
-Always true: `apply` writes nothing outside its piece, and nothing at all before the whole patch has been read. What is
+Invariant: `apply` writes nothing outside its piece, and nothing at all before the whole patch has been read. What is
 no patch of such a piece is `Damaged`.
 
 Comparing takes about as long as reading both from memory, applying almost nothing: benchmarks/kernels/encodings.py.
@@ -34,14 +34,14 @@ STEP: Final = 255
 """A gap byte of this value steps over as many units, and none of them changes."""
 
 WORTH: Final = 0.9
-"""A patch that is longer than this part of its piece is no good: the piece itself costs nobody any work."""
+"""A patch that is longer than this part of its piece is no good: the piece itself costs no work."""
 
 CHAIN_TIMES_MAX: Final = 4
-"""Patches in a row change at most so many times as many units as a piece has, all together: what is read of them stands
+"""Patches in a row change at most this many times the units of a piece, all together: what is read of them is
 in memory at once, and a few bytes that compress well may claim anything."""
 
 DENSE: Final = 8
-"""With more than one changed unit in so many, a bitmap is shorter than a byte for each gap."""
+"""With more than one changed unit in this many, a bitmap is shorter than a byte for each gap."""
 
 _HEAD: Final = struct.Struct("<BBHI")
 

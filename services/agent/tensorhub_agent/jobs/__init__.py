@@ -1,1 +1,4 @@
-"""One job at an agent: the driver of its core, its workers, and their pending calls. `app` imports it."""
+"""The driver of one job: worker sessions, pending calls and the effects of the core.
+
+It may import every package except `app`, which starts it.
+"""

@@ -36,7 +36,7 @@ class AgentContext:
     blobs: BlobStore
     pool: CopyPool
     transports: TransportRegistry
-    limits: CoreConfig
+    config: CoreConfig
     measured: LinkRates
     incarnation: IncarnationCounter
     shelves: ShardStores

@@ -9,7 +9,9 @@ decided or said any more, every call under way raises, leases are broken, and th
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -56,7 +58,7 @@ from tensorhub_agent.core.effects import (
     SendAvailability,
     SiblingsChecked,
 )
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read import read_of
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
 from tensorhub_agent.deltas.job_deltas import JobDeltas
@@ -69,9 +71,8 @@ from tensorhub_agent.observability.read_status import reads_under_way
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.timer import CoalescingTimer
 from tensorhub_agent.sources.manager import SourceManager
-from tensorhub_agent.storage.manifest import AdoptedShard
+from tensorhub_agent.storage.adoption import AdoptedShard
 from tensorhub_agent.storage.shard_store import JobShardStore
-from tensorhub_agent.transfer.source import Source
 from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.errors import AgentUnavailable, JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
@@ -102,6 +103,20 @@ REPLICA: Final = b'"replica":"'
 _log: Final = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class JobStats:
+    """What the metrics read of one job."""
+
+    read_bytes: Mapping[str, int]
+    """Bytes that were read, by transport."""
+    encoded_bytes: Mapping[str, int]
+    """Bytes that arrived encoded, by encoding."""
+    sources: Mapping[str, int]
+    """Open sources, by transport."""
+    leases: Mapping[str, int]
+    """Leases, by state."""
+
+
 class JobDriver:
     """One job's share of the agent."""
 
@@ -116,7 +131,7 @@ class JobDriver:
         self._work = Supervisor(f"job {job}", on_fault=self._set_aside)
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
-        self.core = AgentCore(around.agent, around.limits, around.measured)
+        self.core = AgentCore(around.agent, around.config, around.measured)
         self.shelf: JobShardStore = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         self._log_following = PeerStatus(
@@ -126,9 +141,9 @@ class JobDriver:
         self._questions = PlannerClient(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = CommandQueue(self._joblog, self._questions.open_job, self._work, rejoin_all)
         self.callers = PendingCalls(self.core.shards, self.shelf, self._work, around.reads)
-        limits = around.limits
-        self._watch = ReadLog(limits.stall_s, limits.slow_read_s, around.reads.late)
-        self._tracing = Tracer(job, around.agent, digests=around.limits.digests, maker=process_spans.span_maker())
+        config = around.config
+        self._watch = ReadLog(config.transfer.stall_s, config.slow_read_s, around.reads.late)
+        self._tracing = Tracer(job, around.agent, digests=around.config.digests, maker=process_spans.span_maker())
         self._alarm = CoalescingTimer(self._work, self._tick)
         self._joined = asyncio.Event()
         self._postponed = PendingLeaseRequests()
@@ -138,9 +153,9 @@ class JobDriver:
             around.pool,
             around.shelves.store,
             self._postponed.happened,
-            is_making=around.limits.deltas > 0,
+            is_making=around.config.deltas > 0,
         )
-        self._memory = MemoryTasks(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
+        self._memory = MemoryTasks(self.shelf, around.pool, self.deltas, self._news, digests=around.config.digests)
         self.sources = SourceManager(
             job,
             around.bus,
@@ -148,7 +163,7 @@ class JobDriver:
             programs,
             self._news,
             deltas=self.deltas,
-            encodings=around.limits.encodings,
+            encodings=around.config.encodings,
             on_fault=lambda fault: around.fault(str(fault)),
         )
         self.lending = LeaseService(
@@ -410,10 +425,20 @@ class JobDriver:
             case EndFenced():
                 self._around.fenced()
 
+    def stats(self) -> JobStats:
+        """Return what the metrics read of this job."""
+        sources = self.sources
+        return JobStats(
+            read_bytes=dict(sources.read_bytes),
+            encoded_bytes=dict(sources.encoded_bytes),
+            sources=Counter(sources.transports()),
+            leases=self.core.lease_states(),
+        )
+
     def look(self) -> None:
         """Tell of reads that have begun to stand still; to be called about once a second."""
         with self.isolated("looking for reads that stand still"):
-            reads = [core.operation for core in self.core.shards.values() if isinstance(core.operation, ReadOperation)]
+            reads = [read for core in self.core.shards.values() if (read := read_of(core)) is not None]
             for line in self._watch.look(reads, self._loop.time(), self._tracing.trace_of):
                 _log.warning("job %s: %s", self.job, line)
 
@@ -426,27 +451,22 @@ class JobDriver:
 
     def _note_left(self, effect: CloseSource) -> None:
         """Tell of a source that a read leaves before its end, once until it is read from again."""
-        reading = self._reading(effect.key, effect.source)
-        if reading is not None and reading.lost:
-            key, core = effect.key, self.core.shards[effect.key]
-            trace = None if core.operation is None else self._tracing.trace_of(core.operation.call.call)
+        read = read_of(self.core.shards.get(effect.key))
+        source = None if read is None else read.source(effect.source)
+        if read is not None and source is not None and source.lost:
+            key, trace = effect.key, self._tracing.trace_of(read.call.call)
             where = f"shard {key.shard} of {key.model}/{key.replica} in job {self.job}"
-            told = f"{reading.lost} (by the read of {where}{'' if trace is None else f', trace {trace}'})"
-            self._around.sources.lost(reading.share.source.agent, told)
-
-    def _reading(self, key: ShardKey, source: int) -> Source | None:
-        core = self.core.shards.get(key)
-        operation = None if core is None else core.operation
-        transfer = operation.transfer if isinstance(operation, ReadOperation) else None
-        return None if transfer is None else transfer.sources.get(source)
+            told = f"{source.lost} (by the read of {where}{'' if trace is None else f', trace {trace}'})"
+            self._around.sources.lost(source.share.source.agent, told)
 
     def _news(self, news: EffectOutcome) -> None:
         if self.set_aside_reason is not None:
             return
         if isinstance(news, BatchDone) and self._around.sources.any_lost:
-            reading = self._reading(news.key, news.source)
-            if reading is not None:
-                self._around.sources.back(reading.share.source.agent)
+            read = read_of(self.core.shards.get(news.key))
+            source = None if read is None else read.source(news.source)
+            if source is not None:
+                self._around.sources.back(source.share.source.agent)
         with self.isolated(f"taking {type(news).__name__}"):
             self._tracing.news(news)
             self.carry_out(self.core.on_outcome(news, self._loop.time()))
@@ -460,7 +480,7 @@ class JobDriver:
             self.sources.take(effect, place.borrowed)
         else:
             base = place.segment if place.spare is not None else None
-            self.sources.post(effect, place.target, base, place.table, digests=self.core.limits.digests)
+            self.sources.post(effect, place.target, base, place.table, digests=self.core.config.digests)
 
     def _fold(self, effect: FoldAmax) -> None:
         effect.table.fold(effect.source, effect.partials)
@@ -599,11 +619,8 @@ class JobDriver:
     def _report_of(self, call: int) -> ReadReport | None:
         """Return how far a read has come."""
         key = self.callers.reading(call)
-        core = None if key is None else self.core.shards.get(key)
-        operation = None if core is None else core.operation
-        if not isinstance(operation, ReadOperation) or operation.call.call != call:
-            return None
-        return operation.report(self._loop.time())
+        read = None if key is None else read_of(self.core.shards.get(key))
+        return None if read is None or read.call.call != call else read.report(self._loop.time())
 
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import Digested, DigestMemory, Duplicated, EffectOutcome, Probed, ProbeMapping
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorhub_agent.core.effects import CompleteCall, FailCall, ReportReplicaVersion
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read import read_of
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerConnection
@@ -170,11 +170,11 @@ class PendingCalls:
             await asyncio.sleep(PROGRESS_S)
             busy = False
             for core in self._shards.values():
-                operation = core.operation
-                if isinstance(operation, ReadOperation) and operation.transfer is not None:
+                read = read_of(core)
+                if read is not None and read.transfer is not None:
                     busy = True
-                    waiting = self._waiting.get(operation.call.call)
-                    done = operation.transfer.done_bytes() if waiting is not None else 0
+                    waiting = self._waiting.get(read.call.call)
+                    done = read.transfer.done_bytes() if waiting is not None else 0
                     if waiting is not None and done != waiting.told_bytes:
                         # A thousand reads that wait would say so four thousand times a second.
                         waiting.told_bytes = done

@@ -1,6 +1,6 @@
 """What became of an agent's reads: plain numbers for the metrics, counted when their calls are answered.
 
-They are the agent's, and not a job's: of a job that is set aside or deleted they go on to be told.
+They belong to the agent and not to a job, so they outlive a job that is set aside or deleted.
 """
 
 from collections import Counter

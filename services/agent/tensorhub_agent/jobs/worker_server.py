@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Protocol
@@ -17,27 +16,23 @@ from typing import Final, Protocol
 import msgspec
 
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
-from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
+from tensorhub_agent.runtime.unix_server import UnixServer
+from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.handshake import Speaks, agreed, speaks
 from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, AttachRefused, Frame, FromWorker
-from tensorhub_common.runtime.framed_socket import FramedSocket, FrameTooLarge, PeerGone, peer_of
+from tensorhub_common.runtime.framed_socket import FramedSocket, FrameTooLarge, PeerGone
 from tensorhub_common.runtime.release import release
 from tensorhub_common.runtime.supervision import Supervisor
 
 ATTACH_S_MAX: Final = 5.0
 """A connection that has not said `Attach` within this is closed."""
 
-CONNECTIONS_MAX: Final = 1024
 SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
 
 TELLS_WAITING_MAX: Final = 4096
 """A worker that has so many frames waiting for it is cut off: it asks and doesn't read the answers."""
-
-ACCEPT_AGAIN_S: Final = 0.5
-BACKLOG: Final = 128
-SOCKET_PATH_BYTES_MAX: Final = 107
 
 _log: Final = logging.getLogger(__name__)
 _frames: Final = msgspec.msgpack.Decoder(FromWorker)
@@ -50,17 +45,15 @@ class WorkerConnection:
     def __init__(self, number: int, pid: int, framed: FramedSocket, job: str, work: Supervisor) -> None:
         """Take over an attached connection."""
         self.number, self.pid, self.job = number, pid, job
-        self._framed, self._work = framed, work
-        self._sending: set[asyncio.Task[None]] = set()
+        self._framed = framed
+        self._sending = work.group()
 
     def tell(self, frame: Frame, fd: int | None = None) -> None:
         """Send a frame, in order; `fd` is closed when it has been sent. A worker that is gone is told nothing."""
         if len(self._sending) >= TELLS_WAITING_MAX:
             # It says more than it hears.
             self._framed.close()
-        task = self._work.start(self._tell(_encode(frame), fd), "telling a worker", lambda _: self.close())
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._sending.start(self._tell(_encode(frame), fd), "telling a worker", lambda _: self.close())
 
     async def _tell(self, body: bytes, fd: int | None) -> None:
         try:
@@ -88,8 +81,7 @@ class WorkerConnection:
 
     async def end(self) -> None:
         """End the connection when everything that it was told has been sent, which is bounded."""
-        if self._sending:
-            await asyncio.wait(set(self._sending))
+        await self._sending.ended()
         self.close()
 
 
@@ -111,77 +103,28 @@ class WorkerServer:
 
     def __init__(self, path: Path, desk: WorkerHandler) -> None:
         """Prepare; `start` listens."""
-        self._path, self._desk = path, desk
+        self._desk = desk
         self._numbers = 0
-        self._socket: socket.socket | None = None
         self._work = Supervisor("workers' connections")
-        self._serving: set[asyncio.Task[None]] = set()
+        self._server = UnixServer(path, "worker", self._serve, self._work, frame_bytes_max=FRAME_BYTES_MAX)
 
     def start(self) -> None:
         """Listen at the path, with mode 0600. A socket that an earlier process left there is replaced."""
-        if len(os.fsencode(self._path)) > SOCKET_PATH_BYTES_MAX:
-            raise AgentUnavailable(
-                f"the socket path {self._path} is longer than {SOCKET_PATH_BYTES_MAX} bytes, which is what a unix "
-                "socket takes: set TENSORHUB_SOCKET to a shorter one"
-            )
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.setblocking(False)  # noqa: FBT003 (the library's own form)
-        temporary = self._path.with_name(f".{self._path.name[:60]}.{os.getpid() % 100000}")
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        # Bound under another name and renamed: nobody meets a socket that doesn't listen yet, or that others may use.
-        before = os.umask(0o177)
-        try:
-            sock.bind(str(temporary))
-        finally:
-            os.umask(before)
-        sock.listen(BACKLOG)
-        temporary.rename(self._path)
-        self._socket = sock
-        self._work.start(self._accept(sock), "letting workers in")
+        self._server.start()
 
     @property
     def connections(self) -> int:
         """How many there are."""
-        return len(self._serving)
+        return self._server.connections
 
     async def stop(self) -> None:
         """End the connections and remove the socket."""
         await self._work.close()
-        if self._socket is not None:
-            self._socket.close()
-            self._path.unlink(missing_ok=True)
+        self._server.stop()
 
-    async def _accept(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(sock)
-            except OSError as why:
-                # Without a free descriptor there is nothing to accept; workers wait in the queue meanwhile.
-                _log.warning("no worker can be let in: %s", why)
-                await asyncio.sleep(ACCEPT_AGAIN_S)
-                continue
-            try:
-                pid, uid = peer_of(connection)
-            except OSError as why:
-                _log.debug("a connection ended before it could be served: %s", why)
-                connection.close()
-                continue
-            if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
-                kind = RejectionKind.CROWD if uid == os.geteuid() else RejectionKind.USER
-                REJECTIONS.note(kind, f"a worker (process {pid} of user {uid}) while {len(self._serving)} are served")
-                connection.close()
-                continue
-            self._numbers += 1
-            framed = FramedSocket(connection, FRAME_BYTES_MAX)
-            # A fault of one connection ends that one; its worker attaches again.
-            task = self._work.start(self._serve(self._numbers, pid, framed), "serving a worker", lambda _: None)
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-
-    async def _serve(self, number: int, pid: int, framed: FramedSocket) -> None:
+    async def _serve(self, framed: FramedSocket, pid: int) -> None:
+        self._numbers += 1
+        number = self._numbers
         death = _watch_death(pid, framed)
         worker = None
         try:

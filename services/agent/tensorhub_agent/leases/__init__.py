@@ -1,1 +1,4 @@
-"""Who may read which memory: leases, the table of them, and the load of each reader. Pure. `core` imports it."""
+"""The leases of readers on this agent's shards, and the deltas that may go with them.
+
+Pure; it may import `primitives`, `rates` and `encodings`, and knows nothing of reads.
+"""

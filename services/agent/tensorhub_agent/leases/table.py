@@ -24,6 +24,7 @@ Invariants:
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -89,15 +90,20 @@ def refuse_for_room(offered: LeaseOffer, agent: str) -> str | None:
     return None
 
 
-TICKET_S: Final = 5.0
-"""A ticket that was not shown within this is void, and its lease over."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLimits:
+    """How long a lease lasts without a word of its reader."""
 
-HOLD_S_MAX: Final = 30.0
-"""Or within this, where its reader has many sources, and asks again before. A reader that is killed meanwhile keeps
-`unpublish` waiting for as long."""
+    ticket_s: float = 5.0
+    """A ticket that was not used within this time is void, and its lease over."""
+    hold_s_max: float = 30.0
+    """The same where the reader has many sources, and asks again before. A reader that is killed meanwhile keeps
+    `unpublish` waiting for as long."""
+    silence_s_max: float = 10.0
+    """A reader that renewed nothing for this long has lost its lease. It renews each second on the data path."""
 
-SILENCE_S_MAX: Final = 10.0
-"""A reader that renewed nothing for this long has lost its lease. It renews each second on the data path."""
+
+DEFAULT_LIMITS: Final = LeaseLimits()
 
 
 class PromiseChange(msgspec.Struct, frozen=True):
@@ -111,8 +117,9 @@ class PromiseChange(msgspec.Struct, frozen=True):
 class LeaseTable:
     """All leases of one agent in one job. Lease names and tickets come from outside, and must be unguessable."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LeaseLimits = DEFAULT_LIMITS) -> None:
         """Begin with nothing offered."""
+        self._limits = limits
         self.offers: dict[ShardKey, LeaseOffer] = {}
         self.coming: dict[ShardKey, LeaseOffer] = {}
         """Shards that are being filled."""
@@ -278,7 +285,7 @@ class LeaseTable:
         lease = self._leases.get(ask.again)
         if lease is None or not self.is_of(ask.again, ask.reader.agent):
             return LeaseRefusal(reason="its lease is over")
-        hold_s = min(ask.hold_s, HOLD_S_MAX)
+        hold_s = min(ask.hold_s, self._limits.hold_s_max)
         lease.deadline = max(lease.deadline, now + hold_s)
         answer = _grant_of(lease, endpoint, hold_s)
         program = lease.units.program if lease.units is not None else None
@@ -314,7 +321,7 @@ class LeaseTable:
             return LeaseRefusal(reason=why)
         filling = offered.has is not None
         reader = f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}"
-        ticket_s = max(TICKET_S, min(ask.hold_s, HOLD_S_MAX))
+        ticket_s = max(self._limits.ticket_s, min(ask.hold_s, self._limits.hold_s_max))
         lease = Lease(name, key, reader, ticket, now + ticket_s, offered, reader_of(ask), is_told=filling)
         lease.is_mapped, lease.transport = ask.mapped, ask.transport
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
@@ -373,7 +380,7 @@ class LeaseTable:
             return None
         del self._tickets[ticket]
         lease.state = LEASE_TRANSITIONS[lease.state, LeaseTransition.REDEEMED]
-        lease.deadline = now + SILENCE_S_MAX
+        lease.deadline = now + self._limits.silence_s_max
         self._deadlines.note(lease.name, lease.deadline)
         return lease
 
@@ -390,7 +397,7 @@ class LeaseTable:
         lease = self._leases.get(name)
         if lease is None:
             return False
-        lease.deadline = now + SILENCE_S_MAX
+        lease.deadline = now + self._limits.silence_s_max
         return True
 
     def waits(self, name: str) -> bool:

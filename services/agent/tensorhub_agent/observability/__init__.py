@@ -1,4 +1,4 @@
-"""What calls and reads leave behind: records, spans, log lines, and the status of reads under way. Pure.
+"""What an agent records about its calls and reads for logs, status and traces.
 
-`jobs` and `control` import it.
+Pure; it may import `core` and below, and `jobs` and `control` write what it returns.
 """

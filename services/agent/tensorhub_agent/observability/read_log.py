@@ -93,7 +93,7 @@ class ReadLog:
         for_s = now - read.leasing_since
         if for_s < self._stall_s:
             return None
-        why = None if read.transfer is None else read.transfer.asking.unanswered
+        why = None if read.transfer is None else read.transfer.plan_requests.unanswered
         told = f"version {read.version} is decided, and for {for_s:.1f} s it has no lease on a source"
         return told if why is None else f"{told}: {why}"
 

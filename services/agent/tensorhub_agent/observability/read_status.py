@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read import ReadOperation, read_of
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.transfer.source import Source
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
@@ -21,7 +21,7 @@ def reads_under_way(
 
     `trace_of` returns the trace of a call, by its number.
     """
-    reads = [core.operation for core in shards if isinstance(core.operation, ReadOperation)]
+    reads = [read for core in shards if (read := read_of(core)) is not None]
     reads.sort(key=lambda read: read.began)
     told = reads[:READS_TOLD_MAX]
     return tuple(_told(read, now, trace_of(read.call.call)) for read in told), len(reads) - len(told)
@@ -43,7 +43,9 @@ def _told(read: ReadOperation, now: float, trace: str | None) -> ActiveRead:
         bytes_per_s=round(done / (now - transfer.started)) if transfer is not None and filling else 0.0,
         for_s=round(now - read.began, 3),
         still_s=round(still_s(transfer, now), 3) if transfer is not None and filling else 0.0,
-        plan_s=None if transfer is None or not transfer.asking.is_out else round(now - transfer.asking.sent, 3),
+        plan_s=None
+        if transfer is None or not transfer.plan_requests.is_out
+        else round(now - transfer.plan_requests.sent, 3),
         trace=trace,
         sources=() if transfer is None else _sources(transfer, now),
     )
@@ -74,3 +76,9 @@ def _source(source: Source, now: float) -> ReadSource:
         nbytes=source.got_bytes + source.unconfirmed_bytes,
         silent_s=round(now - source.last_progress_at, 3),
     )
+
+
+def _plan_s(transfer: Transfer | None, now: float) -> float | None:
+    """Return for how long an answer of the planner is awaited."""
+    requests = None if transfer is None else transfer.plan_requests
+    return None if requests is None or not requests.is_out else round(now - requests.sent, 3)

@@ -1,4 +1,4 @@
-"""Values and small structures that everything else of the agent is made of: ids, ranges, forms, deadlines. Pure.
+"""Values and arithmetic that every other package uses: ids, ranges, forms, deadlines and lease messages.
 
-Every package of the agent may import it; it imports none of them.
+Pure; it imports nothing of the agent.
 """

@@ -11,7 +11,9 @@ Invariants:
 import heapq
 from collections.abc import Hashable
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+NEVER: Final = float("inf")
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -1,4 +1,4 @@
-"""How fast a source and a link are, and which encoding that makes worth while. Pure.
+"""How fast links and sources are, and which encoding that suggests.
 
-`transfer`, `core`, `control` and `sources` import it.
+Pure; it may import `primitives`, and everything above may import it.
 """

@@ -1,7 +1,8 @@
-"""How fast one source is: how much it may have under way, and how long it may be silent. Pure.
+"""How fast one source is, and how much it may have in flight. Pure.
 
-Always true: the rate comes from what the source has brought while something of it was under way, and a pause of the
-reader itself counts for nobody's silence. docs/design/protocol/transfer-faults.md, says why each bound is safe.
+Invariants:
+- The rate comes from what the source has brought while something of it was in flight.
+- A pause of the reader does not count as silence of a source.
 """
 
 from dataclasses import dataclass
@@ -9,37 +10,36 @@ from typing import Final
 
 from tensorhub_common.protocol.plans import Transport
 
-LOCAL_BATCH_BYTES: Final = 32 * 1024 * 1024
-"""Pieces of mapped memory are asked for in batches of about this: large enough to keep every copying thread busy."""
 
-UCXX_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""The same between hosts: small enough to see progress, and several of them fill a wire."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """How large the batches are that a source is asked for."""
 
-BATCH_BYTES_MIN: Final = 1024 * 1024
-"""The slowest source is asked for batches of this still; smaller ones cost more than they tell."""
+    local_bytes: int = 32 * 1024 * 1024
+    """Pieces of mapped memory are asked for in batches of about this: large enough for every copying thread."""
+    ucxx_bytes: int = 8 * 1024 * 1024
+    """The same between hosts: small enough to see progress, and several of them fill a wire."""
+    least_bytes: int = 1024 * 1024
+    """The slowest source is still asked for batches of this: smaller ones cost more than they tell."""
+
+    def largest_bytes(self, transport: Transport) -> int:
+        """Return how large a batch over this transport may be."""
+        return self.local_bytes if transport == "local" else self.ucxx_bytes
+
+
+DEFAULT_BATCHES: Final = BatchLimits()
 
 BATCHES_MIN: Final = 2
-"""So many batches a source always has under way, whatever the others hold: one comes while the next is asked for."""
+"""A source always has this many batches in flight, whatever the others hold: one arrives while the next is asked."""
 
 AHEAD_S: Final = 0.25
-"""A source has at most so much under way as it brings in this: far more than a round trip, and little to lose."""
+"""A source has at most as much in flight as it brings in this time: far more than a round trip, and little to lose."""
 
 FADE: Final = 0.75
 """With each batch what was measured before counts this much less: about the last four batches make the rate."""
 
-STALL_MIN_S: Final = 1.0
-"""However fast it was, a source may be silent for this long: a busy machine keeps a process waiting for less."""
-
 RELAY_S: Final = 0.01
 """While others read what is being filled, batches are as short as this: a piece is shown with its whole batch."""
-
-STALL_TIMES: Final = 4
-"""A source may be silent for so many times as long as what is under way should take."""
-
-
-def batch_bytes_max(transport: Transport) -> int:
-    """Return how large a batch over this transport may be."""
-    return LOCAL_BATCH_BYTES if transport == "local" else UCXX_BATCH_BYTES
 
 
 @dataclass(slots=True)
@@ -49,8 +49,7 @@ class SourceRate:
     transport: Transport
     is_far: bool = False
     """It stands in another site: others share the line, so that it begins with little."""
-    is_trusted: bool = False
-    """It was left for silence before, and was needed again: the short bound is not for it."""
+    limits: BatchLimits = DEFAULT_BATCHES
     _bytes: float = 0.0
     _seconds: float = 0.0
 
@@ -71,24 +70,13 @@ class SourceRate:
 
     def batch_bytes(self, share_bytes: int, *, relayed: bool = False) -> float:
         """Return how large its next batch should be; `relayed`: others wait for what it brings."""
-        largest = max(min(batch_bytes_max(self.transport), share_bytes // BATCHES_MIN), 1)
+        largest = max(min(self.limits.largest_bytes(self.transport), share_bytes // BATCHES_MIN), 1)
         rate = self.rate
         if relayed:
-            return min(largest, max(BATCH_BYTES_MIN, (rate or 0.0) * RELAY_S))
+            return min(largest, max(self.limits.least_bytes, (rate or 0.0) * RELAY_S))
         if rate is None:
-            return min(largest, BATCH_BYTES_MIN) if self.is_far else largest
-        return min(largest, max(BATCH_BYTES_MIN, rate * AHEAD_S / BATCHES_MIN))
-
-    def patience_s(self, flying_bytes: int, stall_s: float) -> float:
-        """Return how long it may be silent with so much under way; `stall_s` is the most.
-
-        A local source does nothing for a read: when its bytes are late, it is the reader that is busy. Between sites
-        TCP is silent for seconds after a loss, and what is asked for again crosses again.
-        """
-        rate = self.rate
-        if rate is None or self.is_trusted or self.is_far or self.transport == "local":
-            return stall_s
-        return min(stall_s, max(STALL_MIN_S, STALL_TIMES * flying_bytes / rate))
+            return min(largest, self.limits.least_bytes) if self.is_far else largest
+        return min(largest, max(self.limits.least_bytes, rate * AHEAD_S / BATCHES_MIN))
 
     def remaining_s(self, nbytes: int, silent_s: float) -> float:
         """Return how long these bytes will take it yet, as far as can be known.

@@ -1,8 +1,9 @@
 """What this agent refused to strangers: counted by kind for the metrics, and told in the log at most once a while.
 
-Whoever is refused may try again a thousand times a second, and the log must not grow with that. Always true: each
-refusal is counted; of one kind at most one line is written in `TELL_EVERY_S`, and it says how many there were since the
-last.
+A refused process may try again a thousand times a second, and the log must not grow with that.
+
+Invariant: each refusal is counted; of one kind at most one line is written in `TELL_EVERY_S`, and it says how many
+there were since the last.
 """
 
 import logging

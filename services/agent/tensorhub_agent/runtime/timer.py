@@ -1,6 +1,6 @@
 """One timer that may be set earlier, and is never put off: setting one costs more than waking up for nothing.
 
-Always true: at most one timer runs, and after `set(when)` the work is called at `when` or before.
+Invariant: at most one timer runs, and after `set(when)` the work is called at `when` or before.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ class TroubleKind(StrEnum):
     MEMORY = "no-memory"
     """Memory for a shard could not be made."""
     MANIFEST = "no-room-for-manifests"
-    """What stands in a segment could not be written down: a restart may cost a refill."""
+    """A manifest could not be written: a restart may cost a refill."""
     COPY = "no-copy"
     """A copy of a retained version could not be made here."""
     STATE = "no-room-for-state"

@@ -1,4 +1,4 @@
-"""Sources of reads as the driver has them: their sessions, and the batches that are read from them.
+"""The sources of reads: their sessions, and the batches that are read from them.
 
 `jobs` imports it.
 """

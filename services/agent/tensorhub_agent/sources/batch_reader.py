@@ -1,9 +1,9 @@
-"""Reading a batch from one source in the way that costs least: the pieces as they are, or patches of what stands there.
+"""Reading a batch from one source in the way that costs least: the pieces as they are, or patches of the old ones.
 
-Always true:
+Invariants:
 - A piece that doesn't hash to what the source's digests say after it was decoded is read as it is, from the same
-  source, before anything is said of it. So a wrong patch, or one for other bytes than stand here, costs time, and
-  nobody is blamed for it.
+  source, before anything is said of it. So a wrong patch, or one for other bytes than the reader has, costs time, and
+  no source is blamed for it.
 - A batch that would come otherwise because its line seems slow comes as it is now and then, which measures the line.
 - A batch ends when nothing of it can be written any more, however it ends.
 """
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.byte_planes import unit_of
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
@@ -38,7 +38,7 @@ PAGE: Final = DIGESTS_PAGE_PIECES
 
 @dataclass(frozen=True, slots=True)
 class BatchTarget:
-    """Where a shard's pieces go. `base`: where its old version stands, if not in the same place."""
+    """Where a shard's pieces go. `base` has its old version, if that is not in the same place."""
 
     destination: memoryview
     base: memoryview | None
@@ -47,7 +47,7 @@ class BatchTarget:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A batch that stands in the destination."""
+    """A batch that has come into the destination."""
 
     digests: bytes
     encoded: tuple[EncodedBytes, ...] = ()

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, LeaseClient
 from tensorhub_agent.control.program_cache import ProgramCache
 from tensorhub_agent.core.effects import (
@@ -54,7 +54,7 @@ from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import SourceId
-from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
+from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor, TaskGroup, log_only
 
 NOTHING: Final = (b"", b"")
 
@@ -81,16 +81,16 @@ _log: Final = logging.getLogger(__name__)
 class SourceConnection:
     """One open source: a lease and its transport session."""
 
-    def __init__(self, task: "asyncio.Task[None]", effect: RequestLease, by: SourceId) -> None:
-        """Begin with the task that opens it, for the reader `by`."""
+    def __init__(self, task: "asyncio.Task[None]", tasks: TaskGroup, effect: RequestLease, by: SourceId) -> None:
+        """Begin with the task that opens it, for the reader `by`; `tasks` is an empty group."""
         self.effect, self.by = effect, by
         self.opening, self.transport = task, effect.share.transport
         self.program, self.layout, self.table = effect.program, effect.share.layout or "", effect.table
         self.availability: UnitAvailability | None = None
         """Of a half-filled source of a read by a program."""
         self.session: SourceSession | None = None
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.closing = False
+        self.tasks, self.closing = tasks, False
+        self.closed: asyncio.Task[None] | None = None
         self.reader: BatchReader | None = None
         """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
         self.base: BaseVersion | None = None
@@ -127,12 +127,12 @@ class SourceManager:
         self._leasing, self._transports = LeaseClient(job, bus), transports
         self._tell = self._work.guarded(tell, "taking news of a source")
         self._open: dict[tuple[ShardKey, int], SourceConnection] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = self._work.group()
         """What sources are told of that no read waits for: leases that are let go, and wrong bytes."""
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
         self.encoded_bytes: Counter[str] = Counter()
-        """What stands here so far otherwise than by coming as it is, by encoding."""
+        """Bytes of pieces so far that did not come as they are, by encoding."""
 
     def transports(self) -> list[str]:
         """Return the transport of each open source. It may be called from another thread."""
@@ -142,7 +142,7 @@ class SourceManager:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         opening = self._opened(effect, reader, headers_of(cause))
         task = self._work.start(opening, f"opening {effect.share.source.agent}", self._losing(effect))
-        source = self._open[effect.key, effect.source] = SourceConnection(task, effect, reader)
+        source = self._open[effect.key, effect.source] = SourceConnection(task, self._work.group(), effect, reader)
         if not effect.hold:
             source.entered.set()
 
@@ -226,7 +226,7 @@ class SourceManager:
         return grant, about, session
 
     async def _await_units(self, effect: RequestLease, program: NumberedProgram) -> None:
-        """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
+        """Prepare to take the availability of a half-filled source, whatever its layout."""
         source, layout = self._open.get((effect.key, effect.source)), effect.share.layout or ""
         table = await self._programs.table(layout)
         if source is not None:
@@ -247,9 +247,7 @@ class SourceManager:
         self, source: SourceConnection, work: Coroutine[None, None, None], effect: ReadBatch | ConfirmLease, what: str
     ) -> None:
         """Do something with an open source; an error that escapes is a loss of the source."""
-        task = self._work.start(work, what, self._losing(effect))
-        source.tasks.add(task)
-        task.add_done_callback(source.tasks.discard)
+        source.tasks.start(work, what, self._losing(effect))
 
     def _losing(self, effect: RequestLease | ReadBatch | ConfirmLease) -> OnFault:
         def lose(fault: Fault) -> None:
@@ -265,7 +263,7 @@ class SourceManager:
     def post(
         self, effect: ReadBatch, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool
     ) -> None:
-        """Bring a batch of pieces. `base` is where the shard's old version stands, if that is not in the same place."""
+        """Bring a batch of pieces. `base` has the shard's old version, if that is not in the same place."""
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
             return
@@ -288,7 +286,7 @@ class SourceManager:
         self._begin(source, work, effect, "reading from a source")
 
     def take(self, effect: ReadBatch, borrowed: MappedDescriptors) -> None:
-        """Take the memory in which the pieces stand, so that it can be mapped: nothing has to be brought."""
+        """Take the memory with the pieces, so that it can be mapped: nothing has to be brought."""
         source = self._open.get((effect.key, effect.source))
         if source is None or not isinstance(source.session, MappedSession):
             return
@@ -333,7 +331,7 @@ class SourceManager:
         try:
             await session.gather(memory, regions, digests=digests, progress=lambda came: self._progressed(effect, came))
         except (TensorHubError, ValueError) as why:
-            # ValueError: boxes that don't fit into memory, or that nobody can bring.
+            # ValueError: boxes that don't fit into memory, or that no source can send.
             self._lost(effect.key, effect.source, str(why))
         else:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
@@ -377,41 +375,36 @@ class SourceManager:
         """Tell the source's agent that its bytes were wrong."""
         source = self._open.get((effect.key, effect.source))
         if source is not None:
-            telling = self._work.start(
-                self._leasing.accuse(source.effect, source.by), "telling a source of wrong bytes", lambda _: None
-            )
-            self._leaving.add(telling)
-            telling.add_done_callback(self._leaving.discard)
+            telling = self._leasing.accuse(source.effect, source.by)
+            self._leaving.start(telling, "telling a source of wrong bytes", log_only)
 
     def close(self, effect: CloseSource) -> None:
         """Close the transport, and tell when nothing can be written any more."""
         source = self._open.get((effect.key, effect.source))
         if source is not None and not source.closing:
             source.closing = True
-            source.tasks.add(self._work.start(self._closed(effect, source), "closing a source"))
+            source.closed = self._work.start(self._closed(effect, source), "closing a source")
 
     async def _closed(self, effect: CloseSource, source: SourceConnection) -> None:
         source.opening.cancel()
         await asyncio.gather(source.opening, return_exceptions=True)
         if source.held is not None:
             # Where that fails the lease ends by its time.
-            leaving = self._work.start(source.held.let_go(), "letting go of a lease", lambda _: None)
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._leaving.start(source.held.let_go(), "letting go of a lease", log_only)
         if source.session is not None:
             await source.session.close()
-        mine = asyncio.current_task()
-        await asyncio.gather(*(task for task in source.tasks if task is not mine), return_exceptions=True)
+        await source.tasks.ended()
         self._open.pop((effect.key, effect.source), None)
         if source.table is not None:
             source.table.forget(effect.source)
         self._tell(SourceClosed(effect.key, effect.source))
 
     async def stop(self) -> None:
-        """Close everything, telling nobody."""
+        """Close everything, without telling the core."""
         self._tell = lambda _: None
         for (key, number), source in list(self._open.items()):
             self.close(CloseSource(key, number))
-            await asyncio.gather(*source.tasks, return_exceptions=True)
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+            if source.closed is not None:
+                await asyncio.wait({source.closed})
+        await self._leaving.ended()
         await self._work.close()

@@ -1,6 +1,6 @@
 """The agents that this one reads from: a line in the log when one is left, and one when it is read from again.
 
-Always true: however many reads leave an agent, that is told once until one of them gets bytes of it again; at most
+Invariant: however many reads leave an agent, that is told once until one of them gets bytes of it again; at most
 `LOST_MAX` agents are remembered as left.
 """
 

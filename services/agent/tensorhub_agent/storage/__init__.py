@@ -1,4 +1,4 @@
-"""The memory that shards live in: segments, manifests, copies in memory and on disk.
+"""The memory that shards live in: segments, manifests, adoption after a restart, copies in memory and on disk.
 
-`jobs`, `sources` and `control` import it.
+`transports`, `deltas`, `control`, `sources`, `jobs` and `app` import it; it imports no transport and no NATS.
 """

@@ -24,14 +24,14 @@ from tensorhub_common.protocol.decoding import MALFORMED
 
 
 class CopyPlacement(StrEnum):
-    """What a copy stands on."""
+    """The medium of a copy."""
 
     MEMORY = "memory"
     DISK = "disk"
 
 
 def candidates(nbytes: int, limits: CopyQuota, taken: CopyQuota) -> tuple[CopyPlacement, ...]:
-    """Return where a copy of so many bytes may be tried, the best first."""
+    """Return the media where a copy of `nbytes` may be tried, the best first."""
     left = (
         (CopyPlacement.MEMORY, limits.memory_bytes - taken.memory_bytes),
         (CopyPlacement.DISK, limits.disk_bytes - taken.disk_bytes),

@@ -1,9 +1,9 @@
 """Copies of retained versions on the agent's disk: each a safetensors file that is mapped as any segment is.
 
 The file is filled under a temporary name, brought to the disk once it is whole, and renamed then, so a file under its
-name can be read with any safetensors library. Beside it stands a manifest with its digests.
+name can be read with any safetensors library. Its manifest, with its digests, is beside it.
 
-Always true:
+Invariants:
 - A name promises nothing, nor does a manifest: what is found is believed once its bytes hash to the root that the log
   knows. So it does not matter at which moment an agent or its host has died.
 - Every byte of a file is reserved before it is mapped, so a full disk is `MemoryExhausted`, never SIGBUS. A file that
@@ -49,7 +49,7 @@ _DTYPES: Final = {
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
 }
-"""The format's names. Other dtypes stand there as bytes, and the metadata tells what they are."""
+"""The format's names. Other dtypes are written as bytes, and the metadata tells what they are."""
 
 
 class DiskSegmentStore(SegmentStore):
@@ -83,7 +83,7 @@ class DiskSegmentStore(SegmentStore):
             raise ForeignSegment(f"{segment.path} does not begin as a file of its tensors does")
 
     def check_room(self, nbytes: int) -> None:
-        """Raise `MemoryExhausted` when so many bytes more are over the limit."""
+        """Raise `MemoryExhausted` when `nbytes` more are over the limit."""
         if self._total_bytes + nbytes > self.bytes_max:
             raise MemoryExhausted(
                 f"a copy of {nbytes} bytes does not fit: this agent's copies on disk take {self._total_bytes} of at "

@@ -1,6 +1,6 @@
 """Memory of holders that workers of this agent map: descriptors, between the holder and the worker.
 
-Always true: a descriptor carries its holder's lock, so it is kept here no longer than a read lasts; what is not handed
+Invariant: a descriptor carries its holder's lock, so it is kept here no longer than a read lasts; what is not handed
 to a worker by then is closed.
 """
 

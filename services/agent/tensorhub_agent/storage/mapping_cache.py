@@ -3,9 +3,9 @@
 Mapping 1 GiB, touching it for the first time and unmapping it costs half of what copying it does. A segment is known by
 its name and inode, so one that was made anew under a name is another one.
 
-Always true:
+Invariants:
 - Nothing is unmapped while a session uses it.
-- At most `mappings_max` mappings that nobody uses are kept, the last used ones.
+- At most `mappings_max` unused mappings are kept, the last used ones.
 - A segment that its owner has removed is not kept alive by an unused mapping for longer than until the next `sweep`.
 """
 
@@ -41,7 +41,7 @@ class Mapping:
 
     def unmap(self) -> None:
         """Let go of the memory. It takes about 15 ms a GiB."""
-        with contextlib.suppress(BufferError):  # Then whoever still looks at it keeps it alive, safely.
+        with contextlib.suppress(BufferError):  # A view that is still in use keeps it alive, safely.
             self.view.release()
             self._memory.close()
         os.close(self._fd)
@@ -51,14 +51,14 @@ class MappingCache:
     """All mappings of one agent, the least recently used first."""
 
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
-        """Keep at most so many that nobody uses."""
+        """Keep at most `mappings_max` unused ones."""
         self._mappings_max = mappings_max
         self._mappings: dict[MappingKey, Mapping] = {}
         # What can't be unmapped stays mapped, which costs memory and nothing else.
         self._work = Supervisor("mappings of other agents' segments", on_fault=lambda _: None)
 
     def __len__(self) -> int:
-        """Return how many mappings stand, used or not."""
+        """Return how many mappings there are, used or not."""
         return len(self._mappings)
 
     def acquire(self, name: str, fd: int, nbytes: int, origin: int = 0) -> Mapping:
@@ -91,7 +91,7 @@ class MappingCache:
         self.sweep()
 
     def sweep(self) -> None:
-        """Unmap what nobody uses and nobody will: removed segments, and the least recently used above the bound."""
+        """Unmap what is unused and will stay so: removed segments, and the least recently used above the bound."""
         unused = [mapping for mapping in self._mappings.values() if not mapping.users]
         surplus = len(unused) - self._mappings_max
         for number, mapping in enumerate(unused):
@@ -101,7 +101,7 @@ class MappingCache:
                 self._work.start(asyncio.to_thread(mapping.unmap), "unmapping")
 
     def close(self) -> None:
-        """Unmap all that nobody uses."""
+        """Unmap all that is unused."""
         for mapping in [mapping for mapping in self._mappings.values() if not mapping.users]:
             del self._mappings[mapping.key]
             mapping.unmap()

@@ -1,11 +1,11 @@
-"""Segments: named shared memory in which the tensors of shards stand.
+"""Segments: named shared memory with the tensors of shards.
 
 A segment is a file in a memory file system, so it outlives the worker that writes it and the agent that owns it, and
 any process of the host that is handed its descriptor can map it. The agent alone creates and removes segments.
 
-Always true:
+Invariants:
 - Every byte of a segment is reserved before anybody maps it, so a full file system is `MemoryExhausted`, never SIGBUS.
-- A segment never shrinks. Removing it takes away its name only: whoever has it mapped keeps valid memory.
+- A segment never shrinks. Removing it takes away its name only: a process that has it mapped keeps valid memory.
 - Who is lent a segment to map it holds a lock on it until the mapping is gone; what is lent must not be written.
 - A failed `create` leaves no file, no mapping and no byte on the account behind.
 - What was set aside counts on the account, and is removed by `remove_aside` alone.
@@ -52,7 +52,7 @@ _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})
 _FULL: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG})
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.EACCES})
-"""What keeps a file from being opened and says nothing of what stands in it."""
+"""What keeps a file from being opened and says nothing of its contents."""
 
 # ctypes lets go of the GIL; `mmap` with MAP_POPULATE and `mmap.madvise` of CPython 3.11 do not, and so they would stop
 # the whole agent, its beat too, for about a second a GiB.
@@ -72,9 +72,9 @@ class SegmentBusy(TensorHubError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One region of agent-owned memory. `nbytes` is what stands: whole pages, and at least one.
+    """One region of agent-owned memory. `nbytes` is what is allocated: whole pages, and at least one.
 
-    `path` is where its name stands, or will stand; `origin` is where in the file its bytes begin.
+    `path` is the file, now or later; `origin` is where in the file its bytes begin.
     """
 
     name: str
@@ -139,7 +139,7 @@ class SegmentStore:
 
     suffix: str = SEGMENT_SUFFIX
     unsettled: str = ""
-    """What stands behind the name of a segment's file for as long as nobody but the agent is to believe it."""
+    """The suffix of a segment's file for as long as only the agent is to believe it."""
 
     def __init__(self, shm_dir: Path, prefix: str, bytes_max: int) -> None:
         """Keep segments named `prefix…` in `shm_dir`, at most `bytes_max` bytes of them together."""
@@ -149,7 +149,7 @@ class SegmentStore:
         self._ours = re.compile(re.escape(prefix) + rf"[0-9a-f]{{{2 * RANDOM_BYTES}}}" + re.escape(self.suffix))
         self._segments: dict[str, Segment] = {}
         self._aside: dict[str, int] = {}
-        """The bytes of files that are left where they stand, by the segment's name."""
+        """The bytes of files that are left where they are, by the segment's name."""
         self._total_bytes = 0
         self._lock = threading.Lock()
 
@@ -204,7 +204,7 @@ class SegmentStore:
     def open(self, name: str) -> Segment:
         """Take over a segment that an earlier run of this agent left.
 
-        It counts on the account but is not refused for the limit: what stands in it may be a version's last copy.
+        It counts on the account but is not refused for the limit: it may have a version's last copy.
         Raises `ForeignSegment` when the file is not a segment of this agent, and `SegmentBusy` or `MemoryExhausted`
         when it may be one that can't be had now.
         """
@@ -250,14 +250,14 @@ class SegmentStore:
             os.close(segment.fd)
 
     def let_go(self, segment: Segment) -> None:
-        """Close a segment's descriptor and leave its file where it stands."""
+        """Close a segment's descriptor and leave its file where it is."""
         with self._lock:
             if self._segments.pop(segment.name, None) is not None:
                 self._total_bytes -= segment.file_bytes
                 os.close(segment.fd)
 
     def set_aside(self, name: str) -> None:
-        """Leave a segment's file that an earlier run left, with its manifest, where it stands."""
+        """Leave a segment's file that an earlier run left, with its manifest, where it is."""
         nbytes = 0
         for ending in {"", self.unsettled}:
             with contextlib.suppress(OSError):
@@ -275,7 +275,7 @@ class SegmentStore:
             (self.shm_dir / f"{name}{ending}").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close all descriptors and leave the segments where they stand, for the next run to adopt."""
+        """Close all descriptors and leave the segments where they are, for the next run to adopt."""
         with self._lock:
             left, self._segments, self._total_bytes = self._segments, {}, 0
             self._aside = {}
@@ -308,7 +308,7 @@ class SegmentStore:
         (self.shm_dir / name).unlink(missing_ok=True)
 
     def check_room(self, nbytes: int) -> None:
-        """Raise `MemoryExhausted` when so many bytes more are over this agent's limit now."""
+        """Raise `MemoryExhausted` when `nbytes` more are over this agent's limit now."""
         if self._total_bytes + nbytes > self.bytes_max:
             raise MemoryExhausted(
                 f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at "
@@ -362,7 +362,7 @@ class SegmentStore:
 
 
 def whole_pages(nbytes: int) -> int:
-    """Return how many bytes the pages for so many take, one page at least."""
+    """Return how many bytes the pages for `nbytes` take, one page at least."""
     return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
@@ -371,7 +371,7 @@ def _map(fd: int, nbytes: int) -> memoryview:
 
 
 def _populate(view: memoryview) -> None:
-    """Fault all pages in now, while nobody waits for a byte: MAP_POPULATE with the GIL free and errors told."""
+    """Fault all pages in now, while no caller waits for a byte: MAP_POPULATE with the GIL free and errors told."""
     for at in range(0, len(view), RESERVE_STEP_BYTES):
         step = min(RESERVE_STEP_BYTES, len(view) - at)
         if _madvise(ctypes.addressof(ctypes.c_char.from_buffer(view, at)), step, _MADV_POPULATE_WRITE):
@@ -382,7 +382,7 @@ def _populate(view: memoryview) -> None:
 
 
 def _memory_spare(fd: int) -> int | None:
-    """Return how many bytes of memory may still be taken, or None where the file does not stand in memory.
+    """Return how many bytes of memory may still be taken, or None where the file is not in memory.
 
     A memory file system may be larger than the memory behind it; then the kernel kills processes instead of saying no.
     """

@@ -4,26 +4,26 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 
 from tensorhub_agent.compute.pool import CopyPool
-from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.core.effects import Keep, SaveManifest
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
 from tensorhub_agent.storage import manifest as manifests
+from tensorhub_agent.storage.adoption import AdoptedShard, LimitedAdoption, SetAsideShard, adopt, key_of, remove_aside
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
-from tensorhub_agent.storage.manifest import AdoptedShard, Manifest, SetAsideShard, pack_layout
+from tensorhub_agent.storage.manifest import Manifest, pack_layout
 from tensorhub_agent.storage.mapped_descriptors import MappedDescriptors
 from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout.layout import Layout, PieceTable, pieces, segment_bytes
 from tensorhub_common.protocol.subjects import cached_version
-from tensorhub_common.runtime.supervision import OnFault, Supervisor, log_only
+from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class StoredShard:
     spare: Segment | None = None
     """Where a staged shard is filled."""
     borrowed: MappedDescriptors | None = None
-    """What a mapped shard has instead: `segment` is one page that nobody reads."""
+    """What a mapped shard has instead: `segment` is one page that no process reads."""
     writing: asyncio.Task[None] | None = None
     """Brings the manifest of a copy on disk up to date, which `unwritten` asks for."""
     unwritten: bool = False
     unwritten_why: str | None = None
-    """Why the manifest that stands is not the last one."""
+    """Why the manifest in the file is not the last one."""
 
     @property
     def target(self) -> Segment:
@@ -80,32 +80,32 @@ class StoredShard:
         return self.spare or self.segment
 
     def remove(self) -> None:
-        """Remove its memory; whoever has it mapped keeps it. It is called from any thread."""
+        """Remove its memory; a process that has it mapped keeps it. It is called from any thread."""
         spare = [self.spare] if self.spare is not None else []
         manifests.remove(self.store, self.manifest, self.segment, *spare)
 
     @property
     def inode(self) -> int:
-        """What tells the segment in which the shard stands from its spare one, for its worker."""
+        """The inode of the live segment, by which a worker tells it from the spare one."""
         return os.fstat(self.segment.fd).st_ino
 
 
 class FileWriter:
     """Writes and removes files that an event loop must not wait for, and memory that came too late to be wanted.
 
-    Always true: a shard's manifest is written by one thread at a time, and by none once its removal has begun.
+    Invariant: a shard's manifest is written by one thread at a time, and by none once its removal has begun.
     """
 
     def __init__(self) -> None:
         """Begin with nothing to do."""
         self.work = Supervisor("the agent's memory")
-        self._busy: set[asyncio.Task[None]] = set()
+        self._busy = self.work.group()
 
     def write(self, place: StoredShard) -> None:
         """Bring a manifest up to date; of several changes the last one counts."""
         place.unwritten, place.unwritten_why = True, NOT_WRITTEN
         if place.writing is None:
-            place.writing = self._begin(self._write(place), "writing a manifest to the disk")
+            place.writing = self._busy.start(self._write(place), "writing a manifest to the disk")
 
     async def _write(self, place: StoredShard) -> None:
         try:
@@ -116,47 +116,34 @@ class FileWriter:
             place.writing = None
 
     async def written(self, place: StoredShard) -> str | None:
-        """Return once the manifest stands as it was last, or why it does not."""
+        """Return once the last manifest is written, or why it is not."""
         while place.writing is not None:
             await asyncio.wait({place.writing})
         return place.unwritten_why
 
     def remove(self, place: StoredShard) -> None:
         """Remove a shard's files. What a failing disk does not remove stays; the next process looks at it again."""
-        self._begin(self._remove(place), "removing a file from the disk", log_only)
+        self._busy.start(self._remove(place), "removing a file from the disk", log_only)
 
     def remove_aside(self, store: SegmentStore, aside: SetAsideShard) -> None:
         """Remove what was set aside, in the same way."""
-        removing = asyncio.to_thread(manifests.remove_aside, store, aside)
-        self._begin(removing, "removing what was set aside", log_only)
+        removing = asyncio.to_thread(remove_aside, store, aside)
+        self._busy.start(removing, "removing what was set aside", log_only)
 
     async def _remove(self, place: StoredShard) -> None:
         place.unwritten = False
         await self.written(place)
         await asyncio.to_thread(place.remove)
 
-    def _begin(
-        self, work: Coroutine[None, None, None], what: str, on_fault: OnFault | None = None
-    ) -> asyncio.Task[None]:
-        task = self.work.start(work, what, on_fault)
-        self._busy.add(task)
-        task.add_done_callback(self._busy.discard)
-        return task
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is being written or removed."""
-        return not self._busy
-
     async def idle(self) -> None:
         """Return once everything is written and removed that was to be, so that there is the room it leaves."""
         while self._busy:
-            await asyncio.wait(set(self._busy))
+            await self._busy.ended()
 
     def unwanted(self, making: "asyncio.Task[StoredShard]") -> None:
-        """Take memory that was made when its worker had gone: nobody else knows of it."""
+        """Take memory that was made when its worker had gone: no other code knows of it."""
         if not making.cancelled() and making.exception() is None:
-            self._begin(asyncio.to_thread(making.result().remove), "removing memory that came too late")
+            self._busy.start(asyncio.to_thread(making.result().remove), "removing memory that came too late")
 
 
 def _save(store: SegmentStore, manifest: Manifest) -> str | None:
@@ -166,15 +153,11 @@ def _save(store: SegmentStore, manifest: Manifest) -> str | None:
         TROUBLES.over(TroubleKind.MANIFEST)
     except MemoryExhausted as why:
         TROUBLES.note(TroubleKind.MANIFEST, why)
-        # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
+        # The old manifest is kept. It is believed only for bytes that still hash to it, so it can cost a refill at
         # the next start, and never a wrong version.
         _log.warning("%s", why)
         return str(why)
     return None
-
-
-def _key(manifest: Manifest) -> ShardKey:
-    return ShardKey(manifest.model, manifest.replica, manifest.shard)
 
 
 class JobShardStore:
@@ -188,7 +171,7 @@ class JobShardStore:
         self.job = job
         self.places: dict[ShardKey, StoredShard] = {}
         self.aside: dict[ShardKey, tuple[SetAsideShard, SegmentStore]] = {}
-        """What stands here and could not be taken back."""
+        """Shards whose memory is here and could not be taken back."""
         self._memory, self._disk = store, disk
 
     async def make(
@@ -211,14 +194,14 @@ class JobShardStore:
         if key in self.aside:
             aside, _ = self.aside[key]
             raise AgentUnavailable(
-                f"the memory of shard {key.shard} of {key.model}/{key.replica} stands on this agent, which could not "
-                f"take it back when it started ({aside.reason}): start the agent again when it can, or remove "
+                f"the memory of {key} is on this agent, which could not take it back when it started "
+                f" ({aside.reason}): start the agent again when it can, or remove "
                 f"{aside.manifest.segment} and its manifest"
             )
         staged, mapped = install == "staged", install == "mapped"
         store = self._disk if on_disk and self._disk is not None else self._memory
         nbytes = 0 if mapped else segment_bytes(layout)
-        # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
+        # Before its pieces are counted: a wrong size could have so many pieces that the agent did nothing else.
         store.check_room(2 * nbytes if staged else nbytes)
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
@@ -266,7 +249,7 @@ class JobShardStore:
     def adopt(self, adopted: AdoptedShard, store: SegmentStore) -> StoredShard:
         """Take back what an earlier process left."""
         manifest = adopted.manifest
-        key = _key(manifest)
+        key = key_of(manifest)
         table = pieces(adopted.layout)
         digest = manifest.layout_digest
         place = StoredShard(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
@@ -274,7 +257,7 @@ class JobShardStore:
         return place
 
     def save(self, effect: SaveManifest) -> None:
-        """Write a shard's manifest anew; one rename says that it has swapped, and what stands there."""
+        """Write a shard's manifest anew; one rename says that it has swapped, and what it has."""
         place = self.places[effect.key]
         if place.borrowed is not None:
             if effect.swap:
@@ -319,12 +302,12 @@ class JobShardStore:
         )
 
     async def written(self, key: ShardKey) -> str | None:
-        """Return once a shard's manifest stands as it was last, or why it does not; None where the shard is gone."""
+        """Return once a shard's last manifest is written, or why it is not; None where the shard is gone."""
         place = self.places.get(key)
         return None if place is None else await self.files.written(place)
 
     def is_kept_on_disk(self, key: ShardKey) -> bool:
-        """Tell whether a whole copy stands in a file, which `settle` is owed."""
+        """Tell whether a whole copy is in a file that `settle` is still to be called for."""
         place = self.places.get(key)
         return place is not None and place.store is self._disk and place.manifest.state == "ready"
 
@@ -348,7 +331,7 @@ class JobShardStore:
             place.borrowed.let_go()
 
     def free(self, key: ShardKey) -> None:
-        """Remove a shard's memory, and what was set aside of one; whoever has it mapped keeps it."""
+        """Remove a shard's memory, and what was set aside of one; a process that has it mapped keeps it."""
         place = self.places.pop(key, None)
         if place is not None:
             if place.borrowed is not None:
@@ -362,7 +345,7 @@ class JobShardStore:
             if store is self._disk:
                 self.files.remove_aside(store, aside)
             else:
-                manifests.remove_aside(store, aside)
+                remove_aside(store, aside)
 
 
 @contextlib.contextmanager
@@ -374,39 +357,17 @@ def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-class _LimitedRoom(manifests.AdoptionPolicy):
-    """Room for as many jobs, and as many shards of each, as an agent serves; and for one memory of each shard."""
-
-    def __init__(self, jobs_max: int) -> None:
-        self._jobs_max = jobs_max
-        self._taken: dict[str, set[ShardKey]] = {}
-
-    def refusal(self, manifest: Manifest) -> str | None:
-        job = manifest.job
-        if job not in self._taken and len(self._taken) >= self._jobs_max:
-            return f"this agent serves {self._jobs_max} jobs, which is the limit"
-        keys = self._taken.get(job, set())
-        if _key(manifest) in keys:
-            return "other memory of the same shard was taken back"
-        if len(keys) >= SHARDS_MAX:
-            return f"this agent has {SHARDS_MAX} shards of job {job}, which is the limit"
-        return None
-
-    def take(self, manifest: Manifest) -> None:
-        self._taken.setdefault(manifest.job, set()).add(_key(manifest))
-
-
 class ShardStores:
-    """The shelves of all jobs."""
+    """The shard stores of all jobs."""
 
     def __init__(self, store: SegmentStore, disk: DiskSegmentStore | None = None) -> None:
-        """Begin empty; copies may stand on the disk, if there is one for them."""
+        """Begin empty; copies may be on the disk, if there is one for them."""
         self.store, self.disk = store, disk
         self.files = FileWriter()
         self._shelves: dict[str, JobShardStore] = {}
 
     def of(self, job: str) -> JobShardStore:
-        """Return a job's shelf."""
+        """Return a job's shard store."""
         if job not in self._shelves:
             self._shelves[job] = JobShardStore(job, self.store, self.disk, self.files)
         return self._shelves[job]
@@ -414,16 +375,16 @@ class ShardStores:
     async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[AdoptedShard]]:
         """Take back what an earlier process of this agent left, by job; a job or shard too many is set aside."""
         found: dict[str, list[AdoptedShard]] = {}
-        room = _LimitedRoom(jobs_max)
+        room = LimitedAdoption(jobs_max)
         for store in self._stores():
-            adopted, aside = await manifests.adopt(store, pool, room)
+            adopted, aside = await adopt(store, pool, room)
             for each in adopted:
                 self.of(each.manifest.job).adopt(each, store)
                 found.setdefault(each.manifest.job, []).append(each)
             for left in aside:
-                self.of(left.manifest.job).aside[_key(left.manifest)] = left, store
+                self.of(left.manifest.job).aside[key_of(left.manifest)] = left, store
         for job in [each for each, shelf in self._shelves.items() if shelf.aside and each not in found]:
-            # The log hears of it from whoever joins: else it would let go of it, and place nothing there either.
+            # Joining tells the log of them. Otherwise it would release them, and place no copies here either.
             if len(found) < jobs_max:
                 found[job] = []
         return found
@@ -445,6 +406,6 @@ class ShardStores:
         return [self.store] if self.disk is None else [self.store, self.disk]
 
     def close(self) -> None:
-        """Leave everything where it stands, for the next process."""
+        """Leave all files where they are, for the next process."""
         for store in self._stores():
             store.close()

@@ -1,4 +1,4 @@
-"""One read of one shard: its sources, what each is asked for, when one is given up. Pure.
+"""One read of one shard: which piece comes from which source, and when a piece counts.
 
-`core.operations` and the simulator's performance model drive it.
+Pure; it may import `rates` and `primitives`, and `core.operations` drives it.
 """

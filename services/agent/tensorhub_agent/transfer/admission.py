@@ -1,30 +1,24 @@
 """When each source of a read is asked for its lease, and when its transport is opened. Pure.
 
-All leases are there before anything is overwritten: so each source keeps its memory until the read comes to it, whoever
-unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers, a renewal each second), so of many
-sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
-the next one enters. docs/design/protocol/many-sources.md, has what may come in between.
+A read has the leases of all its sources before it overwrites anything, so each source keeps its memory until the read
+comes to it. A transport costs more than a lease (descriptors, buffers, a renewal each second). So of many sources some
+have a transport, and of the others the lease is held. A source that has brought its part is closed, and the next one
+gets a transport. docs/design/protocol/many-sources.md has what may come in between.
 
-Always true: at most `OPENING_MAX` are being asked or let in, and `TRANSPORTS_MAX` have a transport or are closing one.
-Two are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
-others have parts. Whose lease came first enters first.
+Invariants:
+- At most `opening_max` sources are being asked for a lease or a transport.
+- At most `transports_max` sources have a transport or are closing one. Two kinds are not counted, since sources behind
+  them might wait for ever: crossers, and sources that wait for folds of which other sources have parts.
+- The source whose lease came first gets its transport first.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorhub_agent.transfer.role_index import ASKING, CLOSING, HELD, IDLE, INSIDE, RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.plans import Share
-
-OPENING_MAX: Final = 32
-"""So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
-
-TRANSPORTS_MAX: Final = 64
-"""A read has so many transports at a time. Each may have two batches under way whatever the window is, so more of them
-would have more memory under way than the window says."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,14 +42,15 @@ class Admission:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether anybody waits for a turn."""
+        """Whether any source waits for its turn."""
         return bool(self._held or self._unasked or self._crossing)
 
-    def admit(self, roster: RoleIndex, now: float) -> list[int]:
-        """Return who enters now, of those whose lease is held."""
+    def admit(self, index: RoleIndex, now: float) -> list[int]:
+        """Return the sources whose transport is opened now, of those whose lease is held."""
         entering: list[int] = []
-        roster.settle()
-        room = min(TRANSPORTS_MAX - roster.count(INSIDE), OPENING_MAX - roster.count(ASKING))
+        limits = index.limits
+        index.settle()
+        room = min(limits.transports_max - index.count(INSIDE), limits.opening_max - index.count(ASKING))
         while self._held and room > 0:
             source = self._held.popleft()
             if source.phase is SourcePhase.HELD:
@@ -64,11 +59,14 @@ class Admission:
                 room -= 1
         return entering
 
-    def request_leases(self, roster: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
-        """Yield who is asked now for a lease, and whether it is only to be held."""
-        roster.settle()
+    def request_leases(self, index: RoleIndex, now: float) -> Iterable[tuple[int, Share, bool]]:
+        """Yield the sources that are asked now for a lease, and whether it is only to be held."""
+        index.settle()
         turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
-        room, places = OPENING_MAX - roster.count(ASKING), TRANSPORTS_MAX - roster.count(INSIDE)
+        room, places = (
+            index.limits.opening_max - index.count(ASKING),
+            index.limits.transports_max - index.count(INSIDE),
+        )
         while self._unasked and room > 0:
             source = self._unasked.popleft()
             if source.phase is SourcePhase.OPENING:
@@ -80,9 +78,9 @@ class Admission:
             source.request_lease(now, inside=inside)
             yield source.number, source.share, not inside
 
-    def leaving(self, roster: RoleIndex) -> list[Source]:
-        """Return the sources that have brought their part, and stand in the way of others."""
-        wanted = roster.count(HELD) - roster.count(CLOSING)
-        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < TRANSPORTS_MAX:
+    def leaving(self, index: RoleIndex) -> list[Source]:
+        """Return sources that have brought their part and whose transport another source needs."""
+        wanted = index.count(HELD) - index.count(CLOSING)
+        if wanted <= 0 or not index.count(IDLE) or index.count(INSIDE) < index.limits.transports_max:
             return []
-        return [source for source in by_number(roster.of(IDLE)) if source.is_finished][:wanted]
+        return [source for source in by_number(index.of(IDLE)) if source.is_finished][:wanted]

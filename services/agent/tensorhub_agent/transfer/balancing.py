@@ -1,15 +1,17 @@
-"""Who takes whose pieces: loose ones, what a busy source has queued, and what a slow one has under way. Pure.
+"""Which source brings which piece: loose pieces, what a busy source has queued, what a slow one has in flight. Pure.
 
-Always true: what is under way is taken from nobody here. A slow source is only named; its pieces are free once it is
-closed. A half-filled source takes from nobody what it does not have: it would be waited for in place of one that has
-it, or is nearer to one that has. One in another site takes nothing over from those that cross for the whole site.
+Invariants:
+- A piece in flight is not taken from its source. A slow source is only named; its pieces are free once it is closed.
+- A half-filled source takes over only pieces that it has. Otherwise the read would wait for it in place of a source
+  that has the piece, or is nearer to one that has.
+- A source in another site takes nothing over from the crossers of the reader's site.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from tensorhub_agent.primitives.ranges import ranges_of_marks, set_marks, split_by_marks, take_first, total_count
 from tensorhub_agent.rates.source_rate import BATCHES_MIN
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.role_index import CROSSING, GIVING, IDLE, SLOWABLE, RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source
 from tensorhub_common.protocol.plans import Plan, Share
@@ -17,15 +19,6 @@ from tensorhub_common.protocol.ranges import Range
 
 Batch = tuple[tuple[Range, ...], int]
 """Pieces, and their bytes."""
-
-SLOW_MIN_S: Final = 0.5
-"""A source that is expected to end within this is not closed for being slow."""
-
-SLOW_TIMES: Final = 2
-"""Nor one that is expected to take less than so many times what an idle one would take."""
-
-SWITCH_S: Final = 0.1
-"""What closing a source and asking another one costs, generously."""
 
 
 def distribute(loose: list[Range], sources: Sequence[Source]) -> None:
@@ -58,34 +51,34 @@ def assign_plan(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple
     return given, ranges_of_marks(marks, 0, pieces)
 
 
-def feed_idle_sources(roster: RoleIndex, loose: list[Range]) -> None:
+def feed_idle_sources(index: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose, or else what others have waiting; and those that cross what they have.
 
     Only those are looked at that something has happened to: what the others could take they have taken.
     """
-    roster.settle()
+    index.settle()
     if loose:
-        _give_loose(roster, loose)
+        _give_loose(index, loose)
         return
-    if roster.offered[1]:
+    if index.offered[1]:
         # As long as anything was loose nobody was relieved, whatever happened.
-        roster.offered = (0, [])
-        kinds = list(roster.idle_kinds())
-    elif roster.count(IDLE) and roster.count(GIVING):
-        kinds = _contested(roster)
+        index.offered = (0, [])
+        kinds = list(index.idle_kinds())
+    elif index.count(IDLE) and index.count(GIVING):
+        kinds = _contested(index)
     else:
         return
     for kind in kinds:
-        _relieve(roster, kind)
+        _relieve(index, kind)
 
 
-def _give_loose(roster: RoleIndex, loose: list[Range]) -> None:
+def _give_loose(index: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose. What somebody nearby has need not cross again, however busy it is."""
-    crossing = roster.count(CROSSING)
-    if roster.offered == (crossing, loose):
-        able = by_number(roster.fresh)
+    crossing = index.count(CROSSING)
+    if index.offered == (crossing, loose):
+        able = by_number(index.fresh)
     else:
-        able = by_number({**roster.of(IDLE), **roster.of(CROSSING)})
+        able = by_number({**index.of(IDLE), **index.of(CROSSING)})
     distribute(
         loose, [each for each in able if each.is_idle and each.has is None and not (each.share.far and crossing)]
     )
@@ -93,13 +86,13 @@ def _give_loose(roster: RoleIndex, loose: list[Range]) -> None:
         if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
             there, loose[:] = split_by_marks(source.has, loose)
             source.give(there)
-    roster.offered = (crossing, list(loose))
+    index.offered = (crossing, list(loose))
 
 
-def _contested(roster: RoleIndex) -> list[str | None]:
+def _contested(index: RoleIndex) -> list[str | None]:
     """Return the kinds of which somebody may take over pieces since the last time: idle, or from whom there is more."""
     kinds: dict[str | None, None] = {}
-    for source in roster.fresh.values():
+    for source in index.fresh.values():
         if source.roles & IDLE:
             kinds[source.takeover_group] = None
         if source.roles & GIVING:
@@ -107,14 +100,14 @@ def _contested(roster: RoleIndex) -> list[str | None]:
     return list(kinds)
 
 
-def _relieve(roster: RoleIndex, kind: str | None) -> None:
+def _relieve(index: RoleIndex, kind: str | None) -> None:
     """Let the idle ones of a kind take over what others have waiting."""
-    for taker in by_number(roster.idle_of(kind)):
-        givers = roster.of_layout(GIVING, kind)
+    for taker in by_number(index.idle_of(kind)):
+        givers = index.of_layout(GIVING, kind)
         if not givers:
             return
         steal_from_busiest(taker, givers.values())
-        roster.settle()
+        index.settle()
 
 
 def fill_window(
@@ -124,7 +117,7 @@ def fill_window(
 
     `room_bytes` is what all sources together may ask for yet; `relayed`: others wait for what comes.
     """
-    own, began = source.flying_bytes, source.flying_bytes
+    own, began = source.in_flight_bytes, source.in_flight_bytes
     while source.queue:
         if source.queue[0][0] < source.partials and source.partials_outstanding:
             return
@@ -155,28 +148,28 @@ def _part(waiting: int, taker: float | None, giver: float | None) -> int:
     return min(max(round(waiting * taker / (taker + giver)), 1), waiting)
 
 
-def slowest_replaceable(roster: RoleIndex, now: float) -> Source | None:
+def slowest_replaceable(index: RoleIndex, now: float) -> Source | None:
     """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
-    roster.settle()
+    index.settle()
     # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
-    if not roster.count(SLOWABLE) or not roster.count(IDLE) or roster.count(CROSSING):
+    if not index.count(SLOWABLE) or not index.count(IDLE) or index.count(CROSSING):
         return None
-    for kind in roster.idle_kinds():
-        late = roster.of_layout(SLOWABLE, kind)
-        worst = _worst(roster.idle_of(kind).values(), late.values(), now) if late else None
+    for kind in index.idle_kinds():
+        late = index.of_layout(SLOWABLE, kind)
+        worst = _worst(index.idle_of(kind).values(), late.values(), index.limits, now) if late else None
         if worst is not None:
             return worst
     return None
 
 
-def _worst(idle: Iterable[Source], late: Iterable[Source], now: float) -> Source | None:
+def _worst(idle: Iterable[Source], late: Iterable[Source], limits: TransferLimits, now: float) -> Source | None:
     """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
     rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
     worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
     if not rate or worst is None:
         return None
-    elsewhere_s = SWITCH_S + (worst.flying_bytes + worst.unconfirmed_bytes) / rate
-    return worst if worst.remaining_s(now) > max(SLOW_MIN_S, SLOW_TIMES * elsewhere_s) else None
+    elsewhere_s = limits.switch_s + (worst.in_flight_bytes + worst.unconfirmed_bytes) / rate
+    return worst if worst.remaining_s(now) > max(limits.slow_min_s, limits.slow_times * elsewhere_s) else None
 
 
 def check(

@@ -1,8 +1,8 @@
 """Which sources a read leaves out, and for how long. Pure.
 
-A source that only stood still or was slow is a suspect: it is left out while another one can serve, and forgiven when
-none can. One that refused or went away has failed: it is forgiven only where the log still counts a holder and no other
-source is left, and then with growing pauses. One that sent wrong bytes is never used again.
+A source that was silent or slow is a suspect. It is left out while another source can serve, and readmitted when none
+can. A source that refused or went away has failed. It is readmitted only where the log still counts a holder and no
+other source is left, with growing pauses. A source that sent wrong bytes is never used again in the read.
 """
 
 from collections import Counter
@@ -11,21 +11,21 @@ from typing import Final
 from tensorhub_common.protocol.plans import SourceId
 
 FORGIVEN_MAX: Final = 8
-"""One source is forgiven so often in one read; then it has failed."""
+"""One read readmits a suspect this many times; then the source has failed."""
 
 
 class Exclusions:
     """What one read has found out about its sources."""
 
     def __init__(self) -> None:
-        """Begin with trust in everybody."""
+        """Begin with no source left out."""
         self._failed: dict[SourceId, None] = {}
         self._wrong: dict[SourceId, None] = {}
         self._suspects: dict[SourceId, None] = {}
         self._forgiven: Counter[SourceId] = Counter()
 
     def fail(self, source: SourceId) -> None:
-        """Use it no more, unless no other source is left."""
+        """Leave it out, unless no other source is left."""
         self._suspects.pop(source, None)
         self._failed[source] = None
 
@@ -63,5 +63,5 @@ class Exclusions:
         return source in self._failed
 
     def left_out(self) -> tuple[SourceId, ...]:
-        """Return whom the planner is to leave out now."""
+        """Return the sources that the planner is to leave out now."""
         return (*self._failed, *self._suspects)

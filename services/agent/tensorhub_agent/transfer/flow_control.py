@@ -14,7 +14,6 @@ room.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorhub_agent.transfer.role_index import RoleIndex, by_number
 from tensorhub_agent.transfer.source import Source
@@ -32,9 +31,9 @@ class RefillQueue:
     _part_bytes: int = 0
     """What a source's part of the window was when these were asked."""
 
-    def affected(self, roster: RoleIndex, part_bytes: int) -> list[Source]:
+    def affected(self, index: RoleIndex, part_bytes: int) -> list[Source]:
         """Return, by number, those that something has happened to, or whose part of the window has grown to this."""
-        found = roster.fresh
+        found = index.fresh
         if self._for_part and part_bytes > self._part_bytes:
             found = {**found, **self._for_part}
             self._for_part.clear()
@@ -50,17 +49,10 @@ class RefillQueue:
         """Take note of what stops a source that was asked for as much as it may have."""
         if not source.queue:
             return
-        if source.flying_bytes < source.pace.in_flight_limit(part_bytes):
+        if source.in_flight_bytes < source.pace.in_flight_limit(part_bytes):
             self._for_room[source.number] = source
-        elif source.flying_bytes >= part_bytes:
+        elif source.in_flight_bytes >= part_bytes:
             self._for_part[source.number] = source
-
-
-RELAYED_BYTES: Final = 8 * 1024 * 1024
-"""A source is asked for its word on so much at a time, where others wait for what it brings."""
-
-RELAYED_FAR_BYTES: Final = 1024 * 1024
-"""The same for one in another site: its line is thin, and the whole site waits."""
 
 
 def wants_early_confirmation(source: Source, *, is_relayed: bool) -> bool:
@@ -68,5 +60,5 @@ def wants_early_confirmation(source: Source, *, is_relayed: bool) -> bool:
 
     Partials are always asked about: the next ones come after that, and values wait for their folds.
     """
-    wanted_bytes = RELAYED_FAR_BYTES if source.share.far else RELAYED_BYTES
+    wanted_bytes = source.limits.relayed_far_bytes if source.share.far else source.limits.relayed_bytes
     return bool(source.partials_outstanding) or (is_relayed and source.unconfirmed_bytes >= wanted_bytes)

@@ -1,11 +1,13 @@
 """Which folds of a read by a program are known, and which partials are wanted for that. Pure.
 
-A reader may have what is quantised from whoever has it so, and then needs no partial; or it needs all partials of a
-fold before a source that has a part of its blocks can be asked for values. So partials *sleep* until values of their
-fold are given to such a source, or a plan names them; scales that nobody brings *follow* from their fold.
+A reader may take quantised values from a source that has them, and then it needs no partial. A source that has a part
+of the blocks computes values only with the fold, which needs all partials. So partials are deferred until values of
+their fold are given to such a source, or a plan names them. Scales that no source brings follow from their fold.
 
-Always true: a partial sleeps, or is with the read as any other unit is, or is folded; values are asked for by amax only
-when their fold is known; a fold is known once all its partials are folded, each once.
+Invariants:
+- A partial is deferred, or is with the read as any other unit, or is folded.
+- Values are asked for by amax only when their fold is known.
+- A fold is known once each of its partials is folded, and each is folded once.
 """
 
 from collections.abc import Iterable, Sequence

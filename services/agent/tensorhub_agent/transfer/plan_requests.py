@@ -8,6 +8,7 @@ Invariants:
 
 from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.transfer.exclusions import Exclusions
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.protocol.plans import PlanAnswer, Refusal
@@ -27,8 +28,6 @@ PLANS_MAX: Final = 256
 NO_ANSWER: Final = RegistryUnavailable.__name__
 """The error of a refusal that stands for no answer. Silence says nothing of sources: the planner is asked again."""
 
-FOREVER: Final = float("inf")
-
 
 class PlanRequests:
     """The questions of one read to the planner: one at a time."""
@@ -41,7 +40,7 @@ class PlanRequests:
         self.unanswered: str | None = None
         """Why the last question had no answer; None where it had one."""
         self.sent = now
-        """When the question that is out went out; `FOREVER` while it is kept back."""
+        """When the question that is out went out; `NEVER` while it is kept back."""
         self.log_counts_holder = False
         """The last refusal said that the log counts a holder."""
         self._again_s = PLAN_AGAIN_S
@@ -71,7 +70,7 @@ class PlanRequests:
 
     def kept_back(self) -> None:
         """The question waits for others of this agent: its time begins with `goes_out`."""
-        self.sent = FOREVER
+        self.sent = NEVER
 
     def goes_out(self, now: float) -> None:
         """The question that was kept back goes out now."""
@@ -80,7 +79,7 @@ class PlanRequests:
     @property
     def is_out(self) -> bool:
         """Whether a question is on its way, and not kept back."""
-        return self.waiting and self.sent != FOREVER
+        return self.waiting and self.sent != NEVER
 
     def is_silent(self, now: float) -> bool:
         """Tell whether the answer is overdue."""

@@ -1,10 +1,12 @@
-"""Which sources of a read are in which role, and when somebody's patience ends: kept, and never searched for. Pure.
+"""The sources of a read by their roles, and the next deadline of any source: kept up to date, and never searched. Pure.
 
-A read may have thousands of sources, and most events concern one of them. So a source that something has happened to is
-*touched*, and `settle` counts it anew; whoever asks who is idle, has pieces waiting, or is under way finds these alone.
+A read may have thousands of sources, and most events concern one of them. A source that changes is noted as *touched*,
+and `settle` counts the touched sources anew. So a query for idle or busy sources costs as many steps as it has results.
 
-Always true, once it has settled: every role has exactly the sources that are in it, `flying_bytes` is the sum of
-theirs, and of each source the heap has an entry that is not later than the end of its patience. `check` says so.
+Invariants, once it has settled (`check` asserts them):
+- Each role has exactly the sources that are in it.
+- `in_flight_bytes` is the sum over all sources.
+- For each source, the heap has an entry that is not later than the source's deadline.
 """
 
 from collections.abc import Iterable
@@ -12,8 +14,10 @@ from enum import IntFlag
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.source import Source, SourcePhase
-from tensorhub_agent.transfer.timeouts import FOREVER
+from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_common.protocol.ranges import Range
 
 
@@ -36,7 +40,7 @@ class SourceRole(IntFlag):
     CLOSING = 64
     BUSY = 128
     """It is open, and has something to be asked for, or under way."""
-    FLYING = 256
+    IN_FLIGHT = 256
     """It has something under way, whatever its phase is."""
     IDLE = 512
     """It could be asked for pieces, and there are none for it."""
@@ -46,9 +50,9 @@ class SourceRole(IntFlag):
     """It brings something just now, and could be closed for being slow."""
     CROSSING = 4096
     """It is live, and crosses for the site."""
-    GATED = 8192
+    AWAITING_FOLD = 8192
     """It has pieces that wait for their fold."""
-    UNWOKEN = 16384
+    NEW_AWAITING_FOLD = 16384
     """It waits for folds that nobody has asked about yet."""
     PROMISING = 32768
     """It says what it promises."""
@@ -64,13 +68,13 @@ INSIDE: Final = int(SourceRole.INSIDE)
 SETTLED: Final = int(SourceRole.SETTLED)
 CLOSING: Final = int(SourceRole.CLOSING)
 BUSY: Final = int(SourceRole.BUSY)
-FLYING: Final = int(SourceRole.FLYING)
+IN_FLIGHT: Final = int(SourceRole.IN_FLIGHT)
 IDLE: Final = int(SourceRole.IDLE)
 GIVING: Final = int(SourceRole.GIVING)
 SLOWABLE: Final = int(SourceRole.SLOWABLE)
 CROSSING: Final = int(SourceRole.CROSSING)
-GATED: Final = int(SourceRole.GATED)
-UNWOKEN: Final = int(SourceRole.UNWOKEN)
+AWAITING_FOLD: Final = int(SourceRole.AWAITING_FOLD)
+NEW_AWAITING_FOLD: Final = int(SourceRole.NEW_AWAITING_FOLD)
 PROMISING: Final = int(SourceRole.PROMISING)
 HELD: Final = int(SourceRole.HELD)
 BY_LAYOUT: Final = IDLE | GIVING | SLOWABLE
@@ -84,7 +88,7 @@ def _roles(source: Source) -> int:
     phase, crosses = source.phase, source.share.crosses
     if phase is SourcePhase.CLOSED:
         return 0
-    roles = FLYING if source.in_flight else 0
+    roles = IN_FLIGHT if source.in_flight else 0
     if source.is_inside and source.is_asked and not (crosses or source.waits_for_folds):
         roles |= INSIDE
     if phase is SourcePhase.CLOSING:
@@ -104,7 +108,7 @@ def _roles(source: Source) -> int:
 def _roles_of_pieces(source: Source) -> int:
     roles = GIVING if source.queue or source.awaiting_source else 0
     if source.awaiting_fold:
-        roles |= GATED | UNWOKEN if source.fresh_gated else GATED
+        roles |= AWAITING_FOLD | NEW_AWAITING_FOLD if source.new_awaiting_fold else AWAITING_FOLD
     return roles if source.promised is None else roles | PROMISING
 
 
@@ -120,16 +124,16 @@ def _roles_of_open(source: Source, roles: int) -> int:
 class RoleIndex:
     """The sources of one read by their roles."""
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, limits: TransferLimits) -> None:
         """Begin with none; nothing is expected of an open one before the read is `running`."""
         self.running = False
         self.touched: SourcesByNumber = {}
         self.fresh: SourcesByNumber = {}
         """Those that have settled since the read last got on."""
-        self.flying_bytes = 0
+        self.in_flight_bytes = 0
         self.offered: tuple[int, list[Range]] = (0, [])
         """How many were crossing, and what was loose, when that was last offered to all who are idle."""
-        self._stall_s = stall_s
+        self.limits = limits
         self._by_role: dict[int, SourcesByNumber] = {int(role): {} for role in SourceRole}
         self._by_layout: dict[int, dict[str | None, SourcesByNumber]] = {IDLE: {}, GIVING: {}, SLOWABLE: {}}
         self.by_number: SourcesByNumber = {}
@@ -138,7 +142,7 @@ class RoleIndex:
     def add(self, source: Source) -> None:
         """Take a new source."""
         self.by_number[source.number] = source
-        source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, FOREVER
+        source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, NEVER
         source.mark_changed()
 
     def begins(self) -> None:
@@ -151,7 +155,7 @@ class RoleIndex:
         self.settle()
         self.touched.update(self._by_role[LIVE])
 
-    # Who is what.
+    # The sources of a role.
 
     def of(self, role: int) -> SourcesByNumber:
         """Return the sources of a role."""
@@ -168,7 +172,7 @@ class RoleIndex:
         return self._by_layout[role].get(layout, {})
 
     def idle_of(self, kind: str | None) -> SourcesByNumber:
-        """Return the idle ones of a kind (`Source.kind`)."""
+        """Return the idle ones of a takeover group (`Source.takeover_group`)."""
         return self._by_layout[IDLE].get(kind, {})
 
     def idle_kinds(self) -> Iterable[str | None]:
@@ -182,7 +186,7 @@ class RoleIndex:
         What a source has flying is forgotten only when it has answered for it or is closed.
         """
         self.settle()
-        return not self._by_role[FLYING]
+        return not self._by_role[IN_FLIGHT]
 
     @property
     def is_settled(self) -> bool:
@@ -200,8 +204,8 @@ class RoleIndex:
             return
         heap = self._heap
         for number, source in self.touched.items():
-            self.flying_bytes += source.flying_bytes - source.counted_bytes
-            source.counted_bytes = source.flying_bytes
+            self.in_flight_bytes += source.in_flight_bytes - source.counted_bytes
+            source.counted_bytes = source.in_flight_bytes
             roles = _roles(source)
             if roles != source.roles:
                 self._move(source, roles)
@@ -235,19 +239,19 @@ class RoleIndex:
         if not all_of_it[kind]:
             del all_of_it[kind]
 
-    # Patience.
+    # Deadlines.
 
     def _due(self, source: Source) -> float:
         """Return when a source is left; before the read begins nothing is expected of an open one."""
         if not self.running and source.phase is SourcePhase.OPEN:
-            return FOREVER
-        return source.due(self._stall_s)
+            return NEVER
+        return deadline_of(source)
 
     def due_after(self) -> float:
         """Return a moment before which nobody's patience ends. It costs less than to know when the first one does."""
         if self.touched:
             self.settle()
-        return self._heap[0][0] if self._heap else FOREVER
+        return self._heap[0][0] if self._heap else NEVER
 
     def next_due(self) -> float:
         """Return when the first patience ends. What has moved further away meanwhile is looked at only now."""
@@ -259,24 +263,24 @@ class RoleIndex:
             due = self._due(source)
             if when == source.look_at == due:
                 return when
-            if when == source.look_at and due < FOREVER:
+            if when == source.look_at and due < NEVER:
                 source.look_at = due
                 heapreplace(heap, (due, number))
                 continue
             if when == source.look_at:
-                source.look_at = FOREVER
+                source.look_at = NEVER
             heappop(heap)
-        return FOREVER
+        return NEVER
 
     def overdue(self, now: float) -> list[Source]:
-        """Return those whose patience has ended, by number."""
+        """Return the sources whose deadline has passed, by number."""
         found: SourcesByNumber = {}
         while self.due_after() <= now and self.next_due() <= now:
             _, number = heappop(self._heap)
             source = self.by_number[number]
-            source.look_at = FOREVER
+            source.look_at = NEVER
             found[number] = source
-        # Whoever they are, something happens to them now, or they would never be looked at again.
+        # They count as touched: each is handled now, and otherwise would never be looked at again.
         self.touched.update(found)
         return [found[number] for number in sorted(found)]
 
@@ -288,8 +292,8 @@ class RoleIndex:
             assert sources.keys() == right, (
                 f"{SourceRole(role).name} are {sorted(right)}, and {sorted(sources)} are known"
             )
-        assert self.flying_bytes == sum(source.flying_bytes for source in self.by_number.values())
-        due = min((self._due(source) for source in self.by_number.values()), default=FOREVER)
+        assert self.in_flight_bytes == sum(source.in_flight_bytes for source in self.by_number.values())
+        due = min((self._due(source) for source in self.by_number.values()), default=NEVER)
         assert self.next_due() == due, f"somebody is due at {due}, and {self.next_due()} is known"
 
 

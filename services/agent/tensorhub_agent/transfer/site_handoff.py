@@ -11,11 +11,11 @@ byte still crosses to the site once.
 Invariants:
 - A piece that a mate does not bring over is loose, or with another source that brings it over.
 - A piece that is under way is never ceded.
-- An heir is open here, and has shown by its own part how fast it is.
+- An new_owner is open here, and has shown by its own part how fast it is.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tensorhub_agent.primitives.ranges import set_marks, split_by_marks, total_count
 from tensorhub_agent.transfer.balancing import distribute
@@ -28,17 +28,17 @@ from tensorhub_common.protocol.ranges import Range
 class SitePeers:
     """The mates of a read whose shard has so many pieces; what is `loose` is the read's own list."""
 
-    def __init__(self, loose: list[Range], roster: RoleIndex, pieces: int) -> None:
-        """Know nobody yet."""
+    def __init__(self, loose: list[Range], index: RoleIndex, pieces: int) -> None:
+        """Begin with no peer."""
         self.not_bringing: dict[SourceId, None] = {}
-        """Who does not bring over to the site what would be its part."""
+        """Peers that do not bring over to the site what would be their part."""
         self.crossers: tuple[SourceId, ...] = ()
         """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
-        self.asks_for_inherited = False
+        self.asks_for_handoff = False
         """The question that is out is for what a mate has ceded: that is this reader's part, whoever's it was."""
         self._inherited = bytearray(pieces)
         """Marks of what a mate has ceded to this reader, and no source here could bring."""
-        self._loose, self._roster = loose, roster
+        self._loose, self._index = loose, index
 
     def doubted(self, source: Source, given_up: Sequence[Range]) -> None:
         """Have others bring over what a source does not: it is good for what it has."""
@@ -49,41 +49,34 @@ class SitePeers:
     def accept_handoff(self, source: Source, pieces: Sequence[Range]) -> None:
         """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
         mine = source.retracts(pieces)
-        self._roster.settle()
-        distribute(mine, [each for each in by_number(self._roster.of(LIVE)) if each.share.far])
+        self._index.settle()
+        distribute(mine, [each for each in by_number(self._index.of(LIVE)) if each.share.far])
         set_marks(self._inherited, mine)
         self._loose.extend(mine)
 
-    def await_new_owner(self, source: Source, pieces: Sequence[Range], heir: SourceId) -> None:
-        """Wait at the heir for what a mate has ceded to it."""
+    def await_new_owner(self, source: Source, pieces: Sequence[Range], new_owner: SourceId) -> None:
+        """Wait at the new_owner for what a mate has ceded to it."""
         given_up = source.retracts(pieces)
-        self._roster.settle()
-        crossing = by_number(self._roster.of(CROSSING))
-        waits_at = next((each for each in crossing if each.share.source == heir), None)
+        self._index.settle()
+        crossing = by_number(self._index.of(CROSSING))
+        waits_at = next((each for each in crossing if each.share.source == new_owner), None)
         if waits_at is not None:
             waits_at.give(given_up)
         else:
-            # The mate itself finds out that the heir is gone, or brings what it gets from there.
+            # The mate itself finds out that the new_owner is gone, or brings what it gets from there.
             self._loose.extend(given_up)
 
     def inherited(self, loose: Sequence[Range]) -> tuple[Range, ...]:
         """Return what was inherited of what is loose: a plan is asked for by itself for that."""
         mine = tuple(split_by_marks(self._inherited, loose)[0])
-        self.asks_for_inherited = bool(mine)
+        self.asks_for_handoff = bool(mine)
         return mine
-
-
-HANDOFF_GAIN_S: Final = 1.0
-"""A crosser hands a part over where all of it comes by more than this sooner."""
-
-CEDE_PAUSE_S: Final = 1.0
-"""One that has inherited keeps that for so long at least: by then all have heard that it is its own, and wait there."""
 
 
 class Handoff(NamedTuple):
     """These pieces are another one's to bring over to the site from now on."""
 
-    heir: SourceId
+    new_owner: SourceId
     pieces: tuple[Range, ...]
 
 
@@ -93,20 +86,20 @@ def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now:
     All end at about the same time, as far as their rates tell. `began` is when the read did.
     """
     slow = max(_far(sources), key=lambda source: source.left_s(sizes, now), default=None)
-    heirs = _free(sources)
-    if slow is None or not heirs:
+    new_owners = _free(sources)
+    if slow is None or not new_owners:
         return []
     waiting_bytes, left_s = slow.queued_bytes(sizes), slow.left_s(sizes, now)
-    rates = [_rate(heir, began) for heir in heirs]
-    # Of what it has yet to ask for it brings so much while the heirs bring the rest.
+    rates = [_rate(new_owner, began) for new_owner in new_owners]
+    # Of what it has yet to ask for it brings so much while the new_owners bring the rest.
     part = sum(rates) * left_s / (sum(rates) * left_s + waiting_bytes)
-    if left_s * part <= HANDOFF_GAIN_S:
+    if left_s * part <= slow.limits.handoff_gain_s:
         return []
     ceded = []
-    for heir, rate in zip(heirs, rates, strict=True):
+    for new_owner, rate in zip(new_owners, rates, strict=True):
         pieces = slow.take_back(_last(slow, sizes, waiting_bytes * part * rate / sum(rates)), None)
-        heir.give(pieces)
-        ceded += [Handoff(heir.share.source, tuple(pieces))] if pieces else []
+        new_owner.give(pieces)
+        ceded += [Handoff(new_owner.share.source, tuple(pieces))] if pieces else []
     return ceded
 
 

@@ -1,7 +1,7 @@
 """One source of a read: its progress, its pieces under way, and its pieces that are not confirmed yet. Pure.
 
-`Portion` stores the pieces that the source is to bring and was not asked for yet. Some can be asked for now, some once
-a half-filled source has them, and some once their fold is known.
+Of the pieces that the source is to bring and was not asked for yet, some can be asked for now, some once a half-filled
+source has them, and some once their fold is known.
 
 Invariant: every method that changes a source calls `mark_changed`, so the read looks at the sources that an event
 concerned, and at no others (`role_index.py`).
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.primitives.ranges import (
     clear_marks,
     merge_ranges,
@@ -23,16 +24,34 @@ from tensorhub_agent.primitives.ranges import (
 )
 from tensorhub_agent.rates.link_rates import LinkMeter
 from tensorhub_agent.rates.source_rate import SourceRate
-from tensorhub_agent.transfer.timeouts import FOREVER, opening_s, silence_limit_s, waiting_deadline
+from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_common.protocol.plans import Share
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import EncodedBytes, Encoding
 
+BATCH_PIECES_MAX: Final = 4096
+"""A batch of tiny tensors has at most so many pieces."""
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Portion:
-    """What waits at one source."""
 
+class SourcePhase(StrEnum):
+    """How far one source is."""
+
+    OPENING = "opening"
+    HELD = "held"
+    """Its lease is there, and its transport is to be opened later."""
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One source of the read. `since` is when it last made progress, or was first asked for something."""
+
+    number: int
+    share: Share
+    phase: SourcePhase
+    last_progress_at: float
     queue: deque[Range] = field(default_factory=deque)
     """To be asked for next: it has them."""
     awaiting_source: list[Range] = field(default_factory=list)
@@ -49,14 +68,124 @@ class Portion:
     """Marks of what can't be asked for so, since its fold is not known."""
     awaiting_fold: list[Range] = field(default_factory=list)
     """To be asked for as soon as their fold is known: it waits for others."""
-    fresh_gated: list[Range] = field(default_factory=list)
+    new_awaiting_fold: list[Range] = field(default_factory=list)
     """Those of them that were not looked at yet."""
     promised: bytearray | None = None
     """Marks of what such a source promises; None: whatever it lacks may be waited for."""
+    partials_outstanding: int = 0
+    """So many partials of it are under way, or wait for its word: the next ones come after that."""
+    unpromised_until: float = NEVER
+    """Until then pieces are parked that it has not promised."""
+    limits: TransferLimits = DEFAULT_LIMITS
+    is_readmitted: bool = False
+    """It was left for silence before, and was needed again."""
+    is_asked: bool = True
+    """Whether it is being opened, or was. It waits for its turn before that."""
+    is_inside: bool = True
+    """Whether it has a transport, or gets one with its lease: so many may at a time."""
+    shown_at: float | None = None
+    """When a half-filled source had shown all that was parked here."""
+    is_lost: bool = False
+    """The log has lost its agent; its connection may stand."""
+    last_new_at: float = 0.0
+    """When a half-filled source was last seen to have something new, or was begun to be waited for."""
+    in_flight: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
+    """What is under way by batch, and its bytes."""
+    in_flight_bytes: int = 0
+    """All of that."""
+    unconfirmed: list[Range] = field(default_factory=list)
+    unconfirmed_bytes: int = 0
+    early_bytes: int = 0
+    """Of what is under way so much is known to have come."""
+    confirming: bool = False
+    confirming_early: int = 0
+    """So many runs of `unconfirmed` are being asked about early, while more is brought."""
+    checking_bytes: int = 0
+    is_suspect: bool = False
+    """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
+    got_bytes: int = 0
+    """What has come of it and counts."""
+    got_pieces: int = 0
+    wasted_bytes: int = 0
+    """What was asked of it and did not count in the end."""
+    encoded: dict[Encoding, EncodedBytes] = field(default_factory=dict)
+    """What came otherwise than as it is."""
+    retried: int = 0
+    """Of its pieces so many were asked for again, here or elsewhere."""
+    lost: str = ""
+    """Why it was left out before its end."""
+    pace: SourceRate = field(init=False)
+    meter: LinkMeter = field(default_factory=LinkMeter)
+    """Of the link that its bytes come by."""
+    touched: "dict[int, Source]" = field(default_factory=dict, repr=False)
+    """Sources of its read that something has happened to, by number; the index takes them out."""
+    roles: int = 0
+    """What the index has it counted as, and what it has counted of it and when it looks at it at the latest."""
+    counted_bytes: int = 0
+    look_at: float = NEVER
 
-    def mark_changed(self) -> None:
-        """Have the read look at its source after this event."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        """Begin to measure."""
+        self.last_new_at = self.last_progress_at
+        self.pace = SourceRate(self.share.transport, self.share.far, self.limits.batches)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether pieces may be given to it: it can be read from, or will be."""
+        return self.phase in (SourcePhase.OPEN, SourcePhase.HELD, SourcePhase.OPENING) and not self.is_suspect
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked for pieces now."""
+        return self.phase is SourcePhase.OPEN and not self.confirming
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be asked for pieces, and there are none for it."""
+        return self.is_ready and not self.queue and not self.in_flight and not self.awaiting_source
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has brought its part, and nothing of it is open."""
+        return self.is_idle and not (self.unconfirmed or self.confirming_early or self.awaiting_fold or self.is_suspect)
+
+    @property
+    def waits_for_folds(self) -> bool:
+        """Whether nothing can be asked of it before others have brought parts of blocks."""
+        return bool(self.awaiting_fold) and self.is_idle and not (self.unconfirmed or self.confirming_early)
+
+    @property
+    def takeover_group(self) -> str | None:
+        """The layout of those whose pieces it may take over; None: of whatever layout they are.
+
+        Most sources of other layouts than the reader's have each their own.
+        """
+        return None if self.covered is None or self.share.crosses else self.layout
+
+    @property
+    def layout(self) -> str:
+        """Its layout, as the program names it; empty in a read by pieces."""
+        return self.share.layout or ""
+
+    def remaining_s(self, now: float) -> float:
+        """Return how long what is under way is expected to take yet."""
+        return self.pace.remaining_s(self.in_flight_bytes - self.early_bytes, now - self.last_progress_at)
+
+    def left_s(self, sizes: Sequence[int], now: float) -> float:
+        """Return how long all that it is to bring is expected to take yet."""
+        nbytes = self.queued_bytes(sizes) + self.in_flight_bytes - self.early_bytes
+        return self.pace.remaining_s(nbytes, now - self.last_progress_at)
+
+    def places(self) -> Iterable[Iterable[Range]]:
+        """Yield everything that is with this source."""
+        yield self.queue
+        yield self.awaiting_source
+        yield self.awaiting_fold
+        yield self.unconfirmed
+        for ranges, _ in self.in_flight.values():
+            yield ranges
+
+    # The pieces that it has not been asked for.
 
     @property
     def waiting(self) -> int:
@@ -72,7 +201,7 @@ class Portion:
         self.mark_changed()
         waiting, ranges = self.apart(ranges)
         self.awaiting_fold += waiting
-        self.fresh_gated += waiting
+        self.new_awaiting_fold += waiting
         if self.has is None:
             self.queue.extend(ranges)
             return
@@ -92,15 +221,15 @@ class Portion:
         """Ask for what has waited for folds that are known now."""
         if self.awaiting_fold:
             self.mark_changed()
-            waiting, fresh = self.awaiting_fold, self.fresh_gated
-            self.awaiting_fold, self.fresh_gated = [], []
+            waiting, fresh = self.awaiting_fold, self.new_awaiting_fold
+            self.awaiting_fold, self.new_awaiting_fold = [], []
             self.give(waiting)
-            self.fresh_gated = fresh
+            self.new_awaiting_fold = fresh
 
-    def unwoken(self) -> list[Range]:
+    def take_new_awaiting_fold(self) -> list[Range]:
         """Return the pieces that wait for folds and were not looked at; they are now."""
         self.mark_changed()
-        fresh, self.fresh_gated = self.fresh_gated, []
+        fresh, self.new_awaiting_fold = self.new_awaiting_fold, []
         return fresh
 
     def give_back(self, wanted: Iterable[Range]) -> list[Range]:
@@ -149,162 +278,13 @@ class Portion:
             place.extend(merge_ranges(left))
         return merge_ranges(taken)
 
-    def let_all_go(self) -> list[Range]:
+    def take_all_back(self) -> list[Range]:
         """Take away all that waits."""
         self.mark_changed()
         ranges = [*self.queue, *self.awaiting_source, *self.awaiting_fold]
-        for place in (self.queue, self.awaiting_source, self.awaiting_fold, self.fresh_gated):
+        for place in (self.queue, self.awaiting_source, self.awaiting_fold, self.new_awaiting_fold):
             place.clear()
         return ranges
-
-
-BATCH_PIECES_MAX: Final = 4096
-"""A batch of tiny tensors has at most so many pieces."""
-
-UNPROMISED_WAIT_S: Final = 5.0
-"""A piece that its source has not promised is awaited for so long: it may have to open a source of its own first, or to
-hear that it has inherited the piece, on a busy machine."""
-
-
-class SourcePhase(StrEnum):
-    """How far one source is."""
-
-    OPENING = "opening"
-    HELD = "held"
-    """Its lease is there, and its transport is to be opened later."""
-    OPEN = "open"
-    CLOSING = "closing"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True, eq=False)
-class Source(Portion):
-    """One source of the read. `since` is when it last made progress, or was first asked for something."""
-
-    number: int
-    share: Share
-    phase: SourcePhase
-    last_progress_at: float
-    partials_outstanding: int = 0
-    """So many partials of it are under way, or wait for its word: the next ones come after that."""
-    unpromised_until: float = FOREVER
-    """Until then pieces are parked that it has not promised."""
-    stream: int = 0
-    """Which of the sessions that carry one share."""
-    is_asked: bool = True
-    """Whether it is being opened, or was. It waits for its turn before that."""
-    is_inside: bool = True
-    """Whether it has a transport, or gets one with its lease: so many may at a time."""
-    shown_at: float | None = None
-    """When a half-filled source had shown all that was parked here."""
-    is_lost: bool = False
-    """The log has lost its agent; its connection may stand."""
-    last_new_at: float = 0.0
-    """When a half-filled source was last seen to have something new, or was begun to be waited for."""
-    in_flight: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
-    """What is under way by batch, and its bytes."""
-    flying_bytes: int = 0
-    """All of that."""
-    unconfirmed: list[Range] = field(default_factory=list)
-    unconfirmed_bytes: int = 0
-    early_bytes: int = 0
-    """Of what is under way so much is known to have come."""
-    confirming: bool = False
-    confirming_early: int = 0
-    """So many runs of `unconfirmed` are being asked about early, while more is brought."""
-    checking_bytes: int = 0
-    is_suspect: bool = False
-    """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
-    got_bytes: int = 0
-    """What has come of it and counts."""
-    got_pieces: int = 0
-    wasted_bytes: int = 0
-    """What was asked of it and did not count in the end."""
-    encoded: dict[Encoding, EncodedBytes] = field(default_factory=dict)
-    """What came otherwise than as it is."""
-    retried: int = 0
-    """Of its pieces so many were asked for again, here or elsewhere."""
-    lost: str = ""
-    """Why it was left out before its end."""
-    pace: SourceRate = field(init=False)
-    meter: LinkMeter = field(default_factory=LinkMeter)
-    """Of the link that its bytes come by."""
-    touched: "dict[int, Source]" = field(default_factory=dict, repr=False)
-    """Sources of its read that something has happened to, by number; the roster takes them out."""
-    roles: int = 0
-    """What the roster has it counted as, and what it has counted of it and when it looks at it at the latest."""
-    counted_bytes: int = 0
-    look_at: float = FOREVER
-
-    def __post_init__(self) -> None:
-        """Begin to measure."""
-        self.last_new_at = self.last_progress_at
-        self.pace = SourceRate(self.share.transport, self.share.far)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether pieces may be given to it: it can be read from, or will be."""
-        return self.phase in (SourcePhase.OPEN, SourcePhase.HELD, SourcePhase.OPENING) and not self.is_suspect
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be asked for pieces now."""
-        return self.phase is SourcePhase.OPEN and not self.confirming
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it could be asked for pieces, and there are none for it."""
-        return self.is_ready and not self.queue and not self.in_flight and not self.awaiting_source
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it has brought its part, and nothing of it is open."""
-        return self.is_idle and not (self.unconfirmed or self.confirming_early or self.awaiting_fold or self.is_suspect)
-
-    @property
-    def waits_for_folds(self) -> bool:
-        """Whether nothing can be asked of it before others have brought parts of blocks."""
-        return bool(self.awaiting_fold) and self.is_idle and not (self.unconfirmed or self.confirming_early)
-
-    @property
-    def takeover_group(self) -> str | None:
-        """The layout of those whose pieces it may take over; None: of whatever layout they are.
-
-        Most sources of other layouts than the reader's have each their own.
-        """
-        return None if self.covered is None or self.share.crosses else self.layout
-
-    @property
-    def layout(self) -> str:
-        """Its layout, as the program names it; empty in a read by pieces."""
-        return self.share.layout or ""
-
-    def due(self, stall_s: float) -> float:
-        """Return until when it may go on as it does, without progress or without anything new."""
-        if self.phase is SourcePhase.OPEN:
-            if self.awaiting_source and not self.queue and not self.in_flight:
-                return waiting_deadline(self, stall_s)
-            return self.last_progress_at + silence_limit_s(self, stall_s)
-        is_opening = self.phase is SourcePhase.OPENING and self.is_asked
-        return self.last_progress_at + opening_s(self) if is_opening else FOREVER
-
-    def remaining_s(self, now: float) -> float:
-        """Return how long what is under way is expected to take yet."""
-        return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.last_progress_at)
-
-    def left_s(self, sizes: Sequence[int], now: float) -> float:
-        """Return how long all that it is to bring is expected to take yet."""
-        nbytes = self.queued_bytes(sizes) + self.flying_bytes - self.early_bytes
-        return self.pace.remaining_s(nbytes, now - self.last_progress_at)
-
-    def places(self) -> Iterable[Iterable[Range]]:
-        """Yield everything that is with this source."""
-        yield self.queue
-        yield self.awaiting_source
-        yield self.awaiting_fold
-        yield self.unconfirmed
-        for ranges, _ in self.in_flight.values():
-            yield ranges
 
     # How far it is.
 
@@ -410,13 +390,13 @@ class Source(Portion):
                 self.shown_at = now
 
     def give_up_unpromised(self, now: float) -> list[Range]:
-        """Give up and return the pieces that were parked without a promise for `UNPROMISED_WAIT_S`."""
+        """Give up and return the pieces that were parked without a promise for `unpromised_wait_s`."""
         self.mark_changed()
         hopeless = split_by_marks(self.promised, self.awaiting_source)[1] if self.promised is not None else []
         if not hopeless or self.phase is not SourcePhase.OPEN:
-            self.unpromised_until = FOREVER
-        elif self.unpromised_until == FOREVER:
-            self.unpromised_until = now + UNPROMISED_WAIT_S
+            self.unpromised_until = NEVER
+        elif self.unpromised_until == NEVER:
+            self.unpromised_until = now + self.limits.unpromised_wait_s
         elif now >= self.unpromised_until and self.promised is not None:
             self.awaiting_source = split_by_marks(self.promised, self.awaiting_source)[0]
             return hopeless
@@ -463,12 +443,12 @@ class Source(Portion):
             self.last_progress_at, self.early_bytes = now, 0
             self.meter.begins(now)
         self.in_flight[batch] = (ranges, nbytes)
-        self.flying_bytes += nbytes
+        self.in_flight_bytes += nbytes
         self.partials_outstanding += total_count(ranges) if ranges[0][0] < self.partials else 0
 
     def progressed(self, nbytes: int, now: float) -> None:
         """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
-        came = min(nbytes, self.flying_bytes - self.early_bytes)
+        came = min(nbytes, self.in_flight_bytes - self.early_bytes)
         if came > 0:
             self.early_bytes += came
             self.pace.record(came, now - self.last_progress_at)
@@ -480,7 +460,7 @@ class Source(Portion):
         """Take a batch out of what is under way; returns its pieces and bytes."""
         self.mark_changed()
         ranges, nbytes = self.in_flight.pop(batch)
-        self.flying_bytes -= nbytes
+        self.in_flight_bytes -= nbytes
         late_bytes = max(nbytes - self.early_bytes, 0)
         self.pace.record(late_bytes, now - self.last_progress_at)
         self.meter.came(late_bytes)
@@ -528,14 +508,14 @@ class Source(Portion):
     def give_up(self) -> list[Range]:
         """Return everything that is with it: nothing more comes."""
         self.mark_changed()
-        ranges = [*self.let_all_go(), *self.unconfirmed]
+        ranges = [*self.take_all_back(), *self.unconfirmed]
         asked = total_count(self.unconfirmed)
         for batch, _ in self.in_flight.values():
             ranges.extend(batch)
             asked += total_count(batch)
-        self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
+        self.wasted(asked, self.in_flight_bytes + self.unconfirmed_bytes)
         self.in_flight.clear()
-        self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
+        self.unconfirmed, self.in_flight_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
         self.confirming_early = self.partials_outstanding = 0
         return ranges
 

@@ -9,7 +9,6 @@ Invariants:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorhub_agent.primitives.ranges import merge_ranges, split_by_marks, take_first, total_count
 from tensorhub_agent.rates.link_rates import LinkMeters
@@ -18,14 +17,15 @@ from tensorhub_agent.transfer.balancing import check, distribute, feed_idle_sour
 from tensorhub_agent.transfer.exclusions import Exclusions
 from tensorhub_agent.transfer.flow_control import RefillQueue, wants_early_confirmation
 from tensorhub_agent.transfer.fold_progress import FoldProgress
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.role_index import (
+    AWAITING_FOLD,
     BUSY,
-    GATED,
     GIVING,
     LIVE,
+    NEW_AWAITING_FOLD,
     PROMISING,
     SETTLED,
-    UNWOKEN,
     RoleIndex,
     by_number,
 )
@@ -60,10 +60,6 @@ class TransferActions:
     """Pieces that stand in the destination, verified: others may read them there."""
 
 
-SLOW_CLOSED_MAX: Final = 4
-"""So many sources are closed for being slow in one read."""
-
-
 def every_piece(_: Share) -> bytearray | None:
     """Say of a source of the reader's own layout that it has every piece."""
     return None
@@ -82,8 +78,7 @@ class SourcePool:
         nbytes: Sequence[int],
         proof: Verification,
         *,
-        window_bytes: int,
-        stall_s: float,
+        limits: TransferLimits,
         first_number: int,
         able: Callable[[Share], bytearray | None],
         by_amax: Callable[[Share], bytearray | None] = no_piece,
@@ -94,26 +89,26 @@ class SourcePool:
         `by_amax` returns marks of those that it computes of parts of blocks; `folds` says what these need.
         """
         self.by_number: dict[int, Source] = {}
-        self.folding = FoldProgress(folds, len(nbytes))
-        self.loose = self.folding.apart(proof.missing())[1]
+        self.fold_progress = FoldProgress(folds, len(nbytes))
+        self.loose = self.fold_progress.apart(proof.missing())[1]
         """What is missing, and no source is to bring."""
-        self.roster, self._doors = RoleIndex(stall_s), Admission()
+        self.index, self._admission = RoleIndex(limits), Admission()
         self._live_as: dict[tuple[SourceId, str, bool, int], Source] = {}
         """The last session of each kind with each source."""
-        self._hungry = RefillQueue()
+        self._refill_queue = RefillQueue()
         self.todo = TransferActions()
-        self.trust, self.trial, self.meters = Exclusions(), Trial(), LinkMeters()
-        self.mates = SitePeers(self.loose, self.roster, len(nbytes))
+        self.exclusions, self.trial, self.meters = Exclusions(), Trial(limits), LinkMeters()
+        self.site_peers = SitePeers(self.loose, self.index, len(nbytes))
         self.next_number = first_number
         """The first number that no source and no batch of this read has."""
-        self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
-        self._proof = proof
-        proof.optional = self.folding.partials
+        self._nbytes, self._limits, self._able, self._by_amax = nbytes, limits, able, by_amax
+        self._verification = proof
+        proof.optional = self.fold_progress.partials
         self._slow_closed = 0
         self._slow: Source | None = None
         """The one that was closed last for being slow."""
 
-    # Who there is.
+    # The sources that exist.
 
     def open_one(self, number: int) -> Source | None:
         """Return the source of this number if it is open."""
@@ -123,24 +118,24 @@ class SourcePool:
     @property
     def is_settled(self) -> bool:
         """Whether the leases are there, on all that is missing."""
-        return not self.loose and self.roster.is_settled
+        return not self.loose and self.index.is_settled
 
     def left_out(self) -> tuple[SourceId, ...]:
-        """Return whom a plan is to name no more, or not now."""
-        return (*self.trust.left_out(), *self.trial.avoid)
+        """Return the sources that a plan is not to name now."""
+        return (*self.exclusions.left_out(), *self.trial.avoid)
 
     def committed(self) -> list[Range]:
         """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
-        self.roster.settle()
-        there = by_number(self.roster.of(SETTLED))
+        self.index.settle()
+        there = by_number(self.index.of(SETTLED))
         flying = [run for source in there for ranges, _ in source.in_flight.values() for run in ranges]
         come = [run for source in there for run in source.unconfirmed]
         return [*flying, *come, *(run for source in there for run in source.queue)]
 
     def awaiting_others(self) -> list[Range]:
         """Return what waits for others to get it."""
-        self.roster.settle()
-        return [run for source in by_number(self.roster.of(GIVING)) for run in source.awaiting_source]
+        self.index.settle()
+        return [run for source in by_number(self.index.of(GIVING)) for run in source.awaiting_source]
 
     def exist(self, pieces: Sequence[Range]) -> bool:
         """Tell whether these are pieces of this shard, whatever a source says."""
@@ -148,10 +143,10 @@ class SourcePool:
 
     def check(self, done: bytearray) -> None:
         """Raise AssertionError unless each piece that is not done is in exactly one place."""
-        check(done, self.loose, self.by_number.values(), self.folding.places())
-        self.roster.check()
+        check(done, self.loose, self.by_number.values(), self.fold_progress.places())
+        self.index.check()
         for source in self.by_number.values():
-            assert source.flying_bytes == sum(nbytes for _, nbytes in source.in_flight.values()), source.number
+            assert source.in_flight_bytes == sum(nbytes for _, nbytes in source.in_flight.values()), source.number
 
     def check_fed(self) -> None:
         """Raise AssertionError when a source has nothing under way though it could."""
@@ -159,17 +154,17 @@ class SourcePool:
             starved = source.is_ready and source.queue and not source.in_flight and not source.confirming_early
             assert not starved, f"source {source.number} has pieces to bring, and is asked for none"
 
-    # Who brings what.
+    # Which source brings which piece.
 
     def spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
         before = total_count(self.loose)
-        self.mates.crossers = self.mates.crossers or plan.crossers
-        given, self.loose[:] = self.folding.spread(plan, self.loose, len(self._nbytes))
+        self.site_peers.crossers = self.site_peers.crossers or plan.crossers
+        given, self.loose[:] = self.fold_progress.spread(plan, self.loose, len(self._nbytes))
         for share, ranges in given:
             for stream in range(share.streams):
                 part = take_first(ranges, -(-total_count(ranges) // (share.streams - stream)))
-                can = part and not self.trust.has_failed(share.source)
+                can = part and not self.exclusions.has_failed(share.source)
                 source = self._source_of(share, stream, now) if can else None
                 if source is None:
                     self.loose.extend(part)
@@ -184,32 +179,34 @@ class SourcePool:
         known = self._live_as.get(wanted)
         if known is not None and known.is_live:
             return known
-        self.roster.settle()
-        live = self.roster.of(LIVE)
+        self.index.settle()
+        live = self.index.of(LIVE)
         if len(live) >= SHARES_MAX:
             whole = [source for source in live.values() if source.covered is None]
             return min(whole, key=lambda each: (each.waiting, each.number), default=None)
-        source = Source(self.next_number, share, SourcePhase.OPENING, now, covered=self._able(share), stream=stream)
-        source.partials, source.unknown = self.folding.partials, self.folding.unknown
+        source = Source(
+            self.next_number, share, SourcePhase.OPENING, now, covered=self._able(share), limits=self._limits
+        )
+        source.partials, source.unknown = self.fold_progress.partials, self.fold_progress.unknown
         source.by_amax = self._by_amax(share)
-        source.pace.is_trusted = self.trust.has_forgiven(share.source)
+        source.is_readmitted = self.exclusions.has_forgiven(share.source)
         source.meter = self.meters.of(share)
         self.next_number += 1
         self.by_number[source.number] = self._live_as[wanted] = source
-        self._doors.add(source)
-        self.roster.add(source)
+        self._admission.add(source)
+        self.index.add(source)
         return source
 
     def hold(self, source: Source) -> None:
         """Take note that a lease is there; the source waits to enter."""
-        self._doors.hold(source)
+        self._admission.hold(source)
 
     def open(self, now: float) -> None:
         """Let sources in, and ask others for their leases, whose turn it is."""
-        if not self._doors.are_awaited:
+        if not self._admission.are_awaited:
             return
-        self.todo.enter += self._doors.admit(self.roster, now)
-        for number, share, is_held in self._doors.request_leases(self.roster, now):
+        self.todo.enter += self._admission.admit(self.index, now)
+        for number, share, is_held in self._admission.request_leases(self.index, now):
             (self.todo.hold if is_held else self.todo.open).append((number, share))
 
     def share_out(self, *, is_told: bool) -> bool:
@@ -217,13 +214,13 @@ class SourcePool:
 
         `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
         """
-        self.roster.settle()
-        live = by_number(self.roster.of(LIVE))
+        self.index.settle()
+        live = by_number(self.index.of(LIVE))
         others = self._give_doubted(live) if is_told else live
         if others:
             distribute(self.loose, others)
         if others and self.loose and not is_told:
-            self.loose += self.folding.request_partials(self.loose)
+            self.loose += self.fold_progress.request_partials(self.loose)
             self._follow()
             distribute(self.loose, others)
         return bool(live) and not self.loose
@@ -235,7 +232,7 @@ class SourcePool:
         """
         others = []
         for source in sources:
-            if source.share.source in self.mates.not_bringing and source.has is not None:
+            if source.share.source in self.site_peers.not_bringing and source.has is not None:
                 source.give(source.of_use(self.loose))
             else:
                 others.append(source)
@@ -245,50 +242,50 @@ class SourcePool:
 
     def folded(self, number: int, partials: Sequence[Range]) -> None:
         """Count partials of a source, and the scales that follow; ask for what has waited for them."""
-        scales, is_known = self.folding.folded(partials)
+        scales, is_known = self.fold_progress.folded(partials)
         self._fold(number, partials, scales)
         if is_known:
-            self.roster.settle()
-            for source in by_number(self.roster.of(GATED)):
+            self.index.settle()
+            for source in by_number(self.index.of(AWAITING_FOLD)):
                 source.freed()
 
     def _follow(self) -> None:
         """Leave scales that nobody brings to their folds; some of these may be known."""
-        self.loose[:], known = self.folding.follow(self.loose)
+        self.loose[:], known = self.fold_progress.follow(self.loose)
         if known:
             self._fold(0, (), known)
 
     def _fold(self, number: int, partials: Sequence[Range], scales: Sequence[Range]) -> None:
         self.todo.fold.append((number, tuple(partials), tuple(scales)))
-        self._proof.confirmed([*partials, *scales])
+        self._verification.confirmed([*partials, *scales])
         self.todo.proven.extend(scales)
 
     def wake(self) -> None:
         """Want the partials without which sources can't be asked for what was given to them."""
-        if not self.folding.partials:
+        if not self.fold_progress.partials:
             return
-        self.roster.settle()
-        for source in by_number(self.roster.of(UNWOKEN)):
-            self.loose += self.folding.request_partials(source.unwoken())
+        self.index.settle()
+        for source in by_number(self.index.of(NEW_AWAITING_FOLD)):
+            self.loose += self.fold_progress.request_partials(source.take_new_awaiting_fold())
 
     def give_up_folds(self) -> None:
         """Let partials sleep that nobody has, so that the next plan may do without them."""
-        partials, others = self.folding.apart(self.loose)
+        partials, others = self.fold_progress.apart(self.loose)
         if partials:
-            scales, values = self.folding.defer_partials(partials)
-            self.roster.settle()
-            back = [run for source in by_number(self.roster.of(GATED)) for run in source.give_back(values)]
+            scales, values = self.fold_progress.defer_partials(partials)
+            self.index.settle()
+            back = [run for source in by_number(self.index.of(AWAITING_FOLD)) for run in source.give_back(values)]
             self.loose[:] = merge_ranges([*others, *scales, *back])
 
     def cede(self, began: float, now: float) -> None:
         """Hand over to mates what would take a slow far source too long."""
-        self.roster.settle()
-        self.todo.ceded += hand_off(by_number(self.roster.of(LIVE)), self._nbytes, began, now)
+        self.index.settle()
+        self.todo.ceded += hand_off(by_number(self.index.of(LIVE)), self._nbytes, began, now)
 
     def to_be_planned(self) -> tuple[Range, ...]:
         """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
         self.loose[:] = merge_ranges(self.loose)
-        return self.mates.inherited(self.loose) or self.folding.choice(self.loose)
+        return self.site_peers.inherited(self.loose) or self.fold_progress.choice(self.loose)
 
     def lose_agent(self, agent: str, incarnation: int) -> None:
         """Take note that the log has lost an agent: who is silent there is not waited for much longer."""
@@ -301,49 +298,49 @@ class SourcePool:
 
         `is_asking`: a question for a plan is out; `is_relayed`: others wait for what comes here.
         """
-        roster = self.roster
-        if is_relayed != self._hungry.is_relayed:
-            self._hungry.is_relayed = is_relayed
-            roster.refresh()
-        roster.settle()
-        for in_vain in self.trial.look(roster.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking):
+        index = self.index
+        if is_relayed != self._refill_queue.is_relayed:
+            self._refill_queue.is_relayed = is_relayed
+            index.refresh()
+        index.settle()
+        for in_vain in self.trial.look(index.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking):
             self.close(in_vain, NO_FASTER)
-        if not (roster.fresh or roster.touched or self.loose or roster.offered[1]):
+        if not (index.fresh or index.touched or self.loose or index.offered[1]):
             return
-        feed_idle_sources(roster, self.loose)
-        if self._doors.are_awaited:
-            for source in self._doors.leaving(roster):
+        feed_idle_sources(index, self.loose)
+        if self._admission.are_awaited:
+            for source in self._admission.leaving(index):
                 self.close(source)
-        roster.settle()
-        part_bytes = self._window_bytes // max(roster.count(BUSY), 1)
-        room_bytes = self._window_bytes - roster.flying_bytes
-        for source in self._hungry.affected(roster, part_bytes):
+        index.settle()
+        part_bytes = self._limits.window_bytes // max(index.count(BUSY), 1)
+        room_bytes = self._limits.window_bytes - index.in_flight_bytes
+        for source in self._refill_queue.affected(index, part_bytes):
             room_bytes -= self._ask(source, part_bytes, room_bytes, now)
         if room_bytes > 0:
-            for source in self._hungry.waiting():
+            for source in self._refill_queue.waiting():
                 room_bytes -= self._ask(source, part_bytes, room_bytes, now)
                 if room_bytes <= 0:
                     break
-        roster.settle()
-        roster.fresh.clear()
+        index.settle()
+        index.fresh.clear()
 
     def _ask(self, source: Source, part_bytes: int, room_bytes: int, now: float) -> int:
         """Ask a source for as much as it may have under way, and for its word on what has come; return the bytes."""
         if not source.is_ready:
             return 0
-        is_relayed, asked_bytes = self._hungry.is_relayed, 0
+        is_relayed, asked_bytes = self._refill_queue.is_relayed, 0
         if source.queue:
             for ranges, nbytes in fill_window(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
                 source.asked(self.next_number, ranges, nbytes, now)
                 self.todo.post.append((source.number, self.next_number, ranges))
                 self.next_number += 1
                 asked_bytes += nbytes
-            self._hungry.stopped(source, part_bytes)
+            self._refill_queue.stopped(source, part_bytes)
         if source.unconfirmed and not source.confirming_early:
-            self._ask_for_word(source, now, is_relayed=is_relayed)
+            self._ask_to_confirm(source, now, is_relayed=is_relayed)
         return asked_bytes
 
-    def _ask_for_word(self, source: Source, now: float, *, is_relayed: bool) -> None:
+    def _ask_to_confirm(self, source: Source, now: float, *, is_relayed: bool) -> None:
         """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
         if not source.queue and not source.in_flight:
             source.asks_to_confirm(now)
@@ -355,26 +352,26 @@ class SourcePool:
 
     def count(self, source: Source, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
         """Count what has the right digests; what has not is loose again."""
-        wrong = self._proof.count(ranges, digests)
+        wrong = self._verification.count(ranges, digests)
         wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
         source.got(total_count(ranges) - total_count(wrong), nbytes - wrong_bytes)
-        self.todo.proven.extend(split_by_marks(self._proof.done, ranges)[0] if wrong else ranges)
+        self.todo.proven.extend(split_by_marks(self._verification.done, ranges)[0] if wrong else ranges)
         if wrong:
             source.wasted(total_count(wrong), wrong_bytes)
             self.loose.extend(wrong)
             self.doubt(source)
 
-    # Who is left.
+    # Which sources are left out.
 
     def began(self, now: float) -> None:
         """Expect of all sources from now on that they bring something."""
-        self.roster.begins()
-        for source in self.roster.of(LIVE).values():
+        self.index.begins()
+        for source in self.index.of(LIVE).values():
             source.begins(now)
 
     def paused(self, late_s: float, now: float) -> None:
         """Take a pause of this process out of what its sources are silent for."""
-        for source in self.roster.of(LIVE).values():
+        for source in self.index.of(LIVE).values():
             source.paused(late_s, now)
         self.meters.paused(late_s, now)
 
@@ -382,42 +379,42 @@ class SourcePool:
         """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
         if source.phase is SourcePhase.OPEN and not source.is_suspect:
             source.mark_suspect()
-            self.trust.fail(source.share.source)
+            self.exclusions.fail(source.share.source)
             self.todo.confirm.append(source.number)
 
     def leave(self, source: Source, reason: str) -> None:
         """Close a source that may be good for something later: also one that was late to open, but once."""
-        if source.phase is SourcePhase.OPENING and self.trust.has_forgiven(source.share.source):
-            self.trust.fail(source.share.source)
+        if source.phase is SourcePhase.OPENING and self.exclusions.has_forgiven(source.share.source):
+            self.exclusions.fail(source.share.source)
         elif not source.is_suspect:
-            self.trust.exclude_for_now(source.share.source)
+            self.exclusions.exclude_for_now(source.share.source)
         self.close(source, reason)
 
     def leave_slow(self, now: float) -> None:
         """Close a source whose pieces an idle one brings much sooner; one at a time."""
-        if self._slow_closed >= SLOW_CLOSED_MAX or self.loose:
+        if self._slow_closed >= self._limits.slow_closed_max or self.loose:
             return
         if self._slow is not None and self._slow.phase is SourcePhase.CLOSING:
             return
-        slow = slowest_replaceable(self.roster, now)
+        slow = slowest_replaceable(self.index, now)
         if slow is not None:
             self._slow_closed += 1
             self._slow = slow
             self.leave(slow, "it was slow, and another source had nothing left to bring")
 
     def overdue(self, now: float) -> list[Source]:
-        """Return whose patience has ended."""
-        return self.roster.overdue(now)
+        """Return the sources whose deadline has passed."""
+        return self.index.overdue(now)
 
     def waiting_unpromised(self) -> list[Source]:
-        """Return who may have pieces parked that it has not promised."""
-        self.roster.settle()
-        return by_number(self.roster.of(PROMISING))
+        """Return the sources that may have pieces waiting that they have not promised."""
+        self.index.settle()
+        return by_number(self.index.of(PROMISING))
 
     def close(self, source: Source, reason: str = "") -> None:
         """Want a source closed; what waits at it others may bring at once. `reason`: why before its end."""
         source.closes(reason)
-        self.loose.extend(source.let_all_go())
+        self.loose.extend(source.take_all_back())
         if source.is_asked:
             self.todo.close.append(source.number)
 

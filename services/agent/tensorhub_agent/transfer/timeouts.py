@@ -1,65 +1,61 @@
-"""How long a source of a read may go on as it does, without progress or without anything new. Pure.
+"""When a source of a read is left: each bound of silence, by what is expected of the source. Pure.
 
 docs/design/protocol/transfer-faults.md, says why each bound is safe.
 """
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from tensorhub_agent.transfer.source import Source
-
-OPEN_S_MAX: Final = 2.0
-"""A source that has not granted a lease and opened a transport within this is left out."""
-
-CROSSER_OPEN_S_MAX: Final = 10.0
-"""Nor one of the reader's group within this, which has to open a source in another site first; nor that one: where it
-is left its part crosses to another reader."""
-
-WAITING_SILENT_S: Final = 3.0
-"""A half-filled source of which pieces are awaited says at least with each renewal that it lives: three of them."""
-
-CROSSER_SILENT_S: Final = 30.0
-"""One of the reader's group may be silent for longer, as long as the log has not lost its agent: to leave it means to
-bring its part over once more. The connection of one that is killed ends at once, and one that is stopped is lost."""
-
-CROSSER_STARVED_S: Final = 60.0
-"""Such a one may have nothing new for so long: what it promises it has under way, and gives up by itself."""
-
-FAR_BPS_MIN: Final = 500_000
-"""A source in another site is given so long as this takes for what is under way: the transport brings all of that side
-by side, so that the first of it may come with the last."""
-
-FAR_SILENT_S: Final = 30.0
-"""But not longer. One that is stopped is lost to the log long before, and then the bounds of any source count."""
-
-STARVED_TIMES: Final = 2
-"""A half-filled source may have nothing new for so many times `stall_s`: it may have to leave its own source first."""
-
-FOREVER: Final = float("inf")
+from tensorhub_agent.primitives.deadlines import NEVER
+from tensorhub_agent.transfer.source import Source, SourcePhase
 
 
-def opening_s(source: "Source") -> float:
+def deadline_of(source: Source) -> float:
+    """Return when a source is left, unless it makes progress or has something new before."""
+    if source.phase is SourcePhase.OPEN:
+        if source.awaiting_source and not source.queue and not source.in_flight:
+            return _waiting_deadline(source)
+        return source.last_progress_at + _silence_limit_s(source)
+    is_opening = source.phase is SourcePhase.OPENING and source.is_asked
+    return source.last_progress_at + _opening_limit_s(source) if is_opening else NEVER
+
+
+def _opening_limit_s(source: Source) -> float:
     """Return how long a source may take that is being opened, or asked for a lease."""
     is_worth_it = (source.share.crosses or source.share.far) and not source.is_lost
-    return CROSSER_OPEN_S_MAX if is_worth_it else OPEN_S_MAX
+    return source.limits.crosser_open_s_max if is_worth_it else source.limits.open_s_max
 
 
-def waiting_deadline(source: "Source", stall_s: float) -> float:
-    """Return until when an open source may go on of which nothing but what it does not have yet is awaited."""
+def _waiting_deadline(source: Source) -> float:
+    """Return when an open source is left of which only pieces are awaited that it does not have yet."""
+    limits = source.limits
     if not source.share.crosses:
-        return min(source.last_progress_at + WAITING_SILENT_S, source.last_new_at + STARVED_TIMES * stall_s)
-    silent_s = WAITING_SILENT_S if source.is_lost else CROSSER_SILENT_S
-    return min(source.last_progress_at + silent_s, source.last_new_at + CROSSER_STARVED_S)
+        starved_s = limits.starved_times * limits.stall_s
+        return min(source.last_progress_at + limits.waiting_silent_s, source.last_new_at + starved_s)
+    silent_s = limits.waiting_silent_s if source.is_lost else limits.crosser_silent_s
+    return min(source.last_progress_at + silent_s, source.last_new_at + limits.crosser_starved_s)
 
 
-def silence_limit_s(source: "Source", stall_s: float) -> float:
+def _silence_limit_s(source: Source) -> float:
     """Return how long an open source may be silent."""
+    limits = source.limits
     is_awaited = bool(source.in_flight) or source.confirming or bool(source.confirming_early)
     if is_awaited and not source.is_lost:
         if source.share.crosses:
-            return CROSSER_SILENT_S
+            return limits.crosser_silent_s
         if source.share.far:
-            return min(FAR_SILENT_S, stall_s + (source.flying_bytes + source.unconfirmed_bytes) / FAR_BPS_MIN)
+            in_flight_s = (source.in_flight_bytes + source.unconfirmed_bytes) / limits.far_bps_min
+            return min(limits.far_silent_s, limits.stall_s + in_flight_s)
     if source.confirming or (source.confirming_early and not source.in_flight):
-        return stall_s
-    return source.pace.patience_s(source.flying_bytes, stall_s) if source.in_flight else FOREVER
+        return limits.stall_s
+    return _batch_limit_s(source) if source.in_flight else NEVER
+
+
+def _batch_limit_s(source: Source) -> float:
+    """Return how long a source may be silent while batches of it are in flight.
+
+    A local source does nothing for a read: when its bytes are late, the reader is busy. Between sites TCP is silent for
+    seconds after a loss, and what is asked for again crosses again. A source that was left for silence before, and was
+    needed again, has the long bound as well.
+    """
+    limits, rate = source.limits, source.pace.rate
+    if rate is None or source.is_readmitted or source.share.far or source.share.transport == "local":
+        return limits.stall_s
+    return min(limits.stall_s, max(limits.stall_min_s, limits.stall_times * source.in_flight_bytes / rate))

@@ -1,34 +1,30 @@
 """One read of one shard: which piece comes from which source, and when a piece counts. Pure.
 
-Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it
-or is closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one
-that the log's root vouches for; without digests, when its source says after the last byte that the lease still held.
-What it does about sources that are killed, stopped, slow or cut off: docs/design/protocol/transfer-faults.md.
+docs/design/protocol/transfer-faults.md has what a read does about sources that are killed, stopped, slow or cut off.
+
+Invariants:
+- A piece is with one source at a time. It is asked for elsewhere only after that source has answered for it or is
+  closed. So a destination byte has one writer.
+- With digests, a piece counts when its digest, taken of the destination, is the one that the log's root vouches for.
+- Without digests, a piece counts when its source confirms, after the last byte, that the lease still held.
 """
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final
 
+from tensorhub_agent.primitives.deadlines import NEVER
 from tensorhub_agent.primitives.ids import BaseVersion
 from tensorhub_agent.primitives.ranges import total_count
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, PlanRequests
-from tensorhub_agent.transfer.site_handoff import CEDE_PAUSE_S
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.source_pool import SourcePool, TransferActions, every_piece, no_piece
-from tensorhub_agent.transfer.timeouts import FOREVER
 from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.programs.amax_reductions import AmaxReductions
 from tensorhub_common.protocol.plans import PlanAnswer, Refusal, Share, SourceId
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import EncodedBytes
-
-LOOK_S: Final = 0.25
-"""While anything is awaited the read wants to be called so often, to see slow sources and its own pauses."""
-
-LATE_S: Final = 0.1
-"""What a call comes later than wanted, by more than this, is a pause of the reader, and no source's fault."""
 
 
 class TransferPhase(StrEnum):
@@ -51,9 +47,7 @@ class Transfer:
         root: str | None,
         nbytes: Sequence[int],
         verify: bool,
-        window_bytes: int,
-        stall_s: float,
-        sources_lost_s: float,
+        limits: TransferLimits,
         first_number: int,
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
@@ -68,23 +62,22 @@ class Transfer:
         `by_amax` of those that it computes of parts of blocks; `folds` says what these need.
         """
         self.version, self.root = version, root
-        self.proof = Verification(len(nbytes), root, kept, verify=verify)
+        self.verification = Verification(len(nbytes), root, kept, verify=verify)
         self.phase = TransferPhase.LEASING
         self.error: tuple[str, str] | None = None
-        self.readings = SourcePool(
+        self.pool = SourcePool(
             nbytes,
-            self.proof,
-            window_bytes=window_bytes,
-            stall_s=stall_s,
+            self.verification,
+            limits=limits,
             first_number=first_number,
             able=able,
             by_amax=by_amax,
             folds=folds,
         )
-        self.asking = PlanRequests(now)
+        self.plan_requests = PlanRequests(now)
         self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
-        self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
+        self._nbytes, self._limits = nbytes, limits
         self._ending = self._damaged = self._begun = False
         self._wrong: SourceId | None = None
         """Whose bytes were wrong though its lease held."""
@@ -96,21 +89,21 @@ class Transfer:
         """Mates wait for what this reader brings over."""
         self._cedes_from = now
         self._seen = now
-        if not self.readings.loose:
-            self.asking.at = None
+        if not self.pool.loose:
+            self.plan_requests.at = None
             self.phase = TransferPhase.LEASED
 
     # What happens.
 
     def planned(self, answer: PlanAnswer, now: float) -> None:
         """Take the planner's answer."""
-        if not self.asking.waiting or self._ending:
+        if not self.plan_requests.waiting or self._ending:
             return
-        self.asking.answered(answer)
+        self.plan_requests.answered(answer)
         if isinstance(answer, Refusal):
             self._no_plan(answer, now)
-        elif self.readings.spread(answer, now):
-            self.asking.planned()
+        elif self.pool.spread(answer, now):
+            self.plan_requests.planned()
             if self.phase is TransferPhase.LEASING:
                 self.planned_at = now
         else:
@@ -122,7 +115,7 @@ class Transfer:
         """Take a granted lease whose transport waits for its turn."""
         source = self._granted(number, digests, now)
         if source is not None and not source.is_inside:
-            self.readings.hold(source)
+            self.pool.hold(source)
             self._advance(now)
 
     def opened(
@@ -151,9 +144,9 @@ class Transfer:
         source = self.sources.get(number)
         if source is None or source.phase is not SourcePhase.OPENING:
             return None
-        if self.proof.verify and not self.proof.vouched(digests):
+        if self.verification.verify and not self.verification.vouched(digests):
             self._damaged = True
-            self.readings.trust.exclude_for_good(source.share.source)
+            self.pool.exclusions.exclude_for_good(source.share.source)
             self.lost(number, "its digests are not those of the log", now)
             return None
         return source
@@ -175,31 +168,31 @@ class Transfer:
         """Take note of what a half-filled source waits for itself: it has to come from elsewhere."""
         source = self._telling(number, pieces)
         if source is not None:
-            self.readings.mates.doubted(source, source.retracts(pieces))
+            self.pool.site_peers.doubted(source, source.retracts(pieces))
             self._advance(now)
 
     def inherited(self, number: int, pieces: Sequence[Range], now: float) -> None:
         """Take note of what a mate has ceded to this reader: it is brought over here, and promised."""
         source = self._telling(number, pieces)
         if source is not None:
-            self._cedes_from = now + CEDE_PAUSE_S
-            self.readings.mates.accept_handoff(source, pieces)
+            self._cedes_from = now + self._limits.handoff_pause_s
+            self.pool.site_peers.accept_handoff(source, pieces)
             self._advance(now)
 
-    def ceded(self, number: int, pieces: Sequence[Range], heir: SourceId, now: float) -> None:
+    def ceded(self, number: int, pieces: Sequence[Range], new_owner: SourceId, now: float) -> None:
         """Take note of what a mate has ceded to another one: it is awaited there from now on."""
         source = self._telling(number, pieces)
         if source is not None:
-            self.readings.mates.await_new_owner(source, pieces, heir)
+            self.pool.site_peers.await_new_owner(source, pieces, new_owner)
             self._advance(now)
 
     def _telling(self, number: int, pieces: Sequence[Range]) -> Source | None:
         """Return the source that tells of these pieces, if it is one, and they are any of this shard."""
-        return self.readings.open_one(number) if self.readings.exist(pieces) else None
+        return self.pool.open_one(number) if self.pool.exist(pieces) else None
 
     def progressed(self, number: int, nbytes: int, now: float) -> None:
         """Take note of bytes that have come within a batch."""
-        source = self.readings.open_one(number)
+        source = self.pool.open_one(number)
         if source is not None:
             source.progressed(nbytes, now)
 
@@ -211,13 +204,13 @@ class Transfer:
         if source is None or batch not in source.in_flight:
             return
         ranges, nbytes = source.answered(batch, now)
-        self.asking.progressed()
+        self.plan_requests.progressed()
         source.decoded(encoded, now)
         self.last_at = now
         if not self._begun:
             self._begun, self.first_at = True, now
-        if self.proof.verify:
-            self.readings.count(source, ranges, nbytes, digests)
+        if self.verification.verify:
+            self.pool.count(source, ranges, nbytes, digests)
         else:
             source.unconfirmed.extend(ranges)
             source.unconfirmed_bytes += nbytes
@@ -225,7 +218,7 @@ class Transfer:
 
     def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
         """Take the source's word on whether the lease held up to its last byte."""
-        source = self.readings.open_one(number)
+        source = self.pool.open_one(number)
         if source is None or not (source.confirming or source.confirming_early):
             return
         source.has_answered(now)
@@ -233,18 +226,18 @@ class Transfer:
             if holds:
                 self._damaged = True
                 self._wrong = source.share.source
-                self.readings.todo.accuse.append(number)
-                self.readings.trust.exclude_for_good(source.share.source)
+                self.pool.todo.accuse.append(number)
+                self.pool.exclusions.exclude_for_good(source.share.source)
             self.lost(number, "its bytes did not match the digests of the log", now)
             return
         if not holds:
             self.lost(number, "its lease did not hold to the end", now)
             return
-        partials, others = self.readings.folding.apart(source.confirmed())
-        self.proof.confirmed(others)
-        self.readings.todo.proven.extend(others)
+        partials, others = self.pool.fold_progress.apart(source.confirmed())
+        self.verification.confirmed(others)
+        self.pool.todo.proven.extend(others)
         if partials:
-            self.readings.folded(number, partials)
+            self.pool.folded(number, partials)
         self._advance(now)
 
     def lost(self, number: int, reason: str, now: float) -> None:
@@ -252,8 +245,8 @@ class Transfer:
         source = self.sources.get(number)
         if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
             return
-        self.readings.trust.fail(source.share.source)
-        self.readings.close(source, reason)
+        self.pool.exclusions.fail(source.share.source)
+        self.pool.close(source, reason)
         self._advance(now)
 
     def closed(self, number: int, now: float) -> None:
@@ -261,7 +254,7 @@ class Transfer:
         source = self.sources.get(number)
         if source is None or source.phase is SourcePhase.CLOSED:
             return
-        self.readings.closed(source, now)
+        self.pool.closed(source, now)
         self._advance(now)
 
     def start(self, now: float) -> None:
@@ -269,18 +262,18 @@ class Transfer:
         if self.phase is TransferPhase.LEASED:
             self.phase = TransferPhase.RUNNING
             self.started = self.first_at = self.last_at = now
-            self.readings.began(now)
+            self.pool.began(now)
             self._advance(now)
 
     @property
     def has_nothing(self) -> bool:
         """Whether a plan is awaited for all of it: nothing has come, and nothing can come of what was asked for."""
-        return self.asking.waiting and not self._ending and total_count(self.readings.loose) == len(self._nbytes)
+        return self.plan_requests.waiting and not self._ending and total_count(self.pool.loose) == len(self._nbytes)
 
     @property
     def is_dry(self) -> bool:
         """Whether the log counts a holder, and no lease can be had just now."""
-        return self.phase is TransferPhase.LEASING and self.asking.log_counts_holder
+        return self.phase is TransferPhase.LEASING and self.plan_requests.log_counts_holder
 
     def goes_on(self, before: "Transfer") -> None:
         """Take the place of a read that has nothing: as far as that has come, this one has."""
@@ -290,52 +283,52 @@ class Transfer:
     def stop(self) -> None:
         """End the read. `quiet` says when nothing can be written any more."""
         self._ending = True
-        self.readings.close_all()
+        self.pool.close_all()
 
     def tick(self, now: float) -> None:
         """Let time pass: leave out what stalls or is slow, ask the planner again."""
         if self._ending:
             return
         self._look(now)
-        for source in self.readings.overdue(now):
-            self.readings.leave(source, "it made no progress")
-        for source in self.readings.waiting_unpromised():
-            self.readings.mates.doubted(source, source.give_up_unpromised(now))
-        if self.asking.is_silent(now):
+        for source in self.pool.overdue(now):
+            self.pool.leave(source, "it made no progress")
+        for source in self.pool.waiting_unpromised():
+            self.pool.site_peers.doubted(source, source.give_up_unpromised(now))
+        if self.plan_requests.is_silent(now):
             self.planned(
                 Refusal(error=NO_ANSWER, reason=f"the planner does not answer (nothing came within {PLAN_S_MAX:g} s)"),
                 now,
             )
         self._advance(now)
         if self.phase is TransferPhase.RUNNING and self.has_promised_readers and now >= self._cedes_from:
-            self.readings.cede(self.started, now)
+            self.pool.cede(self.started, now)
         if self.phase is TransferPhase.RUNNING:
-            self.readings.leave_slow(now)
+            self.pool.leave_slow(now)
 
     # What follows.
 
     @property
     def sources(self) -> dict[int, Source]:
         """Every source that this read has had, by its number."""
-        return self.readings.by_number
+        return self.pool.by_number
 
     @property
     def quiet(self) -> bool:
         """Whether no byte can be written into the destination any more."""
-        return self.readings.roster.quiet
+        return self.pool.index.quiet
 
     def take_actions(self) -> TransferActions:
         """Take what is to be done; the next call returns only what is new."""
-        todo, self.readings.todo = self.readings.todo, TransferActions()
+        todo, self.pool.todo = self.pool.todo, TransferActions()
         return todo
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
         if self._ending:
             return None
-        due = self.readings.roster.next_due()
-        times = [due, self._seen + LOOK_S] if due < FOREVER else []
-        plan_at = self.asking.deadline()
+        due = self.pool.index.next_due()
+        times = [due, self._seen + self._limits.look_s] if due < NEVER else []
+        plan_at = self.plan_requests.deadline()
         if plan_at is not None:
             times.append(plan_at)
         return min(times, default=None)
@@ -347,9 +340,9 @@ class Transfer:
     def check(self) -> None:
         """Raise AssertionError unless each missing piece is in exactly one place, and no source is starved."""
         if self.phase is not TransferPhase.FAILED:
-            self.readings.check(self.proof.done)
+            self.pool.check(self.verification.done)
         if self.phase is TransferPhase.RUNNING and not self._ending:
-            self.readings.check_fed()
+            self.pool.check_fed()
 
     # Planning.
 
@@ -360,11 +353,11 @@ class Transfer:
             return
         is_told = refusal.error != NO_ANSWER
         if is_told:
-            self.readings.give_up_folds()
-        if self.phase is TransferPhase.RUNNING and self.readings.share_out(is_told=is_told):
+            self.pool.give_up_folds()
+        if self.phase is TransferPhase.RUNNING and self.pool.share_out(is_told=is_told):
             return
-        lost_s = 0.0 if self.phase is TransferPhase.LEASING else self._sources_lost_s
-        if not self.asking.refused(refusal, self.readings.trust, lost_s, now):
+        lost_s = 0.0 if self.phase is TransferPhase.LEASING else self._limits.sources_lost_s
+        if not self.plan_requests.refused(refusal, self.pool.exclusions, lost_s, now):
             self._fail_without(refusal.reason)
 
     @property
@@ -393,22 +386,25 @@ class Transfer:
         self.stop()
 
     def _ask_plan(self, now: float) -> None:
-        if self.asking.count >= PLANS_MAX and not self.asking.log_counts_holder:
+        if self.plan_requests.count >= PLANS_MAX and not self.plan_requests.log_counts_holder:
             self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
             return
-        self.asking.asked(now)
-        self.readings.todo.plan = self.readings.to_be_planned(), self.readings.left_out()
+        self.plan_requests.asked(now)
+        self.pool.todo.plan = self.pool.to_be_planned(), self.pool.left_out()
 
     # Sources.
 
     def _look(self, now: float) -> None:
         """Take a pause of this process out of what its sources are silent for."""
         # Most calls come in time, which is sooner known than how much time there was.
-        plan_at, before = self.asking.deadline(), min(self.readings.roster.due_after(), self._seen + LOOK_S)
-        if now - (before if plan_at is None else min(before, plan_at)) > LATE_S:
+        plan_at, before = (
+            self.plan_requests.deadline(),
+            min(self.pool.index.due_after(), self._seen + self._limits.look_s),
+        )
+        if now - (before if plan_at is None else min(before, plan_at)) > self._limits.late_s:
             due = self.deadline()
-            if due is not None and now - due > LATE_S:
-                self.readings.paused(now - due, now)
+            if due is not None and now - due > self._limits.late_s:
+                self.pool.paused(now - due, now)
         self._seen = max(self._seen, now)
 
     # Getting on.
@@ -416,17 +412,17 @@ class Transfer:
     def _advance(self, now: float) -> None:
         if self._ending or self.phase in (TransferPhase.DONE, TransferPhase.FAILED):
             return
-        self.readings.wake()
-        self.readings.open(now)
+        self.pool.wake()
+        self.pool.open(now)
         if self.phase is TransferPhase.RUNNING:
-            self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.has_downstream_readers)
-            if self.proof.whole:
+            self.pool.pump(now, is_asking=self.plan_requests.waiting, is_relayed=self.has_downstream_readers)
+            if self.verification.whole:
                 self.phase, self.ended = TransferPhase.DONE, now
                 self.stop()
                 return
-        if not self.readings.loose:
-            self.asking.rest()
-        elif self.asking.want(now):
+        if not self.pool.loose:
+            self.plan_requests.rest()
+        elif self.plan_requests.want(now):
             self._ask_plan(now)
-        if self.phase is TransferPhase.LEASING and not self.asking.waiting and self.readings.is_settled:
+        if self.phase is TransferPhase.LEASING and not self.plan_requests.waiting and self.pool.is_settled:
             self.phase, self.leased_at = TransferPhase.LEASED, now

@@ -1,4 +1,4 @@
-"""How bytes and lease messages move between two agents: what all transports share, and which there are.
+"""How bytes and lease messages move between two agents: what all transports share, and the registry of them.
 
-`sources` and `app` import it; no transport imports another.
+`sources`, `control` and `app` import it; no transport imports another.
 """

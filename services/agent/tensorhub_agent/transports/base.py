@@ -1,6 +1,6 @@
-"""What every transport does, whichever way its bytes travel.
+"""What every transport does.
 
-A transport has two sides in one object. The serving side listens, and lets readers in that show a ticket. The reading
+A transport has two sides in one object. The serving side listens, and accepts readers that show a ticket. The reading
 side opens a session with a lease's ticket, and each session brings pieces from one source's segment into memory of this
 agent.
 
@@ -9,17 +9,20 @@ either side's end is seen by the other at once. Nothing here decides: whether a 
 and where to read instead is for the pure cores.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
 from tensorhub_agent.storage.segments import Segment
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import StridedCopies
+from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.ranges import Range
 
@@ -32,19 +35,59 @@ class TransportSilent(TransportLost):
     """The source has not let the reader in within the bound of the transport: it may be busy, and be asked again."""
 
 
+class TransportUnavailable(TensorHubError):
+    """The host lacks what the transport needs. The agent goes on without it."""
+
+
+class BeyondGrant(BadCommand):
+    """A reader asked for what its ticket does not open."""
+
+
+@contextlib.asynccontextmanager
+async def opening(endpoint: str, bound_s: float) -> AsyncIterator[None]:
+    """Bound the opening of a session, and raise every failure of it as `TransportLost` that names the source."""
+    try:
+        async with asyncio.timeout(bound_s):
+            yield
+    except TimeoutError:
+        raise TransportSilent(f"the source at {endpoint} did not let us in within {bound_s:g} s") from None
+    except (TensorHubError, *MALFORMED) as why:
+        raise TransportLost(f"the source at {endpoint} can't be read from: {why}") from why
+
+
+IsMissing = Callable[[int, int], bool]
+"""Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that is not stored yet."""
+
+
+class ReadableRange(NamedTuple):
+    """The memory that a lease opens."""
+
+    view: memoryview
+    is_missing: IsMissing | None = None
+    """None: all of it is there."""
+
+    def check(self, origins: Sequence[int], sizes: Sequence[int]) -> None:
+        """Raise `BeyondGrant` unless each of these ranges may be read."""
+        end, is_missing = len(self.view), self.is_missing
+        for origin, nbytes in zip(origins, sizes, strict=True):
+            if origin < 0 or nbytes <= 0 or nbytes > end - origin:
+                raise BeyondGrant(f"{nbytes} bytes from {origin} on reach beyond the segment of {end}")
+            if is_missing is not None and is_missing(origin, nbytes):
+                raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they are stored here")
+
+
 class LeaseOpened(msgspec.Struct, frozen=True):
     """A ticket was good: the lease is open, and this is the memory that may be read."""
 
     lease: str
     segment: Segment
     pieces: tuple[Range, ...] | None = None
-    """Of a half-filled shard, what stands there: its reader is told, and asks for nothing else. None: everything."""
-    lacks: Callable[[int, int], bool] | None = None
-    """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
+    """Of a half-filled shard, the pieces that it has: its reader is told, and asks for no others. None: all."""
+    lacks: IsMissing | None = None
     patches: Sequence[tuple[bytes, ...] | None] = ()
     """Of each piece what its reader may have instead, one patch after another; None, or no entry: nothing."""
     fd: int | None = None
-    """A descriptor with a lock, for a reader that maps the segment; whoever takes this closes it."""
+    """A descriptor with a lock, for a reader that maps the segment; the transport closes it."""
     promised: tuple[Range, ...] = ()
     """Of a half-filled shard, what its reader may wait for, where that is not everything."""
 
@@ -56,10 +99,10 @@ class TicketRejected(msgspec.Struct, frozen=True):
 
 
 class LeaseAuthority(Protocol):
-    """Whom the serving side asks and tells about leases. Every method answers at once and never raises."""
+    """Decides about the leases of the serving side. Every method answers at once and never raises."""
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | TicketRejected:
-        """Take the ticket of a reader's agent. It is good once, and for that agent; deciding that is the book's."""
+        """Take the ticket of a reader's agent. It is good once, and for that agent; the authority decides that."""
 
     def renew(self, lease: str) -> bool:
         """The reader of an open lease is alive; tells whether it waits for pieces, and is to be told that we live."""
@@ -72,7 +115,7 @@ class LeaseAuthority(Protocol):
 
 
 def silent(_: int) -> None:
-    """Want no news of progress."""
+    """Ignore progress."""
 
 
 class SourceSession(Protocol):
@@ -85,11 +128,11 @@ class SourceSession(Protocol):
 
         Where that may take long, `progress` is told a few times a second how many more bytes have come.
 
-        - The digests are taken of what stands in the destination after the last write of this read.
+        - The digests are of the destination after the last write of this read.
         - It returns or raises only when none of its bytes can be written any more, also when the caller is cancelled.
         - Nothing outside the spans is written.
 
-        Raises `TransportLost`; what stands in the destination is undefined then. A read that was under way when the
+        Raises `TransportLost`; the destination is undefined then. A read that was under way when the
         session was lost may still return: its digests tell whether the bytes are good.
         """
 
@@ -107,7 +150,7 @@ class SourceSession(Protocol):
         sends, and what came is compared with that before it counts; on one host nothing is sent that could differ.
 
         Raises `TransportLost`, also when the bytes of a box are not what the source has sent; `CastUnknown` and
-        `BadForm`, before a byte moves, when the boxes are of a kind that nobody can bring.
+        `BadForm`, before a byte moves, when the boxes are of a kind that no source can send.
         """
 
     async def still_holds(self) -> bool:
@@ -145,7 +188,7 @@ class EncodingSession(SourceSession, Protocol):
 
 
 OnLost = Callable[[str], None]
-"""Called once with the reason when a session that nobody has closed is of no more use, in the event loop."""
+"""Called once with the reason when a session that is not closed is of no more use, in the event loop."""
 
 
 OnAvailability = Callable[[AvailabilityUpdate], None]
@@ -153,7 +196,7 @@ OnAvailability = Callable[[AvailabilityUpdate], None]
 
 
 def unheard(_: AvailabilityUpdate) -> None:
-    """Want no news of pieces: the source has everything."""
+    """Ignore availability: the source has everything."""
 
 
 class Transport(Protocol):
@@ -165,7 +208,7 @@ class Transport(Protocol):
 
     @property
     def links(self) -> int:
-        """How many connections stand, idle ones included."""
+        """How many connections there are, idle ones included."""
 
     served_bytes: int
     """What readers took from here, as far as is known; it only grows."""
@@ -174,7 +217,7 @@ class Transport(Protocol):
         """Begin to let readers in."""
 
     async def stop(self) -> None:
-        """Let nobody in any more and end all served leases. Sessions of the reading side are closed by their owners."""
+        """Accept no more readers and end all served leases. Sessions of the reading side are closed by their owners."""
 
     def break_lease(self, lease: str, reason: str) -> None:
         """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""

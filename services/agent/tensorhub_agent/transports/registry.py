@@ -1,15 +1,20 @@
 """The ways for bytes that this agent has: local always, ucxx where UCX can be used.
 
-An agent without UCX serves its host as before. Whoever would read from it over ucxx is told why that can't be, and so
-is whoever would have it read.
+An agent without UCX serves its host all the same. A read over ucxx from it, or by it, fails with the reason.
 """
 
 import logging
 from typing import Final
 
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
-from tensorhub_agent.transports.base import OnAvailability, OnLost, SourceSession, Transport, TransportLost
-from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
+from tensorhub_agent.transports.base import (
+    OnAvailability,
+    OnLost,
+    SourceSession,
+    Transport,
+    TransportLost,
+    TransportUnavailable,
+)
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import Transport as Name
 
@@ -32,7 +37,7 @@ class TransportRegistry:
             return
         try:
             await self._ucxx.start()
-        except UcxxUnavailable as why:
+        except TransportUnavailable as why:
             self._why_no_ucxx = str(why)
             _log.warning("this agent can't exchange bytes with other hosts: %s", why)
         else:
@@ -53,7 +58,7 @@ class TransportRegistry:
         return {name: transport.served_bytes for name, transport in list(self._by_name.items())}
 
     def connections(self) -> dict[str, int]:
-        """Return how many connections stand, by transport. It may be called from another thread."""
+        """Return how many connections there are, by transport. It may be called from another thread."""
         return {name: transport.links for name, transport in list(self._by_name.items())}
 
     def lack(self, name: Name) -> str:
@@ -66,7 +71,7 @@ class TransportRegistry:
             transport.break_lease(lease, reason)
 
     def announce(self, lease: str, news: AvailabilityUpdate) -> None:
-        """See `Transport.show`; whichever transport serves it."""
+        """See `Transport.announce`; whichever transport serves it."""
         for transport in self._by_name.values():
             transport.announce(lease, news)
 

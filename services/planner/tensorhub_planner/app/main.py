@@ -11,12 +11,12 @@ from tensorhub_planner.app.service import PlannerService
 from tensorhub_planner.primitives.limits import PlanLimits
 
 GC_YOUNG: Final = 50_000
-"""Layouts and programs are hundreds of thousands of small objects that live long and stand in no cycle: to look through
+"""Layouts and programs are hundreds of thousands of small objects that live long and form no cycles. To look through
 them for garbage as often as Python does by itself takes as long as reading them."""
 
 
 def main() -> None:
-    """Run a planner until a signal ends it, or a log that it can't trust."""
+    """Run a planner until a signal ends it."""
     gc.set_threshold(GC_YOUNG, 20, 20)
     process.run("planner", lambda settings: settings.planner_id, _planner)
 

@@ -1,4 +1,4 @@
-"""A planner's metrics: counted as questions are answered, read on demand; docs/operate/metrics.md lists them."""
+"""A planner's metrics, counted as requests are answered; docs/operate/metrics.md lists them."""
 
 from collections import Counter
 from typing import Final
@@ -14,7 +14,7 @@ _took: Final = recorder(api.get_meter(METER), "tensorhub.planner.plan.duration")
 
 
 class AnswerCounts:
-    """The questions that one planner has answered."""
+    """The requests that one planner has answered."""
 
     def __init__(self) -> None:
         self.plans = 0
@@ -22,7 +22,7 @@ class AnswerCounts:
         """By the name of the error."""
 
     def add(self, answer: Plan | Refusal | QueryError, seconds: float) -> None:
-        """Count an answer that took so long."""
+        """Count an answer that took this time."""
         if isinstance(answer, Plan):
             self.plans += 1
         else:

@@ -1,6 +1,6 @@
-"""The planner's spans: one for each question that says which span it belongs to, made after the answer has gone.
+"""The planner's spans: one for each request that names the span it belongs to, made after the answer was sent.
 
-While a question is answered, log lines carry the ids of whoever asked.
+While a request is answered, log lines carry the trace ids of its sender.
 """
 
 import time
@@ -11,18 +11,18 @@ from functools import partial
 
 from tensorhub_common.bus.message import Message
 from tensorhub_common.observability import logs
-from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id
+from tensorhub_common.observability.deferred_spans import new_span_id
 from tensorhub_common.observability.trace_context import AttributeValue, context_in, finished_span
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
 from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.subjects import AskSubject, parse_subject
-from tensorhub_common.telemetry import process_spans
+from tensorhub_common.telemetry.process_spans import JobSpans
 from tensorhub_common.telemetry.span_maker import SpanMaker
 
 
 @dataclass(slots=True)
 class TracedRequest:
-    """A question that is being answered."""
+    """A request that is being answered."""
 
     subject: str
     began_ns: int
@@ -34,31 +34,30 @@ class RequestSpans:
 
     def __init__(self) -> None:
         """Make spans if this process makes any."""
-        self._maker = process_spans.span_maker()
-        self._later = DeferredSpans()
+        self._spans = JobSpans()
 
     @contextmanager
     def asked(self, question: Message) -> Iterator[TracedRequest]:
-        """Answer a question within this; its span is made later."""
+        """Answer a request within this; its span is made later."""
         headers = question.headers
         asked = TracedRequest(question.subject, time.time_ns())
-        if self._maker is None or not headers:
+        if not self._spans.is_on or not headers:
             yield asked
             return
-        told = logs.REQUEST_HEADERS.set(headers)
+        token = logs.REQUEST_HEADERS.set(headers)
         try:
             yield asked
         finally:
-            logs.REQUEST_HEADERS.reset(told)
+            logs.REQUEST_HEADERS.reset(token)
             # The headers are read later too.
-            self._later.add(partial(_tell, self._maker, asked, headers, time.time_ns()))
+            self._spans.add(partial(_make_span, asked, headers, time.time_ns()))
 
     def close(self) -> None:
-        """Make what is left."""
-        self._later.flush()
+        """Make the spans that wait."""
+        self._spans.close()
 
 
-def _tell(maker: SpanMaker, asked: TracedRequest, headers: Mapping[str, str], ended_ns: int) -> None:
+def _make_span(asked: TracedRequest, headers: Mapping[str, str], ended_ns: int, maker: SpanMaker) -> None:
     cause = context_in(headers)
     if cause is None or not cause.sampled:
         return

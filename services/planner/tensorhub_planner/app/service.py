@@ -1,7 +1,7 @@
-"""The planner's ear: questions in, plans out. I/O only; `answering` decides.
+"""The planner on the bus: requests in, plans out. I/O only; `planning.request` decides.
 
-Several planners may run: each follows all logs and any of them answers a question (they are one queue group). A planner
-that lags behind the log sequence which a demand names folds on first, for a bounded time, and says so when it can't.
+Several planners may run: each follows all logs, and one of them answers a request (they are one queue group). A planner
+whose fold is behind the log sequence that a request names folds on first, for a bounded time, and refuses after it.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from tensorhub_planner.primitives.limits import PlanLimits
 
 ROLE: Final = "planner"
 QUEUE: Final = "planners"
-"""Of the planners in this queue group one gets each question."""
+"""One of the planners in this queue group gets each request."""
 ASKS_AT_ONCE_MAX: Final = 1024
 """Most of these wait for a log; deciding takes well under a millisecond."""
 ASKS_PENDING_MAX: Final = 8192
@@ -58,22 +58,22 @@ class PlannerService:
         self._name = name
         self.counts = AnswerCounts()
         self.ledger = LoadLedger(limits)
-        self._kept = PlanCache()
-        self._tracing = RequestSpans()
+        self._plan_cache = PlanCache()
+        self._spans = RequestSpans()
         self._work = Supervisor("the planner", on_fault=log_only)
         blobs = BlobStore(bus)
         self._layouts = LayoutStore(blobs, self._work)
         self._programs = ProgramStore(blobs, self._layouts, self._work)
-        self._hearing = LoadSubscriber(bus, self.ledger)
+        self._load_subscriber = LoadSubscriber(bus, self.ledger)
         self._catalogs = CatalogReplicas(bus, self._see, self._forget)
-        self._preparing = ProgramPrefetcher(self._programs, self._catalogs.folded, self._work)
+        self._prefetcher = ProgramPrefetcher(self._programs, self._catalogs.folded, self._work)
 
     async def run(self) -> None:
-        """Follow the logs, answer questions, say that we live, and go on until cancelled."""
+        """Follow the logs, answer requests and pings, and go on until cancelled."""
         await answer_follower_survey(self._bus, self._name, ROLE)
         self._catalogs.start()
-        # Before the first question: what is under way was planned by others, or by this planner before it was killed.
-        await self._hearing.start()
+        # Before the first request: current reads were planned by others, or by this planner before it was killed.
+        await self._load_subscriber.start()
         await self._bus.serve(
             asks_of_all_jobs("plan"),
             self.answer,
@@ -92,24 +92,24 @@ class PlannerService:
             await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """Follow nothing any more; the questions end with the connection."""
+        """Stop following; requests end with the connection."""
         await self._work.close()
         await self._catalogs.stop()
-        self._tracing.close()
+        self._spans.close()
 
     async def _on_health_ask(self, question: Message) -> bytes:
-        """Say how this planner gets on with one job, or with all that are not well; those that are due are tried."""
+        """Return the health of one job, or of all that are not healthy; those that are due are tried again."""
         subject = parse_subject(question.subject)
         ailing = self._catalogs.ailing
         asked = subject.job if isinstance(subject, AskSubject) else None
         jobs = ailing[:HEALTH_JOBS_MAX] if asked is None else [asked]
-        told = tuple(self._catalogs.health(job) for job in jobs)
+        jobs_health = tuple(self._catalogs.health(job) for job in jobs)
         self._catalogs.try_due()
-        return msgspec.json.encode(Health(id=self._name, role=ROLE, ailing=len(ailing), jobs=told))
+        return msgspec.json.encode(Health(id=self._name, role=ROLE, ailing=len(ailing), jobs=jobs_health))
 
     def _see(self, job: str, seq: int, event: Event) -> None:
         self.ledger.see(job, seq, event)
-        self._preparing.see(job, event)
+        self._prefetcher.see(job, event)
 
     def _forget(self, job: str) -> None:
         self.ledger.ended.forget(job)
@@ -119,7 +119,7 @@ class PlannerService:
         """Return the plan, the refusal or the error for one question."""
         began = time.monotonic()
         packs = False
-        with self._tracing.asked(question) as asked:
+        with self._spans.asked(question) as asked:
             try:
                 job, demand = self._demand(question)
                 packs = demand.packs
@@ -144,9 +144,9 @@ class PlannerService:
         try:
             return await self._answering(job).answer(demand)
         except TensorHubError as why:
-            # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
+            # The sender of a valid request gets a Refusal, which tells its read what to do next.
             return Refusal(error=public_code(why), reason=str(why))
 
     def _answering(self, job: str) -> DemandPlanner:
-        known = BusJobContext(job, self._catalogs, self._layouts, self._programs, self._hearing)
-        return DemandPlanner(job, known, self.ledger, self._limits, self._kept)
+        known = BusJobContext(job, self._catalogs, self._layouts, self._programs, self._load_subscriber)
+        return DemandPlanner(job, known, self.ledger, self._limits, self._plan_cache)

@@ -1,46 +1,17 @@
 """One job's catalog as this planner has it: the log's commands folded, entry by entry, up to `position`.
 
-Commands alone decide what the catalog is; events stand in the same log, are what every fold says anyway, and count here
-for their numbers only. What is no command is folded as `Unreadable`, exactly as the registry does, so that both have
-folded the same commands at the same number.
+Commands alone decide the catalog. Events are in the same log, are what every fold computes, and count here for their
+numbers only. An unreadable command is folded as `Unreadable`, exactly as the registry does.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Granted, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry, command_in
 from tensorhub_common.protocol.log.events import Event, RoundStarted, ShardFilled
 from tensorhub_planner.catalog_view.holders import HoldersCache
-
-_KIND: Final = 3
-"""Which token of a subject says "cmd" or "event": tensorhub, v1 and the job stand before it."""
-
-
-class LogEntry(Protocol):
-    """One entry as it is read from a job's log. `time` is JetStream's, in seconds since the epoch."""
-
-    @property
-    def seq(self) -> int:
-        """Its number in the log."""
-        ...
-
-    @property
-    def time(self) -> float:
-        """When JetStream stored it."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """What it was published on."""
-        ...
-
-    @property
-    def data(self) -> bytes:
-        """Its body."""
-        ...
 
 
 @dataclass(slots=True)
@@ -50,13 +21,13 @@ class CatalogReplica:
     catalog: Catalog
     position: int = field(default=0)
     rolls: HoldersCache = field(default_factory=dict, compare=False, repr=False)
-    """What was looked up in the catalog since it changed last: all shards of a replica ask at once, for the same."""
+    """The lookups in the catalog since it changed last: all shards of a replica make the same one at once."""
 
     def take(self, entry: LogEntry) -> tuple[Event, ...]:
-        """Fold the next entry; return what happened by it, nothing where it is no command."""
+        """Fold the next entry; return its events, none where it is no command."""
         if entry.seq != self.position + 1:
             raise ValueError(f"entry {entry.seq} of job {self.catalog.job!r} can't follow on {self.position}")
-        command = _command(entry, self.catalog.level)
+        command = command_in(entry, self.catalog.level)
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
         if command is not None and self.rolls:
@@ -65,10 +36,10 @@ class CatalogReplica:
 
 
 def unchanged_holders(rolls: HoldersCache, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> HoldersCache:
-    """Return the rolls that a command leaves as they are: those of ready holders, for the replica that it tells of.
+    """Return the lookups that a command leaves as they are: those of ready holders, for the replica of the command.
 
-    While a replica is read its shards say one after another that they have leases, and that they are filled. That is
-    nothing new to its other shards, which ask for the holders of other replicas.
+    While a replica is read, its shards report one after another that they have leases, and that they are filled. That
+    changes nothing for its other shards, which look up the holders of other replicas.
     """
     if not isinstance(command, Granted | Filled) or not all(
         isinstance(each, ShardFilled | RoundStarted) for each in events
@@ -76,16 +47,3 @@ def unchanged_holders(rolls: HoldersCache, command: AnyCommand | Unreadable, eve
         return {}
     own = (command.model, command.replica)
     return {key: roll for key, roll in rolls.items() if (key.model, key.replica) == own and roll.is_ready}
-
-
-def _command(entry: LogEntry, level: int) -> AnyCommand | Unreadable | None:
-    tokens = entry.subject.split(".")
-    if tokens[_KIND] != "cmd":
-        return None
-    match tokens[_KIND + 1 :]:
-        case [verb]:
-            return decode_command(verb, None, entry.data, level)
-        case [verb, process]:
-            return decode_command(verb, process, entry.data, level)
-        case rest:
-            return Unreadable(".".join(rest)[:64], "a verb and at most one sender may stand in the subject")

@@ -1,10 +1,10 @@
-"""Which shards of the catalog can serve a demand, and what the reader's own shard is.
+"""Which shards of the catalog can serve a request, and what the reader's own shard is. Pure.
 
-A holder is a shard of a live agent that stands ready at the version. Whether its *layout* suits the reader is not
-decided here but in `plan`: `key` is the log's own word for "equal bytes at equal versions" (`catalog.state.root_key`).
+A holder is a shard of a live agent that is ready at the version. `planning.plan` decides whether its *layout* suits the
+reader: shards with equal `key` have equal bytes at equal versions (`catalog.state.root_key`).
 
-A shard whose round was decided for the version is a holder too, a half-filled one: it has a `turn`, and gives what it
-has to those whose turn is later. It will have everything, for it reads from ready shards and from earlier turns alone.
+A shard whose round was decided for the version is a half-filled holder. It has a `turn`, and gives what it has to
+readers of later turns. It will have everything, since it reads from ready shards and from earlier turns alone.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from tensorhub_planner.primitives.source_set import LayoutSet
 from tensorhub_planner.primitives.topology import AgentPlace, Distance, Topology, between
 
 ROLLS_MAX: Final = 32
-"""So many rolls are kept of a catalog as it stands: replicas that read by programs at once."""
+"""Limit of lookups kept of an unchanged catalog: replicas that read by programs at once."""
 ABSENT_MAX: Final = 8
-"""So many shards that can't serve are named in a refusal; the rest are counted."""
+"""Limit of shards that can't serve named in a refusal; the rest are counted."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -47,7 +47,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     depth: int = 1
     """How many half-filled replicas the bytes of a half-filled one come through, itself included, as far as known."""
     asked: bool = False
-    """Its round has begun: it has its plan and leases, from whichever planner, and its sources say so."""
+    """Its round has begun: it has its plan and leases, from whichever planner, and its sources report that."""
 
 
 class ReaderShard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -58,11 +58,11 @@ class ReaderShard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     layout: str
     shards: int
     root: str | None = None
-    """What it must hold at the version by the log; None: nobody of its layout has held that yet."""
+    """The root that it must have at the version by the log; None: no shard of its layout has had the version."""
 
 
 class HolderSet(msgspec.Struct, frozen=True):
-    """Who has the version, and in words who could have it and can't serve; of these, `absent_more` are not named."""
+    """The holders of a version, and in words the shards that can't serve it; `absent_more` of those are not named."""
 
     able: tuple[Holder, ...]
     absent: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class HolderSet(msgspec.Struct, frozen=True):
     draining_on: tuple[str, ...] = ()
     """The agents of such shards."""
     made: Ranges = ()
-    """What nobody has, and follows of what ready shards have: scales that are folded."""
+    """Units that no shard has, and that follow from units of ready shards: scales by partial amax values."""
 
 
 def holders_by_layout(holders: Iterable[Holder]) -> Mapping[str, Sequence[Holder]]:
@@ -90,14 +90,14 @@ def layouts_in_order(holders: Iterable[Holder]) -> tuple[str, ...]:
 
 
 def published_set(originals: tuple[str, ...], holders: HolderSet) -> LayoutSet | None:
-    """Return the layouts in which a version was published, if each of them stands ready with somebody."""
+    """Return the layouts in which a version was published, if each of them has a ready holder."""
     ready = {holder.layout for holder in holders.able if holder.turn is None}
     return LayoutSet(originals, originals) if originals and ready.issuperset(originals) else None
 
 
 @dataclass(frozen=True)
 class ReplicaHolders:
-    """What the catalog says to every shard of a replica alike, where holders of any layout count."""
+    """A lookup for all shards of a replica, where holders of any layout count."""
 
     holders: HolderSet
     topology: Topology
@@ -105,7 +105,7 @@ class ReplicaHolders:
 
     @cached_property
     def is_ready(self) -> bool:
-        """Nobody of them is half-filled or leaves."""
+        """No holder is half-filled or draining."""
         return not self.holders.draining and all(holder.turn is None for holder in self.holders.able)
 
     @cached_property
@@ -125,31 +125,31 @@ class ReplicaHolders:
 
     @cached_property
     def source_set(self) -> LayoutSet:
-        """The layouts of all holders, in the order in which a program's units stand."""
+        """The layouts of all holders, in the order of a program's units."""
         layouts = layouts_in_order(self.holders.able)
         held = frozenset(layouts)
         return LayoutSet(layouts, tuple(each for each in self.originals if each in held))
 
     @cached_property
     def original_set(self) -> LayoutSet | None:
-        """The layouts in which the version was published, if each of them stands ready with somebody."""
+        """The layouts in which the version was published, if each of them has a ready holder."""
         return published_set(self.originals, self.holders)
 
     @cached_property
     def places(self) -> Mapping[SourceId, int]:
-        """The place of each holder among them."""
+        """The index of each holder."""
         return {holder.source: place for place, holder in enumerate(self.holders.able)}
 
     @cached_property
     def standing(self) -> bytes:
-        """A digest of who they are, where they stand and in which layouts: all that is not of a version."""
+        """A digest of the holders, their places and their layouts: all that does not depend on the version."""
         places = self.topology.places
         rows = [(each.source, each.layout, each.turn, places[each.source.agent]) for each in self.holders.able]
         return hashlib.blake2b(msgspec.msgpack.encode(rows), digest_size=32).digest()
 
 
 class Candidates(msgspec.Struct, frozen=True):
-    """All that the catalog says about a demand."""
+    """The lookup in the catalog for one request."""
 
     seat: ReaderShard
     holders: HolderSet
@@ -157,7 +157,7 @@ class Candidates(msgspec.Struct, frozen=True):
     originals: tuple[str, ...] = ()
     """The layouts in which the version was published, where holders of any layout count."""
     roll: ReplicaHolders | None = None
-    """The same, as it was made for all shards of the reader's replica."""
+    """The lookup for all shards of the reader's replica, if there is one."""
 
     def published_in(self, layouts: Iterable[str]) -> bool:
         """Tell whether the version was published in all of these layouts."""
@@ -166,7 +166,7 @@ class Candidates(msgspec.Struct, frozen=True):
 
 
 class RollKey(NamedTuple):
-    """Whom a roll is for."""
+    """The key of a lookup."""
 
     model: str
     replica: str
@@ -174,7 +174,7 @@ class RollKey(NamedTuple):
 
 
 HoldersCache = dict[RollKey, ReplicaHolders]
-"""The rolls that were made of a catalog as it stands."""
+"""The lookups in an unchanged catalog."""
 
 
 def named(source: SourceId) -> str:
@@ -190,10 +190,10 @@ def find_candidates(
     any_layout: bool = False,
     rolls: HoldersCache | None = None,
 ) -> Candidates | Refusal:
-    """Look up who can serve the demand; refuse one whose reader or version the log doesn't know.
+    """Look up which shards can serve the request; refuse one whose reader or version the log doesn't know.
 
-    Without `pipelining` what is being filled serves nobody. With `any_layout` every shard of every replica counts that
-    has the version, and of each shard at the reader's own place only otherwise. `rolls` are those made before.
+    Without `pipelining` a half-filled shard is no holder. With `any_layout` every shard of every replica counts that
+    has the version; otherwise only the shard at the reader's own index of each replica. `rolls` are earlier lookups.
     """
     model = catalog.models.get(demand.model)
     if model is None:
@@ -240,8 +240,8 @@ def registered_layouts(catalog: Catalog, demand: PlanRequest) -> tuple[str, ...]
 def replica_layouts(catalog: Catalog, demand: PlanRequest) -> tuple[str, ...]:
     """Return the layouts of the reader's own replica, each once, to one of its shards; to the others none.
 
-    It is the first shard that no root is known for, and which so goes by a program. A replica that is not whole has no
-    such shard, nor has one that is gone since its demand was looked up.
+    It is the first shard that no root is known for, and which therefore reads by a program. A replica that is not whole
+    has no such shard, nor has one that is gone since the lookup of its request.
     """
     model = catalog.models.get(demand.model)
     replica = None if model is None else model.replicas.get(demand.replica)
@@ -249,7 +249,7 @@ def replica_layouts(catalog: Catalog, demand: PlanRequest) -> tuple[str, ...]:
     if replica is None or version is None or not demand.shard < replica.shards == len(replica.members):
         return ()
     members, count = replica.members, replica.shards
-    # Thousands of shards ask this, and nearly all of them know it from the first of them.
+    # Thousands of shards ask this, and the first condition answers nearly all of them.
     if any(root_key(count, index, members[index].layout) not in version.roots for index in range(demand.shard)):
         return ()
     return tuple(dict.fromkeys(members[index].layout for index in range(count)))
@@ -262,7 +262,7 @@ def _seat(catalog: Catalog, model: Model, demand: PlanRequest) -> ReaderShard | 
         where = f"shard {demand.shard} of {demand.model}/{demand.replica}"
         if shard is None or replica is None:
             return _refusal(BadCommand, f"{where} is not registered: register it before it reads")
-        return _refusal(ReplicaConflict, f"{where} stands on agent {shard.agent!r}, not {demand.agent!r}")
+        return _refusal(ReplicaConflict, f"{where} is on agent {shard.agent!r}, not {demand.agent!r}")
     if demand.version not in model.versions:
         return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
     key = root_key(replica.shards, shard.index, shard.layout)
@@ -278,7 +278,7 @@ def _seat(catalog: Catalog, model: Model, demand: PlanRequest) -> ReaderShard | 
 def _roll(
     catalog: Catalog, model: Model, demand: PlanRequest, seat: ReaderShard | None, *, pipelining: bool
 ) -> ReplicaHolders:
-    """Go through the replicas: for the reader at one seat, or for all shards of its replica and any layout."""
+    """Go through the replicas: for one reader, or for all shards of its replica and any layout."""
     agents = catalog.agents
     mine = (
         [shard.agent for shard in model.replicas[demand.replica].members.values()] if seat is None else [demand.agent]
@@ -292,7 +292,7 @@ def _roll(
         # The reader's own replica is what the round fills: whatever its shards hold is about to be overwritten.
         if replica.name == demand.replica:
             continue
-        # Who only maps what another one holds is no source.
+        # A mapped replica has no memory of its own, and is no source.
         for shard in () if replica.mapped else _candidates(replica, seat):
             agent = agents[shard.agent]
             holder = _holder(model, replica, shard, agent, demand.version, pipelining, seat is None)
@@ -313,7 +313,7 @@ def _roll(
         draining=bool(draining_on),
         draining_on=tuple(draining_on),
     )
-    # Who reads from its own layout alone does not ask what was published, and for thousands of shards that is long.
+    # A reader of its own layout does not need the published layouts, and for thousands of shards they take long.
     return ReplicaHolders(found, Topology(places), _originals(model.versions[demand.version]) if seat is None else ())
 
 
@@ -332,7 +332,7 @@ def _holder(
     pipelining: bool,  # noqa: FBT001 (as `find_candidates` has them)
     any_layout: bool,  # noqa: FBT001
 ) -> Holder | None:
-    """Return what a shard can give of a version; None when that is nothing."""
+    """Return a shard as a holder of a version, or None."""
     if agent.state is not AgentState.LIVE:
         return None
     key = root_key(replica.shards, shard.index, shard.layout)
@@ -341,8 +341,7 @@ def _holder(
     if shard.state is not ShardState.READY or shard.version != version:
         turn = _turn(replica, shard, version) if pipelining else None
         root = model.versions[version].roots.get(key)
-        # Without a root nothing vouches for a piece before all of them stand; who goes by a program takes the source's
-        # word instead.
+        # Without a root no piece can be verified before all are there; a reader by a program trusts the source instead.
         if turn is None or (root in (None, NO_ROOT) and not any_layout):
             return None
     return Holder(
@@ -357,10 +356,10 @@ def _holder(
 
 
 def _turn(replica: Replica, shard: Shard, version: int) -> ReadPriority | None:
-    """Return the turn of a replica that is to be filled with the version, as its agents heard it from the log.
+    """Return the turn of a replica that is to be filled with the version, as its agents read it in the log.
 
-    The catalog keeps it, so a planner that has begun with a snapshot knows it too. A staged shard goes on serving what
-    it holds until all swap, so it serves nothing of what stands beside that.
+    The catalog keeps it, so a planner that has begun with a snapshot knows it too. A staged shard goes on serving its
+    present version until all swap, so it serves nothing of its spare memory.
     """
     current = replica.round
     if current is None or not current.decided or current.version != version or shard.index in current.staged:
@@ -370,7 +369,7 @@ def _turn(replica: Replica, shard: Shard, version: int) -> ReadPriority | None:
 
 
 def _candidates(replica: Replica, seat: ReaderShard | None) -> Iterable[Shard]:
-    """Return the shard at the reader's seat, of a replica cut otherwise any; without a seat all shards."""
+    """Return the shard at the reader's index, any shard of a replica with another number, or all without a reader."""
     if seat is None:
         return replica.members.values()
     if replica.shards == seat.shards:

@@ -1,11 +1,11 @@
-"""Which transfer programs will be asked for soon: those of replicas that wait for a version nobody has yet. Pure.
+"""Which transfer programs will be requested soon: those of replicas that wait for a version that does not exist. Pure.
 
 A job begins with trainers that register, and rollout replicas that register and want "latest". When the trainers then
-publish, every shard of every rollout replica asks at the same moment for a program of all the trainers' layouts, which
-for thousands of ranks takes seconds to compile. Who will publish, and what the readers will ask, stands in the log
-before that: so the programs are compiled while everybody waits anyhow.
+publish, every shard of every rollout replica requests at the same moment a program of all the trainers' layouts, which
+for thousands of ranks takes seconds to compile. The log shows the publishers and the readers before that, so the
+programs are compiled while the readers wait anyway.
 
-It is a guess, and nothing depends on it: a program that is not there yet is compiled when it is asked for.
+It is a guess, and nothing depends on it: a program that is not there yet is compiled when it is requested.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_planner.primitives.source_set import LayoutSet
 
 PUBLISHERS_MAX: Final = 2
-"""For each model so many replicas are taken for those that will publish."""
+"""Limit of replicas of a model that are expected to publish."""
 
 
 class UpcomingProgram(NamedTuple):
@@ -46,7 +46,7 @@ def upcoming_programs(catalog: Catalog) -> Iterator[UpcomingProgram]:
 
 
 def _waits(replica: Replica) -> bool:
-    """Tell whether all shards of a replica wait in a round, for a version that nobody has."""
+    """Tell whether all shards of a replica wait in a round, for a version that does not exist yet."""
     current = replica.round
     if current is None or current.state is not RoundState.JOINING or replica.mapped:
         return False

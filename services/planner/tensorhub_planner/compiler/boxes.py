@@ -1,7 +1,7 @@
-"""The boxes of global tensors that stand in a shard's memory, whatever they are called there. Pure.
+"""The boxes of global tensors in a shard's memory, under whatever names it has them. Pure.
 
-A registered tensor is one atom, or several where its layout names parts of it. What an atom is cut out of its global
-tensor, and how it lies in memory, is its *cutout*; layouts have many tensors and few cutouts, so those are numbered.
+A registered tensor is one atom, or several where its layout names parts of it. An atom's *geometry* is its box in the
+global tensor and its strides in memory. Layouts have many tensors and few geometries, so those are numbered.
 """
 
 from collections.abc import Sequence

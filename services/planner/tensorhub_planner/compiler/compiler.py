@@ -1,11 +1,11 @@
-"""Compiles a destination layout and the source layouts that there are to a transfer program. Pure.
+"""Compiles a destination layout and source layouts to a transfer program. Pure.
 
 Each atom of the destination is cut where any source's box of the same tensor begins or ends, so that a cell lies wholly
-in one box of every source that has some of it. How a box is cut depends on where boxes begin and end, and not on the
-tensor's name: so that is worked out once for all tensors, layers and readers that are cut alike (a *pattern*).
+in one box of every source that has some of it. The cuts depend on the edges of the boxes, and not on the tensor's name.
+They are therefore computed once for all tensors, layers and readers with the same geometry (a tile *pattern*).
 
-Always true: every element of every destination atom is in exactly one cell, and each cell has a source; where one has
-none `LayoutMismatch` names the tensor and the region, and there is no program.
+Invariant: every element of every destination atom is in exactly one cell, and each cell has a source. Where a region
+has no source, `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,15 @@
-"""Blocks of fp8 that no source has whole: which parts of them each has, and what is made of those. Pure.
+"""Fp8 blocks that no source has whole: the part that each source has, and the amax reductions of the parts. Pure.
 
-A *fold* is a box of an atom whose blocks are cut by the edges of sources' boxes. Of each part of a block one source
-tells the largest magnitude (a *partial*); these are folded into one entry of the read's table for each block. Scales
-follow from it; values are cut where sources' boxes end, and computed by who has them, who is told the entries.
+An *amax reduction* is a box of an atom whose blocks are cut by the edges of sources' boxes. One source gives the
+largest magnitude of each part of a block (a *partial*). The read reduces them to one entry of its table for each block.
+Scales follow from the entries. Values are cut where sources' boxes end, and computed by the sources that have them,
+which get the entries.
 
-Always true: the partials of a fold cover all that its elements are computed of, each element at least once (a largest
-magnitude is the same however often it is counted); no fold is made of more than a unit may be; each cell begins with a
-block, or lies within one, in every dimension.
+Invariants:
+- The partials of a reduction cover all elements of its blocks, each at least once. A largest magnitude is the same
+  however often an element is counted.
+- No reduction is larger than a unit may be.
+- Each cell begins with a block, or lies within one, in every dimension.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +34,7 @@ Choose = Callable[[list[Overlap]], list[Overlap]]
 
 
 class MissingSource(NamedTuple):
-    """Of what a fold is computed of nobody has this box."""
+    """No source has this box, of which an amax reduction is computed."""
 
     start: Shape
     stop: Shape
@@ -89,7 +92,7 @@ class AmaxReductionBuilder:
         self.table = AmaxTableLayout.of(atom)
 
     def lacking(self, start: Shape, stop: Shape) -> MissingSource | None:
-        """Return what nobody has of that which a box is computed of."""
+        """Return the region that a box is computed of and that no source has."""
         for box in _fold_boxes(self._atom, start, stop):
             for first, last, owners in self._cut(*self._kind.need(*box, self._atom.global_shape)):
                 if not owners:
@@ -97,7 +100,7 @@ class AmaxReductionBuilder:
         return None
 
     def cells(self, start: Shape, stop: Shape, computed: Sequence[Overlap], some: Choose) -> list[Cell]:
-        """Return the cells of a box that nobody has whole, and of which nothing is lacking.
+        """Return the cells of a box that no source has whole, and of which nothing is lacking.
 
         `computed` are those who have what is to be computed; `some` chooses of many.
         """

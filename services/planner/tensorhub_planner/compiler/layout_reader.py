@@ -28,7 +28,7 @@ import msgspec
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, check_entries, layout_of, layout_of_checked
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_planner.compiler.memo import BoundedMemo, LookupBudget
+from tensorhub_planner.compiler.memo import TRIALS_MAX, BoundedMemo, LookupBudget
 
 ALIKE_MAX: Final = 16
 """Ranks of trainers and engines of one stage begin alike, and have as many templates as tensor parallelism has ways."""
@@ -61,7 +61,7 @@ class Template(NamedTuple):
     runs: Sequence[_Run]
     """Those behind the gaps."""
     rows: int
-    """All of them have so many rows."""
+    """The number of rows of all runs."""
 
     def gaps(self, data: bytes) -> list[bytes] | None:
         """Return what a blob has in the gaps, or None if it has other runs."""
@@ -77,7 +77,7 @@ class Template(NamedTuple):
         return gaps if at == len(data) else None
 
     def filled(self, between: Sequence[Sequence[TensorEntry]]) -> list[TensorEntry]:
-        """Return a layout's entries, of which these stand in the gaps."""
+        """Return a layout's entries, with these in the gaps."""
         entries = [*self.entries]
         for run, its in zip(self.runs, between, strict=True):
             entries += its
@@ -89,7 +89,7 @@ class _Alike(NamedTuple):
     """What is remembered of layouts that begin alike."""
 
     templates: Sequence[Template] = ()
-    """The one that fitted last stands last: ranks come in their order, and so the next one's comes first."""
+    """The one that fitted last is last: ranks come in their order, so the next rank's template is first."""
     others: Sequence[Sequence[TensorEntry]] = ()
     """The entries of layouts that no template was made of."""
 
@@ -115,7 +115,7 @@ class LayoutTemplates:
         return None
 
     def learn(self, data: bytes, rows: Sequence[bytes], entries: Sequence[TensorEntry], known: int) -> None:
-        """Take what was read of a blob without a template: its rows, of which so many were known."""
+        """Take the rows of a blob that was read without a template, and how many of them were known."""
         templates, others = self._alike.get(data[:KEY_BYTES]) or _Alike()
         # Where less than that was known before no other layout has as much of this one.
         for other in others if _is_most(known, rows) else ():
@@ -172,7 +172,7 @@ _entries: Final = msgspec.msgpack.Decoder(tuple[TensorEntry, ...])
 class LayoutReader:
     """The entries that were read, by their encoded form. Several threads may read at once."""
 
-    def __init__(self, entries_max: int = ENTRIES_MAX, trials: LookupBudget | None = None) -> None:
+    def __init__(self, entries_max: int = ENTRIES_MAX, trials_max: int = TRIALS_MAX) -> None:
         """Begin with none."""
         self._entries_max = entries_max
         self._known: dict[bytes, TensorEntry] = {}
@@ -180,7 +180,7 @@ class LayoutReader:
         """What stands in gaps of templates."""
         self._between_count = 0
         self._templates = LayoutTemplates()
-        self._trials = LookupBudget() if trials is None else trials
+        self._trials = LookupBudget(trials_max)
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -216,7 +216,7 @@ class LayoutReader:
                 for each, gap, run in zip(known, gaps, template.runs, strict=True)
             ]
         except MALFORMED:
-            # A run was found where none begins, or a row is none: whoever reads row by row finds out.
+            # A run was found where none begins, or a row is none: reading row by row finds out.
             return None
         if any(len(each) != run.gap for each, run in zip(between, template.runs, strict=True)):
             return None
@@ -255,5 +255,5 @@ class LayoutReader:
 
 
 def _array(count: int, *items: bytes) -> bytes:
-    """Return so many items as MessagePack has them."""
+    """Return this many items as a MessagePack array."""
     return b"".join((_ARRAY, count.to_bytes(4, "big"), *items))

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 PLACES_MAX: Final = 131_072
-"""So many places of lists that are unlike are remembered by each who remembers some; then all are forgotten, and worked
-out again when they are wanted: some 8 MB."""
+"""Limit of the places of all lists in one memo, some 8 MB. Beyond it all are dropped, and computed again on demand."""
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -27,14 +26,14 @@ class BoundedMemo(Generic[_Key, _Value]):
         """Begin with none."""
         self._known: dict[_Key, _Value] = {}
         self.places = 0
-        """So many are remembered."""
+        """The places of all lists in it."""
 
     def get(self, key: _Key) -> _Value | None:
-        """Return what was worked out of this, or None."""
+        """Return the value of this list, or None."""
         return self._known.get(key)
 
     def keep(self, key: _Key, places: int, value: _Value) -> _Value:
-        """Remember what was worked out of a list that has so many places, and return it."""
+        """Keep the value of a list with this many places, and return it."""
         self.places += places
         if self.places > PLACES_MAX:
             self._known.clear()
@@ -44,10 +43,10 @@ class BoundedMemo(Generic[_Key, _Value]):
 
 
 TRIALS_MAX: Final = 16_384
-"""So many entries are looked for before it has paid: some dozens of layouts, as thousands of ranks have them."""
+"""Lookups that are tried before one has succeeded: some dozens of layouts, as thousands of ranks have them."""
 
 SAMPLE: Final = 16
-"""So many entries of a layout tell whether most of it is known."""
+"""The size of the sample that tells whether most entries of a layout are known."""
 
 _Item = TypeVar("_Item")
 

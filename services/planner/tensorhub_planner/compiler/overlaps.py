@@ -1,10 +1,11 @@
-"""What one box gives of another in a transfer program: as it stands, cast, or computed of whole blocks. Pure.
+"""The overlap of one box with another in a transfer program: unchanged, cast, or computed of whole blocks. Pure.
 
-A *span* is what a source's box gives of an atom, in the atom's own indices: of scales those count blocks. Cells are cut
-along spans' edges, and so a cell lies wholly in the span of each of its owners.
+An *overlap* is the part of an atom that a source's box gives, in the atom's own indices; those of scales count blocks.
+Cells are cut along the edges of overlaps, so a cell lies wholly in the overlap of each of its owners.
 
-Always true: a cell that is computed of blocks and has several units begins with a block, and so does each unit; what a
-unit is made of lies in the owner's box.
+Invariants:
+- A cell that is computed of blocks and has several units begins with a block, and so does each unit.
+- All elements that a unit is computed of are in the owner's box.
 """
 
 from collections.abc import Iterator

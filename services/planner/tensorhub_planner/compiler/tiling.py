@@ -1,10 +1,10 @@
 """Cuts an atom of the destination into cells, where any source's box begins or ends. Pure.
 
-How an atom is cut depends on where boxes begin and end, and not on the tensor's name: so what is made here is for all
-tensors, layers and readers that are cut alike.
+The cuts depend on the edges of the boxes, and not on the tensor's name, so a pattern serves all tensors, layers and
+readers with the same geometry.
 
-Always true: the cells of a pattern are the atom, each element once, and each cell lies wholly in a box of every owner
-that it names, or is folded; where no box has a region there is a `MissingRegion` and no pattern.
+Invariant: the cells of a pattern are the atom, each element once, and each cell lies wholly in a box of every owner
+that it names, or is an amax reduction. Where no box has a region there is a `MissingRegion` and no pattern.
 """
 
 from bisect import bisect_left
@@ -131,7 +131,7 @@ def _folded(atom: BoxGeometry, grid: TileGrid, lot: int) -> TilePattern:
 
     cells: list[Cell] = []
     for start, stop, owners in grid.boxes:
-        # Where nobody computes it of blocks that it has whole, it is folded, whoever else has it computed already.
+        # Where no source has its blocks whole it is an amax reduction, even if another source has it computed already.
         if any(span.cast for span in owners) or (owners and folder.lacking(start, stop) is not None):
             cells += _cells(atom, start, stop, some(owners), used)
         else:
@@ -203,7 +203,7 @@ def _owners(spans: Sequence[Overlap], atom: BoxGeometry, piece: CellBox, used: d
 
 
 def _check_dims(cut: UnitSplit, owners: Sequence[SourceBox]) -> None:
-    """Raise `LayoutMismatch` for boxes that nobody could carry: whoever does would find out too late."""
+    """Raise `LayoutMismatch` for boxes of more dimensions than an agent can copy, which it would find out too late."""
     # Where nothing is converted the bytes of an element are a dimension too.
     counts = [
         len(

@@ -1,33 +1,33 @@
 """The catalogs of all jobs, kept up to date by following their logs. I/O: it reads from NATS and decides nothing.
 
-A job is followed soon after its log came to stand, at the latest from its first question on; from its newest snapshot,
-also where the log was trimmed beyond what is folded here. While NATS is away a catalog stands still, and goes on where
-it was.
+A job is followed soon after its log was made, at the latest from its first request on, and from its newest snapshot.
+While NATS is away a catalog does not change, and goes on where it was.
 
-Always true:
-- A question for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
-- A job whose log can't be folded, for whatever reason, concerns no other: it is set aside with one line in the log, its
-  questions are refused with the reason, and the first question after a while, for a plan or for how it is, has it
-  folded anew from its newest snapshot. That while begins at `ASIDE_S`, doubles with each failure up to `ASIDE_S_MAX`,
-  and is forgotten once the fold has got further than where it failed.
+Invariants:
+- A request for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
+- A job whose log can't be folded, for whatever reason, affects no other: it is set aside with one line in the log, its
+  requests are refused with the reason, and the first request after a while, for a plan or for its health, has it folded
+  again from its newest snapshot. `RETRY` says how long, and it begins
+  again once the fold has got further than where it failed.
 """
 
 import asyncio
 import heapq
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter, NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.jetstream import job_log
+from tensorhub_common.jetstream.job_log import LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
-from tensorhub_common.log_follower import restore
+from tensorhub_common.log_follower.follower import LogFollower
+from tensorhub_common.log_follower.job_list import LIST_S, JobList
+from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.log.levels import LevelUnknown
@@ -36,32 +36,26 @@ from tensorhub_common.runtime.supervision import Fault, Supervisor
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 
 FOLD_S_MAX: Final = 0.7
-"""A question waits for so long until the log is folded up to the number that it names: less than an agent waits."""
-DISCOVER_S: Final = 5.0
-"""How often it looks for jobs that are new."""
-DISCOVER_AGAIN_S: Final = 0.5
-"""The same, where NATS gave no answer."""
+"""A request waits this long until the log is folded up to the number that it names: less than an agent waits."""
+LIST_AGAIN_S: Final = 0.5
+"""The pause before jobs are listed again, after NATS gave no answer."""
 JOBS_MAX: Final = 256
-"""A planner follows at most so many jobs."""
-LOAD_AGAIN_S: Final = 0.2
-"""The pause after NATS gave no answer to who asked for a snapshot."""
-ASIDE_S: Final = 5.0
-"""The first question after this tries a job again that was set aside; after twice as long where it fails again."""
-ASIDE_S_MAX: Final = 60.0
+"""Limit of the jobs that a planner follows."""
+RESTORE_AGAIN_S: Final = 0.2
+"""The pause after the snapshots could not be read."""
+RETRY: Final = RetryLimits(first_s=5.0, max_s=60.0)
+"""The first request after this time has a job folded again that was set aside."""
 FOLD_BURST: Final = 32
-"""After so many entries folded at a stretch, questions have their turn: about a millisecond."""
+"""Requests have their turn after this many entries, which take about a millisecond."""
 ASIDE_MAX: Final = 1024
-"""Of at most this many jobs it is remembered that they were set aside."""
+"""Limit of jobs that are remembered as set aside."""
 WAITING_MAX: Final = 4096
-"""So many questions wait for one job's log at most."""
+"""Limit of requests that wait for one job's log."""
 
-Follow = Callable[[str, int], AsyncGenerator[StoredEntry, None]]
-LoadSnapshot = Callable[[str, int], Awaitable[Snapshot | None]]
-"""Returns the newest snapshot of a job after this entry, or None."""
 OnEvent = Callable[[str, int, Event], None]
-"""Takes a job, the number of an entry in its log, and what happened by that."""
+"""Takes a job, the number of an entry in its log, and an event of it."""
 OnEnd = Callable[[str], None]
-"""Is told of a job whose log goes on no more: it was removed, or is another one than was folded."""
+"""Takes a job whose log is not followed any more: it was removed, or is another one than was folded."""
 
 _log: Final = logger(__name__)
 
@@ -75,39 +69,34 @@ class PlannerBehind(RegistryUnavailable):
 
 
 class FollowedJob:
-    """One job: its fold, the task that follows its log, and who waits for it."""
+    """One job: its fold, and the requests that wait for it."""
 
-    def __init__(self, job: str, follow: Follow, load: LoadSnapshot, on_event: OnEvent) -> None:
+    def __init__(self, job: str, on_event: OnEvent) -> None:
         self.job = job
         self.fold = CatalogReplica(Catalog(job))
-        self._follow = follow
-        self._load = load
         self._on_event = on_event
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticket = 0
         self.tried = 0
         """The number of the entry that was taken last, whether or not it could be folded."""
 
-    async def run(self) -> None:
-        """Fold the log for ever. Ends only by an error that no waiting can mend."""
-        await self._restore()
-        while True:
-            try:
-                await self._fold_on()
-            except LogGap:
-                # The log was trimmed beyond what is folded here.
-                if not await self._restore():
-                    raise
+    @property
+    def folded_seq(self) -> int:
+        """The last entry that is folded."""
+        return self.fold.position
 
-    async def _restore(self) -> bool:
-        """Go on from a snapshot that lies ahead; False: there is none."""
-        snapshot = await self._load(self.job, self.fold.position)
-        if snapshot is None:
-            return False
-        _log.debug("restored from a snapshot", job=self.job, seq=snapshot.seq, after=self.fold.position)
+    def restore(self, snapshot: Snapshot, _: LogExtent) -> int:
+        """Go on from a snapshot, with the entry after it."""
         self.fold = CatalogReplica(snapshot.catalog, snapshot.seq)
-        self._tell()
-        return True
+        self._wake()
+        return snapshot.seq + 1
+
+    async def take(self, entry: StoredEntry) -> None:
+        """Fold the next entry."""
+        self.tried = entry.seq
+        for event in self.fold.take(entry):
+            self._on_event(self.job, entry.seq, event)
+        self._wake()
 
     async def reach(self, seq: int, timeout_s: float) -> None:
         """Return once the log is folded up to `seq`. Raises `PlannerBehind` after the bound."""
@@ -128,31 +117,21 @@ class FollowedJob:
             ) from None
         finally:
             if reached.done() and not reached.cancelled():
-                # A bound that ends in the same turn leaves an error that nobody fetches.
+                # A bound that ends in the same turn leaves an error that no caller fetches.
                 reached.exception()
             else:
                 self._waiting = [each for each in self._waiting if each[2] is not reached]
                 heapq.heapify(self._waiting)
 
     def fail(self, error: Exception) -> None:
-        """Tell everybody who waits that this log won't go on."""
+        """Refuse all requests that wait: this log won't go on."""
         for _, _, reached in self._waiting:
             if not reached.done():
                 reached.set_exception(error)
         self._waiting.clear()
 
-    async def _fold_on(self) -> None:
-        async with aclosing(self._follow(self.job, self.fold.position + 1)) as entries:
-            async for entry in entries:
-                if entry.seq % FOLD_BURST == 0:
-                    await asyncio.sleep(0)
-                self.tried = entry.seq
-                for event in self.fold.take(entry):
-                    self._on_event(self.job, entry.seq, event)
-                self._tell()
-
-    def _tell(self) -> None:
-        """Let those go on who waited for what is folded now."""
+    def _wake(self) -> None:
+        """Let the requests go on that waited for what is folded now."""
         while self._waiting and self._waiting[0][0] <= self.fold.position:
             reached = heapq.heappop(self._waiting)[2]
             if not reached.done():
@@ -160,16 +139,14 @@ class FollowedJob:
 
 
 class _Aside(NamedTuple):
-    """A job that is set aside."""
+    """A job that is set aside, in the planner's clock."""
 
-    since: float
-    until: float
-    wait_s: float
+    retry: SetAside
     folded: int
     tried: int
     error: RegistryUnavailable
     beyond: int
-    """It has got on once this entry is folded."""
+    """It has recovered once this entry is folded."""
 
 
 class CatalogReplicas:
@@ -179,12 +156,13 @@ class CatalogReplicas:
         self._bus, self._clock = bus, clock
         self._on_event, self._on_end = on_event, on_end
         self._work = Supervisor("the planner's catalogs")
+        self._job_list = JobList(bus, self._work, self._take_list, LIST_AGAIN_S, (TensorHubError,))
         self._jobs: dict[str, FollowedJob] = {}
         self._aside: dict[str, _Aside] = {}
 
     def start(self) -> None:
         """Follow all jobs that have a log, now and later."""
-        self._work.start(self._discover(), "looking for jobs", on_fault=self._discover_again)
+        self._work.start(self._job_list.watch(), "looking for jobs", on_fault=self._discover_again)
 
     async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> CatalogReplica:
         """Return the job's fold, which has taken the log up to `seq` at least.
@@ -202,9 +180,9 @@ class CatalogReplicas:
         return None if followed is None else followed.fold.catalog
 
     def health(self, job: str) -> JobHealth:
-        """Return how this planner gets on with a job; one that it has never heard of is well, and not folded."""
+        """Return the health of a job; an unknown one is healthy, and not folded."""
         followed, aside = self._jobs.get(job), self._aside.get(job)
-        if aside is None or self._has_got_on(job):
+        if aside is None or self._has_recovered(job):
             return JobHealth(job=job, state=JobState.WELL, seq=0 if followed is None else followed.fold.position)
         now = time.time() - self._clock()
         return JobHealth(
@@ -213,24 +191,24 @@ class CatalogReplicas:
             why=str(aside.error),
             advice="its reads wait for another planner, or for this one's next try: see this planner's log",
             seq=aside.folded,
-            since=now + aside.since,
-            again_at=now + aside.until,
+            since=now + aside.retry.since,
+            again_at=now + aside.retry.again_at,
         )
 
     @property
     def ailing(self) -> list[str]:
-        """The jobs that are set aside, and those that are tried again and have not got on yet."""
-        return [job for job in self._aside if not self._has_got_on(job)]
+        """The jobs that are set aside, and those that are tried again and have not recovered yet."""
+        return [job for job in self._aside if not self._has_recovered(job)]
 
-    def _has_got_on(self, job: str) -> bool:
+    def _has_recovered(self, job: str) -> bool:
         """Tell whether a job that was set aside is folded again, beyond what it failed at."""
         followed = self._jobs.get(job)
         return followed is not None and followed.fold.position >= self._aside[job].beyond
 
     def try_due(self) -> None:
-        """Begin anew with those that are set aside, as the first question about each would after its while."""
+        """Try those again whose time has come, as the first request about each would."""
         for job in self.ailing:
-            if self._clock() >= self._aside[job].until and len(self._jobs) < JOBS_MAX:
+            if self._clock() >= self._aside[job].retry.again_at and len(self._jobs) < JOBS_MAX:
                 self._followed(job)
 
     async def stop(self) -> None:
@@ -239,22 +217,15 @@ class CatalogReplicas:
         for followed in self._jobs.values():
             followed.fail(RegistryUnavailable("the planner is ending: ask another one"))
 
-    async def _discover(self) -> None:
-        while True:
-            try:
-                jobs = await job_log.list_jobs(self._bus)
-                for gone in set(self.ailing).difference(jobs):
-                    del self._aside[gone]
-                for job in jobs[:JOBS_MAX]:
-                    if job not in self._aside:
-                        self._followed(job)
-                await asyncio.sleep(DISCOVER_S)
-            except TensorHubError as why:
-                _log.debug("jobs could not be looked for", why=str(why))
-                await asyncio.sleep(DISCOVER_AGAIN_S)
+    def _take_list(self, jobs: Collection[str], _: float) -> None:
+        for gone in set(self.ailing).difference(jobs):
+            del self._aside[gone]
+        for job in sorted(jobs)[:JOBS_MAX]:
+            if job not in self._aside:
+                self._followed(job)
 
     def _discover_again(self, _: Fault) -> None:
-        self._work.call_later(DISCOVER_S, self.start, what="looking for jobs again")
+        self._work.call_later(LIST_S, self.start, what="looking for jobs again")
 
     def _followed(self, job: str) -> FollowedJob:
         followed = self._jobs.get(job)
@@ -262,42 +233,31 @@ class CatalogReplicas:
             self._check_not_aside(job)
             if len(self._jobs) >= JOBS_MAX:
                 raise PlannerBehind(f"this planner follows {JOBS_MAX} jobs already, which is its limit: start another")
-            followed = self._jobs[job] = FollowedJob(job, self._follow, self._load, self._on_event)
+            followed = self._jobs[job] = FollowedJob(job, self._on_event)
             self._work.start(
                 self._run(followed),
                 f"following the log of job {job!r}",
-                # Whatever it is, it is this job's alone.
+                # Every error concerns this job alone.
                 on_fault=partial(self._set_aside_after, followed),
             )
         return followed
 
     def _check_not_aside(self, job: str) -> None:
         aside = self._aside.get(job)
-        if aside is not None and self._clock() < aside.until:
+        if aside is not None and self._clock() < aside.retry.again_at:
             raise aside.error
-
-    def _follow(self, job: str, seq: int) -> AsyncGenerator[StoredEntry, None]:
-        return job_log.JobLog(self._bus, job).follow(seq)
-
-    async def _load(self, job: str, beyond: int) -> Snapshot | None:
-        while True:
-            try:
-                return (await restore.newest_snapshot(self._bus, job, beyond))[0]
-            except (NoBus, NoAnswer, NoResponder, StreamFailure) as why:
-                _log.debug("the snapshots can't be read yet", job=job, why=str(why))
-            await asyncio.sleep(LOAD_AGAIN_S)
 
     async def _run(self, followed: FollowedJob) -> None:
         job = followed.job
         try:
-            await followed.run()
+            await LogFollower(self._bus, job, followed, burst=FOLD_BURST, retry_s=RESTORE_AGAIN_S).run()
         except LogMissing:
             followed.fail(JobUnknown(f"job {job!r} has no log: a registry must open the job first"))
             self._aside.pop(job, None)
             self._end(followed)
         except (LogGap, LogShorter, LevelUnknown) as why:
-            # This log can't be folded now. Others can; and this one may be opened anew, or this process be upgraded.
-            # Another log that stands in this one's place may end before the entry that this one failed at.
+            # This log can't be folded now. It may be opened again, or this process be upgraded. Another log in its
+            # place may end before the entry that this one failed at.
             self._set_aside(followed, str(why), beyond=1 if isinstance(why, LogShorter) else followed.tried)
 
     def _set_aside_after(self, followed: FollowedJob, fault: Fault) -> None:
@@ -306,19 +266,18 @@ class CatalogReplicas:
         self._set_aside(followed, f"{why}. {report}", beyond=followed.tried)
 
     def _set_aside(self, followed: FollowedJob, why: str, *, beyond: int) -> None:
-        """Refuse the job's questions for a while; the first one after that tries again."""
+        """Refuse the job's requests for a while; the first one after that tries again."""
         job, before = followed.job, self._aside.pop(followed.job, None)
-        wait_s = ASIDE_S
-        if before is not None and followed.tried <= before.tried:
-            wait_s = min(2 * before.wait_s, ASIDE_S_MAX)
         error = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {why}")
-        now = self._clock()
-        since = now if before is None or wait_s == ASIDE_S else before.since
         folded, tried = followed.fold.position, followed.tried
-        self._aside[job] = _Aside(since, now + wait_s, wait_s, folded, tried, error, max(1, beyond))
+        has_recovered = before is not None and tried > before.tried
+        retry = set_aside(
+            None if before is None else before.retry, folded, self._clock(), RETRY, has_recovered=has_recovered
+        )
+        self._aside[job] = _Aside(retry, folded, tried, error, max(1, beyond))
         while len(self._aside) > ASIDE_MAX:
             del self._aside[next(iter(self._aside))]
-        _log.error("the job is set aside", job=job, why=why, again_s=wait_s)
+        _log.error("the job is set aside", job=job, why=why, again_s=retry.wait_s)
         followed.fail(error)
         self._end(followed)
 

@@ -1,4 +1,4 @@
-"""What planning asks of one job, answered with I/O."""
+"""What planning needs of one job, obtained by I/O."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -15,14 +15,14 @@ from tensorhub_planner.primitives.source_set import LayoutSet
 
 
 class BusJobContext:
-    """What this planner knows of one job: see `answering.Knowledge`."""
+    """The `planning.request.JobContext` of one job, by catalogs, stores and loads of this planner."""
 
     def __init__(
-        self, job: str, catalogs: CatalogReplicas, layouts: LayoutStore, programs: ProgramStore, hearing: LoadSubscriber
+        self, job: str, catalogs: CatalogReplicas, layouts: LayoutStore, programs: ProgramStore, loads: LoadSubscriber
     ) -> None:
         """Ask each about this job."""
         self._job, self._catalogs, self._layouts = job, catalogs, layouts
-        self._programs, self._hearing = programs, hearing
+        self._programs, self._loads = programs, loads
 
     async def fold(self, at_seq: int) -> CatalogReplica:
         """Return the log, folded at least so far."""
@@ -41,12 +41,12 @@ class BusJobContext:
         return await self._programs.known(self._job, digest)
 
     async def unregistered(self, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
-        """Return of which of the sources' tensors none of these layouts has anything."""
+        """Return the tensors of the sources of which none of these layouts has a part."""
         return await self._programs.unregistered(self._job, layouts, sources)
 
     async def heard(self, agents: Collection[str]) -> None:
-        """Return once these have told who reads from them, or won't soon."""
-        await self._hearing.wait_for(agents)
+        """Return once these agents have reported their readers, or had their time."""
+        await self._loads.wait_for(agents)
 
     def now(self) -> float:
         """Return the planner's time."""

@@ -1,8 +1,10 @@
-"""What the planner has to know of layouts: how large the pieces are, kept by digest; the rest is read when wanted.
+"""The sizes of layouts' pieces, kept by digest; layouts themselves are read when they are needed.
 
-A layout's pieces follow from the layout alone and its digest is its content, so what was read once stays true. Always
-true: at most `LAYOUTS_MAX` layouts with `PIECES_KEPT_MAX` pieces together are kept; a layout that describes more than
-`PIECES_MAX` pieces is refused before any of them is counted out.
+A layout's pieces follow from the layout alone, and its digest is its content, so what was read once stays true.
+
+Invariants:
+- At most `LAYOUTS_MAX` layouts with `PIECES_KEPT_MAX` pieces together are kept.
+- A layout that describes more than `PIECES_MAX` pieces is refused before any of them is computed.
 """
 
 import asyncio
@@ -12,7 +14,8 @@ from typing import Final
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import PIECE_BYTES_MAX, Layout, payload_bytes, pieces
-from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_common.runtime.single_flight import SingleFlight
+from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.compiler.layout_reader import LayoutReader
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
@@ -21,22 +24,22 @@ PIECES_KEPT_MAX: Final = 4_000_000
 """About 150 MB at worst; a model of 10^12 two-byte parameters has half a million pieces, however it is cut."""
 PIECES_MAX: Final = 4_000_000
 AT_ONCE_BYTES_MAX: Final = 64 * 1024
-"""What is not longer is read at once: well under a millisecond. Thousands of ranks have thousands of short ones, and to
-hand each to a thread would take longer."""
+"""A layout that is not longer is read in the event loop, in well under a millisecond. Thousands of ranks have thousands
+of short ones, and handing each to a thread would take longer."""
 
 
 class LayoutStore:
     """Layouts by digest, out of the blob store."""
 
     def __init__(self, blobs: BlobStore, work: Supervisor) -> None:
-        self._blobs, self._work = blobs, work
+        self._blobs = blobs
         self._entries = LayoutReader()
         self._sizes: OrderedDict[str, PieceSizes] = OrderedDict()
         self._pieces = 0
-        self._reading: dict[str, asyncio.Task[PieceSizes]] = {}
+        self._reading = SingleFlight[str, PieceSizes](work, "reading a layout")
 
     def known(self, digest: str) -> PieceSizes | None:
-        """Return the sizes of a layout's pieces if they are at hand."""
+        """Return the sizes of a layout's pieces if they are kept."""
         sizes = self._sizes.get(digest)
         if sizes is not None:
             self._sizes.move_to_end(digest)
@@ -47,13 +50,8 @@ class LayoutStore:
         sizes = self.known(digest)
         if sizes is not None:
             return sizes
-        # All shards of a replica ask at once: the first one reads for all.
-        reading = self._reading.get(digest)
-        if reading is None:
-            reading = self._work.start(self._read(job, digest), f"reading layout {digest[:12]}", awaited=True)
-            self._reading[digest] = reading
-            reading.add_done_callback(lambda _: self._reading.pop(digest, None))
-        return await result_of(reading)
+        # All shards of a replica ask at once.
+        return await self._reading.run(digest, lambda: self._read(job, digest))
 
     async def layout(self, job: str, digest: str) -> Layout:
         """Return a layout itself. Raises what `BlobStore.get` raises, or `LayoutMismatch`."""
@@ -85,7 +83,7 @@ def _sizes_of(layout: Layout, digest: str) -> PieceSizes:
 
 
 def most_pieces(layout: Layout) -> int:
-    """Return a number that the layout's pieces don't exceed, without counting them out.
+    """Return a number that the layout's pieces don't exceed, without computing them.
 
     A tensor is one piece, or rows of pieces each longer than PIECE_BYTES_MAX in which all but the last are longer than
     half of it: so there are at most three for each PIECE_BYTES_MAX, and one more.

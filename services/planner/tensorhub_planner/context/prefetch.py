@@ -1,7 +1,8 @@
-"""Has the programs compiled that `ahead` expects, while their readers wait for a version. I/O: it decides nothing.
+"""Has the programs of `upcoming_programs` compiled while their readers wait for a version. I/O: it decides nothing.
 
-Always true: one look at a job is under way at a time, and at most `TRIED_MAX` programs that were tried are remembered;
-what can't be compiled is left to the read, which says why.
+A program that can't be compiled is left to the read, which says why.
+
+Invariant: one look at a job is in progress at a time, and at most `TRIED_MAX` tried programs are remembered.
 """
 
 import asyncio
@@ -20,16 +21,16 @@ from tensorhub_planner.catalog_view.upcoming_programs import UpcomingProgram, up
 from tensorhub_planner.context.program_store import PROGRAMS_MAX, ProgramStore
 
 SETTLE_S: Final = 0.2
-"""A job is looked at so long after somebody joined: thousands of shards do, one after another."""
+"""A job is looked at this long after a shard joined: thousands of shards do, one after another."""
 PREPARED_MAX: Final = PROGRAMS_MAX // 2
-"""A look has so many programs compiled at most: others are not to be forgotten for those."""
+"""Limit of the programs compiled in one look, so that they don't displace others that are used."""
 TRIED_MAX: Final = 2 * PROGRAMS_MAX
 
 _log: Final = logger(__name__)
 
 
 class ProgramPrefetcher:
-    """Looks at the catalogs of jobs in which somebody has joined."""
+    """Looks at the catalogs of jobs in which shards have joined."""
 
     def __init__(self, programs: ProgramStore, catalog: Callable[[str], Catalog | None], work: Supervisor) -> None:
         """Prepare with these programs; `catalog` returns what is folded of a job, or None."""
@@ -45,7 +46,7 @@ class ProgramPrefetcher:
         if job in self._looks:
             self._again.add(job)
             return
-        # A fault is left at that: the read has its program compiled when it asks.
+        # A fault is only logged: the read has its program compiled when it asks.
         self._looks[job] = self._work.start(self._look(job), f"preparing programs of job {job!r}", on_fault=log_only)
 
     @property

@@ -1,13 +1,15 @@
 """Transfer programs, compiled once for a reader's layout and those of its sources, and kept.
 
-Always true: at most `PROGRAMS_MAX` programs with `PLACES_MAX` places of tensors (or one that has more), and
-`INDEXES_MAX` indexes of source layouts are kept, the last used ones; what was compiled stands in the blob store before
-anybody is told of it; one that is being compiled is waited for.
+Invariants:
+- At most `PROGRAMS_MAX` programs with `PLACES_MAX` places of tensors (or one that has more), and `INDEXES_MAX` indexes
+  of source layouts are kept, the last used ones.
+- A compiled program is in the blob store before a caller gets it.
+- A program is compiled once at a time, and all its callers wait for it.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from tensorhub_common.jetstream.blob_store import BlobStore, blob_digest
@@ -15,7 +17,8 @@ from tensorhub_common.layout.layout import Layout
 from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache
 from tensorhub_common.programs.program import TransferProgram, decoded, encoded
 from tensorhub_common.runtime.gather_bounded import gather_bounded
-from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_common.runtime.single_flight import SingleFlight
+from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_planner.compiler.compiler import CompiledProgram, compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.context.layout_store import LayoutStore
@@ -24,30 +27,30 @@ from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.source_set import LayoutSet
 
 PROGRAMS_MAX: Final = 4096
-"""Each reader of a replica has one, and so a replica of so many shards finds all of them again at its next version."""
+"""Each reader has a program, so a replica of this many shards finds all of them again at its next version."""
 PLACES_MAX: Final = 32_000_000
 """Of all kept programs: each place where a tensor begins, at either end, takes some 30 bytes, so 1 GB at worst."""
 NO_SOURCES: Final = LayoutSet((), ())
-"""Under these stands what another planner compiled, by its own digest."""
+"""The key of programs that another planner compiled, by their own digest."""
 INDEXES_MAX: Final = 8
 """An index of 256 ranks of 10^12 parameters takes some 30 MB."""
 
 
 _Key = tuple[str, str, LayoutSet]
-_Make = Callable[[str, str, LayoutSet], Coroutine[None, None, CompiledProgram]]
 
 
 class ProgramStore:
-    """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
+    """The programs of all jobs. Layouts and programs are named by their content, so a compiled program stays true."""
 
     def __init__(self, blobs: BlobStore, layouts: LayoutStore, work: Supervisor) -> None:
-        self._blobs, self._layouts, self._work = blobs, layouts, work
+        self._blobs, self._layouts = blobs, layouts
         self._made: OrderedDict[_Key, CompiledProgram] = OrderedDict()
         self._by_digest: dict[str, CompiledProgram] = {}
         self._places = 0
         self._compiling = asyncio.Lock()
-        self._making: dict[_Key, asyncio.Task[CompiledProgram]] = {}
-        self._indexes: OrderedDict[tuple[str, LayoutSet], asyncio.Task[LayoutIndex]] = OrderedDict()
+        self._making = SingleFlight[_Key, CompiledProgram](work, "making a transfer program")
+        self._indexing = SingleFlight[tuple[str, LayoutSet], LayoutIndex](work, "reading the sources' layouts")
+        self._indexes: OrderedDict[tuple[str, LayoutSet], LayoutIndex] = OrderedDict()
 
     async def compiled(self, job: str, layout: str, sources: LayoutSet) -> CompiledProgram:
         """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, and what `BlobStore` does."""
@@ -56,18 +59,18 @@ class ProgramStore:
         if made is not None:
             self._made.move_to_end(key)
             return made
-        return await self._once(key, self._make)
+        return await self._making.run(key, lambda: self._make(*key))
 
     async def known(self, job: str, digest: str) -> CompiledProgram:
         """Return a program that a reader names: made here, or by another planner."""
         made = self._by_digest.get(digest)
         if made is not None:
             return made
-        return await self._once((job, digest, NO_SOURCES), self._read)
+        return await self._making.run((job, digest, NO_SOURCES), lambda: self._read(job, digest))
 
     async def unregistered(self, job: str, layouts: Sequence[str], sources: LayoutSet) -> Unregistered:
-        """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
-        # Most were compiled for the siblings' own questions. A task for each would cost more than all the rest.
+        """Return the sources' tensors of which none of these layouts has a part. Raises what `compiled` raises."""
+        # Most were compiled for the siblings' own requests. A task for each would cost more than all the rest.
         names = [(await self.compiled(job, layout, sources)).names for layout in layouts]
         registered = [each for each in names if each is not None]
         if len(registered) < len(names):
@@ -75,29 +78,21 @@ class ProgramStore:
         return await asyncio.to_thread(unregistered, registered, await self._index(job, sources))
 
     def forget(self, job: str) -> None:
-        """Compile anew whatever is asked for in this job: its blobs went with it, and its name may be used again."""
+        """Forget the programs of a job: its blobs went with it, and its name may be used again."""
         for key in [key for key in self._made if key[0] == job]:
             self._drop(key)
 
-    async def _once(self, key: _Key, make: _Make) -> CompiledProgram:
-        """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
-        making = self._making.get(key)
-        if making is None:
-            making = self._making[key] = self._work.start(make(*key), "making a transfer program", awaited=True)
-            making.add_done_callback(lambda _: self._making.pop(key, None))
-        return await result_of(making)
-
-    async def _read(self, job: str, digest: str, sources: LayoutSet) -> CompiledProgram:
+    async def _read(self, job: str, digest: str) -> CompiledProgram:
         program = await asyncio.to_thread(decoded, await self._blobs.get(job, digest))
         made = await asyncio.to_thread(_ready, program, digest)
-        self._keep((job, digest, sources), made)
+        self._keep((job, digest, NO_SOURCES), made)
         return made
 
     async def _make(self, job: str, layout: str, sources: LayoutSet) -> CompiledProgram:
         destination = await self._layouts.layout(job, layout)
         index = await self._index(job, sources)
         async with self._compiling:
-            # What is cut alike is found out in tables that all readers of an index share.
+            # The compiler uses tables that all readers of an index share.
             made, data = await asyncio.to_thread(_compile, layout, destination, index)
         assert await self._blobs.put(job, data) == made.digest
         self._keep((job, layout, sources), made)
@@ -105,14 +100,14 @@ class ProgramStore:
 
     async def _index(self, job: str, sources: LayoutSet) -> LayoutIndex:
         key = (job, sources)
-        task = self._indexes.get(key)
-        if task is None or (task.done() and task.exception() is not None):
-            task = self._work.start(self._indexed(job, sources), "reading the sources' layouts", awaited=True)
-            self._indexes[key] = task
+        index = self._indexes.get(key)
+        if index is None:
+            index = await self._indexing.run(key, lambda: self._indexed(job, sources))
+            self._indexes[key] = index
         self._indexes.move_to_end(key)
         while len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
-        return await result_of(task)
+        return index
 
     async def _indexed(self, job: str, sources: LayoutSet) -> LayoutIndex:
         layouts: dict[str, Layout] = {}
@@ -144,7 +139,7 @@ def _places(made: CompiledProgram) -> int:
 
 
 def _compile(layout: str, destination: Layout, index: LayoutIndex) -> tuple[CompiledProgram, bytes]:
-    """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
+    """Return a program and its blob: all in one thread, as there are thousands."""
     program = compile_program(layout, destination, index)
     data = encoded(program)
     names = global_names(destination) if program.unread_count else None

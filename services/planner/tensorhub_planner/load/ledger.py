@@ -12,7 +12,7 @@ it.
 
 `FinishedReads` stores the position in a job's log at which each shard's read ended, so that later reports of that read
 don't count. Beats arrive by another way than the log, and only at the rate of beats. Each reader in a beat is named
-with the log position at which its round was decided. The log has the last word. A read is over if it was decided
+with the log position at which its round was decided. The log decides. A read is over if it was decided
 before the entry by which its shard was filled, or by which its round failed or was decided anew.
 
 Invariants:
@@ -58,7 +58,7 @@ class FinishedReads:
     _replicas: dict[_Whole, int] = field(default_factory=dict)
 
     def see(self, job: str, seq: int, event: Event) -> None:
-        """Take what happened by the entry of this number."""
+        """Take an event of the entry of this number."""
         match event:
             case ShardFilled() | ShardReleased():
                 self.shard(ReaderId(job, event.model, event.replica, event.shard), seq)
@@ -68,7 +68,7 @@ class FinishedReads:
                 pass
 
     def shard(self, reader: ReaderId, seq: int) -> None:
-        """Note that what was decided for a shard before this entry it does not read any more."""
+        """Note that reads of a shard that were decided before this entry are over."""
         _note(self._shards, reader, seq, self.limits.readers_max)
 
     def forget(self, job: str) -> None:
@@ -101,7 +101,7 @@ class _Read:
     depth: int = 1
     """How many half-filled replicas bytes come through that are read from this reader, itself included."""
     is_reserved: bool = False
-    """It has not asked yet."""
+    """It was not requested yet."""
 
 
 @dataclass(slots=True)
@@ -111,18 +111,18 @@ class LoadLedger:
     limits: PlanLimits
     _reads: dict[ReaderId, _Read] = field(default_factory=dict)
     _busy: dict[AgentTransport, Load] = field(default_factory=dict)
-    _own: dict[tuple[str, str, str], dict[AgentTransport, int]] = field(default_factory=dict)
+    _by_replica: dict[tuple[str, str, str], dict[AgentTransport, int]] = field(default_factory=dict)
     """By job, model and replica: how many of its shards are assigned to each source."""
-    said: LoadReports = field(init=False)
+    reports: LoadReports = field(init=False)
     ended: FinishedReads = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with no agent heard, and nothing seen of the log."""
-        self.said, self.ended = LoadReports(self.limits), FinishedReads(self.limits)
+        """Begin with no report, and nothing seen of the log."""
+        self.reports, self.ended = LoadReports(self.limits), FinishedReads(self.limits)
 
     def hear(self, beat: Heartbeat, now: float) -> None:
-        """Take what an agent says of its readers."""
-        self.said.hear(beat, now)
+        """Take an agent's report of its readers."""
+        self.reports.hear(beat, now)
 
     def at(self, now: float) -> LoadView:
         """Return the load at `now`, without what is older than the bounds. The mapping lives on with the ledger."""
@@ -134,16 +134,16 @@ class LoadLedger:
         return _LoadView(self, self._busy, now)
 
     def busy(self, lane: AgentTransport, now: float) -> Load:
-        """Return the load of a source: what is assigned, and who else reads from it as far as it has said."""
+        """Return the load of a source: what is assigned, and who else reads from it as far as reported."""
         assigned = self._busy.get(lane, IDLE)
-        word = self.said.at(lane, now)
-        return assigned if word is None else self._with_others(lane, assigned, word)
+        report = self.reports.at(lane, now)
+        return assigned if report is None else self._with_others(lane, assigned, report)
 
-    def _with_others(self, lane: AgentTransport, assigned: Load, word: LoadReport) -> Load:
+    def _with_others(self, lane: AgentTransport, assigned: Load, report: LoadReport) -> Load:
         """Return the load of a source that has said who reads from it."""
         readers, nbytes = assigned.readers, assigned.nbytes
-        said_readers, said_nbytes = word.all.readers, word.all.nbytes
-        for reader, decided, its_nbytes in word.named:
+        said_readers, said_nbytes = report.all.readers, report.all.nbytes
+        for reader, decided, its_nbytes in report.named:
             if self.ended.is_over(reader, decided):
                 said_readers -= 1
                 said_nbytes -= its_nbytes
@@ -156,19 +156,19 @@ class LoadLedger:
 
     def serves_only(self, reader: ReaderId, lanes: Iterable[AgentTransport], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
-        own = self._own.get((reader.job, reader.model, reader.replica), {})
-        if len(self._own) == (1 if own else 0) and not self.said.lanes():
-            # As far as is known nobody else reads from anybody.
+        own = self._by_replica.get((reader.job, reader.model, reader.replica), {})
+        if len(self._by_replica) == (1 if own else 0) and not self.reports.lanes():
+            # No other replica reads from any source, as far as is known.
             return True
-        busy, said = self._busy, self.said.lanes()
+        busy, said = self._busy, self.reports.lanes()
         return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes if lane in busy or lane in said)
 
     def lanes(self) -> set[AgentTransport]:
-        """Return the sources that have a reader, or had one when they last spoke."""
-        return {*self._busy, *self.said.lanes()}
+        """Return the sources that have a reader, or had one at their last report."""
+        return {*self._busy, *self.reports.lanes()}
 
     def assign(self, reader: ReaderId, plan: Plan, now: float, *, reserved: bool = False) -> None:
-        """Count a plan, on top of what the reader reads already; `reserved`: it has not asked yet, and surely will."""
+        """Count a plan, on top of what the reader reads already; `reserved`: it has not requested it yet."""
         before = self._reads.get(reader)
         if before is not None and before.is_reserved:
             self.done(reader)
@@ -178,9 +178,9 @@ class LoadLedger:
         for share in plan.shares:
             source = share.source
             if share.crosses:
-                # Who crosses for the reader's site has these bytes from a ready holder, wherever its others come from.
+                # A forwarder has these bytes from a ready holder, wherever its other bytes come from.
                 read.depth = max(read.depth, 2)
-            elif (reader.job, reader.model, source.replica) in self._own:
+            elif (reader.job, reader.model, source.replica) in self._by_replica:
                 above = self._reads.get(ReaderId(reader.job, reader.model, source.replica, source.shard))
                 read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
             self._add(reader, read, (source.agent, share.transport), share.nbytes)
@@ -219,7 +219,7 @@ class LoadLedger:
                 self._done_all(job, event.model, event.replica)
             case AgentLost():
                 self._gone(event.agent)
-                self.said.forget(event.agent, event.incarnation)
+                self.reports.forget(event.agent, event.incarnation)
             case _:
                 pass
 
@@ -232,9 +232,9 @@ class LoadLedger:
                 busy[lane] = Load(before.readers + 1, before.nbytes + nbytes)
         assert busy == self._busy, f"the reads come to {busy}, the load says {self._busy}"
         own = Counter((lane, r.job, r.model, r.replica) for r, read in self._reads.items() for lane in read.nbytes)
-        said = {(lane, *whole): count for whole, lanes in self._own.items() for lane, count in lanes.items()}
+        said = {(lane, *whole): count for whole, lanes in self._by_replica.items() for lane, count in lanes.items()}
         assert own == said, f"replicas read {own}, the ledger says {said}"
-        self.said.check()
+        self.reports.check()
         times = [read.since for read in self._reads.values()]
         assert times == sorted(times), f"reads out of the order of their time: {times}"
 
@@ -254,19 +254,19 @@ class LoadLedger:
         if lane in read.nbytes:
             self._busy[lane] = Load(before.readers, before.nbytes + nbytes)
         else:
-            own = self._own.setdefault((reader.job, reader.model, reader.replica), {})
+            own = self._by_replica.setdefault((reader.job, reader.model, reader.replica), {})
             own[lane] = own.get(lane, 0) + 1
             self._busy[lane] = Load(before.readers + 1, before.nbytes + nbytes)
         read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
 
     def _drop(self, reader: ReaderId, lane: AgentTransport, nbytes: int) -> None:
         whole = (reader.job, reader.model, reader.replica)
-        own = self._own[whole]
+        own = self._by_replica[whole]
         own[lane] -= 1
         if not own[lane]:
             del own[lane]
         if not own:
-            del self._own[whole]
+            del self._by_replica[whole]
         before = self._busy[lane]
         if before.readers == 1:
             del self._busy[lane]
@@ -279,7 +279,7 @@ class _LoadView(Mapping[AgentTransport, Load]):
 
     def __init__(self, ledger: LoadLedger, assigned: Mapping[AgentTransport, Load], now: float) -> None:
         self._ledger, self._assigned, self._now = ledger, assigned, now
-        self._said = ledger.said.lanes()
+        self._said = ledger.reports.lanes()
 
     def __getitem__(self, lane: AgentTransport) -> Load:
         found = self._ledger.busy(lane, self._now)

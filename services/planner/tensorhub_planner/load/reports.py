@@ -1,7 +1,10 @@
-"""What agents say of who reads from them: the load that other planners made, or this one before it was restarted. Pure.
+"""Agents' reports of their readers: the load that other planners made, or this one before it was restarted. Pure.
 
-Each beat of an agent brings it, so it is as old as a beat. Always true: an agent has one word, that of its highest
-incarnation heard, its latest; a word counts for `said_s_max`, and there are at most `AGENTS_MAX` of them.
+Each beat of an agent brings a report, so it is as old as a beat.
+
+Invariants:
+- An agent has one report, the latest one of its highest known incarnation.
+- A report counts for `said_s_max`, and there are reports of at most `AGENTS_MAX` agents.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,18 +16,18 @@ from tensorhub_planner.load.load import TRANSPORTS, AgentTransport, Load, Reader
 from tensorhub_planner.primitives.limits import PlanLimits
 
 AGENTS_MAX: Final = 65_536
-"""Words of so many agents are kept; the oldest goes first."""
+"""Limit of agents with a report; the oldest is dropped first."""
 
 READERS_MAX: Final = 65_536
-"""An agent has at most so many readers, whatever it says: plans of all who could read from it compute with that number,
-and on the wire it has any length."""
+"""Limit of an agent's readers, whatever it reports: plans of all its readers compute with that number, which has any
+length on the wire."""
 
 NBYTES_MAX: Final = 2**62
-"""And these have at most so many bytes left."""
+"""Limit of the bytes that these have left."""
 
 
 class ReportedReader(NamedTuple):
-    """A reader whom an agent named, where its round was decided, and its bytes."""
+    """A reader that an agent named, where its round was decided, and its bytes."""
 
     reader: ReaderId
     decided: int
@@ -32,7 +35,7 @@ class ReportedReader(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """What an agent said of one way to read from it, and when: all its readers, and some of them by name."""
+    """A report on one transport of an agent: when it came, all readers, and some of them by name."""
 
     at: float
     all: Load
@@ -41,65 +44,63 @@ class LoadReport(NamedTuple):
 
 @dataclass(slots=True)
 class LoadReports:
-    """The last word of each agent."""
+    """The last report of each agent."""
 
     limits: PlanLimits
-    _heard: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By agent its incarnation, and when it spoke."""
-    _words: dict[AgentTransport, LoadReport] = field(default_factory=dict)
-    """Of those that have readers: plans look up many that have none."""
+    _reported: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By agent its incarnation, and the time of the report."""
+    _loads: dict[AgentTransport, LoadReport] = field(default_factory=dict)
+    """Of agents that have readers: plans look up many that have none."""
 
     def hear(self, beat: Heartbeat, now: float) -> None:
         """Take an agent's beat, unless it is one of an incarnation that is over."""
-        before, _ = self._heard.get(beat.agent, (0, 0.0))
+        before, _ = self._reported.get(beat.agent, (0, 0.0))
         if beat.incarnation < before:
             return
         self._drop(beat.agent)
-        self._heard[beat.agent] = (beat.incarnation, now)
+        self._reported[beat.agent] = (beat.incarnation, now)
         for each in beat.serving:
             if each.readers > 0:
-                self._words[beat.agent, each.transport] = _word(each, now)
-        if len(self._heard) > AGENTS_MAX:
-            self._drop(next(iter(self._heard)))
+                self._loads[beat.agent, each.transport] = _load_report(each, now)
+        if len(self._reported) > AGENTS_MAX:
+            self._drop(next(iter(self._reported)))
 
     def at(self, lane: AgentTransport, now: float) -> LoadReport | None:
-        """Return who reads from a source, as it said; None, if it has named nobody that still counts."""
-        word = self._words.get(lane)
-        return None if word is None or now - word.at >= self.limits.said_s_max else word
+        """Return the report of a source; None, if it has none that still counts."""
+        report = self._loads.get(lane)
+        return None if report is None or now - report.at >= self.limits.said_s_max else report
 
     def lanes(self) -> Collection[AgentTransport]:
-        """Return the sources that had readers by their last word; what is returned follows what is heard."""
-        return self._words.keys()
-
-    def knows(self, agent: str) -> bool:
-        """Tell whether an agent has spoken."""
-        return agent in self._heard
+        """Return the sources that had readers by their last report, as a view that follows later reports."""
+        return self._loads.keys()
 
     def unheard(self, agents: Iterable[str], now: float) -> list[str]:
-        """Return which of these agents have said nothing that still counts."""
+        """Return which of these agents have no report that still counts."""
         never = -self.limits.said_s_max
-        return [each for each in agents if now - self._heard.get(each, (0, now + never))[1] >= self.limits.said_s_max]
+        return [
+            each for each in agents if now - self._reported.get(each, (0, now + never))[1] >= self.limits.said_s_max
+        ]
 
     def forget(self, agent: str, incarnation: int) -> None:
-        """The agent's incarnation is lost, and its leases with it."""
-        if agent in self._heard and self._heard[agent][0] <= incarnation:
+        """Drop the report of a lost incarnation, whose leases ended with it."""
+        if agent in self._reported and self._reported[agent][0] <= incarnation:
             self._drop(agent)
 
     def _drop(self, agent: str) -> None:
-        self._heard.pop(agent, None)
+        self._reported.pop(agent, None)
         for transport in TRANSPORTS:
-            self._words.pop((agent, transport), None)
+            self._loads.pop((agent, transport), None)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        for (agent, transport), word in self._words.items():
-            assert word.at == self._heard[agent][1], f"{agent} said of {transport} what is not of its last word"
-            assert word.all.readers > 0, f"{agent} is idle by {transport}"
+        for (agent, transport), report in self._loads.items():
+            assert report.at == self._reported[agent][1], f"{agent} said of {transport} what is not of its last report"
+            assert report.all.readers > 0, f"{agent} is idle by {transport}"
 
 
-def _word(serving: ServingLoad, now: float) -> LoadReport:
-    everybody = Load(min(serving.readers, READERS_MAX), _possible(serving.nbytes))
-    return LoadReport(now, everybody, tuple(_named(each) for each in serving.served[:SERVED_MAX]))
+def _load_report(serving: ServingLoad, now: float) -> LoadReport:
+    everything = Load(min(serving.readers, READERS_MAX), _possible(serving.nbytes))
+    return LoadReport(now, everything, tuple(_named(each) for each in serving.served[:SERVED_MAX]))
 
 
 def _named(each: ReaderLoad) -> ReportedReader:

@@ -1,8 +1,8 @@
-"""One question, from the log and the ledger to an answer. Pure, and the same for production and the simulator.
+"""One request, from the log and the ledger to an answer. Pure, and the same for production and the simulator.
 
-Readers of one publication are decided by one command and ask in any order. The planner keeps a place for those whose
-turn is earlier and who have not asked yet: else whoever asks first would take the one idle holder, and those before it,
-who may read from nobody else, would share that with it.
+Readers of one publication are decided by one command and send their requests in any order. The planner reserves a place
+for readers of earlier turns that have not sent theirs yet. Otherwise the first request would take the one idle holder,
+and the readers of earlier turns, which may read from no other source, would share that holder with it.
 """
 
 from dataclasses import dataclass
@@ -143,8 +143,8 @@ class ProgramPlanDecision(NamedTuple):
         if plan is not None:
             return plan
         if self.execution.values or not found.originals or not found.published_in(self.execution.program.sources):
-            # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
-            # so nobody is waited for.
+            # A reader that asked at another time may have another program, and amax values are in no shard's memory, so
+            # this reader waits for no promise.
             demand = msgspec.structs.replace(demand, promises=False)
         question = PlanDecision(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
         answer = question.decide(ledger, limits, now)

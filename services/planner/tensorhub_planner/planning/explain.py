@@ -1,4 +1,4 @@
-"""Why a plan or a refusal is what it is, in words: for the trace of a transfer and for whoever reads it later."""
+"""The reasons of a plan or a refusal in words, for the trace of a transfer and for operators. Pure."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,10 +11,10 @@ from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.topology import DISTANCE_WORDS
 
 CHOICES_TOLD_MAX: Final = 4
-"""A plan tells so many of its choices; only holders of parts make more than one."""
+"""Limit of the choices that a plan explains; only holders of parts make more than one."""
 
 WORDS_KEPT_MAX: Final = 4096
-"""The words for so many numbers of bytes are kept: plans of one replica tell the same few."""
+"""Limit of the numbers of bytes whose words are kept: plans of one replica have the same few."""
 
 
 def why_share(choice: Selection, part: Assignment) -> str:

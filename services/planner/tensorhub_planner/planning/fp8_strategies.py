@@ -1,10 +1,10 @@
-"""What a reader may be given where sources' edges cut through blocks of fp8. Pure.
+"""The strategies for fp8 blocks that the edges of sources' boxes cut. Pure.
 
-There are two ways to a fold: from those who have it quantised, or by the partials of all who have a part of its blocks.
-The first moves less and needs nobody else, so it is taken for every fold that can be had so; where no plan comes of
-that, all folds are asked for by their partials.
+A reader gets such blocks in one of two ways: from holders that have them quantised, or by the partials of all holders
+that have a part of them. The first way moves less and needs no other holder, so it is used for every block for which it
+is possible. Where that leads to no plan, all blocks are requested by their partials.
 
-Always true: what a way wants gives all that the demand names, if the plan gives what the way wants (`prove_folds`).
+Invariant: a plan that gives what a strategy wants gives all that the request names (`prove_folds`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def prove_folds(plan: Plan, demand: PlanRequest, execution: NumberedProgram) -> 
     follows = _following(execution, partials)
     if subtract_ranges(left, follows):
         raise PlanError(
-            f"units {describe_ranges(subtract_ranges(left, follows))} are wanted, and nobody gives or computes them"
+            f"units {describe_ranges(subtract_ranges(left, follows))} are wanted, and no share gives or computes them"
         )
     if not absent:
         return

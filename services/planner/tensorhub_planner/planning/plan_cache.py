@@ -1,12 +1,13 @@
-"""Plans by transfer programs, made again for the next version while their sources stand as they stood. Pure.
+"""Stored plans by transfer programs, used again for the next version while their sources are unchanged. Pure.
 
-A trainer publishes a version a minute, and its ranks and the engine's stay where they are. So a plan for all of a shard
-is kept, and given again with the new version and its roots, as long as it is what would be decided anew: the same
-program, the same holders at the same places, all of them ready, none avoided, rates as they were, and nobody but the
-reader's own siblings reads from the plan's sources, which is how they were when it was made.
+A trainer publishes a version a minute, and its ranks and the engine's stay where they are. A plan for all of a shard is
+therefore stored, and given again with the new version and its roots, as long as the same plan would be decided again:
+the program is the same, the holders are at the same places, all of them are ready, none is avoided, rates are
+unchanged, and only the reader's own siblings read from the plan's sources, as when the plan was made.
 
-Always true: a plan that is given again has passed `coverage.prove_again`; at most `PLANS_MAX` plans with `SHARES_MAX`
-shares together are kept, the last used ones.
+Invariants:
+- A reused plan has passed `verify_reused_plan`.
+- At most `PLANS_MAX` plans with `SHARES_MAX` shares together are kept, the last used ones.
 """
 
 from collections import OrderedDict
@@ -131,7 +132,7 @@ class PlanCache:
 
 
 def _is_plain(demand: PlanRequest) -> bool:
-    """Tell whether a demand is the first one of a read: for everything, and nobody has failed it."""
+    """Tell whether a request is the first one of a read: for everything, with no failed source."""
     return demand.pieces is None and not demand.avoid and not demand.mapped and not demand.uncrossed
 
 

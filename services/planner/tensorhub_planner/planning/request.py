@@ -1,8 +1,8 @@
-"""From a demand to its answer, whatever that takes: holders of the reader's layout, or a transfer program. Pure.
+"""From a plan request to its answer: by holders of the reader's layout, or by a transfer program. Pure.
 
-What it needs that others have to bring (a log folded far enough, layouts, programs, the word of sources) stands behind
-`JobContext`: the service brings it from the bus and the blob store, the simulator out of its world, and both go through
-the decisions here in the same order.
+`JobContext` provides what has to be fetched: a log folded far enough, layouts, programs, and sources' reports. The
+service implements it by the bus and the blob store, and the simulator by its world. Both make the decisions here in the
+same order.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ from tensorhub_planner.planning.plan import OnlyOtherLayouts
 from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import (
     cannot_be_filled,
-    nobody_has_it,
+    no_holder_refusal,
     program_sources,
     reads_by_program,
     turns_to_program,
@@ -57,7 +57,7 @@ class JobContext(Protocol):
         ...
 
     async def heard(self, agents: Collection[str]) -> None:
-        """Return once these have told who reads from them, or won't soon."""
+        """Return once these agents have reported their readers, or had their time."""
         ...
 
     def now(self) -> float:
@@ -66,12 +66,12 @@ class JobContext(Protocol):
 
 
 class DemandPlanner:
-    """Answers demands of one job."""
+    """Answers the requests of one job."""
 
     def __init__(
         self, job: str, knowledge: JobContext, ledger: LoadLedger, limits: PlanLimits, kept: PlanCache | None = None
     ) -> None:
-        """Decide by what is known, and count each plan in the ledger. `kept` are plans that may be given again."""
+        """Decide by this knowledge, and count each plan in the ledger. `kept` are plans that may be used again."""
         self._job, self._knowledge, self._ledger, self._limits = job, knowledge, ledger, limits
         self._kept = PlanCache() if kept is None else kept
 
@@ -99,7 +99,7 @@ class DemandPlanner:
         return await self._reshard(demand)
 
     async def _found(self, demand: PlanRequest, *, any_layout: bool) -> Candidates | Refusal:
-        """Look up in the log who can serve the demand; where there is a choice, have heard who reads from whom."""
+        """Look up which shards can serve the request; where there is a choice, wait for their reports."""
         found = found_in(await self._knowledge.fold(demand.at_seq), demand, self._limits, any_layout=any_layout)
         if not isinstance(found, Refusal):
             roll = found.roll
@@ -117,7 +117,7 @@ class DemandPlanner:
         if isinstance(found, Refusal):
             return found
         if not found.holders.able:
-            return nobody_has_it(demand, found.holders)
+            return no_holder_refusal(demand, found.holders)
         try:
             compiled = await self._program(demand, found)
         except LayoutMismatch as why:
@@ -133,9 +133,9 @@ class DemandPlanner:
         return answer
 
     async def _unregistered(self, demand: PlanRequest, found: Candidates, compiled: CompiledProgram) -> Unregistered:
-        """Return what no shard of the reader's replica has registered, to one of them, which tells its user.
+        """Return what no shard of the reader's replica has registered, to one of them, which reports it to its user.
 
-        Its siblings' programs are waited for. They ask for them as well, and none begins before all have a plan.
+        It waits for its siblings' programs. They request them as well, and none begins before all have a plan.
         """
         if not compiled.execution.program.unread_count:
             return NOTHING
@@ -146,7 +146,7 @@ class DemandPlanner:
         try:
             return await self._knowledge.unregistered(layouts, program_sources(demand, found))
         except TensorHubError:
-            # A sibling can't be filled, and says why itself: the replica will have nothing.
+            # A sibling can't be filled, and reports why itself: the replica will have nothing.
             return NOTHING
 
     async def _program(self, demand: PlanRequest, found: Candidates) -> CompiledProgram:
@@ -155,7 +155,7 @@ class DemandPlanner:
         try:
             named = await self._knowledge.program(demand.program)
         except LayoutMismatch as why:
-            raise BadCommand(f"the demand names a program that is none: {why}") from None
+            raise BadCommand(f"the demand names a program that can't be read: {why}") from None
         if not named.execution.fills(found.seat.layout):
             raise BadCommand(f"program {demand.program[:12]} of the demand fills another layout than the reader's")
         return named

@@ -1,6 +1,6 @@
-"""Holders of any layout, seen in the units of a transfer program: so that one plan is made of them as of equals. Pure.
+"""Holders of any layout in the units of a transfer program, so that a plan treats them as equals. Pure.
 
-A reader goes by a program where nobody of its own layout has held the version yet, or nobody of it is left. Then every
+A reader uses a program where no shard of its own layout has had the version yet, or none of them is left. Then every
 shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
 """
 
@@ -29,9 +29,9 @@ def reads_by_program(demand: PlanRequest) -> bool:
 
 
 def turns_to_program(demand: PlanRequest, answer: PlanOutcome, *, whole: bool) -> bool:
-    """Tell of what was answered from holders of the reader's layout whether others have to be asked.
+    """Tell whether the answer by holders of the reader's layout is not enough, so that other layouts are needed.
 
-    A read that has some pieces already goes on with those; it begins anew where nobody is left for the rest.
+    A read that has some pieces already goes on with those; it begins again where no holder is left for the rest.
     """
     if isinstance(answer, OnlyOtherLayouts):
         return True
@@ -42,9 +42,9 @@ def turns_to_program(demand: PlanRequest, answer: PlanOutcome, *, whole: bool) -
 def program_sources(demand: PlanRequest, found: Candidates) -> LayoutSet:
     """Return the layouts of which the reader's program is to be compiled.
 
-    Readers that share out what crosses to their site exchange units, so they must have one program, at whatever time
-    each of them asks and whoever has come to hold the version by then: theirs is of the layouts in which the version
-    was published. For all others everybody counts who has it.
+    Readers that divide the transfer to their site exchange units, so they must have one program, at whatever time each
+    of them asks and whichever shards hold the version by then: it is made of the layouts in which the version was
+    published. For all other readers every holder counts.
     """
     roll = found.roll
     published = published_set(found.originals, found.holders) if roll is None else roll.original_set
@@ -54,9 +54,9 @@ def program_sources(demand: PlanRequest, found: Candidates) -> LayoutSet:
 
 
 def source_set(found: Candidates) -> LayoutSet:
-    """Return the layouts of all who have the version, each once, in the order of replicas and shards.
+    """Return the layouts of all holders, each once, in the order of replicas and shards.
 
-    All shards of a replica ask for the same one, so it is kept with their roll.
+    All shards of a replica need the same one, so it is kept with their lookup.
     """
     if found.roll is not None:
         return found.roll.source_set
@@ -65,7 +65,7 @@ def source_set(found: Candidates) -> LayoutSet:
 
 
 def in_units(found: Candidates, execution: NumberedProgram) -> Candidates:
-    """Say of each holder which units of the program it has; one that has none is left out.
+    """Return for each holder the units of the program that it has; one that has none is left out.
 
     The reader's own layout has all of them, whatever the program was compiled of.
     """
@@ -82,14 +82,14 @@ def in_units(found: Candidates, execution: NumberedProgram) -> Candidates:
     return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able), made=made))
 
 
-def nobody_has_it(demand: PlanRequest, holders: HolderSet) -> Refusal:
+def no_holder_refusal(demand: PlanRequest, holders: HolderSet) -> Refusal:
     """Refuse a version that no shard of any layout has."""
     what = f"version {demand.version} of {demand.model!r}"
     return Refusal(error=VersionUnavailable.__name__, reason=why_refusal(what, (), (), holders))
 
 
 def cannot_be_filled(demand: PlanRequest, why: LayoutMismatch, absent: HolderSet, *, could_be: bool) -> PlanAnswer:
-    """Refuse what no holder has; `could_be`: with those who are absent now it would be whole."""
+    """Refuse what no holder has; `could_be`: with the shards that are absent now it would be complete."""
     what = f"version {demand.version} of {demand.model!r} can't fill shard {demand.shard} of {demand.replica!r}"
     if could_be:
         reason = f"{what} just now: {why} ({absentees((), (), absent)}): wait for another holder, and ask again"

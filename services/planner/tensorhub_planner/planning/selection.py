@@ -144,7 +144,7 @@ _Tier = list[_Seen]
 def select_sources(
     wanted: Ranges, sizes: PieceSizes, offers: tuple[SourceOffer, ...], limits: PlanLimits
 ) -> tuple[tuple[Selection, ...], Ranges]:
-    """Return how to read what is wanted, and the pieces that nobody can give."""
+    """Return how to read the wanted pieces, and the pieces that no source can give."""
     choices: list[Selection] = []
     taken, left = 0, wanted
     nbytes = sizes.of(wanted)
@@ -193,7 +193,7 @@ def _drop_slower_half_filled(
     nearest = next((some for some in ready if some), None)
     if nearest is None:
         return tiers
-    # Nothing is left for whoever is farther than these.
+    # Nothing is left for sources that are farther than these.
     best = min(_seconds(offer, nbytes, limits) for offer in nearest)
     return [
         (rank, [each for each in its if not each.depth or _seconds(each, nbytes, limits) < best]) for rank, its in tiers
@@ -236,7 +236,7 @@ def _rates(first: SourceOffer, limits: PlanLimits) -> Rates:
 
 
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:
-    """Divide what is wanted by who has it; what nobody in the tier has is left out."""
+    """Divide the wanted pieces by their holders; pieces that no holder of the tier has are left out."""
     whole: _Tier = []
     partial: _Tier = []
     for each in tier:

@@ -1,7 +1,7 @@
 """Which tensors of a version no shard of a replica has registered. Pure.
 
-A shard may leave a tensor out, since a sibling may have it: pipeline stages do. What all of them leave out was most
-likely forgotten, so that is told.
+A shard may leave a tensor out, since a sibling may have it, as in pipeline stages. A tensor that all of them leave out
+was most likely forgotten, so it is reported.
 """
 
 from collections.abc import Iterable

@@ -1,18 +1,19 @@
-"""The proof that a plan must pass before a byte moves.
+"""The proof that a plan must pass before a byte moves. Pure.
 
-Every piece that the demand wants comes from exactly one source, which has it or will; no source is one that the demand
-avoids or the reader itself; and from each source the chain of "who gives it to whom" ends, without a cycle, at a shard
-that is ready. A plan that fails the proof is a bug, so it raises and no answer is given.
+Every wanted piece comes from exactly one source, which has it or will have it. No source is the reader itself, or one
+that the request avoids. From each source the chain of sources ends, without a cycle, at a ready shard. A plan that
+fails the proof is a bug, so it raises and no answer is given.
 
-Why no cycle, though nobody looks at the other readers' plans: turns are in one order, and a half-filled source is named
-only where its turn is earlier than the reader's (`servable_pieces`). That holds of its own plan too. So along a chain
-the turns only fall; there are finitely many, and whoever has the earliest reads from ready shards alone. The source's
-agent asks the same of each lease, by what it knows itself, so a planner that lags behind the log makes no cycle either.
+There is no cycle although no planner sees the other readers' plans. Turns have one order, and a half-filled source is
+used only where its turn is earlier than the reader's (`servable_pieces`). The same holds for the source's own plan, so
+turns only fall along a chain. There are finitely many, and the reader of the earliest turn reads from ready shards
+alone. The source's agent checks the same for each lease by its own knowledge, so a planner that is behind the log makes
+no cycle either.
 
-What crosses to the reader's site for its group (`crossing`) comes from members of any turn, and each of them has its
-own part from somebody who stands ready or whose turn is earlier. No plan can see that the other plans agree; so a
-reader waits for such a piece only while its source promises it, and nobody promises what it waits for itself
-(docs/design/adr/0012).
+Pieces that cross to the reader's site for its group (`wan_fanout.py`) come from members of any turn, and each of them
+gets its own part from a ready holder or an earlier turn. No plan can see that the other plans agree. A reader therefore
+waits for such a piece only while its source promises it, and no source promises what it waits for itself
+(docs/adr/0012).
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ def verify_plan(
         _prove_end(share, holders.get(source), turn, ends, crossing or {})
         left = subtract_ranges(left, pieces)
     if left:
-        raise PlanError(f"pieces {describe_ranges(left)} are wanted and nobody gives them")
+        raise PlanError(f"pieces {describe_ranges(left)} are wanted, and no share gives them")
 
 
 def _prove_end(
@@ -128,7 +129,7 @@ def chain_ends(
 
     `made` are those that follow of what stands in ready shards.
     """
-    # Nobody asks where chains end if there is none.
+    # Without half-filled holders no chain needs an end.
     if draining or all(holder.turn is None for holder in holders):
         return pieces
     ready = [holder.pieces for holder in holders if holder.turn is None and holder.key == key]

@@ -1,15 +1,15 @@
-"""Who of a site brings which pieces over from another site, so that each byte crosses once. Pure.
+"""Which readers of a site bring which pieces over from another site, so that each byte crosses once. Pure.
 
-The shards of a site whose rounds were decided by one command, and which have equal pieces, are a *group*. Its first
-ones by turn cross, each a run of the pieces of about equal bytes, and everybody reads the rest from them. Each planner
-works that out by itself from the log, so what it comes to depends on nothing else: neither on who has asked already,
-nor on load. One that can't cross falls out for its own run alone, which goes in blocks to the others; which block goes
-to whom is settled by rendezvous hashing, so whoever leaves out the same crossers, at whatever time, comes to the same.
+The shards of a site whose rounds were decided by one command, and which have equal pieces, are a *group*. The first
+ones by turn are forwarders (on the wire: crossers). Each brings a run of the pieces of about equal bytes, and all
+members read the rest from them. Each planner computes that from the log alone, independent of earlier requests and of
+load. A forwarder that fails loses its own run only, which is divided in blocks among the others by rendezvous hashing.
+Planners that leave out the same forwarders, at whatever time, therefore come to the same division.
 
-Readers that go by a transfer program share out its units in the same way. Where replicas of several layouts were
-decided together, the layout of the first by turn crosses, and the others read in the site, behind earlier turns.
+Readers that use a transfer program divide its units in the same way. Where replicas of several layouts were decided
+together, the layout of the first by turn crosses, and the others read in the site, after earlier turns.
 
-Always true: a piece has one crosser, as long as any is left.
+Invariant: a piece has one forwarder, as long as any is left.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -93,7 +93,7 @@ def fanout_groups(
 ) -> Iterator[FanoutGroup]:
     """Yield who crosses which of the wanted pieces for the reader's site: as it should be, then without the reader.
 
-    Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces,
+    Nothing is shared out, as in the last one, where the reader is alone, or another shard in the site has the pieces,
     will have them, or had them and is draining: then nothing comes from another site.
     """
     mates = _site_peers(demand, seat, holders, topology) if demand.promises else []
@@ -116,7 +116,7 @@ def fanout_groups(
 def joins_fanout(demand: PlanRequest, seat: ReaderShard, holders: HolderSet, topology: Topology) -> bool:
     """Tell whether a reader that may have to go by a program belongs to those who share out what crosses to their site.
 
-    `holders` are of any layout. Not where somebody in the site has the version, or will have it by an earlier decision:
+    `holders` are of any layout. Not where a shard in the site has the version, or will have it by an earlier decision:
     such a one is read, whatever its layout.
     """
     if not demand.promises or demand.turn is None or not _site_peers(demand, seat, holders, topology):
@@ -151,7 +151,7 @@ def _is_at_seat(holder: Holder, seat: ReaderShard) -> bool:
 
 
 def _nearby(demand: PlanRequest, seat: ReaderShard, wanted: Ranges, holders: HolderSet, topology: Topology) -> Ranges:
-    """Return what somebody in the site has, or will have because of an earlier decision."""
+    """Return the pieces that a shard in the site has, or will have because of an earlier decision."""
     found: list[tuple[int, int]] = []
     for holder in holders.able:
         is_before = holder.turn is None or (demand.turn is not None and holder.turn.decided < demand.turn.decided)

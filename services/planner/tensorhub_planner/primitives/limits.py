@@ -1,7 +1,7 @@
 """The rates that the planner counts with and the bounds that it keeps.
 
-The rates are a model for links that nobody has measured yet (`planning/cost_model.py`): a plan depends on their ratios
-only, and being wrong costs time, never bytes.
+The rates are a model for links that are not measured yet (`planning/cost_model.py`). A plan depends on their ratios
+only, and a wrong rate costs time, never bytes.
 """
 
 from typing import Final

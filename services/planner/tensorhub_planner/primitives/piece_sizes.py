@@ -1,8 +1,4 @@
-"""Sets of pieces as ranges, so that a plan costs what its sources cost and not what its pieces do.
-
-Always true of `Ranges`: sorted, each of at least one piece, no two of them overlapping or touching. So two equal sets
-are equal tuples. `PieceSizes` turns ranges into bytes by two look-ups each.
-"""
+"""The bytes of ranges of pieces, by two lookups for each range. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence

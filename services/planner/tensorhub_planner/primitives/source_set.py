@@ -1,7 +1,6 @@
 """Which layouts a transfer program is compiled from, as one value with a name. Pure.
 
-A replica of thousands of shards is named by each of its readers' questions: so it is digested once, and compared by
-that ever after.
+Each request of a reader names a replica of thousands of shards, so the set is digested once, and compared by that.
 """
 
 from dataclasses import dataclass, field

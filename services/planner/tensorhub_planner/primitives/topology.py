@@ -1,4 +1,4 @@
-"""Where agents stand, and so how far a reader is from a source and by which transport its bytes come.
+"""The places of agents, and so the distance between reader and source and the transport of the bytes. Pure.
 
 A host's name counts within its site alone: two datacenters may both have a `node-1`. So does a rack's. An agent is one
 GPU's, so the same GPU is the same agent; those of one host share its memory.

@@ -1,13 +1,15 @@
 """A lease on leadership, kept in a JetStream KV bucket.
 
-Of all that ask for a key one holds it, for `ttl_s` from the beginning of its last renewal that succeeded. The entry
-carries `Nats-TTL`, so the server itself ends the lease of a holder that falls silent; and every write names the
-sequence that it replaces, so of two that write at once one is refused.
+One process holds a key, for `ttl_s` from the beginning of its last renewal that succeeded. The entry has `Nats-TTL`, so
+the server itself ends the lease of a holder that falls silent. Every write names the sequence that it replaces, so
+of two that write at once one is refused.
 
-Always true: at most one holder's `held` is true at a time, as far as clocks run alike (the holder counts from before
-it asked, the server from after, so the holder stops first); `term` is the revision at which the holder took the lease
-and rises from holder to holder, so what an older holder still says can be told by it. The one exception is a process
-that took over from the same holder id: whoever starts a process under an id warrants that the earlier one is gone.
+Invariants:
+- At most one holder's `held` is true at a time, as far as clocks run alike: the holder counts from before its request,
+  and the server from after it, so the holder stops first. The one exception is a process that takes over from its own
+  holder id; an operator who starts a process under an id warrants that the earlier one has ended.
+- `term` is the revision at which the holder took the lease. It rises from holder to holder, so commands of an older
+  holder are recognised by it.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure, WrongLastSequence
+from tensorhub_common.bus.errors import UNCERTAIN, NoResponder, StreamFailure, WrongLastSequence
 from tensorhub_common.errors import InvalidName, TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.protocol.decoding import MALFORMED
@@ -34,7 +36,7 @@ BUCKET: Final = "tensorhub"
 BUCKET_BYTES_MAX: Final = 16 * 1024 * 1024
 ENTRY_BYTES_MAX: Final = 4096
 MARKER_TTL_S: Final = 86_400
-"""How long the server remembers that a lease ended; with no entry at all a key is free as well."""
+"""How long the server remembers that a lease ended. A key without an entry is free as well."""
 
 TTL_S_MIN: Final = 1
 RENEWALS_PER_TTL: Final = 4
@@ -49,12 +51,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 class LeaseEntry(msgspec.Struct, frozen=True):
-    """What stands under the key. `nonce` is another for each life of a holder."""
+    """The value of the key. `nonce` differs for each process of a holder."""
 
     holder: str
     nonce: str
     format: int = 1
-    """Whatever it is, who is named holds the lease."""
+    """Whatever the format is, the named holder has the lease."""
 
 
 def _config(bucket: str, replicas: int) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def _config(bucket: str, replicas: int) -> dict[str, Any]:
 
 
 class LeaderLease:
-    """One process's wish to hold the lease: it takes it when it can and renews it until `close`.
+    """One process's claim on the lease: it takes it when it can and renews it until `close`.
 
     Use it as an async context manager, or call `start` and `close`. `on_change(held)` is called at each change.
     """
@@ -102,7 +104,7 @@ class LeaderLease:
             raise ValueError(f"a lease of {ttl_s:g} s is not possible: NATS counts in whole seconds, so take 1 or more")
         self.key = key
         self.holder = holder
-        # Rounded down, as the server does: to think that it lasted longer would make two holders.
+        # Rounded down, as the server does: a longer count here would make two holders.
         self.ttl_s = int(ttl_s)
         self._bus = bus
         self._work = Supervisor(f"lease {key} of {holder}")
@@ -117,11 +119,11 @@ class LeaderLease:
         self._term = 0
         self._until = 0.0
         self._is_new_term = False
-        self._nobodys = 0
-        """Where something stands that is nobody's lease, and since when that is known."""
-        self._nobodys_since = 0.0
+        self._foreign_seq = 0
+        """An entry of the key that is no lease, and since when it is known."""
+        self._foreign_since = 0.0
         self._has_bucket = False
-        self._told = False
+        self._reported = False
         self._warned = ""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -164,7 +166,7 @@ class LeaderLease:
         await asyncio.wait({task})
         revision, self._until = self._revision if self.held else 0, 0.0
         self._revision = 0
-        await self._tell()
+        await self._report()
         if revision:
             headers = {_OPERATION: "PURGE", "Nats-Rollup": "sub", api.EXPECTED_LAST: str(revision)}
             try:
@@ -187,43 +189,43 @@ class LeaderLease:
         while True:
             pause_s = self.ttl_s / RENEWALS_PER_TTL
             try:
-                await self._turn_and_tell()
+                await self._try_and_report()
             except WrongLastSequence:
                 self._revision = 0
                 pause_s = RETRY_S
-            except (NoBus, NoAnswer, NoResponder, StreamFailure) as error:
-                # Whether it was written is unknown: look what stands there before anything else.
+            except UNCERTAIN as error:
+                # Whether it was written is unknown: look at the entry before anything else.
                 self._revision = 0
                 self._has_bucket = not isinstance(error, NoResponder)
                 pause_s = RETRY_S
-                self._say_why(error)
-            except Exception as error:  # noqa: BLE001 (a fault must not end the asking; the lease runs out by itself)
+                self._log_error(error)
+            except Exception as error:  # noqa: BLE001 (a fault must not end the renewing; the lease runs out by itself)
                 self._revision = 0
-                self._work.fault("asking for it", error, log_only)
-            await self._tell()
+                self._work.fault("renewing it", error, log_only)
+            await self._report()
             await self._pause(pause_s)
 
-    async def _turn_and_tell(self) -> None:
-        """Take a turn; should the lease run out meanwhile, tell so at once and not at the end of a long wait."""
-        turn = self._work.start(self._turn(), "asking for it", awaited=True)
+    async def _try_and_report(self) -> None:
+        """Try once; should the lease run out meanwhile, report that at once and not at the end of a long wait."""
+        turn = self._work.start(self._try(), "renewing it", awaited=True)
         try:
             while not turn.done():
                 await asyncio.wait({turn}, timeout=self.held_for_s or None)
-                await self._tell()
+                await self._report()
         finally:
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait({turn})
         turn.result()
 
-    def _say_why(self, error: TensorHubError) -> None:
-        """Warn of what only an operator can mend; all else passes by itself."""
+    def _log_error(self, error: TensorHubError) -> None:
+        """Warn of what only an operator can correct; all else passes by itself."""
         level = logging.WARNING if isinstance(error, StreamFailure) and str(error) != self._warned else logging.DEBUG
         _log.log(level, "lease %s can't be had: %s", self.key, error)
         if isinstance(error, StreamFailure):
             self._warned = str(error)
 
-    async def _turn(self) -> None:
+    async def _try(self) -> None:
         """Renew, or take the lease if it can be had."""
         attempt_s = min(ATTEMPT_S_MAX, self.ttl_s / RENEWALS_PER_TTL)
         if not self._has_bucket:
@@ -240,14 +242,14 @@ class LeaderLease:
             self._term, self._is_new_term = ack.seq, False
 
     async def _look(self, attempt_s: float) -> int | None:
-        """Return the sequence that a writer must replace to have the lease, or None: it is somebody else's."""
+        """Return the sequence that a writer must replace to have the lease, or None: another process has it."""
         last = await api.last_of(self._bus, self._stream, self._subject, attempt_s)
         if last is not None and not (last.headers.get(_OPERATION) or last.headers.get(_MARKER)):
             entry = _read(last)
             if entry is None:
-                return self._over_nobodys(last.seq)
+                return self._replace_foreign(last.seq)
             if entry == self._entry:
-                # An earlier write of ours whose acknowledgement was lost: nobody held the lease in between.
+                # An earlier write of ours whose acknowledgement was lost: no other process held the lease in between.
                 return last.seq
             may_take_over = self._term == 0 and entry.holder == self.holder
             if not may_take_over:
@@ -256,20 +258,18 @@ class LeaderLease:
         self._is_new_term = True
         return 0 if last is None else last.seq
 
-    def _over_nobodys(self, seq: int) -> int | None:
-        """Say whether to replace what is no lease: JetStream answers on any subject that somebody names.
+    def _replace_foreign(self, seq: int) -> int | None:
+        """Return whether to replace an entry that is no lease: JetStream answers on any subject that a user names.
 
-        Whoever held the lease may still believe so for as long as a lease lasts: nobody else takes it before.
+        The last holder may still count on its lease for as long as one lasts, so no other process takes it before.
         """
         now = time.monotonic()
         if self.held:
             return seq
-        if self._nobodys != seq:
-            self._nobodys, self._nobodys_since = seq, now
-            _log.warning(
-                "what is no lease stands on %s: see docs/operate/security.md, 'JetStream answers'", self._subject
-            )
-        if now < self._nobodys_since + self.ttl_s:
+        if self._foreign_seq != seq:
+            self._foreign_seq, self._foreign_since = seq, now
+            _log.warning("an entry of %s is no lease: see docs/operate/security.md, 'JetStream answers'", self._subject)
+        if now < self._foreign_since + self.ttl_s:
             return None
         self._is_new_term = True
         return seq
@@ -285,23 +285,23 @@ class LeaderLease:
             running_out = self._until - time.monotonic()
             if 0 < running_out < left:
                 await asyncio.sleep(running_out)
-                await self._tell()
+                await self._report()
             else:
                 await asyncio.sleep(left)
 
-    async def _tell(self) -> None:
-        if self.held == self._told:
+    async def _report(self) -> None:
+        if self.held == self._reported:
             return
-        self._told = self.held
-        _log.debug("%s %s lease %s (term %d)", self.holder, "holds" if self._told else "lost", self.key, self._term)
+        self._reported = self.held
+        _log.debug("%s %s lease %s (term %d)", self.holder, "holds" if self._reported else "lost", self.key, self._term)
         if self._on_change is not None:
-            self._on_change(self._told)
+            self._on_change(self._reported)
         async with self._changed:
             self._changed.notify_all()
 
 
 def _read(stored: api.Stored) -> LeaseEntry | None:
-    """Read who holds the lease; None for what no holder has written."""
+    """Read the holder of the lease; None for an entry that no holder has written."""
     if stored.is_relayed:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A registry's metrics: where each figure stands, read when somebody looks; docs/operate/metrics.md lists them.
+"""A registry's metrics, read when the metrics page is requested; docs/operate/metrics.md lists them.
 
 The functions here run in a thread of the page's while the event loop goes on, so they only read, and copy a table
 before they walk through it.

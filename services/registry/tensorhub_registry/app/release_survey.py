@@ -1,8 +1,9 @@
 """Which level the registries and planners of this hub can all fold: what a new job begins at.
 
-Always true: where one answers that knows only a lower level, new jobs begin at that level, so that it can fold them.
-One that has answered counts for as long as NATS knows it, also while it is stopped or too busy to answer. A process of
-a release before levels does not answer; while one runs, `TENSORHUB_NEW_JOB_LEVEL` is 0.
+A process that has answered counts for as long as NATS knows it, also while it is stopped or too busy to answer. A
+process of a release before levels does not answer; while one runs, `TENSORHUB_NEW_JOB_LEVEL` is 0.
+
+Invariant: new jobs begin at the lowest level among those that the processes know, so that all can fold them.
 """
 
 import asyncio
@@ -18,9 +19,9 @@ from tensorhub_common.protocol.subjects import is_name
 from tensorhub_common.runtime.gather_bounded import gather_bounded
 
 LOOK_S: Final = 5.0
-"""How often a registry asks who there is."""
+"""How often a registry asks which registries and planners there are."""
 FIRST_WAIT_S: Final = 1.0
-"""A job waits so long for the first answer, before its level is decided without one."""
+"""A job waits this long for the first answer, before its level is decided without one."""
 
 ROLE: Final = "registry"
 
@@ -28,14 +29,14 @@ _log: Final = logs.logger(__name__)
 
 
 class ReleaseSurvey:
-    """What the registries and planners say of themselves, asked again and again."""
+    """The last answer of each registry and planner, asked for regularly."""
 
     def __init__(self, bus: Bus, new_job_level: int | None) -> None:
         """Ask there. `new_job_level`: what the operator allows, None: all that is known."""
         self._bus = bus
         self._allowed = NEWEST_LEVEL if new_job_level is None else min(new_job_level, NEWEST_LEVEL)
         self._there: dict[str, Pong] = {}
-        """By name, what the processes have said that are there."""
+        """The last answer of each process that exists, by its name."""
         self.newer_registry: Pong | None = None
         """A registry that folds a higher level than this one, and has answered the last question."""
         self._known = asyncio.Event()

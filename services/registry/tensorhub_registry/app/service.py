@@ -1,12 +1,12 @@
-"""A registry: joins the election, folds every job's log, and while it leads speaks the outcomes of all of them.
+"""A registry: joins the election, folds every job's log, and publishes all outcomes while it leads.
 
-Here the pure cores meet the world: the lease and the connection drive `Leader`, beats and folded events drive
-`Liveness`, and what they say is carried out at once. Several registries may run; all fold, one speaks.
+It drives the pure cores: the lease and the connection are inputs of `Election`, beats and folded events are inputs of
+`Liveness`, and their outputs are carried out at once. Several registries may run. All fold, and one publishes.
 
 Invariants:
-- A job that can't go on is set aside and tried again (`aside`); whatever is asked, folded or said of one job waits for
-  no other one's stream.
-- An error that escapes anywhere else ends the process, which is started anew: the log has all that it knew.
+- A job that can't go on is set aside and tried again. No question, entry or publication of one job waits for another
+  job's stream.
+- An error that escapes anywhere else ends the process, which is started again. The log has all that it knew.
 """
 
 import asyncio
@@ -19,21 +19,22 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.bus.errors import UNCERTAIN
 from tensorhub_common.bus.message import Message
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
 from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import BlobStore
-from tensorhub_common.log_follower.set_aside import SetAside, set_aside
+from tensorhub_common.log_follower.job_list import JobList
+from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, JobHealth, JobState
-from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
 from tensorhub_registry.app.leader_lease import LeaderLease
 from tensorhub_registry.app.release_survey import ROLE, ReleaseSurvey
@@ -45,27 +46,27 @@ from tensorhub_registry.jobs.job import Job
 from tensorhub_registry.queries.server import READY_WAIT_S_MAX, QueryServer
 
 LEASE_KEY: Final = "registry"
-DISCOVER_S: Final = 5.0
-"""How often a registry looks for jobs that others opened or deleted."""
-DISCOVER_AGAIN_S: Final = 0.2
-"""The same, where NATS gave no answer."""
+LIST_AGAIN_S: Final = 0.2
+"""The pause before jobs are listed again, after NATS gave no answer."""
+
+RETRY: Final = RetryLimits(first_s=5.0, max_s=600.0)
+"""When a job that was set aside is tried again. The longest wait: a job that fails at each try costs the others two
+seconds of folding in ten minutes at most."""
 
 TRY_S_MAX: Final = 30.0
-"""A job that was set aside is given so long to get further before the next one is tried."""
+"""A job that was set aside is given this time to get further before the next one is tried."""
 
 GIVE_WAY_LOOK_S: Final = 1.0
-"""How often a leader looks whether a newer registry is there that can lead jobs which this release can't fold."""
+"""How often a leader looks for a newer registry that can lead jobs which this release can't fold."""
 
 GIVE_WAY_TTLS: Final = 2
-"""A registry that gave its lease to a newer one asks for it again after so many times as long as a lease lasts."""
+"""A registry that gave its lease to a newer one asks for it again after this many times the length of a lease."""
 
 GIVE_WAY_AGAIN_S: Final = 60.0
 """It gives it away again after this at the earliest, should no other one have taken it."""
 
 FIRST_LEASE_WAIT_S: Final = 1.0
 """A registry says that it is ready once it leads, or once it has become clear that another one does."""
-
-_NO_ANSWER: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 
 _log: Final = logs.logger(__name__)
 
@@ -98,21 +99,20 @@ class Registry:
         self._aside: dict[str, SetAside] = {}
         """The jobs that were set aside, until they are gone: one that fails at the same place again waits longer."""
         self._due: asyncio.Queue[Job] = asyncio.Queue()
-        """Those that are to be tried again; each stands here once, so there are no more of them than jobs."""
+        """Those that are to be tried again, each once, so there are no more of them than jobs."""
         self._raised: set[str] = set()
         """Those of the jobs that were raised to a level which this release can't fold; a level never goes down."""
         self._giving_way: asyncio.Task[None] | None = None
-        self._looking = asyncio.Lock()
-        self._next_look: asyncio.Task[None] | None = None
+        self._job_list = JobList(bus, self._work, self._reconcile, LIST_AGAIN_S, UNCERTAIN)
         self._forgetting: set[str] = set()
         """Jobs whose streams are being deleted."""
         self._forgotten: dict[str, float] = {}
-        """When that ended, in the loop's time: a list of all jobs that was asked for before may still name them."""
+        """The end of that in the loop's time: a list of all jobs that was requested before it may still name them."""
 
     # ------------------------------------------------------------------------------------------- from outside
 
     async def run(self) -> None:
-        """Fold all jobs, ask for the lease, say that this registry is ready, and go on until cancelled."""
+        """Fold all jobs, ask for the lease, answer pings, and go on until cancelled."""
         on_connection = self._work.guarded(self._on_connection, "a change of the connection")
         self._bus.watch(on_connection)
         await self._bus.subscribe(subjects.beats(), self._work.guarded(self._on_beat, "a beat"))
@@ -120,7 +120,7 @@ class Registry:
         await answer_follower_survey(self._bus, self.id, ROLE)
         async with AsyncExitStack() as stack:
             self._work.start(self._folders.watch(), "asking which registries and planners there are")
-            self._work.start(self._discover_always(), "looking for jobs")
+            self._work.start(self._job_list.watch(), "looking for jobs")
             self._work.start(self._subscribe_while_leading(), "listening for questions")
             self._work.start(self._try_again_always(), "trying jobs again that were set aside")
             await self._lease.start()
@@ -133,12 +133,12 @@ class Registry:
 
     @property
     def leads(self) -> bool:
-        """Whether this registry is the one that speaks."""
+        """Whether this registry leads."""
         return self._leader.leads
 
     async def close(self) -> None:
-        """Stop speaking, give the lease back so that another may speak at once, and end."""
-        self._obey(election.Resigned())
+        """Stop publishing, give the lease back so that another registry may lead at once, and end."""
+        self._drive_election(election.Resigned())
         if self._giving_way is not None:
             # Else it might ask for the lease again.
             self._giving_way.cancel()
@@ -151,12 +151,12 @@ class Registry:
     # ------------------------------------------------------------------------------------------- leading
 
     def _on_lease(self, held: bool) -> None:  # noqa: FBT001 (the lease calls it so)
-        self._obey(election.LeaseWon(self._lease.term) if held else election.LeaseLost())
+        self._drive_election(election.LeaseWon(self._lease.term) if held else election.LeaseLost())
 
     def _on_connection(self, connected: bool) -> None:  # noqa: FBT001 (the bus calls it so)
-        self._obey(election.Connected() if connected else election.Disconnected())
+        self._drive_election(election.Connected() if connected else election.Disconnected())
 
-    def _obey(self, event: election.Input) -> None:
+    def _drive_election(self, event: election.Input) -> None:
         """Carry out what follows from a change of the lease or of the connection."""
         for effect in self._leader.handle(event, time.monotonic()):
             match effect:
@@ -168,10 +168,8 @@ class Registry:
                     _log.info("stands down", term=term)
                     for job in self.jobs.values():
                         job.stand_down()
-                case election.MonitoringStarted(term):
-                    self._hear(liveness.Listening(term))
-                case election.MonitoringStopped():
-                    self._hear(liveness.Deaf())
+                case liveness.MonitoringStarted() | liveness.MonitoringStopped():
+                    self._drive_liveness(effect)
         self._asking.set()
 
     async def _subscribe_while_leading(self) -> None:
@@ -186,7 +184,7 @@ class Registry:
     async def _give_way_always(self) -> None:
         """Give the lease to a newer registry while there is a job that only that one can lead.
 
-        It can't go round in circles: a lease is given only to who folds a higher level than this release does.
+        A lease can't go round in circles, since it is given only to a release that folds a higher level than this one.
         """
         while True:
             await asyncio.sleep(GIVE_WAY_LOOK_S)
@@ -206,14 +204,14 @@ class Registry:
             beat = msgspec.json.decode(message.data, type=Heartbeat)
         except MALFORMED:
             return
-        # Whoever may publish on this subject is this agent, and speaks for no other.
+        # NATS lets only this agent publish on this subject, and it reports no other agent's beat.
         if message.subject.rpartition(".")[2] == beat.agent:
-            self._hear(beat)
+            self._drive_liveness(beat)
             away_s = self._lost_agents.beats(beat.agent, time.monotonic())
             if away_s is not None:
                 _log.warning("a lost agent is back", agent=beat.agent, after_s=round(away_s, 1))
 
-    def _hear(self, event: liveness.Input) -> None:
+    def _drive_liveness(self, event: liveness.Input) -> None:
         now = time.monotonic()
         expiries = list(self._liveness.handle(event, now))
         for agent, jobs in self._lost_agents.lost(expiries, now):
@@ -224,13 +222,13 @@ class Registry:
                 job.expire(lost)
         deadline = self._liveness.deadline()
         if self._timer is None and deadline is not None:
-            # A timer that stands is left alone: beats only move deadlines away, and an early tick does nothing.
+            # A running timer is left alone: beats only move deadlines away, and an early tick does nothing.
             wait_s = max(0.0, deadline - time.monotonic())
-            self._timer = self._work.call_later(wait_s, self._tick, what="looking who is lost")
+            self._timer = self._work.call_later(wait_s, self._tick, what="looking for lost agents")
 
     def _tick(self) -> None:
         self._timer = None
-        self._hear(Tick())
+        self._drive_liveness(Tick())
 
     # ------------------------------------------------------------------------------------------- jobs
 
@@ -239,7 +237,7 @@ class Registry:
         job = self.jobs.get(name)
         if job is None or job.has_ended:
             # Perhaps it was opened by another registry a moment ago.
-            await self._look()
+            await self._job_list.read()
             job = self.jobs.get(name)
         if job is None:
             raise VersionUnavailable(f"there is no job {name!r}: connect to it with the SDK, or ask `open` for it")
@@ -251,7 +249,7 @@ class Registry:
         if name in self._forgetting:
             raise gone(name)
         if name in self.jobs and self.jobs[name].has_ended:
-            await self._look()
+            await self._job_list.read()
         job = self.jobs.get(name)
         if job is not None:
             job.refuse()
@@ -275,50 +273,28 @@ class Registry:
             self._forgotten[job.name] = asyncio.get_running_loop().time()
 
     def health_of(self, job: Job) -> Health:
-        """Say how one job gets on."""
+        """Return the health of one job."""
         found = self._job_health(job)
         return Health(id=self.id, role=ROLE, ailing=int(found.state != JobState.WELL), jobs=(found,))
 
     def health(self) -> Health:
-        """Name the jobs that are not well."""
+        """Return the jobs that are not healthy."""
         ailing = [each for job in self.jobs.values() if (each := self._job_health(job)).state != JobState.WELL]
         return Health(id=self.id, role=ROLE, ailing=len(ailing), jobs=tuple(ailing[:HEALTH_JOBS_MAX]))
 
     def _job_health(self, job: Job) -> JobHealth:
-        # One that is being tried again is told as set aside until it has got on, so that its state does not flicker.
+        # A job that is tried again is shown as set aside until it has recovered, so that its state does not flicker.
         failure = job.failure or (None if job.is_deleted else job.trial)
         return health_of(job.name, job.fold.seq, failure, self._aside.get(job.name), job.troubles, time.time())
 
     # ------------------------------------------------------------------------------------------- coming and going
 
-    async def _discover_always(self) -> None:
-        while True:
-            wait_s = DISCOVER_S
-            try:
-                await self._look()
-            except _NO_ANSWER as why:
-                wait_s = DISCOVER_AGAIN_S
-                _log.debug("the jobs could not be listed", why=str(why))
-            await asyncio.sleep(wait_s)
-
-    async def _look(self) -> None:
-        """Look which jobs there are, by a look that begins after this: those that ask meanwhile share the next one."""
-        if self._next_look is None:
-            self._next_look = self._work.start(self._look_next(), "looking for jobs", awaited=True)
-        await result_of(self._next_look)
-
-    async def _look_next(self) -> None:
-        async with self._looking:
-            self._next_look = None
-            began = asyncio.get_running_loop().time()
-            found = await job_log.list_jobs(self._bus)
-            self._forgotten = {name: at for name, at in self._forgotten.items() if at >= began}
-            self._reconcile(set(found) - self._forgetting - set(self._forgotten))
-
-    def _reconcile(self, names: Collection[str]) -> None:
-        """Begin with jobs that others opened, and let those go whose log is gone. `names`: all that have a log."""
+    def _reconcile(self, listed: Collection[str], asked_at: float) -> None:
+        """Begin with jobs that others opened, and let those go whose log is gone. `listed`: all that have a log."""
+        self._forgotten = {name: at for name, at in self._forgotten.items() if at >= asked_at}
+        names = set(listed) - self._forgetting - set(self._forgotten)
         for job in [job for job in self.jobs.values() if job.has_ended]:
-            # A deleted job's name may stand for another log by now.
+            # A deleted job's name may belong to another log by now.
             if job.is_deleted or job.name not in names:
                 self._drop(job)
                 self._work.start(job.close(), "closing a job")
@@ -343,7 +319,7 @@ class Registry:
             self._bus,
             name,
             self.id,
-            self._work.guarded(self._hear, "hearing of an agent"),
+            self._work.guarded(self._drive_liveness, "a change of an agent"),
             self._work.guarded(self._set_aside, "setting a job aside"),
             self._folders.level_for_new_jobs,
             self._numbers,
@@ -357,19 +333,23 @@ class Registry:
         return job
 
     def _drop(self, job: Job) -> None:
-        """Have no more to do with a job; the caller closes it."""
+        """Remove a job from the tables; the caller closes it."""
         if self.jobs.get(job.name) is job:
             del self.jobs[job.name]
             self._aside.pop(job.name, None)
             self._raised.discard(job.name)
-            self._hear(liveness.UnwatchJob(job.name))
+            self._drive_liveness(liveness.UnwatchJob(job.name))
             self._questions.drop(job.name)
 
     def _set_aside(self, job: Job) -> None:
-        aside = self._aside[job.name] = set_aside(self._aside.get(job.name), job.fold.seq, time.time())
+        before, now = self._aside.get(job.name), time.time()
+        # How far it folded says nothing: each try adds to its log that a registry leads.
+        has_recovered = before is not None and before.has_lasted(now)
+        aside = set_aside(before, job.fold.seq, now, RETRY, has_recovered=has_recovered)
+        self._aside[job.name] = aside
         if job.failure is not None and job.failure.is_raised:
             self._raised.add(job.name)
-        self._hear(liveness.UnwatchJob(job.name))
+        self._drive_liveness(liveness.UnwatchJob(job.name))
         self._work.call_later(aside.wait_s, self._due.put_nowait, job, what="trying a job again")
 
     async def _try_again_always(self) -> None:

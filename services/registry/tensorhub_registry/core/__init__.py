@@ -1,4 +1,7 @@
 """What a registry decides: the fold of a job, election, liveness, snapshots, forgetting. Pure.
 
 `jobs`, `queries` and `app` import it, and the simulator drives it.
+
+Seams: `agent_forgetting`, `election`, `job_fold`, `job_health`, `liveness`, `log_entries`, `snapshot_policy`,
+`term_fence`.
 """

@@ -1,7 +1,8 @@
-"""Which agents of a job were lost so long ago that its leader says they are forgotten. Pure.
+"""Which agents of a job were lost so long ago that its leader has them forgotten. Pure.
 
-The fold decides, by JetStream's time of the word. This is asked with a registry's own clock, so it waits a little
-longer, and says the same again only after a while: a word that comes too early stands in the log for nothing.
+The fold decides, by JetStream's time of the command. A registry decides by its own clock when to send the command. It
+therefore waits a little longer, and repeats the command only after a while, since one that comes too early changes
+nothing.
 """
 
 from dataclasses import dataclass, field
@@ -15,13 +16,13 @@ from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.log.levels import Level
 
 MARGIN_S: Final = 30.0
-"""So much longer than the fold a registry waits: clocks differ."""
+"""A registry waits this much longer than the fold, since clocks differ."""
 
 AGAIN_S: Final = 600.0
-"""The same word is said again after this, should the log not have taken it, or the fold have refused it."""
+"""The same command is repeated after this, in case the log did not take it or the fold refused it."""
 
 FORGOTTEN_MAX: Final = 64
-"""So many agents are forgotten at a time, so that a job which lost thousands at once goes on meanwhile."""
+"""Limit of agents forgotten at a time, so that a job which lost thousands at once goes on meanwhile."""
 
 
 class LostIncarnation(msgspec.Struct, frozen=True):
@@ -33,12 +34,12 @@ class LostIncarnation(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class AgentForgetting:
-    """One job's lost agents, as its leader looks at them now and then."""
+    """One job's lost agents, as its leader looks at them every few seconds."""
 
     _said: dict[LostIncarnation, float] = field(default_factory=dict)
 
     def due(self, catalog: Catalog, now: float) -> list[LostIncarnation]:
-        """Return whom to forget, at `now` in seconds since the epoch."""
+        """Return the agents to forget, at `now` in seconds since the epoch."""
         self._said = {each: at for each, at in self._said.items() if now - at < AGAIN_S}
         if catalog.level < Level.FORGETTING:
             return []

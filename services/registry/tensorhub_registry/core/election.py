@@ -1,11 +1,13 @@
-"""Which registry speaks: whoever holds the lease, and from when on its word may cost an agent its place.
+"""Which registry leads: the one that holds the lease; and from when on it may expire agents. Pure.
 
-Every change of state stands in `LEADER_TRANSITIONS`. Being the leader is not enough to expire agents: the leader must
-also be connected, since without a connection it hears no beats. `MonitoringStarted` and `MonitoringStopped` tell the
-liveness core when that begins and ends; `StartLeading` and `StopLeading` tell the jobs when to publish.
+`LEADER_TRANSITIONS` has every change of state. A leader must also be connected to expire agents, since without a
+connection it receives no beats. `MonitoringStarted` and `MonitoringStopped` are inputs of the liveness core;
+`StartLeading` and `StopLeading` say when the jobs publish. Terms rise from leader to leader as long as the store of the
+lease is not lost.
 
-Terms rise from leader to leader as long as the store of the lease is not lost. Always true: a term that is led again
-was nobody else's in between; `MonitoringStarted` is said only while leading and connected.
+Invariants:
+- A term that a registry leads again was led by no other one in between.
+- `MonitoringStarted` is returned only while leading and connected.
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import msgspec
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.machine import Tick
+from tensorhub_registry.core.liveness import MonitoringStarted, MonitoringStopped
 
 
 class LeaderState(StrEnum):
@@ -62,7 +65,7 @@ class Resigned(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """The connection to NATS stands."""
+    """There is a connection to NATS."""
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -76,19 +79,9 @@ class StartLeading(msgspec.Struct, frozen=True):
 
 
 class StopLeading(msgspec.Struct, frozen=True):
-    """Publish nothing more and keep silent."""
+    """Publish and answer nothing more."""
 
     term: int
-
-
-class MonitoringStarted(msgspec.Struct, frozen=True):
-    """From now on, agents that stay silent for a whole window are lost."""
-
-    term: int
-
-
-class MonitoringStopped(msgspec.Struct, frozen=True):
-    """Agents may beat unheard: expire none."""
 
 
 Input = LeaseWon | LeaseLost | Resigned | Connected | Disconnected | Tick
@@ -97,16 +90,16 @@ Output = StartLeading | StopLeading | MonitoringStarted | MonitoringStopped
 
 @dataclass(slots=True)
 class Election:
-    """What this registry is in the election; the lease itself is kept elsewhere."""
+    """The state of this registry in the election; `app.leader_lease` has the lease itself."""
 
     state: LeaderState = LeaderState.STANDBY
     term: int = 0
     """The term that is led, or was led last."""
     connected: bool = False
-    listening: bool = False
+    is_monitoring: bool = False
 
     def handle(self, event: Input, now: float) -> list[Output]:  # noqa: ARG002 (the lease has its own clock)
-        """Take one event and say what changes."""
+        """Take one event and return what changes."""
         effects: list[Output] = []
         match event:
             case LeaseWon(term):
@@ -121,7 +114,7 @@ class Election:
                 self.connected = False
             case Tick():
                 pass
-        self._listen(effects)
+        self._update_monitoring(effects)
         return effects
 
     def deadline(self) -> float | None:
@@ -130,21 +123,21 @@ class Election:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        assert self.listening == (self.connected and self.leads)
+        assert self.is_monitoring == (self.connected and self.leads)
         assert not self.leads or self.term > 0
 
     @property
     def leads(self) -> bool:
-        """Whether this registry speaks."""
+        """Whether this registry leads."""
         return self.state is LeaderState.LEADING
 
     def _won(self, term: int, effects: list[Output]) -> None:
         if self.leads and term == self.term:
             return
         if self.leads:
-            # The lease ran out and was won again between two looks: what was said under the old term is over.
+            # The lease ran out and was won again between two looks: the old term is over.
             self._leave(LeaderTransition.LOST, effects)
-            self._listen(effects)
+            self._update_monitoring(effects)
         self.state = transition(LEADER_TRANSITIONS, self.state, LeaderTransition.WON)
         if self.leads:
             self.term = term
@@ -156,10 +149,10 @@ class Election:
         if led:
             effects.append(StopLeading(self.term))
 
-    def _listen(self, effects: list[Output]) -> None:
-        hears = self.connected and self.leads
-        if hears and not self.listening:
+    def _update_monitoring(self, effects: list[Output]) -> None:
+        monitors = self.connected and self.leads
+        if monitors and not self.is_monitoring:
             effects.append(MonitoringStarted(self.term))
-        elif self.listening and not hears:
+        elif self.is_monitoring and not monitors:
             effects.append(MonitoringStopped())
-        self.listening = hears
+        self.is_monitoring = monitors

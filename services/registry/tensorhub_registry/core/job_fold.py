@@ -12,7 +12,7 @@ Invariants:
 - The events in the log are a prefix of all events that the fold has decided or will decide.
 - Each event in the log is compared with the decided one, in all fields that both releases know
   (`release_agreement.py`). A difference stops the fold (`FoldMismatch`).
-- At most one publication is under way.
+- At most one publication is in progress.
 """
 
 from collections import deque
@@ -29,33 +29,34 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry
 from tensorhub_common.protocol.log.events import AnyEvent, Event, kind_of
-from tensorhub_registry.core.log_entries import CommandOrigin, FoldMismatch, LogEntry, origin_of, read_entry, subject_of
+from tensorhub_registry.core.log_entries import CommandOrigin, FoldMismatch, origin_of, read_entry, subject_of
 from tensorhub_registry.core.outcome_history import OutcomeHistory
 from tensorhub_registry.core.release_agreement import agrees
 from tensorhub_registry.core.trace_causes import TraceCause, TraceCauses
 
 
 class PublicationStored(msgspec.Struct, frozen=True):
-    """The first `count` events of the publication under way stand in the log; the last of them has this sequence."""
+    """The first `count` events of the publication in progress are in the log; the last of them has this sequence."""
 
     count: int
     seq: int
 
 
 class PublicationRefused(msgspec.Struct, frozen=True):
-    """The publication under way was refused: the log's last event is another one."""
+    """The publication in progress was refused: the log's last event is another one."""
 
 
 class PublicationUnknown(msgspec.Struct, frozen=True):
-    """Nobody knows what became of the publication under way."""
+    """It is unknown whether the publication in progress was stored."""
 
 
 class LastEvent(msgspec.Struct, frozen=True):
-    """The log's last event, asked for directly: what stands there although it has not been read in order yet.
+    """The log's last event, looked up directly, although it has not been read in order yet.
 
-    Behind it, up to `end`, stands nothing on events' subjects but what is none. `entry` None: there is no event behind
-    what was read in order.
+    After it, up to `end`, no entry on an event's subject is an event. `entry` None: there is no event after those that
+    were read in order.
     """
 
     entry: LogEntry | None
@@ -63,13 +64,13 @@ class LastEvent(msgspec.Struct, frozen=True):
 
 
 class CommandDecided(msgspec.Struct, frozen=True):
-    """A command was folded. Its events may not stand in the log yet."""
+    """A command was folded. Its events may not be in the log yet."""
 
     events: tuple[AnyEvent, ...]
 
 
 class OutcomeStored(msgspec.Struct, frozen=True):
-    """A command's whole group stands in the log."""
+    """A command's whole group is in the log."""
 
     events: tuple[AnyEvent, ...]
     origin: CommandOrigin | None
@@ -77,7 +78,7 @@ class OutcomeStored(msgspec.Struct, frozen=True):
 
 
 class EntryIgnored(msgspec.Struct, frozen=True):
-    """What stands on an event's subject is none; nothing was folded, and the log goes on behind it."""
+    """An entry on an event's subject is no event. Nothing was folded, and the log goes on after it."""
 
     seq: int
     subject: str
@@ -102,10 +103,10 @@ class Outgoing(msgspec.Struct, frozen=True):
 class EventBatch(msgspec.Struct, frozen=True):
     """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
 
-    The others may be sent before the first is acknowledged, each to be stored right behind the one before it and
-    nowhere else: behind its id, and at the sequence that it has if nobody else writes meanwhile, which for the first is
-    `ahead`. The sequence alone would not do for a third one: with a command at `ahead`, the first event would stand
-    where the third one expects the second.
+    The others may be sent before the first is acknowledged. Each is stored only right after the one before it: after
+    its id, and at the sequence that it has if no other process writes meanwhile, which for the first is `ahead`. The
+    sequence alone would not do for a third event: with a command at `ahead`, the first event would be where the third
+    one expects the second.
     """
 
     expected: int
@@ -118,24 +119,24 @@ Output = CommandDecided | OutcomeStored | EntryIgnored | OutOfOrder
 
 
 UNPUBLISHED_MAX: Final = 65_536
-"""With so many events unpublished no further command is folded; one group comes on top at most."""
+"""With this many events unpublished no further command is folded; at most one group comes on top."""
 
 UNSEEN_MAX: Final = 8_192
-"""So many events that are known to stand in the log are kept until they are read there and compared; of others only the
-order is checked."""
+"""Limit of events that are known to be in the log and wait to be read there and compared. Of others only the order is
+checked."""
 
 PUBLISH_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One publication has at most so many bytes, or a single event."""
+"""Limit of the bytes of one publication, unless it has a single event."""
 
 Position = tuple[int, int]
-"""(command, i): where an event stands in the order of all."""
+"""(command, i): the place of an event in the order of all."""
 
 START: Final[Position] = (0, 0)
 NO_TRACE: Final[Mapping[str, str]] = {}
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _InProgress:
     """The publication that waits for its answer."""
 
     expected: int
@@ -156,26 +157,26 @@ class JobFold:
     time: float = field(init=False, default=0.0)
     """JetStream's time of that entry."""
     last_event_seq: int = field(init=False, default=0)
-    """Where the last entry on an event's subject stands, as far as is known what all of them are."""
+    """The last entry on an event's subject, as far as all of them are known."""
     _known: Position = field(init=False, default=START)
     """The position of that event."""
     _read: tuple[int, int, int] | None = field(init=False, default=None)
     """The last event that was read in the log's order, as (command, i, k); it may lie before `_known`."""
     _read_seq: int = field(init=False, default=0)
-    """Where that one stands."""
+    """Its entry."""
     _unpublished: deque[AnyEvent] = field(init=False, default_factory=deque)
-    """Decided, and not known to stand in the log."""
+    """Decided, and not known to be in the log."""
     _unseen: deque[AnyEvent] = field(init=False)
-    """Known to stand in the log, and not yet read there."""
+    """Known to be in the log, and not yet read there."""
     _forgotten: Position = field(init=False, default=START)
     """The last event that is no longer among them and may still be unread."""
-    _standing: list[AnyEvent] = field(init=False, default_factory=list)
-    """The part of the first unfinished group that stands in the log."""
+    _stored_part: list[AnyEvent] = field(init=False, default_factory=list)
+    """The part of the first unfinished group that is in the log."""
     _origins: dict[int, CommandOrigin] = field(init=False, default_factory=dict)
     _causes: TraceCauses = field(init=False, default_factory=TraceCauses)
     _caused: dict[int, dict[int, TraceCause]] = field(init=False, default_factory=dict)
-    """By command and number, of the events that are not known to stand in the log."""
-    _under_way: _UnderWay | None = field(init=False, default=None)
+    """By command and number, of the events that are not known to be in the log."""
+    _in_progress: _InProgress | None = field(init=False, default=None)
     _refused_at: int = field(init=False, default=-1)
     """Publication waits until the log's last event is known to lie behind this sequence."""
 
@@ -187,16 +188,16 @@ class JobFold:
     # ------------------------------------------------------------------------------------------- machine
 
     def handle(self, event: Input, now: float) -> list[Output]:  # noqa: ARG002 (the fold's time is JetStream's)
-        """Take the log's next entry, or what became of a publication. Raises `FoldMismatch`."""
+        """Take the log's next entry, or the result of a publication. Raises `FoldMismatch`."""
         if isinstance(event, PublicationStored):
             return self._acknowledged(event)
         if isinstance(event, PublicationRefused):
             return self._refused()
         if isinstance(event, PublicationUnknown):
-            self._under_way = None
+            self._in_progress = None
             return []
         if isinstance(event, LastEvent):
-            return self._told(event)
+            return self._take_last_event(event)
         if isinstance(event, Tick):
             return []
         return self._entry(event)
@@ -209,18 +210,18 @@ class JobFold:
 
     @property
     def is_full(self) -> bool:
-        """Whether no command may be folded before more events stand in the log."""
+        """Whether no command may be folded before more events are in the log."""
         return len(self._unpublished) >= self.unpublished_max
 
     @property
     def unpublished(self) -> int:
-        """How many decided events are not known to stand in the log."""
+        """How many decided events are not known to be in the log."""
         return len(self._unpublished)
 
     @property
     def can_publish(self) -> bool:
         """Whether `to_publish` would return something."""
-        return bool(self._unpublished) and self._under_way is None and self.last_event_seq > self._refused_at
+        return bool(self._unpublished) and self._in_progress is None and self.last_event_seq > self._refused_at
 
     def is_pending(self, seq: int) -> bool:
         """Tell whether the command at `seq` has no whole group in the log yet, or is not folded yet."""
@@ -229,7 +230,7 @@ class JobFold:
         return bool(self._unpublished) and self._unpublished[0].cmd <= seq <= self._unpublished[-1].cmd
 
     def to_publish(self, count_max: int) -> EventBatch | None:
-        """Return the next events to publish and count them as under way; None where there are none or one must wait."""
+        """Return the next events to publish, from now on in progress; None where there are none or one must wait."""
         if not self.can_publish:
             return None
         outgoing: list[Outgoing] = []
@@ -240,7 +241,7 @@ class JobFold:
             if outgoing and size > PUBLISH_BYTES_MAX:
                 break
             outgoing.append(Outgoing(event, subject_of(self.job, event), body, self._trace_of(event)))
-        self._under_way = _UnderWay(self.last_event_seq, tuple(_at(each.event) for each in outgoing))
+        self._in_progress = _InProgress(self.last_event_seq, tuple(_at(each.event) for each in outgoing))
         ahead = max(self.seq, self.last_event_seq) + 1
         return EventBatch(self.last_event_seq, ahead, tuple(outgoing))
 
@@ -254,19 +255,19 @@ class JobFold:
     # ------------------------------------------------------------------------------------------- publication
 
     def _acknowledged(self, answer: PublicationStored) -> list[Output]:
-        under_way, self._under_way = self._under_way, None
-        if under_way is None or not 1 <= answer.count <= len(under_way.positions):
-            raise ValueError(f"{answer} answers nothing that was under way")
-        return self._learn(under_way.positions[answer.count - 1], answer.seq)
+        in_progress, self._in_progress = self._in_progress, None
+        if in_progress is None or not 1 <= answer.count <= len(in_progress.positions):
+            raise ValueError(f"{answer} answers nothing that was in progress")
+        return self._learn(in_progress.positions[answer.count - 1], answer.seq)
 
     def _refused(self) -> list[Output]:
-        under_way, self._under_way = self._under_way, None
-        if under_way is None:
-            raise ValueError("a publication was refused, and none was under way")
-        self._refused_at = under_way.expected
+        in_progress, self._in_progress = self._in_progress, None
+        if in_progress is None:
+            raise ValueError("a publication was refused, and none was in progress")
+        self._refused_at = in_progress.expected
         return []
 
-    def _told(self, last: LastEvent) -> list[Output]:
+    def _take_last_event(self, last: LastEvent) -> list[Output]:
         effects: list[Output] = []
         if last.entry is not None:
             event = read_entry(self.job, last.entry, self.catalog.level)
@@ -277,28 +278,28 @@ class JobFold:
         return effects
 
     def _learn(self, position: Position, seq: int) -> list[Output]:
-        """Note that the event at `position` stands in the log, as entry `seq`, and so do all before it."""
+        """Note that the event at `position` is in the log, as entry `seq`, and so are all before it."""
         if position <= self._known:
             return []
         self._known, self.last_event_seq = position, max(self.last_event_seq, seq)
         return self._pass_known()
 
     def _pass_known(self) -> list[Output]:
-        """Move the events that are known to stand over to those that are still to be read."""
+        """Move the events that are known to be in the log over to those that are still to be read."""
         effects: list[Output] = []
         while self._unpublished and _at(self._unpublished[0]) <= self._known:
             event = self._unpublished.popleft()
             if len(self._unseen) == self._unseen.maxlen:
                 self._forgotten = _at(self._unseen[0])
             self._unseen.append(event)
-            self._stand(event, effects)
+            self._add_stored(event, effects)
         return effects
 
-    def _stand(self, event: AnyEvent, effects: list[Output]) -> None:
-        self._standing.append(event)
+    def _add_stored(self, event: AnyEvent, effects: list[Output]) -> None:
+        self._stored_part.append(event)
         if event.i == event.k:
-            group = tuple(self._standing)
-            self._standing.clear()
+            group = tuple(self._stored_part)
+            self._stored_part.clear()
             self.history.add(group)
             causes = tuple(self._caused.pop(event.cmd, {}).values())
             effects.append(OutcomeStored(group, self._origins.pop(event.cmd, None), causes))
@@ -317,9 +318,9 @@ class JobFold:
         return effects
 
     def _pass_over(self, entry: LogEntry) -> list[Output]:
-        """Go on behind what is no event: the next one is compared with its place, since JetStream knows no better.
+        """Go on after an entry that is no event. JetStream compares the next event's expectation with it.
 
-        That is safe here alone, where all that stands before it was read.
+        That is safe here alone, where all entries before it were read.
         """
         self._read_seq = entry.seq
         self.last_event_seq = max(self.last_event_seq, entry.seq)
@@ -352,12 +353,12 @@ class JobFold:
             self._compare(entry, event, self._unpublished)
             self._known, self.last_event_seq = at, max(self.last_event_seq, entry.seq)
             self._unpublished.popleft()
-            self._stand(event, effects)
+            self._add_stored(event, effects)
         self._read, self._read_seq = (event.cmd, event.i, event.k), entry.seq
         return effects
 
     def _compare(self, entry: LogEntry, event: AnyEvent, decided: deque[AnyEvent]) -> None:
-        """Hold what the log says against what was decided here."""
+        """Compare the stored event with the decided one."""
         if not decided:
             raise self._mismatch(entry, event, "nothing")
         if decided[0] != event and not agrees(decided[0], entry.data):
@@ -373,16 +374,16 @@ class JobFold:
         said = f"{kind_of(event)} {event.cmd}.{event.i}/{event.k}"
         return FoldMismatch(
             f"entry {entry.seq} of job {self.job!r} says {said}, where this registry decided {expected:.300}: another "
-            "version of the registry has spoken, or somebody else may write events. Run one version of it, and look at "
-            "NATS's permissions"
+            "version of the registry has published it, or another user may write events. Run one version of it, and "
+            "look at NATS's permissions"
         )
 
     # ------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> Snapshot | None:
-        """Return the job as it is after the last entry, or None while this fold has forgotten what stands beyond it.
+        """Return the job as it is after the last entry, or None while this fold has dropped later events.
 
-        The catalog in it is the fold's own: write it down before anything else is folded.
+        The catalog in it is the fold's own: encode it before anything else is folded.
         """
         if self._forgotten > (START if self._read is None else self._read[:2]):
             return None
@@ -399,7 +400,7 @@ class JobFold:
             return ()
         cmd, i, _ = self._read
         whole = self.history.outcome(cmd)
-        return tuple(self._standing if whole is None else whole)[:i]
+        return tuple(self._stored_part if whole is None else whole)[:i]
 
     @classmethod
     def restored(cls, snapshot: Snapshot) -> Self:
@@ -409,7 +410,7 @@ class JobFold:
         fold.last_event_seq = fold._read_seq = told.last_event_seq
         fold._read = told.last_event
         fold._known = START if told.last_event is None else told.last_event[:2]
-        fold._standing.extend(told.begun)
+        fold._stored_part.extend(told.begun)
         for due in told.due:
             fold._unpublished.append(due.event)
             if due.trace or due.reply_to is not None:
@@ -418,7 +419,7 @@ class JobFold:
         return fold
 
     def recall(self, entry: LogEntry) -> None:
-        """Take an entry from before the snapshot, so that what it tells can be asked for."""
+        """Take an entry from before the snapshot, so that its outcome can be asked for."""
         said = read_entry(self.job, entry, self.catalog.level)
         if isinstance(said, Event):
             self.history.recall(said)
@@ -430,16 +431,16 @@ class JobFold:
         for queue in (self._unpublished, self._unseen):
             _check_consecutive(queue)
         if self._unpublished:
-            assert _at(self._unpublished[0]) > self._known, "an event that stands in the log would be published again"
+            assert _at(self._unpublished[0]) > self._known, "an event that is in the log would be published again"
             assert self._unpublished[-1].cmd <= self.catalog.seq
         if self._unseen:
             assert _at(self._unseen[-1]) <= self._known
             assert self._read is None or self._read[:2] < _at(self._unseen[0])
         assert self.catalog.seq <= self.seq
-        if self._standing:
-            assert self._unpublished, "a group that stands half in the log has lost its other half"
-            assert self._unpublished[0].cmd == self._standing[0].cmd
-        assert self._under_way is None or self._under_way.expected <= self.last_event_seq
+        if self._stored_part:
+            assert self._unpublished, "a group that is half in the log has lost its other half"
+            assert self._unpublished[0].cmd == self._stored_part[0].cmd
+        assert self._in_progress is None or self._in_progress.expected <= self.last_event_seq
         self.history.check()
 
 

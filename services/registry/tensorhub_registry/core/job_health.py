@@ -1,6 +1,6 @@
-"""What keeps a job from going on, in words for an operator: why, and what to do. Pure.
+"""Why a job can't go on, in words for an operator, and what to do. Pure.
 
-Two kinds: what passes by itself (the log can't be read or written just now), and what the job is set aside for.
+Some reasons pass by themselves: the log can't be read or written for a while. For others the job is set aside.
 """
 
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from tensorhub_common.protocol.queries import JobHealth, JobState
 from tensorhub_registry.core.log_entries import FoldMismatch
 
 WAITING_S_MIN: Final = 2.0
-"""What passes sooner is not shown: a connection or a stream's leader that changes."""
+"""A reason that passes sooner is not shown: a connection or a stream's leader that changes."""
 
 NOTED_S: Final = 60.0
-"""What was not noted again for so long has passed. Whatever a job waits for is tried again within seconds, but for the
-word that an agent is lost: it is dropped, and not said again where the agent beats."""
+"""A reason that was not noted again for this time has passed. A job tries everything again within seconds, except the
+command that an agent is lost, which is dropped and not repeated where the agent beats."""
 
 _REPORT: Final = "this is a fault of TensorHub: report it with the registry's log, and run another release meanwhile"
 
@@ -79,14 +79,14 @@ class WaitReasons:
     """When each was noted last."""
 
     def note(self, what: str, error: BaseException, now: float) -> None:
-        """It failed, and is tried again. `now` in seconds since the epoch."""
+        """Note a failure of what is tried again. `now` in seconds since the epoch."""
         known = self._found.get(what) if self._is_noted(what, now) else None
         text = next((text for kind, text in _ADVICE if isinstance(error, kind)), _UNREACHABLE)
         self._found[what] = (now if known is None else known[0], str(error), text)
         self._noted_at[what] = now
 
     def clear(self, what: str) -> None:
-        """It has worked."""
+        """Note that it has worked."""
         self._found.pop(what, None)
 
     def oldest(self, now: float) -> tuple[float, str, str] | None:

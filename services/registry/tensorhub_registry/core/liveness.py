@@ -36,14 +36,14 @@ PAUSES_PER_WINDOW: Final = 3
 TICKS_PER_PAUSE: Final = 4
 
 
-class Listening(msgspec.Struct, frozen=True):
-    """From now on this registry leads, in this term, and hears every beat."""
+class MonitoringStarted(msgspec.Struct, frozen=True):
+    """From now on this registry leads, in this term, and receives every beat: an agent silent for a window is lost."""
 
     term: int
 
 
-class Deaf(msgspec.Struct, frozen=True):
-    """From now on this registry does not lead, or may miss beats."""
+class MonitoringStopped(msgspec.Struct, frozen=True):
+    """From now on this registry does not lead, or may miss beats: it expires no agent."""
 
 
 class WatchAgent(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class UnwatchJob(msgspec.Struct, frozen=True):
 
 
 class ExpireAgent(msgspec.Struct, frozen=True):
-    """Say in this job that this incarnation of the agent is lost."""
+    """Append to this job's log that this incarnation of the agent is lost."""
 
     job: str
     agent: str
@@ -76,22 +76,22 @@ class ExpireAgent(msgspec.Struct, frozen=True):
     term: int
 
 
-Input = Heartbeat | Listening | Deaf | WatchAgent | UnwatchAgent | UnwatchJob | Tick
+Input = Heartbeat | MonitoringStarted | MonitoringStopped | WatchAgent | UnwatchAgent | UnwatchJob | Tick
 Incarnation = tuple[str, int]
 
 
 @dataclass(slots=True)
 class Liveness:
-    """The agents of all jobs and when each was heard last."""
+    """The agents of all jobs and when each beat last."""
 
     lost_after_s: float
     term: int | None = None
-    """The term in which this registry hears every beat, or None while it does not."""
+    """The term in which this registry receives every beat, or None while it does not."""
     _since: float = 0.0
-    """From when on it has heard every beat, without a pause."""
+    """Since when it has received every beat, without a pause."""
     _last_call: float | None = None
-    _heard: OrderedDict[Incarnation, float] = field(default_factory=OrderedDict)
-    """When each watched incarnation was heard last; the one that was silent longest comes first."""
+    _last_beat: OrderedDict[Incarnation, float] = field(default_factory=OrderedDict)
+    """The last beat of each watched incarnation; the one that was silent longest comes first."""
     _watchers: dict[Incarnation, dict[str, None]] = field(default_factory=dict)
     """The jobs in which it is live."""
     _live: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -103,18 +103,18 @@ class Liveness:
         return min(PAUSE_S_MAX, self.lost_after_s / PAUSES_PER_WINDOW)
 
     def handle(self, event: Input, now: float) -> list[ExpireAgent]:
-        """Take one event and name the agents that are lost by now."""
+        """Take one event and return the agents that are lost by now."""
         if self._last_call is not None and now - self._last_call > self.pause_max_s:
             self._since = now
         self._last_call = now
         match event:
             case Heartbeat(agent=agent, incarnation=incarnation):
-                self._hear((agent, incarnation), now)
+                self._note_beat((agent, incarnation), now)
             case Tick():
                 return self._expire(now)
-            case Listening(term):
+            case MonitoringStarted(term):
                 self.term, self._since = term, now
-            case Deaf():
+            case MonitoringStopped():
                 self.term = None
             case WatchAgent(job, agent, incarnation):
                 self._watch(job, agent, incarnation, now)
@@ -126,42 +126,42 @@ class Liveness:
         return []
 
     def deadline(self) -> float | None:
-        """Say when `handle(Tick())` is wanted next: also where nothing runs out, so that a pause of ours shows."""
+        """Return when to call `handle(Tick())` next, also where nothing runs out, so that a pause here shows."""
         if self.term is None or self._last_call is None:
             return None
         tick = self._last_call + self.pause_max_s / TICKS_PER_PAUSE
-        oldest = next(iter(self._heard.values()), None)
+        oldest = next(iter(self._last_beat.values()), None)
         return tick if oldest is None else min(tick, max(oldest, self._since) + self.lost_after_s)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        assert set(self._heard) == set(self._watchers)
-        times = list(self._heard.values())
+        assert set(self._last_beat) == set(self._watchers)
+        times = list(self._last_beat.values())
         assert times == sorted(times)
         watched = {(who, job) for who, jobs in self._watchers.items() for job in jobs}
         live = {((agent, inc), job) for job, agents in self._live.items() for agent, inc in agents.items()}
         assert watched == live
 
-    def _hear(self, who: Incarnation, now: float) -> None:
-        if who in self._heard:
-            self._heard[who] = now
-            self._heard.move_to_end(who)
+    def _note_beat(self, who: Incarnation, now: float) -> None:
+        if who in self._last_beat:
+            self._last_beat[who] = now
+            self._last_beat.move_to_end(who)
 
     def _expire(self, now: float) -> list[ExpireAgent]:
         if self.term is None:
             return []
         lost: list[ExpireAgent] = []
-        for who, heard in list(self._heard.items()) if self._is_due(now) else []:
+        for who, heard in list(self._last_beat.items()) if self._is_due(now) else []:
             if max(heard, self._since) + self.lost_after_s > now:
                 break
             agent, incarnation = who
             lost += [ExpireAgent(job, agent, incarnation, self.term) for job in self._watchers[who]]
-            # Should the log not take the command, it is said again after another window.
-            self._hear(who, now)
+            # Should the log not take the command, it is repeated after another window.
+            self._note_beat(who, now)
         return lost
 
     def _is_due(self, now: float) -> bool:
-        oldest = next(iter(self._heard.values()), None)
+        oldest = next(iter(self._last_beat.values()), None)
         return oldest is not None and max(oldest, self._since) + self.lost_after_s <= now
 
     def _watch(self, job: str, agent: str, incarnation: int, now: float) -> None:
@@ -169,8 +169,8 @@ class Liveness:
         who = (agent, incarnation)
         self._live.setdefault(job, {})[agent] = incarnation
         self._watchers.setdefault(who, {})[job] = None
-        if who not in self._heard:
-            self._heard[who] = now
+        if who not in self._last_beat:
+            self._last_beat[who] = now
 
     def _unwatch(self, job: str, agent: str) -> None:
         agents = self._live.get(job, {})
@@ -182,7 +182,7 @@ class Liveness:
         who = (agent, incarnation)
         del self._watchers[who][job]
         if not self._watchers[who]:
-            del self._watchers[who], self._heard[who]
+            del self._watchers[who], self._last_beat[who]
 
 
 LOST_MAX: Final = 4096
@@ -196,16 +196,16 @@ class LostAgentLog:
         self._since: dict[str, float] = {}
 
     def lost(self, expiries: Iterable[ExpireAgent], now: float) -> list[tuple[str, int]]:
-        """Return the agents that are news, and in how many jobs each is lost."""
+        """Return the agents that were not lost before, and in how many jobs each is lost."""
         jobs: dict[str, int] = {}
         for each in expiries:
             jobs[each.agent] = jobs.get(each.agent, 0) + 1
-        news = [(agent, count) for agent, count in jobs.items() if agent not in self._since]
-        for agent, _ in news:
+        new = [(agent, count) for agent, count in jobs.items() if agent not in self._since]
+        for agent, _ in new:
             while len(self._since) >= LOST_MAX:
                 del self._since[next(iter(self._since))]
             self._since[agent] = now
-        return news
+        return new
 
     def beats(self, agent: str, now: float) -> float | None:
         """Return for how long an agent was lost that beats again; None for one that was not."""

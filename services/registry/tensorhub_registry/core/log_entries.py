@@ -1,20 +1,21 @@
-"""Between a log entry's subject and bytes and what it says: a command, an event, or a command that can't be read.
+"""What a log entry is, by its subject and bytes: a command, an event, or a command that can't be read. Pure.
 
-Anyone with the job's credentials may write on the command subjects, so whatever stands there becomes something that the
-fold can answer. Event subjects are the registry's alone: what stands there and is no event of ours means that another
-fold spoke.
+Every user with the job's credentials may write on the command subjects, so every entry there becomes something that the
+fold can answer. Only registries write on event subjects. An event there that this release would not write means that
+another fold has published.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.log.codec import decode_command, read_event
+from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
+from tensorhub_common.protocol.log.entries import LogEntry, command_in
 from tensorhub_common.protocol.log.events import HUB_MODEL, AnyEvent, Event, kind_of, model_of
 
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
@@ -24,41 +25,9 @@ REPLY_TO_HEADER: Final = "tensorhub-reply-to"
 HEADER_CHARS_MAX: Final = 512
 """A longer value of these headers counts as absent."""
 
-_TOKENS_BEFORE: Final = 4
-"""tensorhub, v1, the job, and "cmd" or "event"."""
-
 
 class FoldMismatch(TensorHubError):
-    """The log holds an event that this fold did not decide: another fold, or another version of it, has spoken."""
-
-
-class LogEntry(Protocol):
-    """One entry as it is read from a job's log. `time` is JetStream's, in seconds since the epoch."""
-
-    @property
-    def seq(self) -> int:
-        """Its number in the stream."""
-        ...
-
-    @property
-    def time(self) -> float:
-        """When JetStream stored it."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """What it was published on."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers."""
-        ...
-
-    @property
-    def data(self) -> bytes:
-        """Its body."""
-        ...
+    """The log has an event that this fold did not decide: another fold, or another version of it, has published."""
 
 
 class CommandOrigin(msgspec.Struct, frozen=True):
@@ -91,24 +60,14 @@ def origin_of(headers: Mapping[str, str]) -> CommandOrigin | None:
 
 
 def read_entry(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable | AnyEvent | None:
-    """Say what an entry of this job's log is, folded up to it at this level.
+    """Read an entry of this job's log, which is folded up to it at this level.
 
-    None: it stands on an event's subject, and is nobody's event.
+    None: it is on an event's subject, and no event.
 
     Raises `FoldMismatch` for an event that can't be one of this job's.
     """
-    tokens = entry.subject.split(".")
-    if len(tokens) > _TOKENS_BEFORE and tokens[_TOKENS_BEFORE - 1] == "event":
-        return _read_event(job, entry)
-    match tokens[_TOKENS_BEFORE:]:
-        case [verb]:
-            return decode_command(verb, None, entry.data, level)
-        case [verb, process]:
-            return decode_command(verb, process, entry.data, level)
-        case rest:
-            said = ".".join(rest)
-            why = f"the subject ends in {said!r:.200}: a verb and at most one sender may stand there"
-            return Unreadable(said[:64], why)
+    command = command_in(entry, level)
+    return _read_event(job, entry) if command is None else command
 
 
 def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:
@@ -117,7 +76,7 @@ def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:
     except MALFORMED as why:
         raise FoldMismatch(f"{_where(job, entry)} is no event that this version knows: {why}"[:500]) from None
     if event is not None and subject_of(job, event) != entry.subject:
-        raise FoldMismatch(f"{_where(job, entry)} stands on {entry.subject}, where {kind_of(event)} does not belong")
+        raise FoldMismatch(f"{_where(job, entry)} is on {entry.subject}, where {kind_of(event)} does not belong")
     return event
 
 
@@ -126,7 +85,7 @@ def _where(job: str, entry: LogEntry) -> str:
 
 
 def subject_of(job: str, event: Event) -> str:
-    """Return the subject of an event. A rejection may name a model that can't stand there: that is the hub's matter."""
+    """Return the subject of an event. A rejection may name a model that can't be part of one: it goes to the hub's."""
     model = model_of(event)
     token = subjects.HUB if model == HUB_MODEL or model.startswith("_") else model
     return f"{subjects.PREFIX}.{job}.event.{token}.{kind_of(event)}"

@@ -1,6 +1,6 @@
-"""What became of the last commands, so that `ask.outcome` and `ask.story` are answered without reading the log.
+"""The outcomes of the last commands, so that `ask.outcome` and `ask.story` are answered without reading the log. Pure.
 
-Only whole groups that stand in the log come in here. Bounded: of older commands the log itself still tells.
+It has only whole groups that are in the log, and a bounded number; the log itself has those of older commands.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.queries import OUTCOMES_KEPT_MAX
 
 STORY_EVENTS_MAX: Final = 20_000
-"""A story is told of so many of the job's last events; to go through them takes some ten milliseconds."""
+"""Limit of the job's last events that a story is made of; to go through them takes some ten milliseconds."""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,10 @@
-"""Whether an event in the log says what was decided here, although another release may have written it. Pure.
+"""Whether an event in the log is the one that was decided here, although another release may have written it. Pure.
 
-Two releases that fold alike may still write an event differently: one has a field that the other does not know, or puts
-the sentence for people otherwise. So what both know is compared, and that is what stands in the log's bytes and is a
-field here.
+Two releases that fold alike may still write an event differently: one has a field that the other does not know, or
+words the sentence for people differently. So the fields are compared that are in the log's bytes and known here.
 
-Always true: events of two releases with a different kind, number or order, or with a different value in a field that
-both have, do not agree.
+Invariant: events of two releases with a different kind, number or order, or with a different value in a field that both
+have, do not agree.
 """
 
 from typing import Any, Final
@@ -16,11 +15,11 @@ from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.log.events import AnyEvent
 
 WORDS: Final = ("message", "reason")
-"""The fields of an event that are sentences for people: a release may put them otherwise."""
+"""The fields of an event that are sentences for people: a release may word them differently."""
 
 
 def agrees(decided: AnyEvent, stored: bytes) -> bool:
-    """Tell whether what stands in the log is the event that was decided, in all that both releases know."""
+    """Tell whether the stored event is the decided one, in all fields that both releases know."""
     try:
         said = msgspec.json.decode(stored)
     except MALFORMED:

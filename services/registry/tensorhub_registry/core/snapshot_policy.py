@@ -1,8 +1,9 @@
 """When a job's snapshot is due, and how far its log may be trimmed. Pure.
 
-Always true: nothing is trimmed that lies behind no snapshot; while the log has room, nothing that lies behind only one
-of two, and nothing that a follower which was away for a while may still want; never the last event, against whose
-sequence the next one is published.
+Invariants:
+- Only entries that a snapshot covers are trimmed.
+- While the log has room, only entries that two snapshots cover, and none that a follower which was away may still need.
+- The last event stays, since the next one is published against its sequence.
 """
 
 from collections import deque
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 SNAPSHOT_ENTRIES_MAX: Final = 20_000
-"""After so many entries a snapshot is due: a registry that starts folds no more than twice that, in a second or two."""
+"""A snapshot is due after this many entries. A registry that starts folds at most twice that, in a second or two."""
 
 SNAPSHOT_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 """The same by the entries' bytes."""
@@ -22,7 +23,7 @@ LOG_KEEP_S_MIN: Final = 600.0
 """Entries younger than this stay, for watchers and agents that were away."""
 
 LOG_KEEP_ENTRIES_MIN: Final = 10_000
-"""So many entries before the older snapshot stay, whatever their age; the last outcomes are read from them."""
+"""This many entries before the older snapshot stay, whatever their age; the last outcomes are read from them."""
 
 TIGHT_SHARE_MAX: Final = 0.5
 """Above this part of its limit the log is trimmed as far as the older snapshot, whatever may still be wanted."""
@@ -31,7 +32,7 @@ FULL_SHARE_MAX: Final = 0.9
 """Above this part it counts as full: it is trimmed as far as the newer snapshot, once that was read back."""
 
 MARKS_MAX: Final = 4_096
-"""So many snapshots' times are remembered."""
+"""Limit of snapshots whose times are remembered."""
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class SnapshotPolicy:
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
 
     def is_due(self, seq: int) -> bool:
-        """Tell whether a snapshot at this entry is worth its while."""
+        """Tell whether a snapshot at this entry is due."""
         if self.is_full:
             # One of this very entry may stand, and the log not be trimmed yet: then none but this would ever do it.
             return seq > self.at or self.at > self.roomy
@@ -74,7 +75,7 @@ class SnapshotPolicy:
         self.log_bytes += self._summed_bytes
         self._summed_bytes = 0
 
-    def stands(self, seq: int, time: float) -> None:
+    def stored(self, seq: int, time: float) -> None:
         """A snapshot is kept; remember when its last entry was stored."""
         if not self._marks or seq > self._marks[-1][0]:
             self._marks.append((seq, time))

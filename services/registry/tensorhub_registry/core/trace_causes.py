@@ -1,8 +1,8 @@
 """Which span an event names as its cause, where that is not simply its command's. Pure.
 
-A round is often decided by somebody else's command: the publication that it waited for, or a holder's return. So the
-decision names the publication of the version that was decided, which is learnt from the commands' headers as the log is
-folded, by a registry that starts anew as well. Of traces the catalog knows nothing.
+A round is often decided by a command of another process: the publication that it waited for, or a holder's return. The
+decision therefore names the publication of the decided version. The commands' headers tell which it is as the log is
+folded, also in a registry that was just started. The catalog has no traces.
 """
 
 from collections.abc import Hashable, Mapping
@@ -17,17 +17,17 @@ ONE_TRACE_S_MAX: Final = 600.0
 """A transfer that is decided later than this after the publication has a trace of its own, linked to the version's."""
 
 VERSIONS_MAX: Final = 1024
-"""The publications of so many versions are remembered; the oldest are forgotten."""
+"""Limit of versions whose publications are remembered; the oldest are dropped."""
 
 ROUNDS_MAX: Final = 4096
-"""Of so many replicas it is remembered who joined their round last."""
+"""Limit of replicas of which the last shard that joined the round is remembered."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class TraceCause(msgspec.Struct, frozen=True):
-    """What an event's message carries, and where the registry's own span about it stands."""
+    """What an event's message carries, and the place of the registry's own span about it."""
 
     event: VersionPublished | RoundDecided
     headers: Mapping[str, str]

@@ -1,13 +1,12 @@
-"""Saying in one job's log that an agent is lost, or forgotten since it was lost long ago.
+"""The leader's commands in one job's log that an agent is lost, or is forgotten because it was lost long ago.
 
-The fold decides; this is only the leader's word.
+The fold decides. All registries use one lane, under one name that no agent can have. Terms order their commands, so the
+fold refuses a late command of an older leader. A leader sends them only once its own term is in the log
+(`term_claim.py`). A command that the log does not take is dropped, and the liveness core decides it again.
 
-All registries speak on one lane, under one name that no agent can have: terms order their words, so what an older
-leader says late is refused by the fold. A leader speaks only once its own term stands in the log (see `claiming`). What
-the log does not take is dropped: the liveness core says it again.
-
-Invariants: the words of one job reach its log one after the other, with rising numbers; a job whose log takes nothing
-keeps no other job's word waiting.
+Invariants:
+- The commands for one job reach its log one after the other, with rising numbers.
+- A job whose log takes nothing delays no other job's commands.
 """
 
 import asyncio
@@ -17,17 +16,16 @@ from typing import Final
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.observability import logs
-from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, ForgetAgent, Sender
+from tensorhub_common.protocol.subjects import REGISTRY, registry_command_subject
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.agent_forgetting import LostIncarnation
 from tensorhub_registry.core.liveness import ExpireAgent
-from tensorhub_registry.core.term_fence import PROCESS
 from tensorhub_registry.jobs.term_claim import TermClaim
 
 APPEND_TIMEOUT_S: Final = 2.0
-"""An expiry that the log has not taken by then is dropped, and said again after another window of silence."""
+"""An expiry that the log has not taken by then is dropped, and repeated after another window of silence."""
 
 OnAppended = Callable[[Exception | None], None]
 
@@ -38,29 +36,29 @@ class AgentExpiry:
     """Appends one job's expiries one after the other, in the order in which they were decided."""
 
     def __init__(
-        self, log: JobLog, claim: TermClaim, work: Supervisor, numbers: Iterator[int], told: OnAppended
+        self, log: JobLog, claim: TermClaim, work: Supervisor, numbers: Iterator[int], on_appended: OnAppended
     ) -> None:
-        """Take the registry's `numbers`, which rise while it runs. `told` learns whether the log takes it."""
-        self._log, self._claim, self._work, self._numbers, self._told = log, claim, work, numbers, told
+        """Take the registry's `numbers`, which rise while it runs. `on_appended` is called after each attempt."""
+        self._log, self._claim, self._work, self._numbers, self._on_appended = log, claim, work, numbers, on_appended
         self._waiting: dict[str, ExpireAgent | LostIncarnation] = {}
-        """By agent: what is said again while it still waits takes the earlier word's place."""
+        """By agent. A repeated command takes the place of one that still waits."""
         self._task: asyncio.Task[None] | None = None
 
-    def say(self, lost: ExpireAgent) -> None:
+    def expire(self, lost: ExpireAgent) -> None:
         """Take an expiry that the liveness core decided."""
         self._waiting[lost.agent] = lost
         if self._task is None or self._task.done():
-            self._task = self._work.start(self._append_all(), "saying who is lost")
+            self._task = self._work.start(self._append_all(), "appending expiries")
 
     def forget(self, agents: Iterable[LostIncarnation]) -> None:
-        """Say that these agents, which were lost long ago, are forgotten. It may be said again until they are gone."""
+        """Append that these agents, which were lost long ago, are forgotten. It may be repeated until they are gone."""
         for agent in agents:
             self._waiting.setdefault(agent.agent, agent)
         if self._waiting and (self._task is None or self._task.done()):
-            self._task = self._work.start(self._append_all(), "saying who is forgotten")
+            self._task = self._work.start(self._append_all(), "appending that agents are forgotten")
 
     def cancel(self) -> None:
-        """Say nothing more: this registry leads no longer."""
+        """Append nothing more: this registry does not lead any longer."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
@@ -75,21 +73,20 @@ class AgentExpiry:
             try:
                 await self._append(expiry, term)
             except TensorHubError as why:
-                # Whoever is told says once that the log takes nothing, however many agents are lost meanwhile.
+                # The job logs once that its log takes nothing, however many agents are lost meanwhile.
                 _log.debug("an agent's loss is not written", job=self._log.job, why=str(why), **_fields(expiry))
-                self._told(why)
+                self._on_appended(why)
             else:
-                # That the agent is lost is told once, not once a job.
+                # The registry logs the loss of an agent once, not once for each job.
                 _log.debug("an agent counts as lost in a job", job=self._log.job, **_fields(expiry))
-                self._told(None)
+                self._on_appended(None)
 
     async def _append(self, lost: ExpireAgent | LostIncarnation, term: int) -> None:
         number = next(self._numbers)
         kind = Expire if isinstance(lost, ExpireAgent) else ForgetAgent
-        command = kind(by=Sender(PROCESS, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
-        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        subject = f"{subjects.command_subject(self._log.job, str(kind.__struct_config__.tag))}.{PROCESS}"
-        msg_id = f"{PROCESS}.{term}.{number}"
+        command = kind(by=Sender(REGISTRY, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
+        subject = registry_command_subject(self._log.job, str(kind.__struct_config__.tag))
+        msg_id = f"{REGISTRY}.{term}.{number}"
         await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
 
 

@@ -1,11 +1,13 @@
-"""What becomes of a deleted job: its log is cut down to the command that deleted it, and is then its tombstone.
+"""Deletion of a job: its log is cut down to the command that deleted it, and is then its tombstone.
 
-The log goes on to say, to whoever asks and to whoever was away, that the job was deleted, so there is no second place
-which could say otherwise. The leader clears up as soon as the event stands in the log, and again whenever it begins to
-lead: each step may be repeated, and a registry that is killed between two leaves the next one the same work.
+The log itself says that the job was deleted, also to a process that was away, so there is no second record that could
+differ. The leader removes the rest as soon as the event is in the log, and again each time that it begins to lead. Each
+step may be repeated, and a registry that is killed between two steps leaves the same work to the next one.
 
-Always true: nothing is removed before the log itself says that the job is deleted; a log that is left can be folded,
-since what sums it up goes after it; of tombstones there are at most `TOMBSTONES_MAX`, none older than `TOMBSTONE_S`.
+Invariants:
+- Nothing is removed before the log says that the job is deleted.
+- A log that is left can be folded, since its snapshot is removed after it.
+- There are at most `TOMBSTONES_MAX` tombstones, and none is older than `TOMBSTONE_S`.
 """
 
 import asyncio
@@ -21,10 +23,10 @@ from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
 
 TOMBSTONE_S: Final = 7 * 24 * 3600.0
-"""For so long a deleted job's name is refused, so that a process of it which was forgotten can't bring it back."""
+"""A deleted job's name is refused for this time, so that a leftover process of the job can't bring it back."""
 
 TOMBSTONES_MAX: Final = 100
-"""So many deleted jobs are remembered; then the one that was deleted first is forgotten."""
+"""Limit of remembered deleted jobs; the one that was deleted first is forgotten first."""
 
 AGAIN_S: Final = 2.0
 """The pause after something could not be removed."""
@@ -33,13 +35,13 @@ _log: Final = logs.logger(__name__)
 
 
 def expired_tombstones(tombstones: Iterable[tuple[float, str]], now: float) -> list[str]:
-    """Name the deleted jobs that may be forgotten, of all those by the time of their deletion."""
+    """Name the deleted jobs that may be forgotten, given all with the time of their deletion."""
     ordered = sorted(tombstones, reverse=True)
     return [name for number, (at, name) in enumerate(ordered) if number >= TOMBSTONES_MAX or at < now - TOMBSTONE_S]
 
 
 class JobDeletion:
-    """Clears up after one job, while this registry leads."""
+    """Removes what is left of one deleted job, while this registry leads."""
 
     def __init__(self, bus: Bus, snapshotting: SnapshotMaker, work: Supervisor) -> None:
         self._bus, self._snapshotting, self._work = bus, snapshotting, work
@@ -51,13 +53,13 @@ class JobDeletion:
             self._task = self._work.start(self._clear(fold), "clearing up after the deleted job")
 
     def cancel(self) -> None:
-        """Stop: whoever leads next begins anew."""
+        """Stop. The next leader does it again."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
     async def remove(self, job: str) -> None:
-        """Delete all that NATS has of the job, the tombstone first, for it alone speaks of the rest."""
+        """Delete all that NATS has of the job, the tombstone first, since it alone leads to the rest."""
         await self._snapshotting.remove()
         await BlobStore(self._bus).remove(job)
         _log.info("a deleted job is forgotten", job=job)

@@ -1,7 +1,7 @@
 """One job in a registry: it follows and folds the log, and publishes the outcomes while this registry leads.
 
 A job begins with the newest snapshot, if there is one. It goes back to a snapshot if the log no longer reaches back to
-the entries that it has folded. Two tasks share the pure `JobFold`. `_follow` gives it the log's entries. `_speak`
+the entries that it has folded. Two tasks share the pure `JobFold`. `_follow` gives it the log's entries. `_publish_all`
 publishes its decided events and gives it the result. Neither task touches the fold between an await and the handling
 of its result, so folding goes on while an acknowledgement is awaited.
 
@@ -24,21 +24,19 @@ from typing import Final
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import (
+    UNCERTAIN,
     LogFull,
-    LogGap,
     LogMissing,
     MessageTooLarge,
-    NoAnswer,
-    NoBus,
-    NoResponder,
     StreamFailure,
     WrongLastSequence,
 )
+from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.job_log import JobLog, LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
-from tensorhub_common.log_follower import restore
+from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
@@ -78,14 +76,14 @@ from tensorhub_registry.jobs.term_claim import TermClaim
 
 
 class CommandCounts:
-    """The commands of one job that came while this registry was leading: a log that is read again counts nothing."""
+    """The commands of one job that came while this registry was leading. Reading a log again counts nothing."""
 
     def __init__(self) -> None:
         self.commands: Counter[tuple[str, str]] = Counter()
-        """How many, by (outcome, error); the error is "" where the command was not refused."""
+        """Their number by (outcome, error). The error is "" where the command was not refused."""
         self.events = 0
         self.passed_over = 0
-        """Entries on events' subjects that are none, also of a log that is read again."""
+        """Entries on events' subjects that are no events, also of a log that is read again."""
 
     def add(self, events: tuple[AnyEvent, ...]) -> None:
         """Count a command by the group of events that it led to."""
@@ -96,7 +94,7 @@ class CommandCounts:
 
 
 FOLD_BURST: Final = 8
-"""After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
+"""The rest of the process has its turn after this many entries, which take a few tenths of a millisecond."""
 
 RETRY_S: Final = 0.1
 """The pause after NATS could not be asked, or gave no answer."""
@@ -105,17 +103,14 @@ FULL_RETRY_S: Final = 0.5
 """The pause after a log without room."""
 
 ROOM_WAIT_S: Final = 0.5
-"""With the fold full and nothing published for so long, the log's end is asked how far publication is."""
+"""With the fold full and nothing published for this time, the log's last event is looked up."""
 
 LOOK_S: Final = 5.0
 """How often a leader looks for a snapshot that is due, whether the log is nearly full, for agents lost long ago."""
 
 READING: Final = "reading"
 WRITING: Final = "writing"
-"""What a job may be kept from, as `WaitReasons` names it."""
-
-_UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
-"""Nobody knows whether what was asked was done. All of it may be repeated."""
+"""What a job may be unable to do, as `WaitReasons` names it."""
 
 _log: Final = logs.logger(__name__)
 
@@ -144,14 +139,14 @@ class Job:
     ) -> None:
         """Prepare. `numbers` are those of the registry's expiries; `beyond`: where the job was set aside before.
 
-        `trial`: why that was, so that the job is told as set aside until it has got on.
+        `trial`: why that was, so that the job is shown as set aside until it has recovered.
         """
         self.name = name
         self.fold = JobFold(name)
         self.failure: JobFailure | None = None
         """Why the job was set aside, if it was."""
         self.trial = trial
-        """Why it was set aside before, until it has got on since: has folded further, and what it said stands."""
+        """Why it was set aside before, until it has recovered: has folded further and published."""
         self.troubles = WaitReasons()
         self.counts = CommandCounts()
         self.term: int | None = None
@@ -174,22 +169,20 @@ class Job:
         self._new_job_level = new_job_level
         self._tracing = OutcomeSpans(name)
         self._goal: int | None = None
-        self._recall_from = 1
-        """Where reading begins: before the snapshot, for the outcomes that may still be asked for."""
         self._ready = asyncio.Event()
         self._begun = asyncio.Event()
-        """This registry has led and known the log's end: a log that was empty says at which level its job begins."""
+        """Set once this registry has led and known the log's end; an empty log then has the level of its job."""
         self._raised = asyncio.Event()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._replies = OutcomeReplies(bus, name)
         self._batch_max = BATCH_EVENTS_MAX
-        """Lower after a log without room, since a batch may be larger than all the room that there is."""
+        """Lower after a full log, since a batch may be larger than the room that is left."""
         self._beyond = beyond
-        self._has_spoken = False
+        self._has_published = False
         self._tried = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
-        self._speaking: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------- from outside
@@ -199,7 +192,7 @@ class Job:
         self._following = self._work.start(self._follow(), "folding the log", self._on_fold_fault)
 
     async def close(self) -> None:
-        """Stop folding and speaking."""
+        """Stop folding and publishing."""
         self.stand_down()
         await self._work.close()
         self._tracing.close()
@@ -209,18 +202,18 @@ class Job:
         await self._tried.wait()
 
     def lead(self, term: int) -> None:
-        """Speak from now on: this registry holds the lease."""
+        """Publish from now on: this registry holds the lease."""
         if self.failure is not None or self.term == term:
             return
         self.stand_down()
         self.term = term
-        self._speaking = self._work.start(self._speak(), "publishing outcomes", self._on_speech_fault)
-        self._looking = self._work.start(self._look_now_and_then(), "looking now and then")
+        self._publishing = self._work.start(self._publish_all(), "publishing outcomes", self._on_publish_fault)
+        self._looking = self._work.start(self._look_regularly(), "looking at what no entry calls for")
 
     def stand_down(self) -> None:
-        """Speak no more. What is under way may still come to stand in the log; the fold will see it there."""
-        ending = (self._speaking, self._looking)
-        self._speaking = self._looking = None
+        """Publish no more. A publication in progress may still be stored; the fold will read it in the log."""
+        ending = (self._publishing, self._looking)
+        self._publishing = self._looking = None
         self.term = self._goal = None
         self._ready.clear()
         self.troubles.clear(WRITING)
@@ -233,9 +226,9 @@ class Job:
                 task.cancel()
 
     def expire(self, lost: ExpireAgent) -> None:
-        """Say in the log that an agent is lost."""
+        """Append to the log that an agent is lost."""
         if self.term == lost.term:
-            self._expiring.say(lost)
+            self._expiring.expire(lost)
 
     @property
     def has_ended(self) -> bool:
@@ -247,7 +240,7 @@ class Job:
         await self._clearing.remove(self.name)
 
     async def is_ready(self, timeout_s: float) -> bool:
-        """Tell, within the bound, whether this registry leads and has folded all that stood in the log before."""
+        """Tell, within the bound, whether this registry leads and has folded the whole log as it was before."""
         if self.term is None:
             return False
         with contextlib.suppress(TimeoutError):
@@ -256,7 +249,7 @@ class Job:
         return self._ready.is_set()
 
     async def has_begun(self, timeout_s: float) -> None:
-        """Wait within the bound until what an empty log begins with stands there."""
+        """Wait within the bound until the first command of an empty log is stored."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._begun.wait()
@@ -269,11 +262,11 @@ class Job:
                 "it again by itself, and 'tensorhub doctor' says when"
             )
 
-    async def _look_now_and_then(self) -> None:
+    async def _look_regularly(self) -> None:
         """While this registry leads, do what no entry of the log calls for.
 
-        Agents lost long ago are forgotten. A snapshot is made that fell due while another was being kept, or could not
-        be kept then. A log that is nearly full is given room.
+        Agents lost long ago are forgotten. A snapshot is made that became due while another was being
+        stored, or could not be stored then. A log that is nearly full is given room.
         """
         while True:
             await asyncio.sleep(LOOK_S)
@@ -290,41 +283,24 @@ class Job:
     # ------------------------------------------------------------------------------------------- folding
 
     async def _follow(self) -> None:
+        follower = LogFollower(
+            self._bus, self.name, self, burst=FOLD_BURST, retry_s=RETRY_S, on_read_state=self._note_reading
+        )
         try:
-            await self._restore()
-            while True:
-                try:
-                    await self._fold_on()
-                except LogGap:
-                    # Trimmed beyond what is folded here: this registry was away for long. Or beyond what was to be
-                    # recalled, which it can do without.
-                    recalled = self._recall_from <= self.fold.seq
-                    self._recall_from = self.fold.seq + 1
-                    if not await self._restore() and not recalled:
-                        raise
+            await follower.run()
         except TensorHubError as why:
             self._fail(JobFailure.of(why))
 
-    async def _restore(self) -> bool:
-        """Go on from a snapshot that lies ahead of the fold; False: there is none."""
-        while True:
-            try:
-                snapshot, extent = await restore.newest_snapshot(self._bus, self.name, self.fold.seq)
-                break
-            except _UNKNOWN as why:
-                self._note_reading(why)
-                _log.debug("the snapshots can't be read yet", job=self.name, why=str(why))
-            await asyncio.sleep(RETRY_S)
-        self.troubles.clear(READING)
-        if snapshot is None:
-            return False
+    @property
+    def folded_seq(self) -> int:
+        """The last entry that is folded."""
+        return self.fold.seq
+
+    def restore(self, snapshot: Snapshot, extent: LogExtent) -> int:
+        """Go on from a snapshot; reading begins before it, for the outcomes that may still be asked for."""
         term = self.term
         self.stand_down()
         self.fold = JobFold.restored(snapshot)
-        self._recall_from = (
-            min(snapshot.seq, max(extent.first, snapshot.seq - snapshot_policy.LOG_KEEP_ENTRIES_MIN)) + 1
-        )
-        _log.debug("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
         for agent in snapshot.catalog.agents.values():
             if agent.state is AgentState.LIVE:
                 self._on_agent(WatchAgent(self.name, agent.name, agent.incarnation))
@@ -332,23 +308,17 @@ class Job:
                 self._on_agent(UnwatchAgent(self.name, agent.name))
         if term is not None:
             self.lead(term)
-        return True
+        return min(snapshot.seq, max(extent.first, snapshot.seq - snapshot_policy.LOG_KEEP_ENTRIES_MIN)) + 1
 
-    async def _fold_on(self) -> None:
-        folded = 0
-        follow = self.log.follow(min(self._recall_from, self.fold.seq + 1), on_read_state=self._note_reading)
-        async with contextlib.aclosing(follow) as entries:
-            async for entry in entries:
-                if entry.seq <= self.fold.seq:
-                    self.fold.recall(entry)
-                else:
-                    await self._fold_in(entry)
-                    if self._ready.is_set():
-                        self._snapshotting.look(self.fold)
-                        self._look_whether_got_on()
-                folded += 1
-                if folded % FOLD_BURST == 0:
-                    await asyncio.sleep(0)
+    async def take(self, entry: StoredEntry) -> None:
+        """Fold the next entry; of one before the snapshot, keep the outcome that it tells."""
+        if entry.seq <= self.fold.seq:
+            self.fold.recall(entry)
+            return
+        await self._fold_in(entry)
+        if self._ready.is_set():
+            self._snapshotting.look(self.fold)
+            self._check_recovered()
 
     def _note_reading(self, error: Exception | None) -> None:
         if error is None:
@@ -362,7 +332,7 @@ class Job:
             self._log_taking.answers()
             return
         self.troubles.note(WRITING, error, time.time())
-        # That NATS is away the bus itself has said, once.
+        # The bus itself has logged once that NATS is away.
         if self.log.is_reachable:
             self._log_taking.is_silent(str(error))
 
@@ -376,7 +346,7 @@ class Job:
         if self.fold.can_publish:
             self._wake.set()
         if self._goal is not None:
-            await self._look_whether_ready()
+            await self._check_ready()
 
     async def _make_room(self) -> None:
         """Wait until events were published, here or by the leader, so that the queue of others stays bounded."""
@@ -386,7 +356,7 @@ class Job:
                 async with asyncio.timeout(ROOM_WAIT_S):
                     await self._room.wait()
             except TimeoutError:
-                with contextlib.suppress(*_UNKNOWN):
+                with contextlib.suppress(*UNCERTAIN):
                     await self._look_at_end()
 
     async def _look_at_end(self) -> None:
@@ -402,15 +372,15 @@ class Job:
                         self.counts.add(effect.events)
                     self._note(effect)
                 case OutcomeStored():
-                    self._has_spoken = self._has_spoken or self._ready.is_set()
+                    self._has_published = self._has_published or self._ready.is_set()
                     if effect.causes and self._ready.is_set():
-                        self._tracing.stands(effect.causes)
+                        self._tracing.stored(effect.causes)
                     if effect.origin is not None:
                         await self._replies.answer(effect, ready=self._ready.is_set())
                 case EntryIgnored():
                     self.counts.passed_over += 1
                     if self.counts.passed_over == 1:
-                        _log.warning("what is no event stands on an event's subject", job=self.name, at=effect.subject)
+                        _log.warning("an entry on an event's subject is no event", job=self.name, at=effect.subject)
                 case OutOfOrder(expected, found):
                     raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
 
@@ -433,19 +403,18 @@ class Job:
         """Whether the job was deleted, as far as is folded here."""
         return self.fold.catalog.deleted > 0
 
-    def _look_whether_got_on(self) -> None:
-        """End the trial where each part has done its work: the fold, the claim and the outcomes that were published.
+    def _check_recovered(self) -> None:
+        """End the trial once each part has worked: the fold, the claim and the publication of outcomes.
 
-        A leader says in each log that it leads, and the outcome of that is the last thing to come to stand there. In an
-        empty log there is nothing to say.
+        A leader appends to each log that it leads, and the outcome of that is stored last. An empty log gets none.
         """
-        has_spoken = self._has_spoken or (self._ready.is_set() and self.fold.seq == 0)
-        if self.trial is not None and has_spoken and self.claim.term is not None:
+        has_published = self._has_published or (self._ready.is_set() and self.fold.seq == 0)
+        if self.trial is not None and has_published and self.claim.term is not None:
             self.trial = None
-            _log.info("the job that was set aside gets on", job=self.name, seq=self.fold.seq)
+            _log.info("the job that was set aside has recovered", job=self.name, seq=self.fold.seq)
 
-    def _look_whether_deleted(self) -> None:
-        """Clear up once the log itself says that the job is deleted; not to be begun twice is the clearing's matter."""
+    def _check_deleted(self) -> None:
+        """Remove the rest once the log says that the job is deleted. `JobDeletion` begins only once."""
         if self.is_deleted and self._ready.is_set() and not self.fold.is_pending(self.fold.catalog.deleted):
             self._clearing.begin(self.fold)
 
@@ -453,14 +422,14 @@ class Job:
         """Set the job aside: a fault in the fold is the same on every machine."""
         self._fail(JobFailure.of(fault.error, f"entry {self.fold.seq + 1} can't be folded: {fault.error!r}"))
 
-    def _on_speech_fault(self, fault: Fault) -> None:
+    def _on_publish_fault(self, fault: Fault) -> None:
         self._fail(JobFailure.of(fault.error, f"outcomes can't be published: {fault.error!r}"))
 
     def _on_fault(self, fault: Fault) -> None:
         self._fail(JobFailure.of(fault.error, f"{fault.work} failed: {fault.error!r}"))
 
     def _fail(self, failure: JobFailure) -> None:
-        """Set the job aside. That the log of a deleted job goes is no failure; if it is there, it is begun anew."""
+        """Set the job aside. That the log of a deleted job goes is no failure; where it exists, it is folded again."""
         if self.is_deleted:
             _log.info("the deleted job is not folded any more", job=self.name, why=failure.why)
             self.stand_down()
@@ -480,9 +449,9 @@ class Job:
         if self._following is not None and self._following is not asyncio.current_task():
             self._following.cancel()
 
-    # ------------------------------------------------------------------------------------------- speaking
+    # ------------------------------------------------------------------------------------------- publishing
 
-    async def _speak(self) -> None:
+    async def _publish_all(self) -> None:
         try:
             await self._begin_to_lead()
             while True:
@@ -493,12 +462,12 @@ class Job:
                     await self._wake.wait()
                     self._wake.clear()
                 else:
-                    await self._say(publication)
+                    await self._publish(publication)
         except TensorHubError as why:
             self._fail(JobFailure.of(why))
 
     async def _begin_to_lead(self) -> None:
-        """Learn how far the log is and how far publication is, so that nothing is tried that stands there already."""
+        """Learn how far the log is and how far publication is, so that no stored event is published again."""
         while True:
             try:
                 await self._look_at_end()
@@ -507,18 +476,18 @@ class Job:
                 await self._snapshotting.learn()
                 self._begun.set()
                 break
-            except _UNKNOWN as why:
-                # A stream without a leader just now, as after each change of NATS: that is no matter for the log.
+            except UNCERTAIN as why:
+                # A stream without a leader, as after each change of NATS, is usual and not logged.
                 self.troubles.note(WRITING, why, time.time())
                 _log.debug("the log's end is unknown", job=self.name, why=str(why))
             await asyncio.sleep(RETRY_S)
         self.troubles.clear(WRITING)
         if refusal is not None:
             _log.warning("events are published one by one", job=self.name, why=refusal)
-        await self._look_whether_ready()
+        await self._check_ready()
 
     async def _begin_log(self) -> int:
-        """Say in the empty log at which level its job begins; return where that is, 0: it begins as of old."""
+        """Append to the empty log at which level its job begins. Return the entry, or 0 where it begins at level 0."""
         level = await self._new_job_level()
         return await self.claim.say_first(self.term, level) if level and self.term is not None else 0
 
@@ -532,7 +501,7 @@ class Job:
                     await self._raised.wait()
         return self.fold.catalog.level >= level
 
-    async def _look_whether_ready(self) -> None:
+    async def _check_ready(self) -> None:
         if self._goal is None or self.fold.seq < self._goal:
             return
         self._goal = None
@@ -541,19 +510,19 @@ class Job:
         if self.term is not None:
             self.claim.begin(self.term)
         self._snapshotting.look(self.fold)
-        self._look_whether_got_on()
+        self._check_recovered()
         await self._replies.send_late(self.fold.time)
-        self._look_whether_deleted()
+        self._check_deleted()
 
-    async def _say(self, publication: EventBatch) -> None:
-        """Publish, and tell the fold what became of it."""
-        became: PublicationStored | PublicationRefused | PublicationUnknown = PublicationUnknown()
+    async def _publish(self, publication: EventBatch) -> None:
+        """Publish, and give the fold the result."""
+        result: PublicationStored | PublicationRefused | PublicationUnknown = PublicationUnknown()
         pause_s = RETRY_S
         try:
-            became = await self._storing.store(publication)
+            result = await self._storing.store(publication)
             pause_s = 0.0
         except WrongLastSequence:
-            became, pause_s = PublicationRefused(), 0.0
+            result, pause_s = PublicationRefused(), 0.0
         except LogFull as why:
             pause_s = FULL_RETRY_S
             self._batch_max = max(CHAIN_EVENTS_MAX, self._batch_max // 2)
@@ -561,20 +530,20 @@ class Job:
             self._snapshotting.make_room(self.fold)
         except (LogMissing, MessageTooLarge):
             raise
-        except _UNKNOWN as why:
+        except UNCERTAIN as why:
             self._note_writing(why)
             self._storing.batches.allowed = self._storing.batches.allowed and not isinstance(why, StreamFailure)
         finally:
-            effects = self.fold.handle(became, time.monotonic())
+            effects = self.fold.handle(result, time.monotonic())
         await self._carry_out(effects)
-        if isinstance(became, PublicationStored):
+        if isinstance(result, PublicationStored):
             self._room.set()
             self._note_writing(None)
             self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
-            self._look_whether_got_on()
-            self._look_whether_deleted()
-        elif isinstance(became, PublicationRefused) and self.fold.is_full:
-            with contextlib.suppress(*_UNKNOWN):
+            self._check_recovered()
+            self._check_deleted()
+        elif isinstance(result, PublicationRefused) and self.fold.is_full:
+            with contextlib.suppress(*UNCERTAIN):
                 await self._look_at_end()
         if pause_s:
             await asyncio.sleep(pause_s)

@@ -1,8 +1,8 @@
-"""Looking up a log's last event, where what is none may stand behind it.
+"""Looks up a log's last event, which other entries on events' subjects may follow.
 
 JetStream puts its answers wherever a request's reply subject points, also on events' subjects, and publishing compares
-with the last entry there, whatever it is. Which entries are events is known by reading them in their order; so where
-the last one is none, all that was not folded yet is looked through.
+with the last entry there, whatever it is. Only reading the entries in their order tells which are events. So where the
+last entry is no event, all entries that are not folded yet are read.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from tensorhub_common.protocol.subjects import events_of
 from tensorhub_registry.core.job_fold import JobFold, LastEvent
 
 LOOK_S_MAX: Final = 5.0
-"""Looking through what is not folded yet takes no longer, or is tried again later: a million entries in that time."""
+"""Bound of reading what is not folded yet, a million entries in that time. After it the lookup is tried again later."""
 
 
 async def last_event(log: JobLog, fold: JobFold) -> LastEvent | None:
-    """Return the log's last event and where what is none ends behind it; None: nothing stands on events' subjects.
+    """Return the log's last event, and the last entry on an event's subject; None: there is no such entry.
 
     Raises `NoAnswer` when it could not be looked up now, and whatever else the log raises.
     """

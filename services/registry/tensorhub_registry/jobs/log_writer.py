@@ -85,13 +85,13 @@ class AtomicBatches:
 
 
 CHAIN_EVENTS_MAX: Final = 8
-"""So many events are sent at once, where it is not a batch: what one publication says to seven waiting replicas."""
+"""Limit of events sent at once without a batch: the events of one publication with seven waiting replicas."""
 CHAIN_EVENTS_MIN: Final = 2
 """A chain is never tried with fewer. It is short where others write in between."""
 
 
 class LogWriter:
-    """What one registry writes into one job's log."""
+    """The publications of one registry in one job's log."""
 
     def __init__(self, bus: Bus, log: JobLog, work: Supervisor) -> None:
         self._bus, self._log, self._work = bus, log, work
@@ -99,7 +99,7 @@ class LogWriter:
         self.batches = AtomicBatches(bus, log.job)
         self._life = token_hex(6)
         self.chain_max = CHAIN_EVENTS_MAX
-        """As many events were stored of a chain of late, and as many again. In a cluster 1."""
+        """Twice the number of events that were stored of the last chain. In a cluster 1."""
 
     async def store(self, publication: EventBatch) -> PublicationStored:
         """Write it, or a beginning of it. Raises as `JobLog.append` and `AtomicBatches.store` do."""
@@ -140,7 +140,7 @@ class LogWriter:
         return await self._log.append(outgoing.subject, outgoing.body, self._id_of(outgoing), outgoing.trace, expected)
 
     def _id_of(self, outgoing: Outgoing) -> str:
-        """Return an id that nobody else can have used, or JetStream would take the event for a repeat."""
+        """Return an id that no other process can have used, or JetStream would take the event for a repeat."""
         return f"{self._life}.{outgoing.event.cmd}.{outgoing.event.i}"
 
     async def _store_behind(self, before: Outgoing, outgoing: Outgoing, expected: int) -> int | None:
@@ -150,7 +150,7 @@ class LogWriter:
             api.MSG_ID: self._id_of(outgoing),
             api.EXPECTED_LAST: str(expected),
             api.EXPECTED_LAST_OF: self._events,
-            # What is nobody's event, or an event that is another one, may stand at the number that it was to have.
+            # Another event, or an entry that is none, may have been stored at the expected number.
             api.EXPECTED_LAST_ID: self._id_of(before),
         }
         try:

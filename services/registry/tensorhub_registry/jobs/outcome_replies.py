@@ -1,6 +1,6 @@
-"""Outcomes that were asked for on an inbox: each is sent once by the leader, and kept while nobody leads for certain.
+"""Outcomes that a command asked for on an inbox: the leader sends each once, and keeps it while it is not ready.
 
-Always true: nothing is sent on a subject that is no inbox, and whoever wanted that is told of once in the log.
+Invariant: nothing is sent on a subject that is no inbox. The first such request of a job is logged.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from tensorhub_registry.core.job_fold import OutcomeStored
 
 REPLIES_KEPT_MAX: Final = 256
 REPLY_AGAIN_S: Final = 5.0
-"""Whoever asked for an outcome so shortly before the log's end may have missed it when a leader died: send it again."""
+"""An outcome that was decided less than this before the log's end is sent again, since a dead leader may not have."""
 
 _log: Final = logs.logger(__name__)
 
@@ -26,10 +26,10 @@ class OutcomeReplies:
     def __init__(self, bus: Bus, job: str) -> None:
         self._bus, self._job = bus, job
         self._late: deque[OutcomeStored] = deque(maxlen=REPLIES_KEPT_MAX)
-        self._told_foreign = False
+        self._has_logged_foreign = False
 
     async def answer(self, stands: OutcomeStored, *, ready: bool) -> None:
-        """Send an outcome that stands in the log to whom it is owed; while not ready, keep it."""
+        """Send a stored outcome to the inbox that its command named. While not ready, keep it."""
         if stands.origin is None:
             return
         if stands.origin.reply_to is None:
@@ -47,9 +47,9 @@ class OutcomeReplies:
                 await self.answer(stands, ready=True)
 
     def _note_foreign(self, wanted: str | None) -> None:
-        """Say once in a job's life here that somebody would have this registry speak where only others may."""
-        if wanted is not None and not self._told_foreign:
-            self._told_foreign = True
+        """Log the first outcome that was wanted on a subject that is no inbox."""
+        if wanted is not None and not self._has_logged_foreign:
+            self._has_logged_foreign = True
             _log.warning(
                 "an outcome was wanted on a subject that is no inbox, and was not sent", job=self._job, wanted=wanted
             )

@@ -1,17 +1,16 @@
-"""The registry's spans: how long the log took to say that a version exists, or what a round reads.
+"""The registry's spans: from a command to its stored outcome, of published versions and decided rounds.
 
-They begin when the command stood in the log (by JetStream's clock) and end when its outcome stands there. Nothing is
-noted for them: both times are there anyway.
+A span begins when the command was stored, by JetStream's clock, and ends when its outcome is stored.
 """
 
 import time
 from functools import partial
 from typing import Final
 
-from tensorhub_common.observability.deferred_spans import DeferredSpans, new_span_id
+from tensorhub_common.observability.deferred_spans import new_span_id
 from tensorhub_common.observability.trace_context import AttributeValue, SpanRecord, TraceContext, finished_span
 from tensorhub_common.protocol.log.events import VersionPublished, kind_of
-from tensorhub_common.telemetry import process_spans
+from tensorhub_common.telemetry.process_spans import JobSpans
 from tensorhub_common.telemetry.span_maker import SpanMaker
 from tensorhub_registry.core.trace_causes import TraceCause
 
@@ -24,19 +23,18 @@ class OutcomeSpans:
     def __init__(self, job: str) -> None:
         """Make spans if this process makes any."""
         self._job = job
-        self._maker = process_spans.span_maker()
-        self._later = DeferredSpans()
+        self._spans = JobSpans()
 
-    def stands(self, causes: tuple[TraceCause, ...]) -> None:
-        """Tell of events that stand in the log now, spoken by this registry; of those that somebody traces."""
-        if self._maker is not None and any(each.parent is not None and each.parent.sampled for each in causes):
-            self._later.add(partial(self._tell, self._maker, causes, time.time_ns()))
+    def stored(self, causes: tuple[TraceCause, ...]) -> None:
+        """Make the spans of events that this registry has stored just now, where they are traced."""
+        if self._spans.is_on and any(each.parent is not None and each.parent.sampled for each in causes):
+            self._spans.add(partial(self._make, causes, time.time_ns()))
 
     def close(self) -> None:
-        """Make what is left."""
-        self._later.flush()
+        """Make the spans that wait."""
+        self._spans.close()
 
-    def _tell(self, maker: SpanMaker, causes: tuple[TraceCause, ...], ended_ns: int) -> None:
+    def _make(self, causes: tuple[TraceCause, ...], ended_ns: int, maker: SpanMaker) -> None:
         for each in causes:
             if each.parent is not None and each.parent.sampled:
                 maker.make(self._record(each, each.parent, ended_ns))

@@ -15,9 +15,9 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.snapshot_store import SNAPSHOT_BYTES_MAX, PackedSnapshot, SnapshotIndex, SnapshotStore
 from tensorhub_common.observability import logs
+from tensorhub_common.protocol.log.entries import LogEntry
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.job_fold import JobFold
-from tensorhub_registry.core.log_entries import LogEntry
 from tensorhub_registry.core.snapshot_policy import FULL_SHARE_MAX, SnapshotPolicy
 
 ENTRY_OVERHEAD_BYTES: Final = 150
@@ -35,20 +35,19 @@ class SnapshotMaker:
     def __init__(self, bus: Bus, log: JobLog, replicas: int, work: Supervisor) -> None:
         self._log, self._work = log, work
         self._snapshots = SnapshotStore(bus, log.job, replicas)
-        self._pace = SnapshotPolicy()
+        self._policy = SnapshotPolicy()
         self._looked_at = 0
         self._not_before = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.made = 0
         """How many this process has made."""
 
     async def learn(self) -> None:
-        """Count from the newest snapshot that there is, whoever made it."""
+        """Count from the newest snapshot, whichever registry made it."""
         extent = await self._log.extent()
-        self._pace.bytes_max = extent.bytes_max
+        self._policy.bytes_max = extent.bytes_max
         index = await self._index(extent.created)
         if index is not None:
-            self._pace.stands(index.newer.seq, index.newer.time)
+            self._policy.stored(index.newer.seq, index.newer.time)
 
     async def _index(self, log: str) -> SnapshotIndex | None:
         """Return what snapshots there are. An index that can't be read names none, and the next one is written over it.
@@ -63,11 +62,11 @@ class SnapshotMaker:
 
     def note(self, entry: LogEntry) -> None:
         """Count an entry that was folded."""
-        self._pace.log_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
+        self._policy.log_bytes += len(entry.data) + ENTRY_OVERHEAD_BYTES
 
     def make_room(self, fold: JobFold) -> None:
         """The log is full, or nearly so: trim it as far as a snapshot of now allows."""
-        self._pace.is_full = True
+        self._policy.is_full = True
         self.look(fold)
 
     async def look_for_room(self, fold: JobFold) -> None:
@@ -81,7 +80,7 @@ class SnapshotMaker:
 
     def look(self, fold: JobFold) -> None:
         """Make a snapshot if one is due; call it between two entries, while leading."""
-        if self._task is not None or not self._pace.is_due(fold.seq):
+        if self._task is not None or not self._policy.is_due(fold.seq):
             return
         if asyncio.get_running_loop().time() < self._not_before:
             return
@@ -93,13 +92,13 @@ class SnapshotMaker:
         except OverflowError:
             # Below level 1 an event may repeat a sender's number of any length, until it stands in the log.
             return
-        self._pace.took(snapshot.seq)
+        self._policy.took(snapshot.seq)
         self._task = self._work.start(self._keep(snapshot.seq, snapshot.time, body, fold), "keeping a snapshot")
 
     async def close(self, fold: JobFold) -> None:
         """The job was deleted: keep its sum, and nothing of the log before the command that did it.
 
-        Raises `TensorHubError`; what was done until then harms nobody, and it may be called again.
+        Raises `TensorHubError`; it may be called again, whatever was done until then.
         """
         self.cancel()
         snapshot = fold.snapshot()
@@ -111,7 +110,7 @@ class SnapshotMaker:
         if index is None or index.newer.seq < deleted:
             packed = await asyncio.to_thread(PackedSnapshot.of, body)
             index = await self._snapshots.write(packed, snapshot.seq, snapshot.time, index, extent.created)
-        self._pace.stands(index.newer.seq, index.newer.time)
+        self._policy.stored(index.newer.seq, index.newer.time)
         if await self._is_whole(index, 0) and extent.first < deleted:
             await self._log.trim(deleted)
 
@@ -122,11 +121,11 @@ class SnapshotMaker:
         await self._snapshots.remove()
 
     def cancel(self) -> None:
-        """Make none any more. What is under way is left where it is, and harms nobody."""
+        """Make no snapshot any more. One that is half made is left, which does no harm."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            self._pace.failed()
+            self._policy.failed()
 
     async def _keep(self, seq: int, time: float, body: bytes, fold: JobFold) -> None:
         me = asyncio.current_task()
@@ -137,7 +136,7 @@ class SnapshotMaker:
         except TensorHubError as why:
             _log.warning("a snapshot could not be kept", job=self._log.job, seq=seq, why=str(why))
             self._not_before = asyncio.get_running_loop().time() + AGAIN_S
-            self._pace.failed()
+            self._policy.failed()
         finally:
             if self._task is me:
                 self._task = None
@@ -151,13 +150,12 @@ class SnapshotMaker:
         if before is not None and before.newer.seq > seq:
             return
         if before is not None and before.newer.seq == seq:
-            # It stands, but whoever made it came no further.
+            # It is stored, but the registry that made it got no further.
             await self._trim(before, fold)
             return
         index = await self._snapshots.write(packed, seq, time, before, extent.created)
-        self._pace.nbytes = len(packed.data)
-        self._pace.stands(seq, time)
-        self.made += 1
+        self._policy.nbytes = len(packed.data)
+        self._policy.stored(seq, time)
         _log.debug("snapshot", job=self._log.job, seq=seq, bytes=len(body), packed=len(packed.data))
         await self._trim(index, fold)
 
@@ -168,9 +166,9 @@ class SnapshotMaker:
         if not whole[0] or extent.created != index.log:
             return
         older = index.older.seq if index.older is not None and whole[-1] else None
-        self._pace.bytes_max = extent.bytes_max
-        fullness = 1.0 if self._pace.is_full else extent.fullness
-        first = self._pace.first_kept(index.newer.seq, older, fold.last_event_seq, fold.time, fullness)
+        self._policy.bytes_max = extent.bytes_max
+        fullness = 1.0 if self._policy.is_full else extent.fullness
+        first = self._policy.first_kept(index.newer.seq, older, fold.last_event_seq, fold.time, fullness)
         await self._snapshots.drop_older(index)
         if fullness >= FULL_SHARE_MAX and first <= index.newer.seq:
             # Commands whose outcomes found no room stand behind the last event, which must stay.
@@ -179,7 +177,7 @@ class SnapshotMaker:
             await self._log.trim(first)
             _log.debug("trimmed", job=self._log.job, first=first, entries=first - extent.first)
         if fullness >= FULL_SHARE_MAX:
-            self._pace.made_room(index.newer.seq)
+            self._policy.made_room(index.newer.seq)
 
     async def _is_whole(self, index: SnapshotIndex, number: int) -> bool:
         record = index.records[number]

@@ -1,4 +1,4 @@
-"""Saying in a job's log that this registry leads, until the log has taken it: the I/O around `TermFence`."""
+"""Appends to a job's log that this registry leads, until the log has taken it: the I/O around `TermFence`."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,24 +10,24 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Lead
 from tensorhub_common.protocol.log.events import AnyEvent
-from tensorhub_common.protocol.subjects import command_subject
+from tensorhub_common.protocol.subjects import REGISTRY, registry_command_subject
 from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.term_fence import PROCESS, TermFence
+from tensorhub_registry.core.term_fence import TermFence
 
 CLAIM_AGAIN_S: Final = 1.0
-"""A leader says that it leads so often until that is folded."""
+"""How often a leader appends that it leads, until that is folded."""
 
-Told = Callable[[Exception | None], None]
+OnAppended = Callable[[Exception | None], None]
 
 
 class TermClaim:
     """One job's claim, as its leader makes it."""
 
     def __init__(
-        self, log: JobLog, registry: str, catalog: Callable[[], Catalog], work: Supervisor, told: Told
+        self, log: JobLog, registry: str, catalog: Callable[[], Catalog], work: Supervisor, on_appended: OnAppended
     ) -> None:
-        """Claim nothing yet. `told` learns whether the log takes it."""
-        self._log, self._work, self._told = log, work, told
+        """Claim nothing yet. `on_appended` is called after each attempt."""
+        self._log, self._work, self._on_appended = log, work, on_appended
         self._claim = TermFence(registry)
         self._catalog = catalog
         self._lease_term: int | None = None
@@ -35,7 +35,7 @@ class TermClaim:
 
     @property
     def term(self) -> int | None:
-        """Under which this registry may speak of agents now, or None."""
+        """The term under which this registry may expire agents now, or None."""
         return self._claim.term
 
     def raise_to(self, level: int) -> None:
@@ -44,12 +44,12 @@ class TermClaim:
         self._go_on()
 
     async def say_first(self, lease_term: int, level: int) -> int:
-        """Say in an empty log that this registry leads, and at which level; return where that stands."""
+        """Append to an empty log that this registry leads, and at which level; return the entry."""
         self._claim.level = level
         return await self._append(self._claim.ask(lease_term, self._catalog()))
 
     def begin(self, lease_term: int) -> None:
-        """Take it that this registry leads, and has folded all that stood in the log before."""
+        """Begin: this registry leads, and has folded the whole log as it was before."""
         self._lease_term = lease_term
         if self._catalog().seq == 0:
             self._claim.begin(lease_term)
@@ -57,7 +57,7 @@ class TermClaim:
             self._go_on()
 
     def drop(self) -> None:
-        """It leads no more."""
+        """End: this registry does not lead any longer."""
         self._lease_term = None
         self._claim.drop()
         task, self._task = self._task, None
@@ -65,28 +65,27 @@ class TermClaim:
             task.cancel()
 
     def see(self, event: AnyEvent) -> None:
-        """Take the outcome of a command that was folded; where another registry's word stands, say it again."""
+        """Take the outcome of a folded command; where another registry has claimed the term, claim it again."""
         self._claim.see(event)
         self._go_on()
 
     def _go_on(self) -> None:
         if self._lease_term is None or not self._claim.is_due(self._catalog()):
-            # No word is taken in a deleted job, and it has no agents to speak of.
+            # A deleted job takes no claim, and has no agents.
             return
         if self._task is None or self._task.done():
-            self._task = self._work.start(self._say(self._lease_term), "saying who leads")
+            self._task = self._work.start(self._claim_until_taken(self._lease_term), "claiming the term")
 
-    async def _say(self, lease_term: int) -> None:
+    async def _claim_until_taken(self, lease_term: int) -> None:
         while self._claim.is_due(self._catalog()):
             try:
                 await self._append(self._claim.ask(lease_term, self._catalog()))
             except TensorHubError as why:
-                self._told(why)
+                self._on_appended(why)
             else:
-                self._told(None)
+                self._on_appended(None)
             await asyncio.sleep(CLAIM_AGAIN_S)
 
     async def _append(self, command: Lead) -> int:
-        msg_id = f"{PROCESS}.{command.registry}.{command.term}"
-        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        return await self._log.append(f"{command_subject(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)
+        msg_id = f"{REGISTRY}.{command.registry}.{command.term}"
+        return await self._log.append(registry_command_subject(self._log.job, "lead"), encode(command), msg_id)

@@ -1,1 +1,4 @@
-"""Answers what anyone asks of a job's catalog. `app` imports it."""
+"""Answers what anyone asks of a job's catalog. `app` imports it.
+
+Seams: `views`.
+"""

@@ -1,11 +1,12 @@
 """The questions that the leading registry answers: opening a job, and what its catalog and its history say.
 
-The subjects are subscribed to only while leading, so where no registry leads NATS itself tells the asker at once that
-nobody listens. A reply is one JSON object: the answer, or an `QueryError`. Always true: an answer comes from a fold
-that has read all that stood in the log when this registry began to lead, and that leads at the moment of the answer:
-one that was asleep for longer than its lease keeps silent, whatever it was asked meanwhile. In doubt there is no
-answer. The questions about one job wait for none about another: each job has bounds of its own, and takes up only its
-own.
+The subjects are subscribed to only while leading, so where no registry leads NATS itself answers at once that there is
+no responder. A reply is one JSON object: the answer, or a `QueryError`.
+
+Invariants:
+- An answer comes from a fold that has read the log as it was when this registry began to lead, and that leads at the
+  moment of the answer. A registry that was stopped for longer than its lease does not answer.
+- Questions about one job do not wait for those about another: each job has bounds of its own.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ READY_WAIT_S_MAX: Final = 5.0
 """A question that comes while the log is still being read waits at most so long for its answer."""
 
 BEGIN_WAIT_S_MAX: Final = 2.0
-"""Who opens a job is answered once its log has begun, so that what it says next is folded at the job's level; and after
-this all the same."""
+"""An open is answered once the job's log has begun, so that the next command is folded at the job's level; after this
+time in any case."""
 RAISE_S_MAX: Final = 5.0
 """A job is raised within this, or there is no answer; asked again, it says how far it is."""
 
@@ -110,7 +111,7 @@ class QueryServer:
         self._answering: dict[str, RequestServer] = {}
         """By job."""
         self._left: WeakSet[RequestServer] = WeakSet()
-        """Of jobs that are gone, with questions under way: to forget a job is one."""
+        """Of jobs that are gone, with questions in progress: to forget a job is one."""
         self._subscriptions: list[Subscription] = []
         self._answers: Mapping[str, Answer] = {
             "versions": _versions,
@@ -131,8 +132,8 @@ class QueryServer:
             except NotPermitted as why:
                 if what != HEALTH:
                     raise
-                # The permissions are of a release that did not know it: all else goes on as it did there.
-                _log.warning("how jobs get on can't be told", why=str(why))
+                # The permissions are of a release that did not know this question. The others work.
+                _log.warning("the health of jobs can't be asked for", why=str(why))
 
     async def unsubscribe(self) -> None:
         """Answer nothing more."""
@@ -144,7 +145,7 @@ class QueryServer:
         await asyncio.gather(*(each.stop() for each in answering))
 
     def drop(self, job: str) -> None:
-        """The job is gone from here. What is asked about it just now is answered still."""
+        """The job is gone from here. Questions in progress are still answered."""
         answering = self._answering.pop(job, None)
         if answering is not None:
             self._left.add(answering)
@@ -236,7 +237,7 @@ def _outcome(job: Job, question: Message) -> Outcome:
     if job.fold.is_pending(seq):
         return Outcome(seq=seq, events=())
     if seq <= job.fold.history.forgotten:
-        raise VersionUnavailable(f"the outcome of command {seq} is too long ago to be remembered: read it in the log")
+        raise VersionUnavailable(f"the outcome of command {seq} is too old to be remembered: read it in the log")
     raise BadCommand(f"entry {seq} of the log is no command: ask with the sequence that acknowledged yours")
 
 

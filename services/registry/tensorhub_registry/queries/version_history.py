@@ -12,7 +12,7 @@ _COMMON = frozenset({"cmd", "i", "k", "time", "by", "model", "kind"})
 def story(events: Iterable[AnyEvent], model: str, version: int | None = None) -> Iterator[str]:
     """Yield a line for each event of the model, or of one version of it with the rounds that read it.
 
-    Agents' comings and goings stay in, since they explain the rest.
+    Events of agents that join or are lost are included, since they explain the rest.
     """
     rounds: set[int] = set()
     for event in events:

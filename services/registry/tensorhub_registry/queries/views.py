@@ -1,6 +1,6 @@
 """The catalog as users see it: pure functions from a catalog to what `ask.versions`, `replicas` and `status` answer.
 
-A model that nobody has registered yet has no versions and no replicas, which is no error: whoever waits for it asks
+A model that is not registered yet has no versions and no replicas. That is no error: a client that waits for it asks
 again.
 """
 

@@ -51,9 +51,9 @@ class CallRules:
         counted = [
             name
             for name, session in self._job.sessions.items()
-            if session.source.name == ended.agent and session.source_key == key and core.table.holds(name)
+            if session.source.name == ended.agent and session.source_key == key and core.leases.holds(name)
         ]
-        if counted or core.table.reading(key):
+        if counted or core.leases.reading(key):
             raise Violation("no counted lease", f"unpublish of {key} returned while {counted} can still be counted")
 
     def _read(self, ended: CallEnded, end: CompleteCall) -> None:

@@ -24,7 +24,7 @@ def check_going(agent: AgentNode, ranks: Iterable[WorkerNode]) -> None:
         return
     for rank in ranks:
         core = agent.core.shards.get(rank.key) if rank.goes and rank.agent is agent else None
-        if core is None or core.operation is not None or core.lingering is not None:
+        if core is None or core.operation is not None or core.detached is not None:
             continue
         if core.held.memory is not MemoryState.READY:
             # The last copy of a retained version stays, and was said to.
@@ -60,7 +60,7 @@ def _check_idle(agent: AgentNode, core: ShardCore, catalog: Catalog) -> None:
         why = "waits for the filling of"
     elif key.shard in replica.offers:
         why = "has an offer of"
-    elif core.lingering is not None:
+    elif core.detached is not None:
         return
     elif shard.leaving:
         why = "is to let go of"

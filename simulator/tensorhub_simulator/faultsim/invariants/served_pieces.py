@@ -10,7 +10,7 @@ from tensorhub_simulator.faultsim.observations import PieceSent
 def check_served(sent: PieceSent) -> None:
     """Raise `Violation` if a half-filled source gives what it has not verified, under a lease that holds."""
     core, key = sent.source, sent.key
-    coming = core.table.coming.get(key) if core is not None else None
+    coming = core.leases.coming.get(key) if core is not None else None
     if core is None or coming is None or sent.lease not in coming.leases:
         return
     operation = core.shards[key].operation
@@ -21,10 +21,10 @@ def check_served(sent: PieceSent) -> None:
 
 def _bytes_proven(table: PieceTable, read: ReadOperation) -> set[int]:
     """Return which bytes of a shard that is being filled stand there, as far as its own read has found out."""
-    transfer, program = read.transfer, read._carrier.program  # noqa: SLF001 (an oracle sees everything)
+    transfer, program = read.transfer, read.program
     if transfer is None:
         return set()
-    numbers = [number for number, done in enumerate(transfer.proof.done) if done]
+    numbers = [number for number, done in enumerate(transfer.verification.done) if done]
     if program is None:
         pieces = PieceBytes(table)
         return {at for number in numbers for at in pieces.here(number)}

@@ -33,7 +33,7 @@ def check_waiting(links: Iterable[Session]) -> None:
     waits_for: dict[Fill, set[Fill]] = {}
     for link in reading:
         source, key = link.source, link.source_key
-        coming = source.core.table.coming.get(key) if link.source_lives else None
+        coming = source.core.leases.coming.get(key) if link.source_lives else None
         if coming is not None and link.lease in coming.leases and not coming.leases[link.lease].is_promised:
             fill = (f"{key.model}/{key.replica}", turns.get((source.name, key), coming.turn))
             waits_for.setdefault((f"{link.key.model}/{link.key.replica}", link.turn), set()).add(fill)
@@ -43,7 +43,7 @@ def check_waiting(links: Iterable[Session]) -> None:
 def check_promises(cores: Iterable[AgentCore]) -> None:
     """Raise `Violation` if a shard promises a piece, or a unit, for which it waits itself."""
     for core in cores:
-        for key, coming in core.table.coming.items():
+        for key, coming in core.leases.coming.items():
             if not coming.is_counted_on:
                 # Nobody waits for it.
                 continue

@@ -125,10 +125,10 @@ def lease_not_asked() -> list[Replacement]:
     def todo(self: Any) -> Any:
         while True:
             wanted = take(self)
-            if self.proof.verify or not wanted.confirm:
+            if self.verification.verify or not wanted.confirm:
                 return wanted
             numbers, wanted.confirm = wanted.confirm, []
-            self.readings.todo = wanted
+            self.pool.todo = wanted
             for number in numbers:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 

@@ -82,8 +82,8 @@ def units_shown_early() -> list[Replacement]:
     def batch_done(self: Any, number: int, batch: int, *rest: Any) -> None:
         source = self.sources.get(number)
         flying = source.in_flight.get(batch) if source is not None else None
-        if flying is not None and not self.proof.verify:
-            self.readings.todo.proven.extend(flying[0])
+        if flying is not None and not self.verification.verify:
+            self.pool.todo.proven.extend(flying[0])
         done(self, number, batch, *rest)
 
     def stand(self: PieceCompletion, units: Iterable[Range]) -> list[Range]:
@@ -148,6 +148,6 @@ def root_of_another() -> list[Replacement]:
 
     def say(self: Any, root: str | None) -> None:
         foreign = [source.share.root for source in self.transfer.sources.values() if source.share.root is not None]
-        filled(self, foreign[0] if foreign and root == root_digest(self._carrier.digests) else root)
+        filled(self, foreign[0] if foreign and root == root_digest(self._driver.digests) else root)
 
     return [Replacement(ReadOperation._filled, say)]

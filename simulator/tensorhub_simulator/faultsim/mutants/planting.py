@@ -65,7 +65,7 @@ def _latest_per_shard() -> list[Replacement]:
         return take(self, event, now)
 
     def on_answer(self: Any, event: Any, now: float) -> None:
-        if isinstance(event, RoundJoined) and event.by == self._voice.want_by:
+        if isinstance(event, RoundJoined) and event.by == self._round.want_by:
             self.mine = getattr(self.core, NEWEST, None)
         answer(self, event, now)
 
@@ -171,8 +171,8 @@ def _swap_per_shard() -> list[Replacement]:
     """A staged shard swaps when it is filled itself, and does not wait for its siblings."""
 
     def on_filled(self: Any, event: Any) -> None:
-        digests = self._carrier.digests
-        self._destination.stand(event.version, event.root, digests, swap=self.core.place.staged)
+        digests = self._driver.digests
+        self._target.stand(event.version, event.root, digests, swap=self.core.place.staged)
 
     return [Replacement(ReadOperation._on_filled, on_filled)]
 
@@ -279,8 +279,8 @@ def _superseded_as_newer() -> list[Replacement]:
         transfer = self.transfer
         if self.stage is ReadStage.FILLING and transfer is not None and transfer.version < event.version:
             transfer.version, transfer.root = event.version, event.roots[self.core.key.shard]
-            self._voice.attempt = event.attempt
-            self._voice.granted()
+            self._round.attempt = event.attempt
+            self._round.granted()
             return
         decided(self, event, now)
 

@@ -484,7 +484,7 @@ class AgentNode(AgentHost):
         effect.table.fold(effect.source, effect.partials)
         operation = self.core.shards[effect.key].operation
         assert isinstance(operation, ReadOperation)
-        program, shelved = operation._carrier.program, self.shelf[effect.key]  # noqa: SLF001 (an oracle sees everything)
+        program, shelved = operation.program, self.shelf[effect.key]
         assert program is not None
         if not self._may_fill(shelved, self.core.shards[effect.key]):
             raise Violation("one writer", f"scales of {effect.key} are folded while it is not being filled")

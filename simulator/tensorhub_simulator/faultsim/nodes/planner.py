@@ -73,7 +73,7 @@ class PlannerNode(Node):
 
     def heartbeat(self, agent: AgentHost) -> None:
         """Take an agent's heartbeat, in which it lists its readers of all jobs."""
-        serving = reader_loads(reader for each in agent.family if each.up for reader in each.core.table.readers())
+        serving = reader_loads(reader for each in agent.family if each.up for reader in each.core.leases.readers())
         self.ledger.hear(Heartbeat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
         self.ledger.check()
 

@@ -19,6 +19,7 @@ from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import Expire, Lead, Sender
 from tensorhub_common.protocol.log.events import AgentJoined, AgentLost, JobDeleted
+from tensorhub_common.protocol.subjects import REGISTRY
 from tensorhub_registry.core import election as leading
 from tensorhub_registry.core import liveness as living
 from tensorhub_registry.core.job_fold import (
@@ -35,7 +36,7 @@ from tensorhub_registry.core.job_fold import (
 )
 from tensorhub_registry.core.liveness import ExpireAgent, Liveness
 from tensorhub_registry.core.snapshot_policy import TIGHT_SHARE_MAX, SnapshotPolicy
-from tensorhub_registry.core.term_fence import PROCESS, TermFence
+from tensorhub_registry.core.term_fence import TermFence
 from tensorhub_simulator.engine.clock import Node
 from tensorhub_simulator.engine.violation import Violation
 from tensorhub_simulator.faultsim.models.build import OLD, built
@@ -244,10 +245,8 @@ class RegistryNode(Node):
                 case leading.StopLeading():
                     self.term = None
                     self.claim.drop()
-                case leading.MonitoringStarted(term):
-                    self._expire(self.liveness.handle(living.Listening(term), self.now))
-                case leading.MonitoringStopped():
-                    self._expire(self.liveness.handle(living.Deaf(), self.now))
+                case living.MonitoringStarted() | living.MonitoringStopped():
+                    self._expire(self.liveness.handle(effect, self.now))
         self.leader.check()
 
     def _begin_to_lead(self, term: int) -> None:
@@ -294,7 +293,7 @@ class RegistryNode(Node):
             self._numbers += 1
             term = self._spoken_term()
             self.job.log_line(f"{self.name} expires {each.agent} {each.incarnation}")
-            by = Sender(PROCESS, term, self._numbers)
+            by = Sender(REGISTRY, term, self._numbers)
             self._say(Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=term))
 
     def _spoken_term(self) -> int:
@@ -306,7 +305,7 @@ class RegistryNode(Node):
         log, by, data = self.job.log, command.by, encode(command)
         assert by is not None
         verb = str(command.__struct_config__.tag)
-        subject, msg_id = f"tensorhub.v1.{self.job.name}.cmd.{verb}.{PROCESS}", f"{self.name}.{by.incarnation}.{by.n}"
+        subject, msg_id = f"tensorhub.v1.{self.job.name}.cmd.{verb}.{REGISTRY}", f"{self.name}.{by.incarnation}.{by.n}"
 
         def arrive() -> None:
             if log.up:

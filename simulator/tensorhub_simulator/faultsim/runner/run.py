@@ -8,11 +8,6 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent.core import retained_copies, shard
-from tensorhub_agent.core.operations import read
-from tensorhub_agent.leases import table
-from tensorhub_agent.rates import source_rate
-from tensorhub_agent.transfer import admission, balancing, flow_control, site_handoff, source, timeouts, trial
 from tensorhub_common.catalog import availability, cache_replicas
 from tensorhub_common.layout import layout
 from tensorhub_planner.compiler import overlaps
@@ -21,38 +16,13 @@ from tensorhub_simulator.faultsim.drawing import config_of
 from tensorhub_simulator.faultsim.world import World
 
 SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
-    (source_rate, "LOCAL_BATCH_BYTES", 16),  # A read of a few pieces takes several batches.
-    (source_rate, "UCXX_BATCH_BYTES", 8),
-    (source_rate, "BATCH_BYTES_MIN", 1),
-    (source_rate, "STALL_MIN_S", 0.3),
-    (timeouts, "CROSSER_OPEN_S_MAX", 3.0),
-    (timeouts, "CROSSER_SILENT_S", 4.0),
-    (timeouts, "CROSSER_STARVED_S", 6.0),
-    (timeouts, "FAR_BPS_MIN", 20),
-    (timeouts, "FAR_SILENT_S", 4.0),
-    (site_handoff, "HANDOFF_GAIN_S", 0.03),
-    (source, "UNPROMISED_WAIT_S", 0.5),
-    (timeouts, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
-    (balancing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
-    (balancing, "SWITCH_S", 0.03),
-    (trial, "TRIAL_S", 0.05),
-    (trial, "TRIAL_BYTES", 8),
-    (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
-    (retained_copies, "AGAIN_S", 0.3),
-    (retained_copies, "READ_S_MAX", 3.0),
     (cache_replicas, "SHUN_S", 3.0),
-    (read, "FINISH_S", 0.05),
-    (table, "TICKET_S", 1.5),
-    (admission, "TRANSPORTS_MAX", 2),  # Of a handful of sources some wait for others to leave.
-    (table, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
     (layout, "ALIGNMENT_BYTES", 4),
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
     (overlaps, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
-    (flow_control, "RELAYED_BYTES", 8),
-    (flow_control, "RELAYED_FAR_BYTES", 4),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )
-"""Constants of production, and what they are in a world of a few bytes and seconds."""
+"""Constants of the catalog, layouts and the planner, and their values in a world of a few bytes and seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Confirming:
 
     def _arrives(self, question: int) -> None:
         link = self._link
-        holds = link.source.core.table.holds(link.lease)
+        holds = link.source.core.leases.holds(link.lease)
         if not link.is_cut:
             link.at_reader(link.source.lag(), lambda: self._answered(question, holds=holds))
 
@@ -440,8 +440,8 @@ class ReadSession:
         if self.closing or not self.source_lives:
             return
         if self.source.runs and not self.is_cut:
-            self.source.core.table.renew(self.lease, self.source.now)
-            if self.source.core.table.waits(self.lease):
+            self.source.core.leases.renew(self.lease, self.source.now)
+            if self.source.core.leases.waits(self.lease):
                 self.at_reader(self.source.lag(), lambda: self.telling.heard(PiecesAvailable()))
         self.at_reader(RENEW_S, self._renew)
 

@@ -6,12 +6,12 @@ verified is told of, leases are broken before memory is used again, and a rank t
 
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.core.config import CoreConfig as AgentLimits
 from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_agent.leases.table import READERS_MAX
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ranges import ranges_of_marks, total_count
 from tensorhub_agent.rates.link_rates import LinkRates
+from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tensorhub_simulator.performance.model.replica import Replica
     from tensorhub_simulator.performance.model.topology import GpuPlace
 
-WINDOW_BYTES: Final = 64 * 1024 * 1024
-"""`TENSORHUB_WINDOW_BYTES` by default."""
+LIMITS: Final = TransferLimits(window_bytes=64 * 1024 * 1024)
+"""The window is the default of `TENSORHUB_WINDOW_BYTES`."""
 
 SAY_AGAIN_S: Final = 2.0
 """A beat that says the same as the last is left out for so long: planners count a word for 3 s."""
@@ -77,16 +77,13 @@ class ShardNode:
     def begin(self, version: int, turn: ReadPriority) -> None:
         """Begin to read a version."""
         world = self.world
-        defaults = AgentLimits()
         self.turn = turn
         self.transfer = Transfer(
             version=version,
             root=world.root,
             nbytes=world.nbytes,
             verify=True,
-            window_bytes=WINDOW_BYTES,
-            stall_s=defaults.stall_s,
-            sources_lost_s=defaults.sources_lost_s,
+            limits=LIMITS,
             first_number=self._numbers,
             now=world.agenda.now,
         )
@@ -113,8 +110,8 @@ class ShardNode:
         transfer.tick(now)
         todo = transfer.take_actions()
         if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED) or todo.plan is not None:
-            self.measured.note(transfer.readings.meters.take(now), now)
-        self._numbers = max(self._numbers, transfer.readings.next_number)
+            self.measured.note(transfer.pool.meters.take(now), now)
+        self._numbers = max(self._numbers, transfer.pool.next_number)
         if todo.proven:
             self._show(todo.proven)
         if todo.plan is not None:
@@ -270,7 +267,7 @@ class ShardNode:
         transfer = self.transfer
         if transfer is None or transfer.version != version:
             return ()
-        return ranges_of_marks(transfer.proof.done, 0, len(transfer.proof.done))
+        return ranges_of_marks(transfer.verification.done, 0, len(transfer.verification.done))
 
     def gives(self, version: int, ranges: "Sequence[Range]") -> bool:
         """Tell whether all of these pieces of a version stand here."""
@@ -279,7 +276,7 @@ class ShardNode:
         transfer = self.transfer
         if transfer is None or transfer.version != version:
             return False
-        return all(all(transfer.proof.done[first : first + count]) for first, count in ranges)
+        return all(all(transfer.verification.done[first : first + count]) for first, count in ranges)
 
     def let_in(self, source: "ShardNode", number: int, version: int, pieces: "Sequence[Range] | None") -> None:
         """Take a granted lease with its open transport."""

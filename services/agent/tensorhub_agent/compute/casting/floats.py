@@ -1,10 +1,10 @@
 """The float formats as bits, and the slow rules that say what a cast is: the measure of all that is fast.
 
-Elements stand in numpy arrays of unsigned integers, because numpy has neither bfloat16 nor float8; `bits_of` names the
+Elements are in numpy arrays of unsigned integers, because numpy has neither bfloat16 nor float8; `bits_of` names the
 integer of a dtype. All casts go by way of float32, as torch's own do: it holds every narrower dtype exactly, and a
 float64 is rounded twice on its way to anything narrower.
 
-Always true: rounding is to nearest, ties to even; what is too large after rounding becomes infinity where the format
+Invariant: rounding is to nearest, ties to even; what is too large after rounding becomes infinity where the format
 has one, 448 in float8_e4m3fn, and NaN in the two formats without signed zero. Torch 2.13 does the same.
 """
 

@@ -2,13 +2,13 @@
 
 Three steps, because a block's largest magnitude (`amax`) may have to be put together from parts that different sources
 hold: `fold_amax` over each part, then `fill_scales`, then `fill_values` over each part. `quantise` is all three for a
-box that is here whole. What formula a scheme has, and whose it is, stands in docs/design/casts.md.
+box that is here whole. docs/design/casts.md has the formula of each scheme, and its origin.
 
 Arrays are [..., rows, columns]: values and source of one shape, `amax` and scales with one element for each block, as
 `Fp8Scheme.scales_shape` says. A box begins with a whole block in each dimension; only its last blocks may be smaller,
 and only because the global tensor ends there.
 
-Always true: all arithmetic is IEEE float32, one rounding for each operation, in the scheme's order; a block that holds
+Invariant: all arithmetic is IEEE float32, one rounding for each operation, in the scheme's order; a block that holds
 an infinity or a NaN comes out as the formula has it, which no engine can use, and spoils no other block.
 """
 
@@ -142,7 +142,7 @@ def _all_tiles(shape: Shape, scheme: Fp8Scheme) -> Iterator[_Tile]:
 def _tiles(rows: int, columns: int, scheme: Fp8Scheme) -> Iterator[_Tile]:
     block_rows, block_columns = scheme.block[0] or rows, min(scheme.block[1] or columns, columns)
     within_one = block_rows > 1
-    # As wide as can be, so that a source that stands whole is read in the order of memory.
+    # As wide as can be, so that a source that is whole is read in the order of memory.
     for run, (left, right) in _column_runs(columns, block_columns, BLOCK_ELEMENTS_MAX):
         height_max = max(1, BLOCK_ELEMENTS_MAX // (right - left))
         for block, (top, bottom) in enumerate(tiles(rows, block_rows) if within_one else [(0, rows)]):

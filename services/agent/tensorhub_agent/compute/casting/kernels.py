@@ -4,7 +4,7 @@ A kernel takes and fills views of unsigned integers, of one shape and any stride
 own (`SCRATCH`), 1.25 MiB, so nothing is allocated for a block. numpy lets go of the GIL within each pass, and so does
 ml_dtypes; passes are few and blocks as long as the cache allows, because each pass must win the GIL back.
 
-Always true: a NaN becomes a NaN, the same one wherever it stands. torch's depends on the loop that an element falls to
+Invariant: a NaN becomes a NaN, the same one at every place. torch's depends on the loop that an element falls to
 where float32 or float64 becomes bfloat16, and where float16 becomes float32 (docs/design/casts.md).
 """
 
@@ -23,7 +23,7 @@ from tensorhub_agent.compute.casting.tables import narrowed, odd_to_fp8
 from tensorhub_common.layout.parts import Shape
 
 BLOCK_ELEMENTS_MAX: Final = 64 * 1024
-"""A block has at most so many elements: long enough to pay for the calls, and 256 KiB of float32 fit into an L2."""
+"""The most elements of a block: long enough to pay for the calls, and 256 KiB of float32 fit into an L2."""
 
 _BF16_NAN: Final = 0x7FC0
 _BF16_NEGATIVE_INFINITY: Final = 0xFF80

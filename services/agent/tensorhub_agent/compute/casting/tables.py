@@ -5,7 +5,7 @@
   set the last bit if any of them was. 16 bits so rounded have at least two bits more than any fp8 mantissa, and so the
   second rounding comes out as one rounding of the whole would: it sees on which side of each middle the value lay.
 
-Always true: a table is made once for a process, takes at most 512 KiB, and is read-only.
+Invariant: a table is made once for a process, takes at most 512 KiB, and is read-only.
 """
 
 from collections.abc import Callable

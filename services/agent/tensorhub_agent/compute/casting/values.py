@@ -1,7 +1,7 @@
 """The value cast: each element of a view becomes an element of another view, as torch's `.to()` would have it.
 
-Always true: what `out` doesn't cover is not written; memory beside the two views is the thread's scratch alone; and an
-element comes out the same whatever stands beside it, so a box may be cut and cast in any parts.
+Invariant: what `out` doesn't cover is not written; memory beside the two views is the thread's scratch alone; and an
+element comes out the same whatever is beside it, so a box may be cut and cast in any parts.
 """
 
 import math
@@ -16,12 +16,12 @@ from tensorhub_common.layout.parts import Shape
 
 
 def view_bits(memory: memoryview, dtype: str, shape: Shape, offset: int = 0, strides: Shape | None = None) -> Bits:
-    """Return elements that stand in memory from byte `offset` on, aligned or not; strides count bytes."""
+    """Return the elements in memory from byte `offset` on, aligned or not; strides count bytes."""
     return np.ndarray(shape, bits_of(dtype), memory, offset, strides)
 
 
 def cast(source: Bits, from_dtype: str, out: Bits, to_dtype: str) -> None:
-    """Cast every element of `source` into its place in `out`, which has the same shape and stands elsewhere.
+    """Cast every element of `source` into its place in `out`, which has the same shape and other memory.
 
     Both are views of elements as unsigned integers of their itemsize (`view_bits`), of any strides. Raises
     `LayoutMismatch` for a pair of dtypes that isn't possible, and ValueError for views that don't belong together.

@@ -1,1 +1,4 @@
-"""One call on one shard each: register, publish, drain, read. Pure. `core.agent` begins them."""
+"""One module for each call that is in progress on a shard, and the parts that they share.
+
+Pure; they import `core.shard` and below, and only `core.agent` selects among them.
+"""

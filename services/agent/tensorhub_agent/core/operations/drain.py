@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from tensorhub_agent.core.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, EffectOutcome
+from tensorhub_agent.core.operation import UnattendedOperation
 from tensorhub_agent.core.operations.reclaim import MemoryChoice, MemoryReclaim
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState
@@ -40,15 +41,13 @@ from tensorhub_common.protocol.log.events import (
 HELD: Final = "unpublish.held"
 
 
-class DrainOperation(ABC):
+class DrainOperation(UnattendedOperation, ABC):
     """The common way down: stop granting, tell the log, wait for readers, tell the log."""
 
     def __init__(self, core: ShardCore, call: CallUnpublish | CallRelease | CallRegister) -> None:
         """Take the call."""
         self.core = core
         self.call: AnyCall = call
-        # What has begun to drain goes on to its end, even if the worker is gone: nobody else would finish it.
-        self.reached = True
         self._deadline = call.deadline
         self._unpublish_by: Sender | None = None
         self._drained_by: Sender | None = None
@@ -56,9 +55,9 @@ class DrainOperation(ABC):
         self._counted = False
         self._bounded = False
         self._held = False
-        self._lingers = False
+        self._is_detached = False
         """Its caller was told that the log is silent."""
-        self._vacancy = MemoryReclaim(core, MemoryChoice.EITHER)
+        self._reclaim = MemoryReclaim(core, MemoryChoice.EITHER)
 
     def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Begin, or go on after a bound that was reached before."""
@@ -135,7 +134,7 @@ class DrainOperation(ABC):
             "bound; allow more time, or give an agent more TENSORHUB_CACHE_BYTES"
         )
 
-    def on_held(self, now: float) -> None:  # noqa: B027 (nothing is what most of them do)
+    def on_held(self, now: float) -> None:
         """The log holds the unpublish back: wait for its word, up to the call's bound."""
 
     def stays(self, error: type[TensorHubError], message: str) -> None:
@@ -144,7 +143,7 @@ class DrainOperation(ABC):
         if core.held.memory is MemoryState.DRAINING:
             self._resume(core.held.version)
         self._held = False
-        if self._lingers:
+        if self._is_detached:
             core.settled(self)
         else:
             core.fail(error, message)
@@ -159,8 +158,8 @@ class DrainOperation(ABC):
         core, key = self.core, self.core.key
         if not self._counted or self._drained_by is not None or core.table.reading(key) > 0:
             return
-        self._vacancy.seek()
-        if self._vacancy.is_found:
+        self._reclaim.seek()
+        if self._reclaim.is_found:
             self._drained_by = core.append_command(Drained(model=key.model, replica=key.replica, shard=key.shard))
 
     def on_readers_gone(self, now: float) -> None:
@@ -173,14 +172,14 @@ class DrainOperation(ABC):
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Take what was found out about who maps the memory."""
-        self._vacancy.on_outcome(news, now)
+        self._reclaim.on_outcome(news, now)
         self._when_read_out(now)
         self._fail_if_mapped()
 
     def _fail_if_mapped(self) -> None:
         """At the bound say that somebody still maps the memory. It drains on, and the next call goes on from there."""
         core = self.core
-        if self._bounded and self._vacancy.is_blocked and self._drained_by is None and not self._lingers:
+        if self._bounded and self._reclaim.is_blocked and self._drained_by is None and not self._is_detached:
             spare = " and its spare memory" if core.place.staged else ""
             core.fail(
                 DrainTimeout,
@@ -191,8 +190,8 @@ class DrainOperation(ABC):
 
     def tick(self, now: float) -> None:
         """At the bound break the readers, and raise while somebody maps the memory; when the log is silent, say so."""
-        self._vacancy.tick(now)
-        if now < self._deadline or self._vacancy.is_copying or self._lingers:
+        self._reclaim.tick(now)
+        if now < self._deadline or self._reclaim.is_copying or self._is_detached:
             return
         core = self.core
         if self._held and self._stay_by is None:
@@ -208,7 +207,7 @@ class DrainOperation(ABC):
             self._bounded = True
             self._deadline = now + self.call.outcome_s
             for lease in core.table.break_all(core.key):
-                core.out.append(BreakLease(lease, "the bound of unpublish was reached"))
+                core.emit(BreakLease(lease, "the bound of unpublish was reached"))
             self._when_read_out(now)
             self._fail_if_mapped()
             return
@@ -217,7 +216,7 @@ class DrainOperation(ABC):
     def _leave_to_log(self) -> None:
         """Tell the caller that the log is silent, and go on without it."""
         self.core.fail(RegistryUnavailable, self.silence())
-        self._lingers = True
+        self._is_detached = True
         self.core.detach(self)
 
     @abstractmethod
@@ -235,16 +234,13 @@ class DrainOperation(ABC):
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
-        if self._vacancy.is_copying:
+        if self._reclaim.is_copying:
             # It ends by itself, and nothing may be answered before.
             return None
-        again = self._vacancy.deadline()
-        if self._lingers:
+        again = self._reclaim.deadline()
+        if self._is_detached:
             return again
         return self._deadline if again is None else min(self._deadline, again)
-
-    def abandon(self, now: float) -> None:  # noqa: B027 (nothing is what each of them does)
-        """Never called: draining goes on."""
 
 
 class UnpublishOperation(DrainOperation):
@@ -261,21 +257,21 @@ class UnpublishOperation(DrainOperation):
 
     def counted(self, now: float) -> None:
         """The log counts the shard as a holder no more. Without a caller that is all: the next call empties it."""
-        if self._lingers:
+        if self._is_detached:
             self.core.settled(self)
         else:
             super().counted(now)
 
     def drained(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The memory may be overwritten. Without a caller the call that is under way is another one."""
-        if self._lingers:
+        if self._is_detached:
             self.core.settled(self)
         else:
             self.core.finish()
 
     def restart(self, now: float) -> None:
         """The agent joined anew without stating this shard, so the log counts it as empty."""
-        if self._lingers:
+        if self._is_detached:
             self.core.settled(self)
             return
         if self._held:
@@ -301,7 +297,7 @@ class AttachOperation(UnpublishOperation):
     def start(self, now: float) -> None:
         """Answer, unless a call that gave up has left the shard draining, or to be drained once another copy stands."""
         core = self.core
-        goes_on, core.lingering = core.lingering is not None, None
+        goes_on, core.detached = core.detached is not None, None
         # What another worker had mapped this one does not show.
         core.worker_mapping_gone()
         if core.held.memory is MemoryState.DRAINING or (goes_on and core.held.memory is MemoryState.READY):
@@ -316,7 +312,7 @@ class AttachOperation(UnpublishOperation):
 
     def stays(self, error: type[TensorHubError], message: str) -> None:
         """The shard is published as before."""
-        if self._lingers:
+        if self._is_detached:
             super().stays(error, message)
             return
         self._held = False

@@ -70,7 +70,7 @@ class PublishOperation:
             )
         else:
             self._digesting = core.number()
-            core.out.append(DigestMemory(core.key, self._digesting))
+            core.emit(DigestMemory(core.key, self._digesting))
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the digests."""
@@ -80,7 +80,7 @@ class PublishOperation:
                 return
             self._digests = news.digests
             # With digests off nothing vouches for the bytes; an empty layout still has a root, over no digest.
-            self._root = root_digest(news.digests) if core.limits.digests else NO_ROOT
+            self._root = root_digest(news.digests) if core.config.digests else NO_ROOT
             key = core.key
             if self._root != NO_ROOT:
                 core.table.offer(key, self.version, self._root, self._digests)
@@ -131,7 +131,7 @@ class PublishOperation:
         """Grant nothing more. A reader can be here only if the log has published already what is taken back now."""
         core = self.core
         for lease in core.table.withdraw_offer(core.key):
-            core.out.append(BreakLease(lease, "the publication was taken back"))
+            core.emit(BreakLease(lease, "the publication was taken back"))
 
     def _late(self, missing: tuple[int, ...]) -> str:
         who = f"shards {list(missing)} did not publish" if missing else "the registry did not answer"

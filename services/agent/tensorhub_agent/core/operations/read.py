@@ -29,6 +29,7 @@ from tensorhub_agent.core.operations.timeout_errors import MissingShards, not_in
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.transfer.source import Source
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -37,6 +38,7 @@ from tensorhub_common.errors import (
     RoundTimeout,
     VersionUnavailable,
 )
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.log.commands import NO_ROOT, Sender
 from tensorhub_common.protocol.log.events import (
     AnyEvent,
@@ -85,17 +87,14 @@ WRITES: Final = PAST_ABANDON - {ReadStage.ENDING}
 FINISH_FRACTION: Final = 0.5
 """With so much of it there, what is left costs less than what would be thrown away: it is finished."""
 
-FINISH_S: Final = 0.5
-"""What is predicted to end within this is finished: to get leases anew takes about as long."""
 
-
-def is_better_dropped(done_bytes: int, total_bytes: int, elapsed_s: float) -> bool:
-    """Judge a read of which so much has come in `elapsed_s`, with the rest predicted to come at the same rate."""
+def is_better_dropped(done_bytes: int, total_bytes: int, elapsed_s: float, finish_s: float) -> bool:
+    """Tell whether an overtaken read is dropped: at its present rate, the rest takes longer than `finish_s`."""
     if done_bytes >= total_bytes * FINISH_FRACTION:
         return False
     if done_bytes <= 0:
         return True
-    return elapsed_s * (total_bytes - done_bytes) / done_bytes > FINISH_S
+    return elapsed_s * (total_bytes - done_bytes) / done_bytes > finish_s
 
 
 REPLAN_S: float = 0.1
@@ -116,7 +115,7 @@ class ReadOperation:
         """Take the call."""
         self.core, self.call = core, call
         self.stage = ReadStage.JOINING
-        self._voice, self._carrier, self._destination = RoundClient(core), ReadDriver(core), ReadTarget(core)
+        self._round, self._driver, self._target = RoundClient(core), ReadDriver(core), ReadTarget(core)
         self._missing: tuple[int, ...] = ()
         self._absent = MissingShards()
         self._settled = False
@@ -149,9 +148,19 @@ class ReadOperation:
         """What the call returns when it was not what it has read."""
 
     @property
+    def program(self) -> NumberedProgram | None:
+        """The program by whose units this reads; None: it reads the shard's own pieces."""
+        return self._driver.program
+
+    @property
     def transfer(self) -> Transfer | None:
         """The bytes on their way, if there are any."""
-        return self._carrier.transfer
+        return self._driver.transfer
+
+    def source(self, number: int) -> Source | None:
+        """Return a source of the transfer by its number."""
+        transfer = self.transfer
+        return None if transfer is None else transfer.sources.get(number)
 
     @property
     def may_turn_to_program(self) -> bool:
@@ -159,9 +168,9 @@ class ReadOperation:
         transfer = self.transfer
         return (
             transfer is not None
-            and not self._carrier.abandoned
+            and not self._driver.abandoned
             and transfer.has_nothing
-            and (self._carrier.program is None)
+            and (self._driver.program is None)
         )
 
     @property
@@ -171,7 +180,7 @@ class ReadOperation:
 
     def writes_for(self, number: int) -> bool:
         """Tell whether this call overwrites what stands here for a round that has started."""
-        return self._voice.is_round(number) and self.stage in WRITES
+        return self._round.is_round(number) and self.stage in WRITES
 
     def start(self, now: float) -> None:
         """Join the replica's round."""
@@ -184,41 +193,41 @@ class ReadOperation:
         # waits for those readers before it writes. What an unpublish drains the log refuses.
         patient = call.patience > now
         self._settled = not patient
-        self._voice.want(call.want, patient=patient)
+        self._round.want(call.want, patient=patient)
 
     # The log's word.
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event about this shard's replica, or an answer to this call's commands."""
-        self._carrier.at_seq = max(self._carrier.at_seq, event.cmd)
-        if self._voice.is_mine(event.by):
+        self._driver.at_seq = max(self._driver.at_seq, event.cmd)
+        if self._round.is_mine(event.by):
             self._on_answer(event, now)
         if self._is_over():
             return
-        if isinstance(event, ReplicaReady) and self._voice.is_round(event.round):
+        if isinstance(event, ReplicaReady) and self._round.is_round(event.round):
             self._on_ready(event, now)
-        elif isinstance(event, RoundEvent) and self._voice.is_round(event.round):
+        elif isinstance(event, RoundEvent) and self._round.is_round(event.round):
             self._on_round(event, now)
 
     def lose_agent(self, agent: str, incarnation: int) -> None:
         """Take note that the log has lost an agent, which may be a source's."""
         if self.transfer is not None:
-            self.transfer.readings.lose_agent(agent, incarnation)
+            self.transfer.pool.lose_agent(agent, incarnation)
 
     def plan_kept_back(self) -> None:
         """The question for a plan waits for others of this agent."""
-        self._carrier.plan_kept_back()
+        self._driver.plan_kept_back()
 
     def plan_sent(self, number: int, now: float) -> bool:
         """The question that was kept back goes out; False: it is not wanted any more."""
-        return self._carrier.plan_sent(number, now)
+        return self._driver.plan_sent(number, now)
 
     def _is_over(self) -> bool:
         operation: object = self.core.operation
         return operation is not self
 
     def _on_answer(self, event: AnyEvent, now: float) -> None:
-        voice = self._voice
+        voice = self._round
         if isinstance(event, RoundJoined) and event.by == voice.want_by:
             voice.round = event.round
         elif isinstance(event, RoundWithdrawn) and event.by == voice.give_up_by:
@@ -227,23 +236,23 @@ class ReadOperation:
             self._on_filled(event)
         elif isinstance(event, ReplicaReady) and event.by == voice.filled_by and self.transfer is not None:
             if self._at_once:
-                self._destination.fill_at_once(event.version, self.transfer.root or NO_ROOT)
+                self._target.fill_at_once(event.version, self.transfer.root or NO_ROOT)
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._on_refused(event.by, event.error, event.message or "", now)
 
     def _on_refused(self, by: Sender | None, error: str, message: str, now: float) -> None:
         """A round that is over has told its end before, so a refused giving-up is no news; the others are the end."""
         core = self.core
-        if by == self._voice.want_by and core.held.memory is MemoryState.DRAINING and error == ReplicaConflict.__name__:
+        if by == self._round.want_by and core.held.memory is MemoryState.DRAINING and error == ReplicaConflict.__name__:
             message = f"{core.where} is {core.held.memory}: call unpublish again and wait for its end"
-        if by == self._voice.filled_by:
+        if by == self._round.filled_by:
             # The round would go on waiting for this shard, and no other call on it could begin.
-            self._voice.give_up(error, message)
-        if by in (self._voice.want_by, self._voice.filled_by) or self._voice.round is None:
+            self._round.give_up(error, message)
+        if by in (self._round.want_by, self._round.filled_by) or self._round.round is None:
             self._end(error, message, now)
 
     def _on_filled(self, event: ShardFilled) -> None:
-        self._destination.filled(event, self._carrier.digests)
+        self._target.filled(event, self._driver.digests)
 
     def _on_round(self, event: RoundEvent, now: float) -> None:
         match event:
@@ -252,9 +261,9 @@ class ReadOperation:
                 self._absent.heard(event.missing)
             case RoundDecided() if self.stage is not ReadStage.ENDING:
                 self._decided(event, now)
-            case RoundStarted() if self.stage is ReadStage.GRANTED and event.attempt == self._voice.attempt:
+            case RoundStarted() if self.stage is ReadStage.GRANTED and event.attempt == self._round.attempt:
                 self._vacate(now)
-            case RoundOvertaken() if event.attempt == self._voice.attempt:
+            case RoundOvertaken() if event.attempt == self._round.attempt:
                 self._judge(now)
             case RoundReopened() if self.stage is not ReadStage.ENDING:
                 self._reopened(now)
@@ -268,14 +277,16 @@ class ReadOperation:
         if self.stage not in (ReadStage.DRAINING, ReadStage.FILLING) or self.transfer is None:
             return
         elapsed_s = now - self._fills_since if self.stage is ReadStage.FILLING else 0.0
-        if is_better_dropped(self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s):
-            self._voice.drop()
+        if is_better_dropped(
+            self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s, self.core.config.read_finish_s
+        ):
+            self._round.drop()
 
     def _begin_anew(self) -> None:
         """What this shard gave up the log took up again, so the call's own bound counts once more."""
-        self._destination.begin_anew()
-        self._carrier.abandon()
-        self._voice.begin_anew()
+        self._target.begin_anew()
+        self._driver.abandon()
+        self._round.begin_anew()
         self._deadline = self.call.deadline
         self._replan_at = None
 
@@ -302,7 +313,7 @@ class ReadOperation:
             self.leasing_since = now
         self._was_decided = True
         self._begin_anew()
-        self._voice.attempt = event.attempt
+        self._round.attempt = event.attempt
         self.stage, self.version = ReadStage.LEASING, event.version
         if self.transfer is not None:
             self._decision = event
@@ -312,11 +323,11 @@ class ReadOperation:
             self.stage = ReadStage.GRANTED
             return
         self._at_once = core.place.mapped and len(event.held) + 1 == len(event.roots)
-        self._carrier.begin(event.version, event.roots[core.key.shard], ReadPriority(event.cmd, event.round), now)
+        self._driver.begin(event.version, event.roots[core.key.shard], ReadPriority(event.cmd, event.round), now)
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
-        self._destination.swap(event.version, self._carrier.digests)
+        self._target.swap(event.version, self._driver.digests)
         self.core.hold(event.version)
         self._verdict = None
         if self.transfer is not None and self.transfer.version != event.version:
@@ -333,15 +344,15 @@ class ReadOperation:
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
-        if self._destination.on_outcome(news, now):
+        if self._target.on_outcome(news, now):
             self._write(now)
-        if self._carrier.has_digested(news):
+        if self._driver.has_digested(news):
             if self.stage is ReadStage.DIGESTING:
-                self._filled(root_digest(self._carrier.digests))
+                self._filled(root_digest(self._driver.digests))
         elif isinstance(news, Kept):
             self._kept(news, now)
         elif self.transfer is not None:
-            self._carrier.on_outcome(news, now)
+            self._driver.on_outcome(news, now)
             self._drive(now)
 
     def _drive(self, now: float) -> None:
@@ -349,10 +360,10 @@ class ReadOperation:
         transfer = self.transfer
         if transfer is None:
             return
-        self._carrier.drive(self._voice.agent, now)
+        self._driver.drive(self._round.agent, now)
         if self.stage is ReadStage.ENDING:
             self._settle_end(now)
-        elif self._carrier.abandoned:
+        elif self._driver.abandoned:
             self._follow_decision(now)
         elif transfer.phase is TransferPhase.LEASED and self.stage is ReadStage.LEASING:
             self._dry_since = None
@@ -371,11 +382,11 @@ class ReadOperation:
         if self._at_once:
             self._vacate(now)
         else:
-            self._voice.granted()
+            self._round.granted()
 
     def _follow_decision(self, now: float) -> None:
         """The abandoned transfer may be quiet by now; then the decision that waited for that is followed."""
-        self._carrier.forget_if_quiet()
+        self._driver.forget_if_quiet()
         if self.transfer is None and self._decision is not None:
             self._decided(self._decision, now)
 
@@ -384,19 +395,19 @@ class ReadOperation:
         error, message = transfer.error or (VersionUnavailable.__name__, "no source is left")
         if self.stage is ReadStage.LEASING and error == VersionUnavailable.__name__:
             self._dry_since = now if self._dry_since is None else self._dry_since
-            if now - self._dry_since < self.core.limits.sources_lost_s:
+            if now - self._dry_since < self.core.config.transfer.sources_lost_s:
                 self._leave_dry()
                 self._replan_at = now + REPLAN_S
                 return
-        if self._voice.give_up_by is None and self.stage is not ReadStage.FILLED:
-            self._give_up(error, message, now, self._voice.attempt)
+        if self._round.give_up_by is None and self.stage is not ReadStage.FILLED:
+            self._give_up(error, message, now, self._round.attempt)
 
     def _leave_dry(self) -> None:
         """Give up an attempt that has no leases. Holders of other layouts, which may be left, give all or nothing."""
         if self.transfer is not None:
             self._trouble = self.transfer.trouble or self._trouble
-        self._carrier.forgo_kept()
-        self._carrier.abandon()
+        self._driver.forgo_kept()
+        self._driver.abandon()
 
     def _vacate(self, now: float) -> None:
         """Every shard has its leases: stop serving what stands here, then write."""
@@ -408,40 +419,40 @@ class ReadOperation:
             # Its sources went after they had granted. Nothing is written, and the attempt is given up.
             return
         self.stage = ReadStage.DRAINING
-        if self._destination.vacate(now):
+        if self._target.vacate(now):
             self._write(now)
 
     def _write(self, now: float) -> None:
         self.stage = ReadStage.FILLING
         self._fills_since = now
-        self._carrier.serve()
+        self._driver.serve()
         if self.transfer is not None:
             self.transfer.start(now)
             self._drive(now)
 
     def on_readers_gone(self, now: float) -> None:
         """The last reader of what stood here went."""
-        if self.stage is ReadStage.DRAINING and self._destination.on_readers_gone(now):
+        if self.stage is ReadStage.DRAINING and self._target.on_readers_gone(now):
             self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
-        execution = self._carrier.program
+        execution = self._driver.program
         program = None if execution is None else execution.program
         self._report = report_of(
             transfer,
             self.core.place.nbytes,
             now - self.began,
-            self._carrier.retried,
+            self._driver.retried,
             program=program,
-            turned_by=self._carrier.turned_by,
+            turned_by=self._driver.turned_by,
         )
-        by_pieces = transfer.root is not None and self._carrier.program is None
-        if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:
+        by_pieces = transfer.root is not None and self._driver.program is None
+        if by_pieces or transfer.root == NO_ROOT or not self.core.config.digests:
             self._filled(transfer.root)
             return
         # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.
         self.stage = ReadStage.DIGESTING
-        self._carrier.digest()
+        self._driver.digest()
 
     def _filled(self, root: str | None) -> None:
         """All bytes stand and are verified."""
@@ -452,26 +463,26 @@ class ReadOperation:
             self._say_filled()
             return
         self.stage = ReadStage.KEEPING
-        self._destination.keep(self.transfer.version, root or NO_ROOT, self._carrier.digests)
+        self._target.keep(self.transfer.version, root or NO_ROOT, self._driver.digests)
 
     def awaits(self, news: Kept) -> bool:
         """Tell whether this is the answer that the read goes on with."""
-        is_asked = self.stage is ReadStage.KEEPING and self._voice.give_up_by is None
-        return is_asked and self._destination.has_kept(news)
+        is_asked = self.stage is ReadStage.KEEPING and self._round.give_up_by is None
+        return is_asked and self._target.has_kept(news)
 
     def _kept(self, news: Kept, now: float) -> None:
         if not self.awaits(news):
             return
         if news.failure is not None and cached_version(self.core.key.replica) is not None:
             # Others would rest on a copy that goes with this process. A worker has its version all the same.
-            self._give_up(MemoryExhausted.__name__, news.failure, now, self._voice.attempt)
+            self._give_up(MemoryExhausted.__name__, news.failure, now, self._round.attempt)
             return
         self._say_filled()
 
     def _say_filled(self) -> None:
         assert self.transfer is not None
         self.stage = ReadStage.FILLED
-        self._voice.filled(self.transfer.version, self._root, at_once=self._at_once)
+        self._round.filled(self.transfer.version, self._root, at_once=self._at_once)
 
     # The end.
 
@@ -481,11 +492,11 @@ class ReadOperation:
             self._replan_at = None
             if self.stage is ReadStage.LEASING:
                 self._leave_dry()
-                self._voice.replan()
-        if not self._settled and now >= self.call.patience and self._voice.round is not None:
+                self._round.replan()
+        if not self._settled and now >= self.call.patience and self._round.round is not None:
             self._settled = True
-            self._voice.settle()
-        if self.stage is ReadStage.DRAINING and self._destination.tick(now):
+            self._round.settle()
+        if self.stage is ReadStage.DRAINING and self._target.tick(now):
             self._write(now)
         if self.transfer is not None:
             self._drive(now)
@@ -493,22 +504,22 @@ class ReadOperation:
             self._out_of_time(now)
 
     def _out_of_time(self, now: float) -> None:
-        if self._voice.give_up_by is None and self._destination.is_blocked:
+        if self._round.give_up_by is None and self._target.is_blocked:
             self._give_up(*still_mapped(self.core.key), now)
             return
-        if self._voice.give_up_by is None:
+        if self._round.give_up_by is None:
             self._give_up(RoundTimeout.__name__, self._not_in_time(self._missing)[1], now)
             return
-        self._voice.fence()
+        self._round.fence()
         self._end(*unanswered(self.core.key), now)
 
     def _give_up(self, error: str, message: str, now: float, attempt: int | None = None) -> None:
         self._deadline = now + self.call.outcome_s
-        self._voice.give_up(error, message, attempt)
+        self._round.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
         absent, is_joining = self._absent.of(missing), self.stage is ReadStage.JOINING
-        unplanned = None if self.transfer is None else self.transfer.asking.unanswered
+        unplanned = None if self.transfer is None else self.transfer.plan_requests.unanswered
         trouble = (self.transfer.trouble if self.transfer is not None else "") or self._trouble
         if self.stage is ReadStage.KEEPING:
             trouble = "all of it has come, and its manifest is not written yet"
@@ -521,16 +532,16 @@ class ReadOperation:
         if self.stage is not ReadStage.ENDING or not self._verdict:
             self._verdict = (error, message)
         self.stage = ReadStage.ENDING
-        self._carrier.stop()
+        self._driver.stop()
         self._settle_end(now)
 
     def _settle_end(self, now: float) -> None:
         core = self.core
-        if self._verdict is None or not self._carrier.is_quiet:
+        if self._verdict is None or not self._driver.is_quiet:
             return
         report = self.report(now)
-        self._carrier.keep_verified()
-        self._destination.leave()
+        self._driver.keep_verified()
+        self._target.leave()
         error, message = self._verdict
         if error in NOT_NOW and self.call.want == "newer" and self._was_decided and not self._gave_up_old:
             # What the shard held it still holds, so that its worker can go on with that and call again.
@@ -544,17 +555,17 @@ class ReadOperation:
         """Sum up how far it has come, if it has begun."""
         if self.transfer is None:
             return None
-        return report_of(self.transfer, self.core.place.nbytes, now - self.began, self._carrier.retried)
+        return report_of(self.transfer, self.core.place.nbytes, now - self.began, self._driver.retried)
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
         times = [self._deadline] if self.stage is not ReadStage.ENDING else []
         if self._replan_at is not None:
             times.append(self._replan_at)
-        if not self._settled and self._voice.round is not None:
+        if not self._settled and self._round.round is not None:
             times.append(self.call.patience)
         if self.stage is ReadStage.DRAINING:
-            again = self._destination.deadline()
+            again = self._target.deadline()
             times += [again] if again is not None else []
         if self.transfer is not None:
             when = self.transfer.deadline()
@@ -563,10 +574,16 @@ class ReadOperation:
 
     def abandon(self, now: float) -> None:
         """The worker is gone before anything was written: leave the round."""
-        if self._voice.give_up_by is None:
+        if self._round.give_up_by is None:
             self._give_up(RoundTimeout.__name__, f"the worker of {self.core.where} is gone", now)
 
     def restart(self, now: float) -> None:
         """The agent joined anew, and its rounds went with the old incarnation."""
-        self._destination.stated()
+        self._target.stated()
         self._end(AgentUnavailable.__name__, "the agent was taken for lost and has joined anew: call again", now)
+
+
+def read_of(core: ShardCore | None) -> ReadOperation | None:
+    """Return the read that is in progress on a shard, if there is one."""
+    operation = None if core is None else core.operation
+    return operation if isinstance(operation, ReadOperation) else None

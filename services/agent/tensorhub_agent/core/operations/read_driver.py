@@ -70,19 +70,16 @@ class AvailabilityAnnouncer:
         """Tell of pieces that stand there, verified."""
         core = self._core
         if pieces:
-            core.out.extend(
-                SendAvailability(lease, PiecesAvailable(pieces))
-                for lease in core.table.pieces_available(core.key, pieces)
-            )
+            leases = core.table.pieces_available(core.key, pieces)
+            core.emit(*(SendAvailability(lease, PiecesAvailable(pieces)) for lease in leases))
 
     def units(self, units: tuple[Range, ...], completion: PieceCompletion) -> None:
         """Tell readers of the same program of units, and all others of the pieces that are whole by them."""
         core = self._core
         self.pieces(tuple(completion.units_arrived(units)))
         if units:
-            core.out.extend(
-                SendAvailability(lease, PiecesAvailable(units)) for lease in core.table.prove_units(core.key, units)
-            )
+            leases = core.table.prove_units(core.key, units)
+            core.emit(*(SendAvailability(lease, PiecesAvailable(units)) for lease in leases))
 
     def promise(self, transfer: Transfer, ceded_now: Sequence[Handoff]) -> None:
         """Let those who count on it know what this shard has under way, and what it waits for itself."""
@@ -92,11 +89,11 @@ class AvailabilityAnnouncer:
             return
         for ceded in ceded_now:
             leases = core.table.cede(core.key, ceded.pieces)
-            core.out.extend(SendAvailability(lease, PiecesHandedOff(ceded.pieces, ceded.heir)) for lease in leases)
-        news = core.table.promise(core.key, transfer.readings.committed(), transfer.readings.awaiting_others())
+            core.emit(*(SendAvailability(lease, PiecesHandedOff(ceded.pieces, ceded.new_owner)) for lease in leases))
+        news = core.table.promise(core.key, transfer.pool.committed(), transfer.pool.awaiting_others())
         if news is not None:
             said = [each for each in (PromiseRetracted(news.broken), PiecesPromised(news.fresh)) if each.pieces]
-            core.out.extend(SendAvailability(lease, each) for lease in news.leases for each in said)
+            core.emit(*(SendAvailability(lease, each) for lease in news.leases for each in said))
 
 
 PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
@@ -108,7 +105,7 @@ class ReadDriver:
 
     def __init__(self, core: ShardCore) -> None:
         """Begin without one."""
-        self._core, self._showing = core, AvailabilityAnnouncer(core)
+        self._core, self._announcer = core, AvailabilityAnnouncer(core)
         self.transfer: Transfer | None = None
         self.abandoned = False
         self._retried = 0
@@ -131,7 +128,7 @@ class ReadDriver:
 
     def begin(self, version: int, root: str | None, turn: ReadPriority, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
-        core, limits, kept = self._core, self._core.limits, self._core.held.kept
+        core, config, kept = self._core, self._core.config, self._core.held.kept
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
         self.program, self._completion, self._table, self._digested = None, None, None, (0, b"")
@@ -142,13 +139,13 @@ class ReadDriver:
             # What is mapped weighs nothing, so all of it is asked for at once.
             nbytes=(0,) * len(core.place.nbytes) if core.place.mapped else core.place.nbytes,
             # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
-            verify=limits.digests and not core.place.mapped,
+            verify=config.digests and not core.place.mapped,
             now=now,
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
         self._turn = turn
         self._base = self.transfer.base = self._base_for(root)
-        if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
+        if config.digests and root is not None and root != NO_ROOT and not core.place.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
             core.table.begin_fill(core.key, version, root, turn, len(core.place.nbytes))
 
@@ -165,8 +162,7 @@ class ReadDriver:
         What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
         """
         core, held = self._core, self._core.held
-        limits = core.limits
-        if not limits.digests or not limits.encodings or core.place.mapped:
+        if not core.config.digests or not core.config.encodings or core.place.mapped:
             return None
         if held.memory is not MemoryState.READY or held.version is None:
             return None
@@ -185,15 +181,12 @@ class ReadDriver:
         kept: tuple[bytearray, bytes] | None = None,
         folds: AmaxReductions | None = None,
     ) -> Transfer:
-        limits = self._core.limits
         return Transfer(
             version=version,
             root=root,
             nbytes=nbytes,
             verify=verify,
-            window_bytes=limits.window_bytes,
-            stall_s=limits.stall_s,
-            sources_lost_s=limits.sources_lost_s,
+            limits=self._core.config.transfer,
             first_number=self._core.number(),
             now=now,
             kept=kept,
@@ -232,7 +225,7 @@ class ReadDriver:
             before, sizes = transfer, news.program.nbytes()
             transfer = self._new(before.version, before.root, sizes, verify=False, now=now, folds=news.folds)
             transfer.goes_on(before)
-            transfer.asking.asked(now)
+            transfer.plan_requests.asked(now)
             self.transfer = transfer
             self._expect_units(transfer)
         elif isinstance(answer, Plan) and answer.program != self._reads_by:
@@ -256,7 +249,7 @@ class ReadDriver:
         """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
         core = self._core
         self._digested = (core.number(), b"")
-        core.out.append(DigestMemory(core.key, self._digested[0], filled=True))
+        core.emit(DigestMemory(core.key, self._digested[0], filled=True))
 
     def has_digested(self, news: EffectOutcome) -> bool:
         """Take these digests; tell whether they are what was asked for."""
@@ -268,8 +261,8 @@ class ReadDriver:
     def serve(self) -> None:
         """The memory is being filled: show what stands in it already."""
         if self.transfer is not None and self.program is None:
-            done = self.transfer.proof.done
-            self._showing.pieces(tuple(ranges_of_marks(done, 0, len(done))))
+            done = self.transfer.verification.done
+            self._announcer.pieces(tuple(ranges_of_marks(done, 0, len(done))))
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
@@ -304,11 +297,11 @@ class ReadDriver:
             case PromiseRetracted():
                 transfer.retracted(source, news.pieces, now)
             case PiecesHandedOff():
-                key, heir = self._core.key, news.new_owner
-                if (heir.replica, heir.shard) == (key.replica, key.shard):
+                key, new_owner = self._core.key, news.new_owner
+                if (new_owner.replica, new_owner.shard) == (key.replica, key.shard):
                     transfer.inherited(source, news.pieces, now)
                 else:
-                    transfer.ceded(source, news.pieces, heir, now)
+                    transfer.ceded(source, news.pieces, new_owner, now)
 
     def drive(self, agent: str, now: float) -> None:
         """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
@@ -321,18 +314,18 @@ class ReadDriver:
         self._driven_at = now
         if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED):
             self._measure()
-        if transfer.proof.digests is not None:
-            core.table.set_digests(core.key, transfer.proof.digests)
+        if transfer.verification.digests is not None:
+            core.table.set_digests(core.key, transfer.verification.digests)
         self._fold(todo)
         if self._completion is None:
-            self._showing.pieces(tuple(todo.proven))
+            self._announcer.pieces(tuple(todo.proven))
         else:
-            self._showing.units(tuple(todo.proven), self._completion)
-        self._showing.promise(transfer, todo.ceded)
+            self._announcer.units(tuple(todo.proven), self._completion)
+        self._announcer.promise(transfer, todo.ceded)
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)
-        self._core.numbers_up_to(transfer.readings.next_number)
+        self._core.numbers_up_to(transfer.pool.next_number)
 
     def abandon(self) -> None:
         """Close all sources of a read that is no longer wanted. It is forgotten once it is quiet."""
@@ -346,7 +339,7 @@ class ReadDriver:
         """End the transfer; `is_quiet` tells when it has ended."""
         self._core.break_waiting("the source is not filled with this version any more")
         if self._core.place.mapped:
-            self._core.out.append(DropMapping(self._core.key))
+            self._core.emit(DropMapping(self._core.key))
         if self.transfer is not None:
             self._measure()
             self.transfer.stop()
@@ -355,7 +348,7 @@ class ReadDriver:
     def _measure(self) -> None:
         """Take note of how fast each link was, also of a read that is given up: it may be for a slow one."""
         if self.transfer is not None:
-            self._core.measured.note(self.transfer.readings.meters.take(self._driven_at), self._driven_at)
+            self._core.measured.note(self.transfer.pool.meters.take(self._driven_at), self._driven_at)
 
     def forget_if_quiet(self) -> None:
         """Forget an abandoned transfer that can write nothing any more."""
@@ -373,7 +366,7 @@ class ReadDriver:
     @property
     def digests(self) -> bytes:
         """What every piece hashes to, as far as the log's root has vouched for that; empty without digests."""
-        return self._digested[1] or (self.transfer.proof.digests if self.transfer is not None else None) or b""
+        return self._digested[1] or (self.transfer.verification.digests if self.transfer is not None else None) or b""
 
     @property
     def is_quiet(self) -> bool:
@@ -384,9 +377,9 @@ class ReadDriver:
         """Remember which pieces are proven, for a later read of the same bytes."""
         transfer, held = self.transfer, self._core.held
         written = held.memory is MemoryState.FILLING or self._core.place.staged
-        keep = transfer.proof.keep() if transfer is not None and written else None
+        keep = transfer.verification.keep() if transfer is not None and written else None
         if transfer is not None and keep is not None and transfer.root is not None:
-            held.kept = (transfer.version, transfer.root, *keep)
+            self._core.keep_verified(transfer.version, transfer.root, *keep)
 
     def _ask_plan(self, transfer: Transfer, plan: PlanWish, agent: str, now: float) -> None:
         core, key = self._core, self._core.key
@@ -410,27 +403,27 @@ class ReadDriver:
             promises=True,
             packs=True,
             uncrossed=self._uncrossed(transfer),
-            crossers=transfer.readings.mates.crossers,
+            crossers=transfer.pool.site_peers.crossers,
         )
-        core.out.append(RequestPlan(key, self._plan_number, demand))
+        core.emit(RequestPlan(key, self._plan_number, demand))
 
     def plan_kept_back(self) -> None:
         """The question for a plan waits for others of this agent."""
         if self.transfer is not None:
-            self.transfer.asking.kept_back()
+            self.transfer.plan_requests.kept_back()
 
     def plan_sent(self, number: int, now: float) -> bool:
         """The question that was kept back goes out, if it is still wanted."""
         transfer = self.transfer
-        if transfer is None or number != self._plan_number or not transfer.asking.waiting:
+        if transfer is None or number != self._plan_number or not transfer.plan_requests.waiting:
             return False
-        transfer.asking.goes_out(now)
+        transfer.plan_requests.goes_out(now)
         return True
 
     def _uncrossed(self, transfer: Transfer) -> tuple[SourceId, ...]:
         """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
-        key, mates = self._core.key, transfer.readings.mates
-        if not mates.asks_for_inherited:
+        key, mates = self._core.key, transfer.pool.site_peers
+        if not mates.asks_for_handoff:
             return tuple(mates.not_bringing)
         return tuple(each for each in mates.crossers if (each.replica, each.shard) != (key.replica, key.shard))
 
@@ -443,33 +436,34 @@ class ReadDriver:
         """Count partials, before anything is asked for by them and before anybody hears of the scales."""
         for source, partials, scales in todo.fold:
             assert self._table is not None
-            self._core.out.append(FoldAmax(self._core.key, source, partials, scales, self._table))
+            self._core.emit(FoldAmax(self._core.key, source, partials, scales, self._table))
 
     def _emit(self, todo: TransferActions) -> None:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
-        out = core.out
         base = self._base if self.program is None else None
-        out.extend(
-            RequestLease(
-                key,
-                n,
-                share,
-                transfer.version,
-                self._root_of(share),
-                self._turn,
-                core.place.mapped,
-                self.program,
-                base,
-                core.measured.rate((share.link, share.transport)),
-                self._table,
-                is_held,
+        core.emit(
+            *(
+                RequestLease(
+                    key,
+                    n,
+                    share,
+                    transfer.version,
+                    self._root_of(share),
+                    self._turn,
+                    core.place.mapped,
+                    self.program,
+                    base,
+                    core.measured.rate((share.link, share.transport)),
+                    self._table,
+                    is_held,
+                )
+                for is_held, shares in ((False, todo.open), (True, todo.hold))
+                for n, share in shares
             )
-            for is_held, shares in ((False, todo.open), (True, todo.hold))
-            for n, share in shares
         )
-        out.extend(OpenTransport(key, n) for n in todo.enter)
-        out.extend(ReadBatch(key, n, batch, ranges) for n, batch, ranges in todo.post)
-        out.extend(ConfirmLease(key, n) for n in todo.confirm)
-        out.extend(ReportWrongBytes(key, n) for n in todo.accuse)
-        out.extend(CloseSource(key, n) for n in todo.close)
+        core.emit(*(OpenTransport(key, n) for n in todo.enter))
+        core.emit(*(ReadBatch(key, n, batch, ranges) for n, batch, ranges in todo.post))
+        core.emit(*(ConfirmLease(key, n) for n in todo.confirm))
+        core.emit(*(ReportWrongBytes(key, n) for n in todo.accuse))
+        core.emit(*(CloseSource(key, n) for n in todo.close))

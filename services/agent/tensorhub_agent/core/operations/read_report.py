@@ -31,10 +31,10 @@ def report_of(
         total_s=total_s,
         pieces=len(nbytes),
         retried=sum(reading.retried for reading in sources) if retried is None else retried,
-        kept=transfer.proof.kept,
+        kept=transfer.verification.kept,
         got_bytes=sum(reading.got_bytes for reading in sources),
         wasted_bytes=sum(reading.wasted_bytes for reading in sources),
-        plans=transfer.asking.count,
+        plans=transfer.plan_requests.count,
         base=transfer.base.version
         if transfer.base is not None and any("delta" in each.encoded for each in sources)
         else None,

@@ -18,7 +18,7 @@ class ReadTarget:
     def __init__(self, core: ShardCore) -> None:
         """Leave what stands there as it is, until `vacate`."""
         self._core = core
-        self._vacancy: MemoryReclaim | None = None
+        self._reclaim: MemoryReclaim | None = None
         """While the memory that is to be written may be mapped by somebody."""
         self._vacated = False
         """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
@@ -35,13 +35,13 @@ class ReadTarget:
         core = self._core
         if core.place.swaps:
             # The bytes go to the spare memory, and what stands here goes on being served.
-            core.held.kept = None
-            self._vacancy = MemoryReclaim(core, MemoryChoice.SPARE)
+            core.drop_kept()
+            self._reclaim = MemoryReclaim(core, MemoryChoice.SPARE)
             return self._take()
         core.hold(None)
         core.table.stop_granting(core.key)
         self._vacated = True
-        self._drain_until = now + core.limits.refill_drain_s
+        self._drain_until = now + core.config.refill_drain_s
         return self._when_read_out(now)
 
     def _when_read_out(self, now: float) -> bool:
@@ -49,18 +49,18 @@ class ReadTarget:
         if core.table.reading(core.key) > 0 and now < self._drain_until:
             return False
         core.break_readers("the shard is being filled with another version")
-        self._vacancy = self._vacancy or MemoryReclaim(core, MemoryChoice.OWN)
+        self._reclaim = self._reclaim or MemoryReclaim(core, MemoryChoice.OWN)
         return self._take()
 
     def _take(self) -> bool:
         """Nobody has a lease on what is to be overwritten; it may be written once nobody maps it either."""
-        core, vacancy = self._core, self._vacancy
+        core, vacancy = self._core, self._reclaim
         if vacancy is None:
             return False
         vacancy.seek()
         if not vacancy.is_found:
             return False
-        self._vacancy = None
+        self._reclaim = None
         self._vacated = False
         if not core.place.swaps:
             core.set_memory(MemoryState.FILLING, partial=True, kept=None)
@@ -68,39 +68,37 @@ class ReadTarget:
 
     def on_outcome(self, news: EffectOutcome, now: float) -> bool:
         """Take what was found out about who maps the memory."""
-        if self._vacancy is None:
+        if self._reclaim is None:
             return False
-        self._vacancy.on_outcome(news, now)
+        self._reclaim.on_outcome(news, now)
         return self._take()
 
     def on_readers_gone(self, now: float) -> bool:
         """The last reader of what stood here went."""
-        return self._vacancy is None and self._when_read_out(now)
+        return self._reclaim is None and self._when_read_out(now)
 
     def tick(self, now: float) -> bool:
         """Let time pass while readers are waited for."""
-        if self._vacancy is not None:
-            self._vacancy.tick(now)
+        if self._reclaim is not None:
+            self._reclaim.tick(now)
             return self._take()
         return now >= self._drain_until and self._when_read_out(now)
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted while readers are waited for."""
-        return self._drain_until if self._vacancy is None else self._vacancy.deadline()
+        return self._drain_until if self._reclaim is None else self._reclaim.deadline()
 
     @property
     def is_blocked(self) -> bool:
         """Whether the memory can't be written because somebody maps it."""
-        return self._vacancy is not None and self._vacancy.is_blocked
+        return self._reclaim is not None and self._reclaim.is_blocked
 
     # What it holds then.
 
     def keep(self, version: int, root: str, digests: bytes) -> None:
         """Have the manifest say what was filled, before the log counts it: an agent killed behind that must find it."""
         self._keeping = self._core.number()
-        self._core.out.append(
-            Keep(key=self._core.key, number=self._keeping, version=version, root=root, digests=digests)
-        )
+        self._core.emit(Keep(key=self._core.key, number=self._keeping, version=version, root=root, digests=digests))
 
     def has_kept(self, news: Kept) -> bool:
         """Tell whether this answers the last question."""
@@ -135,13 +133,13 @@ class ReadTarget:
 
     def begin_anew(self) -> None:
         """The log decided again, so nobody is waited for, and what was filled beside does not count."""
-        self._beside = self._vacancy = self._keeping = None
+        self._beside = self._reclaim = self._keeping = None
 
     def stated(self) -> None:
         """The agent has joined anew and stated what stands here untouched: the log counts it again, so it is served."""
         core, held = self._core, self._core.held
         if self._vacated and held.memory is MemoryState.READY:
-            self._vacated, self._vacancy = False, None
+            self._vacated, self._reclaim = False, None
             core.break_waiting("the agent joined anew")
             if held.root is not None:
                 core.table.offer(core.key, held.version, held.root, held.digests)

@@ -59,7 +59,7 @@ class MemoryReclaim:
 
     def _ask(self, *, spare: bool) -> None:
         self._asked = True
-        self._core.out.append(ProbeMapping(self._core.key, spare))
+        self._core.emit(ProbeMapping(self._core.key, spare))
 
     def on_outcome(self, news: EffectOutcome, now: float) -> None:
         """Take what a probe has found, or that the copy is done."""
@@ -69,10 +69,7 @@ class MemoryReclaim:
             core.set_memory(MemoryState.DRAINING, swap=True)
         elif isinstance(news, Probed) and self._asked:
             self._asked = False
-            if news.spare:
-                core.held.spare_lent = news.lent
-            else:
-                core.held.lent = news.lent
+            core.note_lent(news.lent, spare=news.spare)
             self._follow(news, now)
 
     def _follow(self, news: Probed, now: float) -> None:
@@ -83,8 +80,8 @@ class MemoryReclaim:
         elif self._where is MemoryChoice.EITHER and not self._core.held.spare_lent:
             self._copying, self.is_blocked = True, False
             # What a failed read had left there is overwritten.
-            self._core.held.kept = None
-            self._core.out.append(CopyToSpare(self._core.key))
+            self._core.drop_kept()
+            self._core.emit(CopyToSpare(self._core.key))
         else:
             self.is_blocked = True
             self._at = now + PROBE_AGAIN_S

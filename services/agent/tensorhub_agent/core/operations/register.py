@@ -4,13 +4,14 @@ The log orders registrations, so of two siblings with clashing layouts the later
 """
 
 from tensorhub_agent.core.effects import CallRegister, CompareLayouts, EffectOutcome, SiblingsChecked
+from tensorhub_agent.core.operation import UnattendedOperation
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
 from tensorhub_common.protocol.log.commands import Register, Release, Sender
 from tensorhub_common.protocol.log.events import AnyEvent, CommandRejected, CommandRepeated, ShardRegistered
 
 
-class RegisterOperation:
+class RegisterOperation(UnattendedOperation):
     """One register call of one shard."""
 
     def __init__(self, core: ShardCore, call: CallRegister) -> None:
@@ -44,7 +45,7 @@ class RegisterOperation:
         if isinstance(event, ShardRegistered):
             if event.siblings:
                 self._checks = event.cmd
-                self.core.out.append(CompareLayouts(self.core.key, event.cmd, event.siblings))
+                self.core.emit(CompareLayouts(self.core.key, event.cmd, event.siblings))
             else:
                 self._done()
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
@@ -87,9 +88,6 @@ class RegisterOperation:
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
         return self.call.deadline
-
-    def abandon(self, now: float) -> None:
-        """Never called: a registration is finished for the next worker."""
 
     def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The agent joined anew; whether the shard was counted is unknown."""

@@ -2,126 +2,130 @@
 
 For a ticket, the source hands a read-only descriptor of the segment over a unix socket. From then on the reader works
 alone; the source's processor does nothing for it. The connection is the lease's data path: its end on either side is
-the end of the lease, at once and also when a process is killed. A stopped process holds nobody up, since every wait has
-a bound.
-`primitives/lease_messages.py` says what the two say to each other.
+the end of the lease, at once and also when a process is killed. Every wait has a bound, so a stopped process delays its
+peer by that much at most.
 
-Always true: a lease that was opened and not broken is told to have ended exactly once, whatever its reader did.
+`primitives/lease_messages.py` describes the messages, `transports/lease_server.py` the life of a lease.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import socket as sockets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.primitives.lease_messages import (
-    REASON_CHARS_MAX,
     AvailabilityUpdate,
-    ConfirmReply,
-    ConfirmRequest,
     Denied,
     Hello,
-    LeaseBroken,
     PiecesAvailable,
+    PiecesHandedOff,
     PiecesPromised,
+    PromiseRetracted,
     ReaderDone,
-    Renew,
+    SourceMessage,
     Welcome,
     split_update,
 )
 from tensorhub_agent.primitives.ranges import merge_ranges
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
+from tensorhub_agent.runtime.unix_server import UnixServer
 from tensorhub_agent.storage.mapping_cache import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transports.base import (
-    LeaseOpened,
+    LeaseAuthority,
     OnAvailability,
     OnLost,
-    TicketRejected,
     TransportLost,
-    TransportSilent,
+    opening,
     unheard,
 )
+from tensorhub_agent.transports.lease_server import LeaseServer
 from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, from_source, send
-from tensorhub_agent.transports.local.session import LeaseSession, LocalSession, MappedSession
-from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
+from tensorhub_agent.transports.local.session import LocalSession, MappedSession
+from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL, Speaks, agreed, speaks
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone, connect, peer_of
+from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone, connect
 from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
 
-CONNECTIONS_MAX: Final = 1024
-BACKLOG: Final = 128
-SOCKET_PATH_BYTES_MAX: Final = 107
-
 OPEN_S: Final = 2.0
-"""A source that doesn't let a reader in within this is left out. It takes 0.3 ms when nobody is in the way."""
+"""A source that doesn't let a reader in within this time is left out. It takes 0.3 ms on an idle host."""
 
 HELLO_S: Final = 2.0
-"""A connection that has not shown a ticket within this is closed."""
+"""A connection that has not shown a ticket within this time is closed."""
 
 SILENCE_S: Final = 15.0
 """A reader that renews nothing for this long is gone. The leases' own bound is shorter; this one is the transport's."""
 
-ACCEPT_PAUSE_S: Final = 0.5
-"""Without a free descriptor nobody can be accepted; try again after this."""
-
 SWEEP_S: Final = 5.0
-"""A removed segment is kept alive by a mapping that nobody uses for this long at most."""
+"""An unused mapping keeps a removed segment alive for this long at most."""
 
 _log: Final = logging.getLogger(__name__)
 
 
-class _Served:
-    """The serving side of one open lease."""
+class _Reader:
+    """The connection of one reader, seen from the source."""
 
-    def __init__(self, framed: FramedSocket, lease: str, work: Supervisor) -> None:
+    def __init__(self, framed: FramedSocket, lease: LeaseServer, work: Supervisor) -> None:
         self.framed, self.lease, self._work = framed, lease, work
-        self.breaking: asyncio.Task[None] | None = None
-        self._untold: list[AvailabilityUpdate] = []
-        self._telling: asyncio.Task[None] | None = None
+        self._is_welcome = False
+        self._updates: list[SourceMessage] = []
+        self._announcing: asyncio.Task[None] | None = None
 
-    def announce(self, news: AvailabilityUpdate) -> None:
-        """Tell the reader of pieces; of what stands here, what comes while it is told goes with the next frame."""
-        self._untold.append(news)
-        if self._telling is None:
-            self._telling = self._work.start(self._tell(), "telling a reader of pieces", self._cut_off)
+    async def welcome(self, welcome: SourceMessage, fd: int, updates: list[SourceMessage]) -> None:
+        """Hand the descriptor over, and then all updates, the first ones first."""
+        self._updates = updates + self._updates
+        await send(self.framed, welcome, fd)
+        self._is_welcome = True
+        self.announce([])
 
-    async def _tell(self) -> None:
+    def announce(self, updates: list[SourceMessage]) -> None:
+        """Send updates. What comes while a frame is being sent is merged into the next one."""
+        self._updates += updates
+        if self._announcing is None and self._is_welcome and self._updates:
+            self._announcing = self._work.start(self._announce(), "announcing pieces", self._cut_off)
+
+    async def _announce(self) -> None:
         with contextlib.suppress(PeerGone):
-            while self._untold:
-                untold, self._untold = self._untold, []
-                there = merge_ranges(run for news in untold if isinstance(news, PiecesAvailable) for run in news.pieces)
-                said = [news for news in untold if not isinstance(news, PiecesAvailable)]
-                for news in (*said, PiecesAvailable(tuple(there))) if there or not said else said:
-                    for frame in split_update(news):
-                        await send(self.framed, frame)
-        self._telling = None
+            while self._updates:
+                updates, self._updates = self._updates, []
+                pieces = merge_ranges(
+                    run for each in updates if isinstance(each, PiecesAvailable) for run in each.pieces
+                )
+                for update in updates:
+                    if isinstance(update, PiecesPromised | PromiseRetracted | PiecesHandedOff):
+                        await self._send_parts(update)
+                if pieces:
+                    await self._send_parts(PiecesAvailable(tuple(pieces)))
+        self._announcing = None
 
-    def hush(self) -> None:
-        """Tell the reader of nothing more."""
-        if self._telling is not None:
-            self._telling.cancel()
+    async def _send_parts(self, update: AvailabilityUpdate) -> None:
+        for frame in split_update(update):
+            await send(self.framed, frame)
 
-    def end(self, reason: str) -> None:
-        """Tell the reader, and close the connection, which ends the task that serves it."""
-        if self.breaking is None:
-            self.breaking = self._work.start(self._end(reason), "breaking a lease", self._cut_off)
+    def break_off(self, messages: list[SourceMessage]) -> None:
+        """Send the last messages, and close the connection, which ends the task that serves it."""
+        self._work.start(self._break_off(messages), "breaking a lease", self._cut_off)
+
+    async def _break_off(self, messages: list[SourceMessage]) -> None:
+        with contextlib.suppress(PeerGone):
+            for message in messages:
+                await send(self.framed, message)
+        self.framed.close()
 
     def _cut_off(self, _: Fault) -> None:
-        """Something has failed here: the reader's connection ends, and with it the lease."""
+        """End the connection, and with it the lease, after an error in serving it."""
         self.framed.close()
 
-    async def _end(self, reason: str) -> None:
-        with contextlib.suppress(PeerGone):
-            await send(self.framed, LeaseBroken(reason[:REASON_CHARS_MAX]))
-        self.framed.close()
+    def lost(self) -> None:
+        """Send nothing more."""
+        if self._announcing is not None:
+            self._announcing.cancel()
+        self.lease.connection_lost()
 
 
 class LocalTransport:
@@ -133,92 +137,63 @@ class LocalTransport:
         socket: Path,
         agent: str,
         pool: CopyPool,
-        redeem: Callable[[str, str], LeaseOpened | TicketRejected],
-        renew: Callable[[str], bool],
-        holds: Callable[[str], bool],
-        ended: Callable[[str, bool], None],
+        leases: LeaseAuthority,
         mappings_max: int = MAPPINGS_MAX,
         on_fault: OnFault | None = None,
     ) -> None:
-        """Serve at `socket`. The four callables are the methods of a `LeaseBook`; `on_fault` ends the agent."""
-        self._path, self._agent, self._pool = socket, agent, pool
-        self._redeem, self._renew, self._holds, self._ended = redeem, renew, holds, ended
+        """Serve at `socket`, and ask `leases` about tickets. `on_fault` ends the agent."""
+        self._agent, self._pool, self._leases = agent, pool, leases
         self._cache = MappingCache(mappings_max)
-        self._socket: sockets.socket | None = None
         self._work = Supervisor(f"the local transport of agent {agent!r}", on_fault)
-        self._serving: set[asyncio.Task[None]] = set()
-        self._served: dict[str, _Served] = {}
+        self._server = UnixServer(socket, "reader", self._serve, self._work, frame_bytes_max=FRAME_BYTES_MAX)
+        self._readers: dict[str, _Reader] = {}
+        self.endpoint = str(socket)
         self.served_bytes = 0
         """What the readers that are done say that they took."""
 
     @property
-    def endpoint(self) -> str:
-        """The socket's path."""
-        return str(self._path)
-
-    @property
     def links(self) -> int:
-        """How many readers' connections stand."""
-        return len(self._serving)
+        """How many connections of readers there are."""
+        return self._server.connections
 
     async def start(self) -> None:
         """Listen. A socket that an earlier process left there is replaced."""
-        self._socket = _listen(self._path)
-        self._work.start(self._accept(self._socket), "letting readers in")
-        self._work.start(self._sweep(), "letting go of mappings")
+        self._server.start()
+        self._work.start(self._sweep(), "releasing mappings")
 
     async def stop(self) -> None:
-        """End the served leases, remove the socket and let go of the mappings that no session uses."""
+        """End the served leases, remove the socket and release the mappings that no session uses."""
         await self._work.close()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            self._path.unlink(missing_ok=True)
+        self._server.stop()
         self._cache.close()
 
     def break_lease(self, lease: str, reason: str) -> None:
         """See `Transport.break_lease`."""
-        served = self._served.get(lease)
-        if served is not None:
-            served.end(reason)
+        reader = self._readers.get(lease)
+        if reader is not None and (messages := reader.lease.break_lease(reason)):
+            reader.break_off(messages)
 
     def announce(self, lease: str, news: AvailabilityUpdate) -> None:
-        """See `Transport.show`."""
-        served = self._served.get(lease)
-        if served is not None and served.breaking is None:
-            served.announce(news)
+        """See `Transport.announce`."""
+        reader = self._readers.get(lease)
+        if reader is not None:
+            reader.announce(reader.lease.announce(news))
 
     async def open(
         self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
-    ) -> LeaseSession:
+    ) -> LocalSession | MappedSession:
         """See `Transport.open`."""
-        try:
-            async with asyncio.timeout(OPEN_S):
-                framed = await self._reached(grant)
-                try:
-                    return await self._greet(framed, grant, reader, on_lost, on_have)
-                except BaseException:
-                    framed.close()
-                    raise
-        except TimeoutError:
-            raise TransportSilent(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
-        except TransportLost:
-            raise
-        except (TensorHubError, *MALFORMED) as why:
-            raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from why
-
-    async def _reached(self, grant: LeaseGrant) -> FramedSocket:
-        try:
-            return await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
-        except PeerGone as why:
-            raise TransportLost(
-                f"the source can't be read from: {why} (both agents say that they are on one host: if they are not, "
-                "set TENSORHUB_HOST to a name of its own on each)"
-            ) from why
+        async with opening(grant.endpoint, OPEN_S):
+            framed = await _connected(grant)
+            try:
+                return await self._greet(framed, grant, reader, on_lost, on_have)
+            except BaseException:
+                framed.close()
+                raise
 
     async def _greet(
         self, framed: FramedSocket, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnAvailability
-    ) -> LeaseSession:
+    ) -> LocalSession | MappedSession:
         await send(framed, Hello(OLDEST_PROTOCOL, grant.ticket, reader, PROTOCOL))
         match await from_source(framed):
             case Welcome(segment, nbytes, origin):
@@ -234,47 +209,13 @@ class LocalTransport:
 
     # The serving side.
 
-    async def _accept(self, listening: sockets.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listening)
-            except OSError as why:
-                _log.warning("no reader can be let in for now: %s", why)
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            try:
-                pid, uid = peer_of(connection)
-            except OSError as why:
-                _log.debug("a connection ended before it could be served: %s", why)
-                connection.close()
-                continue
-            if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
-                kind = RejectionKind.CROWD if uid == os.geteuid() else RejectionKind.USER
-                REJECTIONS.note(kind, f"a reader (process {pid} of user {uid}) while {len(self._serving)} are served")
-                connection.close()
-                continue
-            # It closes its connection and ends its lease whatever happens, so that a fault costs this reader alone.
-            serving = self._serve(FramedSocket(connection, FRAME_BYTES_MAX), pid)
-            task = self._work.start(serving, "serving a reader", lambda _: None)
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-
     async def _serve(self, framed: FramedSocket, pid: int) -> None:
         """Serve one connection to its end."""
+        reader = _Reader(framed, LeaseServer(self._agent, self._leases), self._work)
         try:
-            async with asyncio.timeout(HELLO_S):
-                hello = await from_reader(framed)
-            if not isinstance(hello, Hello):
-                raise BadCommand(f"the first frame must be Hello and was {type(hello).__name__}")
-            opened = self._let_in(hello)
-            if isinstance(opened, TicketRejected):
-                _log.info("reader %s (process %d) was refused: %s", hello.reader, pid, opened.reason)
-                await send(framed, Denied(opened.reason[:REASON_CHARS_MAX]))
-            else:
-                await self._serve_lease(framed, opened)
+            await self._receive(reader, pid)
         except PeerGone:
-            pass  # Whoever had opened a lease was told of its end.
+            pass  # `lost` ends its lease.
         except TimeoutError:
             _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
         except (TensorHubError, OSError, *MALFORMED) as why:
@@ -282,52 +223,34 @@ class LocalTransport:
                 RejectionKind.FRAME, f"what the reader of process {pid} said, so its connection ends: {why}"
             )
         finally:
-            framed.close()
+            reader.lost()
 
-    def _let_in(self, hello: Hello) -> LeaseOpened | TicketRejected:
+    async def _receive(self, reader: _Reader, pid: int) -> None:
+        framed, lease = reader.framed, reader.lease
+        async with asyncio.timeout(HELLO_S):
+            hello = await from_reader(framed)
+        first, *updates = lease.receive(hello)
+        opened = lease.opened
+        if opened is None:
+            _log.info("the reader of process %d was refused: %s", pid, first)
+            await send(framed, first)
+            return
+        self._readers[opened.lease] = reader
         try:
-            agreed(speaks(f"agent {self._agent}"), Speaks(hello.reader, hello.protocol, hello.newest))
-        except BadCommand as why:
-            return TicketRejected(str(why))
-        return self._redeem(hello.ticket, hello.reader)
-
-    async def _serve_lease(self, framed: FramedSocket, opened: LeaseOpened) -> None:
-        served = self._served[opened.lease] = _Served(framed, opened.lease, self._work)
-        done = False
-        try:
-            segment = opened.segment
-            fd = segment.open_readonly() if opened.fd is None else opened.fd
+            fd = opened.segment.open_readonly() if opened.fd is None else opened.fd
             try:
-                await send(framed, Welcome(segment.name, segment.nbytes, segment.origin), fd)
+                await reader.welcome(first, fd, updates)
             finally:
                 os.close(fd)
-            if opened.pieces is not None:
-                served.announce(PiecesAvailable(opened.pieces))
-            if opened.promised:
-                served.announce(PiecesPromised(opened.promised))
-            done = await self._answer(served)
+            while not lease.release():
+                async with asyncio.timeout(SILENCE_S):
+                    frame = await from_reader(framed)
+                for message in lease.receive(frame):
+                    await send(framed, message)
+                if isinstance(frame, ReaderDone):
+                    self.served_bytes += frame.nbytes
         finally:
-            del self._served[opened.lease]
-            served.hush()
-            if served.breaking is None:
-                self._ended(opened.lease, done)
-
-    async def _answer(self, served: _Served) -> bool:
-        """Answer a reader until it is done (True). Raises what ends it otherwise."""
-        while True:
-            async with asyncio.timeout(SILENCE_S):
-                frame = await from_reader(served.framed)
-            match frame:
-                case Renew():
-                    if self._renew(served.lease):
-                        await send(served.framed, PiecesAvailable())
-                case ConfirmRequest(number):
-                    await send(served.framed, ConfirmReply(number, self._holds(served.lease)))
-                case ReaderDone(nbytes):
-                    self.served_bytes += nbytes
-                    return True
-                case Hello():
-                    raise BadCommand("Hello may be said once only")
+            del self._readers[opened.lease]
 
     async def _sweep(self) -> None:
         while True:
@@ -335,23 +258,11 @@ class LocalTransport:
             self._cache.sweep()
 
 
-def _listen(path: Path) -> sockets.socket:
-    """Return a socket that listens at the path, which only this user may open."""
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise AgentUnavailable(
-            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes, which is what a unix socket takes: "
-            "set TENSORHUB_SOCKET to a shorter one"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    listening = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
+async def _connected(grant: LeaseGrant) -> FramedSocket:
     try:
-        listening.setblocking(False)  # noqa: FBT003 (the library's signature)
-        path.unlink(missing_ok=True)
-        listening.bind(str(path))
-        # Between the two lines somebody else could connect, but is refused as another user when accepted.
-        path.chmod(0o600)
-        listening.listen(BACKLOG)
-    except OSError as why:
-        listening.close()
-        raise AgentUnavailable(f"the agent can't listen at {path} ({why.strerror}); make the folder writable") from why
-    return listening
+        return await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
+    except PeerGone as why:
+        raise TransportLost(
+            f"{why} (both agents say that they are on one host: if they are not, set TENSORHUB_HOST to a name of its "
+            "own on each)"
+        ) from why

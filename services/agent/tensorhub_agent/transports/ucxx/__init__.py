@@ -1,1 +1,4 @@
-"""The transport between hosts: UCX in a thread of its own. `transports.registry` imports it."""
+"""The transport between hosts: UCX in a thread of its own.
+
+`transports.registry` and `app` import it.
+"""

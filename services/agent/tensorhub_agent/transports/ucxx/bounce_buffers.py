@@ -2,8 +2,8 @@
 
 Fresh memory costs a fault for each of its pages, which is more than copying into it; so what is given back is kept.
 
-Always true:
-- One user takes `slots_max` slots at most. Whoever wants one when none is left waits, first come first served.
+Invariants:
+- One user takes `slots_max` slots at most. Further ones wait, first come first served.
 - A slot is given back only by who took it, and only once nothing can be written into it any more.
 """
 
@@ -15,18 +15,18 @@ from typing import Final
 from tensorhub_agent.transports.ucxx.protocol.frames import SLOT_BYTES
 
 KEPT_SLOTS_MAX: Final = 16
-"""A transport keeps so many slots that nobody uses."""
+"""The most unused slots that a transport keeps."""
 
 
 class SlotPool:
-    """Slots that nobody uses, for all connections of a transport."""
+    """The unused slots of all connections of a transport."""
 
     def __init__(self) -> None:
         """Begin with none: they are made when they are wanted."""
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        """Return a slot; what stands in it is undefined."""
+        """Return a slot with undefined contents."""
         return self._free.pop() if self._free else memoryview(bytearray(SLOT_BYTES))
 
     def give_back(self, slot: memoryview) -> None:
@@ -39,7 +39,7 @@ class BounceBuffers:
     """The slots of one user."""
 
     def __init__(self, store: SlotPool, slots_max: int) -> None:
-        """Use at most so many slots at a time."""
+        """Use at most `slots_max` slots at a time."""
         self._store = store
         self._left = asyncio.Semaphore(slots_max)
 

@@ -4,7 +4,7 @@ UCX's worker is used by one thread alone: it posts, progresses, sees what has co
 computes nothing of it and UCX needs no locks. The thread gives up the GIL whenever it moves bytes or waits. What it has
 seen goes to the event loop in one call a turn.
 
-Always true:
+Invariants:
 - A batch ends only when every one of its requests has ended: completed, failed, or cancelled by the close of its link.
   Its views are held until then.
 - `UcxxLink.close` ends only when every request of the link has ended. UCX's own close must force: one that flushes
@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from tensorhub_agent.transports.base import TransportUnavailable
 from tensorhub_agent.transports.ucxx.library import Library, Streams, load
 from tensorhub_agent.transports.ucxx.link import UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import FrameAssembler, framed
@@ -50,10 +51,6 @@ LINKS_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 300
 
 Command = tuple[Callable[..., None], tuple[Any, ...]]
-
-
-class UcxxUnavailable(TensorHubError):
-    """UCX can't be used on this host, for the reason given."""
 
 
 class _LinkState:
@@ -89,7 +86,7 @@ class UcxxEngine:
     """UCX for one agent. Its methods belong to the event loop; the thread talks back by way of that loop."""
 
     def __init__(self, address: str, on_link: Callable[[UcxxLink], None], on_fault: Callable[[str], None]) -> None:
-        """Listen at `address`, an IP. `on_link` hears of whoever connects."""
+        """Listen at `address`, an IP. `on_link` is called with each connection of a reader."""
         self._address, self._on_link, self._on_fault = address, on_link, on_fault
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[int] = self._loop.create_future()
@@ -113,21 +110,21 @@ class UcxxEngine:
 
     @property
     def links(self) -> int:
-        """How many links stand, closing ones included."""
+        """How many links there are, closing ones included."""
         return len(self._wires)
 
     async def start(self) -> int:
-        """Start the thread; returns the port at which it listens. Raises `UcxxUnavailable`."""
+        """Start the thread; returns the port at which it listens. Raises `TransportUnavailable`."""
         self._thread = self._work.thread(self._run, "ucxx")
         self._thread.start()
         try:
             async with asyncio.timeout(START_S_MAX):
                 return await self._started
         except TimeoutError:
-            # Should it start after all, it is to end at once: nobody asks anything of it, nor why it failed at last.
+            # Should it start after all, it is to end at once: no task waits for it, nor for the reason of its failure.
             self._ending = True
             self._kick()
-            raise UcxxUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None
+            raise TransportUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None
 
     async def stop(self) -> None:
         """Close all links and end the thread."""
@@ -161,7 +158,7 @@ class UcxxEngine:
         try:
             port = self._open()
         except Exception as why:  # noqa: BLE001 (whatever is wrong with UCX here, the agent goes on without it)
-            self._news.append((self._fail_start, (UcxxUnavailable(f"UCX can't be used here: {why}"),)))
+            self._news.append((self._fail_start, (TransportUnavailable(f"UCX can't be used here: {why}"),)))
             self._tell()
             return
         self._news.append((self._set_started, (port,)))
@@ -181,7 +178,7 @@ class UcxxEngine:
         if not self._started.done():
             self._started.set_result(port)
 
-    def _fail_start(self, why: UcxxUnavailable) -> None:
+    def _fail_start(self, why: TransportUnavailable) -> None:
         if not self._started.done():
             self._started.set_exception(why)
 
@@ -217,7 +214,7 @@ class UcxxEngine:
 
     def _tell(self) -> None:
         news, self._news = self._news, []
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody wants to know.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: no task waits.
             self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _deliver(self, news: list[Command]) -> None:
@@ -260,7 +257,7 @@ class UcxxEngine:
     # Links.
 
     def _arrived(self, endpoint: Any) -> None:  # noqa: ANN401
-        """Take in whoever has connected to the listener; UCX calls this within a progress of this thread."""
+        """Take in a new connection to the listener; UCX calls this within a progress of this thread."""
         if len(self._wires) >= LINKS_MAX:
             # Not here: UCX is in the middle of its progress.
             self._commands.append((endpoint.close_blocking, ()))

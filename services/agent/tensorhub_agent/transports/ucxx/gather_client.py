@@ -2,9 +2,9 @@
 
 A lot's receives are posted straight into the destination where a message lies there in one piece, else into a slot of
 bounce memory; then the source is told. When all has come it is compared with what the source says that it sent, and
-what stands in the slot is copied to where it belongs, while the next lots are on the wire.
+the slot is copied to where its boxes belong, while the next lots are on the wire.
 
-Always true:
+Invariants:
 - `gather` comes back only when no receive is under way and no copy either, into the destination or a slot.
 - Nothing goes from a slot into the destination that is not what the source says that it has sent.
 - The session has `LOTS_MAX` lots under way at most, and as many slots.
@@ -16,7 +16,8 @@ from itertools import chain, islice
 from typing import Final, Protocol
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, CopyStopped, PoolBatch, Spans
+from tensorhub_agent.compute.pool import CopyPool, PoolBatch
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.forms import check_boxes
@@ -29,15 +30,17 @@ from tensorhub_common.errors import BadCommand
 from tensorhub_common.programs.regions import StridedCopies
 
 LOTS_MAX: Final = 8
-"""A session has so many lots under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
+"""The lots that a session has under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
 
 
 class SessionHandle(Protocol):
     """The session, as far as this needs it."""
 
-    @property
-    def over(self) -> str | None:
-        """Why the session is over, if it is."""
+    over: str | None
+    """Why the session is over, if it is."""
+
+    def check_open(self) -> None:
+        """Raise `TransportLost` if the session is over."""
 
     def take_tags(self, count: int) -> int:
         """Return the first of tags that were never used. Raises `TransportLost` when there are none."""
@@ -49,7 +52,10 @@ class SessionHandle(Protocol):
         """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
 
     async def batch_ended(self, batch: UcxxBatch) -> None:
-        """Wait for a batch's end. Whoever is cancelled ends the session, and stays until its receives have ended."""
+        """Wait for a batch's end. A cancelled caller ends the session, and waits until its receives have ended."""
+
+    async def finish(self, batch: PoolBatch) -> None:
+        """Wait for a batch of the copy pool, which the session's end stops. Raises `TransportLost` then."""
 
 
 class GatherClient:
@@ -61,7 +67,6 @@ class GatherClient:
         self._bounce = BounceBuffers(store, LOTS_MAX)
         self._room = asyncio.Semaphore(LOTS_MAX)
         self._sums: dict[int, asyncio.Future[bytes]] = {}
-        self._jobs: set[PoolBatch] = set()
 
     async def gather(
         self, destination: memoryview, regions: StridedCopies, *, digests: bool, progress: Callable[[int], None]
@@ -107,7 +112,7 @@ class GatherClient:
             return
         async with self._bounce.slot() as slot:
             await self._receive(destination, slot, lot, digests=digests, progress=progress)
-            await self._done(copy_boxes(self._pool, destination, slot, lot.unpacking()))
+            await self._lease.finish(copy_boxes(self._pool, destination, slot, lot.unpacking()))
 
     async def _receive(
         self,
@@ -119,8 +124,7 @@ class GatherClient:
         progress: Callable[[int], None],
     ) -> None:
         """Have a lot's messages come, and compare them with what the source says of them."""
-        if self._lease.over is not None:
-            raise TransportLost(self._lease.over)
+        self._lease.check_open()
         tag = self._lease.take_tags(len(lot.messages))
         batch = self._link.receive(_views(destination, slot, lot), tag)
         batch.progress = progress
@@ -151,45 +155,26 @@ class GatherClient:
     async def _digests(self, view: memoryview, spans: list[tuple[int, int]]) -> bytes:
         at = [start for start, _ in spans]
         job = self._pool.digest(view, Spans(at, at, [nbytes for _, nbytes in spans]))
-        await self._done(job)
+        await self._lease.finish(job)
         return await job.result()
-
-    async def _done(self, job: PoolBatch) -> None:
-        self._jobs.add(job)
-        try:
-            if self._lease.over is not None:
-                job.stop()
-            await job.done()
-        except CopyStopped:
-            raise TransportLost(str(self._lease.over)) from None
-        finally:
-            self._jobs.discard(job)
 
     # What the session tells.
 
     def took(self, frame: GatherDigests) -> None:
-        """The source says what it has sent. Raises `BadCommand` if nobody has asked, or it has said so."""
+        """The source says what it has sent. Raises `BadCommand` for an answer without a question, or a second one."""
         waiting = self._sums.get(frame.tag)
         if waiting is None or waiting.done():
-            raise BadCommand("digests came that nobody had asked for")
+            raise BadCommand("digests came without a request for them")
         if not frame.sums or len(frame.sums) % PIECE_DIGEST_BYTES:
             raise BadCommand(f"{len(frame.sums)} bytes are no digests")
         waiting.set_result(frame.sums)
 
     def end(self) -> None:
-        """The session is over: nobody waits for digests any more."""
+        """The session is over: end every wait for digests."""
         for waiting in self._sums.values():
             if not waiting.done():
                 waiting.set_exception(TransportLost(str(self._lease.over)))
-                waiting.exception()  # Whoever waits for it hears it; nobody else has to.
-
-    async def stopped(self) -> None:
-        """Return when nothing is copied into a destination any more."""
-        jobs = list(self._jobs)
-        for job in jobs:
-            job.stop()
-        for job in jobs:
-            await job.ended()
+                waiting.exception()  # So that asyncio does not report it where no task waits for it.
 
 
 def _cuts(digests: bytes) -> Iterator[bytes]:

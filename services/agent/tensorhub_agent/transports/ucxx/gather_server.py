@@ -1,25 +1,26 @@
 """The serving side of `gather` over ucxx: what one open lease's reader wants of boxes, packed and sent.
 
-What stands in one piece is sent out of the segment. Other boxes are packed by the copy pool into a slot of bounce
+A box that is contiguous is sent out of the segment. Other boxes are packed by the copy pool into a slot of bounce
 memory, and sent from there; frames that find no slot wait, so the next one is packed while the last is on the wire.
 
-Always true:
+Invariants:
 - Everything that a frame asks for is checked before a byte of it is read or sent. What is wrong raises, and its
   connection ends.
 - The connection holds `SLOTS_MAX` slots at most, and a slot goes back only when no send out of it is under way.
 - `ended` comes back only when nothing reads from the segment any more.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.block_forms import amax_bytes
 from tensorhub_agent.primitives.forms import check_form
 from tensorhub_agent.runtime.shield import wait_shielded
+from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
 from tensorhub_agent.transports.ucxx.link import UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import (
@@ -40,15 +41,7 @@ from tensorhub_common.programs.regions import StridedCopies, StridedForm
 from tensorhub_common.runtime.supervision import Supervisor
 
 SLOTS_MAX: Final = 4
-"""A connection packs into so many slots at most: one is filled, one is sent, and two make up for uneven times."""
-
-
-IsMissing = Callable[[int, int], bool]
-"""Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
-
-
-class BeyondGrant(BadCommand):
-    """A reader asked for what its ticket does not open."""
+"""The most slots that a connection packs into: one is filled, one is sent, and two make up for uneven times."""
 
 
 class GatherServer:
@@ -59,17 +52,15 @@ class GatherServer:
         link: UcxxLink,
         pool: CopyPool,
         store: SlotPool,
-        view: memoryview,
-        lacks: IsMissing | None,
+        readable: ReadableRange,
         sent: Callable[[int], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Send out of `view`. `sent` is called with a frame's bytes once none of its sends is under way any more."""
-        self._link, self._pool, self._view, self._lacks = link, pool, view, lacks
+        """Send out of `readable`. `sent` is called with a frame's bytes once its last send has ended."""
+        self._link, self._pool, self._readable = link, pool, readable
         self._sent, self._failed = sent, failed
         self._bounce = BounceBuffers(store, SLOTS_MAX)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._work = Supervisor("gathering for a reader", on_fault=lambda fault: failed(str(fault)))
+        self._tasks = Supervisor("gathering for a reader", on_fault=lambda fault: failed(str(fault))).group()
 
     def take(self, frame: GatherRequest, nbytes_max: int) -> int:
         """Begin to send what a frame asks for; return how many bytes that is. Raises when it may not be asked for."""
@@ -79,35 +70,30 @@ class GatherServer:
         nbytes = sum(frame.nbytes) + sum(sizes)
         if nbytes > nbytes_max:
             raise BeyondGrant(f"{nbytes} bytes of boxes were asked for, and {nbytes_max} more are allowed at a time")
-        task = self._work.start(self._serve(frame, sizes, nbytes), "a frame")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(frame, sizes, nbytes), "a frame")
         return nbytes
 
     def stop(self) -> None:
         """Begin nothing more. What is on the wire ends with the connection."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def ended(self) -> None:
         """Wait until nothing is under way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.ended()
 
     # What may be asked for.
 
     def _checked(self, frame: GatherRequest) -> list[int]:
         """Return the sizes of the messages that have to be packed."""
         _check_counts(frame)
-        for origin, nbytes in zip(frame.origin, frame.nbytes, strict=True):
-            self._check_span(origin, nbytes)
+        self._readable.check(frame.origin, frame.nbytes)
         try:
             for form in frame.forms:
                 _check_packs(form)
         except ValueError as why:
             raise BadCommand(f"boxes were asked for that can't be packed: {why}") from None
         spans, sizes = [form.origin_span_bytes for form in frame.forms], [form.nbytes for form in frame.forms]
-        for origin, form_number in zip(frame.box_origin, frame.box_form, strict=True):
-            self._check_span(origin, spans[form_number])
+        self._readable.check(frame.box_origin, [spans[number] for number in frame.box_form])
         by_amax = [amax_bytes(form) for form in frame.forms]
         computed = [
             0 if form.blocks is None and not amax else form.origin_nbytes
@@ -122,12 +108,6 @@ class GatherServer:
         if sum(messages) > SLOT_BYTES:
             raise BeyondGrant(f"{sum(messages)} bytes were to be packed at a time, and {SLOT_BYTES} are allowed")
         return messages
-
-    def _check_span(self, origin: int, nbytes: int) -> None:
-        if origin < 0 or nbytes <= 0 or nbytes > len(self._view) - origin:
-            raise BeyondGrant(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(self._view)}")
-        if self._lacks is not None and self._lacks(origin, nbytes):
-            raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they stand here")
 
     # What is done.
 
@@ -149,7 +129,7 @@ class GatherServer:
         """Send what needs no packing, and hash it meanwhile."""
         if not frame.origin:
             return b""
-        view = self._view
+        view = self._readable.view
         views = [view[origin : origin + size] for origin, size in zip(frame.origin, frame.nbytes, strict=True)]
         batches.append(self._link.transmit(views, frame.tag))
         return await self._sums(frame, view, frame.origin, frame.nbytes)
@@ -162,7 +142,7 @@ class GatherServer:
         regions = StridedCopies(begins, frame.box_origin, forms, _amax(frame, forms))
         at = starts(sizes)
         async with self._bounce.slot() as slot:
-            await copy_boxes(self._pool, slot, self._view, regions).done()
+            await copy_boxes(self._pool, slot, self._readable.view, regions).done()
             views = [slot[start : start + size] for start, size in zip(at, sizes, strict=True)]
             batch = self._link.transmit(views, frame.tag + len(frame.origin))
             try:

@@ -1,4 +1,4 @@
-"""UCX as it stands on this host: how it is loaded, with which defaults, and the few calls that we make of it.
+"""UCX on this host: how it is loaded, with which defaults, and the few calls that the transport makes of it.
 
 A user's own `UCX_*` variables win over every default of ours. With `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true` the
 host's UCX is taken instead of the one that pip has brought, which is built without verbs: RDMA needs that.
@@ -13,7 +13,7 @@ from typing import Any, Final
 PROCESS_DEFAULTS: Final = {
     # UCX would print a backtrace of its own in front of Python's, and end the process by itself.
     "UCX_ERROR_SIGNALS": "",
-    # Whoever runs an agent may share an environment with programs that know other variables.
+    # The environment of an agent may have variables for other programs.
     "UCX_WARN_UNUSED_ENV_VARS": "n",
     # That a peer was killed is told by us, with names; UCX would print it once for each socket.
     "UCX_LOG_LEVEL": "fatal",
@@ -41,7 +41,7 @@ FIRST_ERROR: Final = (1 << 64) - 100
 """From here on a pointer of UCX's is an error."""
 
 READY_MAX: Final = 64
-"""UCX is asked for so many streams at a time."""
+"""How many streams one call asks UCX for."""
 
 
 class _Ready(ctypes.Structure):
@@ -64,7 +64,7 @@ class Streams:
 
     def __init__(self, worker: Any) -> None:  # noqa: ANN401 (ucxx has no annotations)
         """Read the streams of a worker of ucxx."""
-        # It stands in this process, so this is the same. The GIL is kept, for the calls are shorter than giving it up.
+        # It is in this process, so this is the same. The GIL is kept, for the calls are shorter than giving it up.
         ucp = ctypes.PyDLL(LIBRARY)
         self._poll, self._take, self._release = (
             ucp.ucp_stream_worker_poll,

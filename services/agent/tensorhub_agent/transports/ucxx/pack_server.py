@@ -2,7 +2,7 @@
 
 Packing reads the segment as sending does: should the lease be broken meanwhile, the digests at the reader judge.
 
-Always true:
+Invariants:
 - Everything that a frame asks for is checked before a byte of it is read. What is wrong raises: the connection ends.
 - A connection has at most `FRAMES_MAX` frames of at most `FRAME_PIECES_BYTES_MAX` packed and not fetched.
 - `ended` comes back only when nothing reads from the segment any more.
@@ -14,7 +14,7 @@ from typing import Final
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.encodings.codec_tasks import pack_pieces
-from tensorhub_agent.transports.ucxx.gather_server import BeyondGrant, IsMissing
+from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.ucxx.link import UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import FetchPacked, PackReply, PackRequest, encode
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGES_MAX
@@ -23,10 +23,10 @@ from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 from tensorhub_common.runtime.supervision import Supervisor
 
 FRAMES_MAX: Final = 16
-"""A reader has so many frames packed at a time at most: more than batches under way on a slow link."""
+"""The most frames that are packed for one reader at a time: more than batches under way on a slow link."""
 
 FRAME_PIECES_BYTES_MAX: Final = 32 * 1024 * 1024
-"""And one frame so many bytes of pieces: a batch and more."""
+"""The most bytes of pieces in one frame: a batch and more."""
 
 UNITS: Final = frozenset({1, 2, 4, 8})
 
@@ -38,14 +38,13 @@ class PackServer:
         self,
         link: UcxxLink,
         pool: CopyPool,
-        view: memoryview,
-        lacks: IsMissing | None,
+        readable: ReadableRange,
         settled: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Pack out of `view`; `settled` is called when something has been packed, `failed` with why it can't be."""
+        """Pack out of `readable`; `settled` is called when something has been packed, `failed` with why it can't be."""
         self._failed = failed
-        self._link, self._pool, self._view, self._lacks, self._settled = link, pool, view, lacks, settled
+        self._link, self._pool, self._readable, self._settled = link, pool, readable, settled
         self._packed: dict[int, bytes] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._work = Supervisor("packing for a reader", on_fault=lambda fault: failed(str(fault)))
@@ -79,17 +78,16 @@ class PackServer:
             raise BadCommand(f"{len(frame.nbytes)} pieces from {len(frame.origin)} places can't be packed")
         if sum(frame.nbytes) > FRAME_PIECES_BYTES_MAX:
             raise BeyondGrant(f"more than {FRAME_PIECES_BYTES_MAX} bytes were to be packed at a time")
-        for origin, nbytes, unit in zip(frame.origin, frame.nbytes, frame.units, strict=True):
+        for nbytes, unit in zip(frame.nbytes, frame.units, strict=True):
             if unit not in UNITS or not 0 < nbytes <= PIECE_BYTES_MAX or nbytes % unit:
                 raise BadCommand(f"{nbytes} bytes in units of {unit} can't be packed")
-            if origin < 0 or nbytes > len(self._view) - origin:
-                raise BeyondGrant(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(self._view)}")
-            if self._lacks is not None and self._lacks(origin, nbytes):
-                raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they stand here")
+        self._readable.check(frame.origin, frame.nbytes)
 
     async def _pack(self, frame: PackRequest) -> None:
         try:
-            packed = await pack_pieces(self._pool, self._view, frame.origin, frame.nbytes, frame.units).result()
+            packed = await pack_pieces(
+                self._pool, self._readable.view, frame.origin, frame.nbytes, frame.units
+            ).result()
             whole = b"".join(packed)
             if whole:
                 self._packed[frame.number] = whole

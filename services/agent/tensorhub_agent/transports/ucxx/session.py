@@ -1,41 +1,33 @@
 """The reading side of the ucxx transport: one open lease, and the messages that bring its bytes.
 
 A read posts its receives straight into the destination, tells the source what to send, and when the last message has
-come has the copy pool hash what stands there. Tiny pieces come packed, and are copied from the transport's own memory.
+come has the copy pool hash the destination. Tiny pieces come packed, and are copied from the transport's own memory.
 
-Always true:
+Invariants:
 - `read` and `close` come back only when no receive is under way into their destination: completed, or the link closed
   by force and every cancellation seen.
-- The owner hears of a loss once, and not after it has called `close`.
 - A tag is used once: the session's part of it is random, and the count goes up.
 """
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets, patch_pieces, unpack_pieces
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.lease_messages import (
-    RENEW_S,
-    ConfirmReply,
     Denied,
-    LeaseBroken,
-    PiecesAvailable,
-    PiecesHandedOff,
-    PiecesPromised,
-    PromiseRetracted,
+    LeaseMessage,
     ReaderDone,
-    Renew,
     Welcome,
 )
-from tensorhub_agent.runtime.shield import SharedShutdown, wait_shielded
+from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
-from tensorhub_agent.transports.lease_session import PendingConfirmations
+from tensorhub_agent.transports.lease_session import LeaseSession
 from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
 from tensorhub_agent.transports.ucxx.gather_client import GatherClient
 from tensorhub_agent.transports.ucxx.link import LinkDown, UcxxBatch, UcxxLink
@@ -52,18 +44,13 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
     from_source,
 )
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MessagePlan, messages_in, messages_of
-from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import StridedCopies
-from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.runtime.supervision import Supervisor
 
 DONE_S: Final = 0.5
 """A source that was told that all is done says so within this, or the connection is closed by force."""
 
-_log: Final = logging.getLogger(__name__)
 
-
-class UcxxSession:
+class UcxxSession(LeaseSession):
     """One open lease. `UcxxTransport.open` makes it; see `SourceSession`."""
 
     def __init__(
@@ -80,45 +67,36 @@ class UcxxSession:
 
         `on_idle` is given the link back if the session ends in order; else the session closes it.
         """
-        self._on_idle, self._on_have = on_idle, on_have
+        super().__init__("a source's connection over ucxx", on_lost, on_have)
+        self._on_idle = on_idle
         self._idle = asyncio.Event()
         self._is_open = False
         self.unanswered = True
         """Whether the source has said nothing at all yet."""
-        self._link, self._pool, self._on_lost = link, pool, on_lost
+        self._link, self._pool = link, pool
         self._tag, self._tags_end = tag, tag + (1 << COUNT_BITS)
         self._packs = 0
         self._packing: dict[int, asyncio.Future[list[int]]] = {}
         """What is being packed, by number."""
         self._reading = 0
         """Batches under way."""
-        self._over: str | None = None
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._confirming = PendingConfirmations()
         self._gatherer = GatherClient(self, link, pool, store)
-        self._ending = SharedShutdown(self._end)
         self._renewing: asyncio.Task[None] | None = None
-        self._work = Supervisor("a source's connection over ucxx", on_fault=lambda fault: self.lose(str(fault)))
         link.on_frame = self._work.guarded(self._took, "taking a frame")
         link.on_down = self._work.guarded(self.lose, "taking its end")
-
-    @property
-    def over(self) -> str | None:
-        """Why the session is over, if it is."""
-        return self._over
 
     async def welcomed(self) -> None:
         """Wait until the source has let us in. Raises `TransportLost` when it doesn't."""
         await self._welcomed
         self._is_open = True
-        self._renewing = self._work.start(self._renew(), "renewing the lease")
+        self._renewing = self._work.start(self.renew(), "renewing the lease")
 
     async def read(
         self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         """See `SourceSession.read`."""
-        if self._over is not None:
-            raise TransportLost(self._over)
+        self.check_open()
         messages = messages_of(spans.to, spans.origin, spans.nbytes)
         bounce = memoryview(bytearray(messages.bounce_bytes))
         await self._bring(destination, bounce, messages, progress)
@@ -133,8 +111,7 @@ class UcxxSession:
         progress: Callable[[int], None] = silent,
     ) -> None:
         """See `SourceSession.gather`."""
-        if self._over is not None:
-            raise TransportLost(self._over)
+        self.check_open()
         self._reading += 1
         try:
             await self._gatherer.gather(destination, regions, digests=digests, progress=progress)
@@ -152,8 +129,7 @@ class UcxxSession:
         self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         """See `EncodingSession.overwrite`."""
-        if self._over is not None:
-            raise TransportLost(self._over)
+        self.check_open()
         memory = memoryview(bytearray(sum(wanted.sizes)))
         if memory:
             some = [number for number, size in enumerate(wanted.sizes) if size]
@@ -169,8 +145,7 @@ class UcxxSession:
 
     async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         """See `EncodingSession.unpack`."""
-        if self._over is not None:
-            raise TransportLost(self._over)
+        self.check_open()
         self._packs += 1
         number = self._packs
         sizes = await self._packed(PackRequest(number, list(spans.origin), list(spans.nbytes), list(units)))
@@ -194,7 +169,7 @@ class UcxxSession:
             del self._packing[frame.number]
         if len(sizes) != len(frame.nbytes) or any(not 0 <= a < b for a, b in zip(sizes, frame.nbytes, strict=True)):
             self.lose("the source packed pieces into more bytes than they have")
-            raise TransportLost(str(self._over))
+            raise TransportLost(str(self.over))
         return sizes
 
     async def _received(
@@ -217,10 +192,10 @@ class UcxxSession:
             batch.check()
         except LinkDown as why:
             self.lose(f"the source's bytes did not come: {why}")
-            raise TransportLost(str(self._over)) from None
+            raise TransportLost(str(self.over)) from None
 
     async def batch_ended(self, batch: UcxxBatch) -> None:
-        """Wait for a batch's end. Whoever is cancelled closes the link, and stays until its receives have ended."""
+        """Wait for a batch's end. A cancelled caller closes the link, and waits until its receives have ended."""
         try:
             await asyncio.shield(batch.ended)
         except asyncio.CancelledError:
@@ -232,7 +207,7 @@ class UcxxSession:
 
     async def give_up(self, reason: str) -> None:
         """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
-        self._over = self._over or reason
+        self.over = self.over or reason
         self._end_waiting()
         await self._link.close()
 
@@ -241,7 +216,7 @@ class UcxxSession:
         tag = self._tag
         if tag + count > self._tags_end:
             self.lose("the session has used up its tags")
-            raise TransportLost(str(self._over))
+            raise TransportLost(str(self.over))
         self._tag += count
         return tag
 
@@ -264,25 +239,12 @@ class UcxxSession:
         found_rest = await self._pool.digest(destination, rest).result()
         return _woven(len(spans.nbytes), (list(packed), found), (others, found_rest))
 
-    async def still_holds(self) -> bool:
-        """See `SourceSession.still_holds`."""
-        if self._over is not None:
-            return False
-        question = self._confirming.ask()
-        self._link.send(encode(question))
-        try:
-            return await self._confirming.answer(question)
-        except TimeoutError as why:
-            self.lose(str(why))
-        return False
-
-    async def close(self) -> None:
-        """See `SourceSession.close`."""
-        await self._ending.reached()
+    async def _send(self, message: LeaseMessage) -> None:
+        self._link.send(encode(message))
 
     async def _end(self) -> None:
-        is_done = self._is_open and self._over is None and not self._reading and not self._confirming
-        self._over = self._over or "the session was closed"
+        is_done = self._is_open and self.over is None and not self._reading and not self._confirmations
+        self.over = self.over or "the session was closed"
         if self._renewing is not None:
             self._renewing.cancel()
         self._end_waiting()
@@ -290,7 +252,7 @@ class UcxxSession:
             self._on_idle(self._link)
         else:
             await self._link.close()
-            await self._gatherer.stopped()
+            await self.stop_copies()
 
     async def _hand_back(self) -> bool:
         """Say that all is done; tells whether the source has said that nothing of the lease is left."""
@@ -304,58 +266,37 @@ class UcxxSession:
 
     def _took(self, data: bytes) -> None:
         self.unanswered = False
-        try:
+        with self.receiving():
             match from_source(data):
                 case Welcome() if self._welcomed.cancelled() or not self._welcomed.done():
                     self._let_in()
                 case Denied(reason):
                     self.lose(f"the source refused: {reason}")
-                case ConfirmReply() as holds:
-                    self._confirming.answered(holds)
-                case PiecesAvailable() | PiecesPromised() | PromiseRetracted() | PiecesHandedOff() as news:
-                    self._on_have(news)
                 case GatherDigests() as sums:
                     self._gatherer.took(sums)
                 case PackReply(number, sizes) if number in self._packing and not self._packing[number].done():
                     self._packing[number].set_result(sizes)
                 case LeaseClosed():
                     self._idle.set()
-                case LeaseBroken(reason):
-                    self.lose(f"the source has broken the lease: {reason}")
                 case other:
-                    raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
-        except (TensorHubError, *MALFORMED) as why:
-            _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
-            self.lose(f"the source sent what can't be read: {why}")
+                    self.received(other)
 
     def _let_in(self) -> None:
         if self._welcomed.cancelled():
-            # Whoever waited for it has given up, and closes: it is late, and makes sense all the same.
+            # The caller has given up waiting, and closes: the frame is late, and makes sense all the same.
             self.lose("the source let us in too late")
         else:
             self._welcomed.set_result(None)
 
-    def lose(self, reason: str) -> None:
-        """The source is of no more use: end all waiting, and tell the owner."""
-        if self._over is None:
-            self._over = reason
-            self._end_waiting()
-            self._on_lost(reason)
-
     def _end_waiting(self) -> None:
+        super()._end_waiting()
         if not self._welcomed.done():
-            self._welcomed.set_exception(TransportLost(str(self._over)))
-            self._welcomed.exception()  # Whoever waits for it hears it; nobody else has to.
-        self._confirming.end()
+            self._welcomed.set_exception(TransportLost(str(self.over)))
+            self._welcomed.exception()  # So that asyncio does not report it where no task waits for it.
         self._gatherer.end()
         for answer in self._packing.values():
             if not answer.done():
-                answer.set_exception(TransportLost(str(self._over)))
-
-    async def _renew(self) -> None:
-        while self._over is None:
-            await asyncio.sleep(RENEW_S)
-            self._link.send(encode(Renew()))
+                answer.set_exception(TransportLost(str(self.over)))
 
 
 def _views(destination: memoryview, bounce: memoryview, messages: MessagePlan) -> list[memoryview]:

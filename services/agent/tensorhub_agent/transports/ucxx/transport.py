@@ -24,13 +24,20 @@ from typing import Final
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, Hello
 from tensorhub_agent.storage.mapping_cache import MAPPINGS_MAX, MappingCache
-from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, TransportSilent, unheard
+from tensorhub_agent.transports.base import (
+    LeaseAuthority,
+    OnAvailability,
+    OnLost,
+    TransportLost,
+    opening,
+    unheard,
+)
+from tensorhub_agent.transports.lease_server import LeaseServer
 from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
 from tensorhub_agent.transports.ucxx.engine import UcxxEngine
-from tensorhub_agent.transports.ucxx.gather_server import GatherServer
 from tensorhub_agent.transports.ucxx.link import UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, TAG_BITS, encode
-from tensorhub_agent.transports.ucxx.server import Book, Served
+from tensorhub_agent.transports.ucxx.server import ReaderConnection
 from tensorhub_agent.transports.ucxx.session import UcxxSession
 from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
 from tensorhub_common.protocol.leases import LeaseGrant
@@ -47,9 +54,8 @@ class IdleLinkPool:
     def __init__(self) -> None:
         """Begin with none."""
         self._links: dict[UcxxLink, str] = {}
-        self._closing: set[asyncio.Task[None]] = set()
         # A connection that can't be closed may bring bytes, so a fault ends the process.
-        self._work = Supervisor("idle connections over ucxx")
+        self._closing = Supervisor("idle connections over ucxx").group()
 
     def put(self, endpoint: str, link: UcxxLink) -> None:
         """Keep a connection to a source."""
@@ -71,13 +77,11 @@ class IdleLinkPool:
         """Close them all."""
         for link in list(self._links):
             self._drop(link)
-        await asyncio.gather(*self._closing)
+        await self._closing.ended()
 
     def _drop(self, link: UcxxLink) -> None:
         if self._links.pop(link, None) is not None:
-            task = self._work.start(link.close(), "closing one")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.start(link.close(), "closing one")
 
 
 OPEN_S: Final = 1.8
@@ -104,20 +108,20 @@ class UcxxTransport:
         address: str,
         agent: str,
         pool: CopyPool,
-        book: Book,
+        leases: LeaseAuthority,
         fault: Callable[[str], None],
     ) -> None:
-        """Be reached at `address`, an IP, and ask `book` about leases.
+        """Be reached at `address`, an IP, and ask `leases` about tickets.
 
         `fault` is called when bytes may arrive that nothing but the end of this process can stop.
         """
-        self._address, self._agent, self._pool, self._book = address, agent, pool, book
+        self._address, self._agent, self._pool, self._leases = address, agent, pool, leases
         self._cache = MappingCache(MAPPINGS_MAX)
         self._engine = UcxxEngine(address, self._arrived, fault)
         self._idle = IdleLinkPool()
         self._slots = SlotPool()
         self._port = 0
-        self._served: set[Served] = set()
+        self._readers: set[ReaderConnection] = set()
         self.served_bytes = 0
         """What was sent to readers."""
 
@@ -128,35 +132,35 @@ class UcxxTransport:
 
     @property
     def links(self) -> int:
-        """How many connections stand, of readers and to sources."""
+        """How many connections there are, from readers and to sources."""
         return self._engine.links
 
     async def start(self) -> None:
-        """Load UCX and listen. Raises `UcxxUnavailable`."""
+        """Load UCX and listen. Raises `TransportUnavailable`."""
         self._port = await self._engine.start()
 
     async def stop(self) -> None:
         """See `Transport.stop`."""
-        served = list(self._served)
-        for each in served:
-            each.end("the agent ends")
-        await asyncio.gather(*(each.ended() for each in served))
+        readers = list(self._readers)
+        for reader in readers:
+            reader.end("the agent ends")
+        await asyncio.gather(*(reader.ended() for reader in readers))
         await self._idle.close()
         await self._engine.stop()
         self._cache.close()
 
     def break_lease(self, lease: str, reason: str) -> None:
         """See `Transport.break_lease`."""
-        for served in self._served:
-            if served.lease == lease:
-                served.break_off(reason)
+        for reader in self._readers:
+            if reader.lease == lease:
+                reader.break_off(reason)
                 return
 
     def announce(self, lease: str, news: AvailabilityUpdate) -> None:
-        """See `Transport.show`."""
-        for served in self._served:
-            if served.lease == lease:
-                served.announce(news)
+        """See `Transport.announce`."""
+        for reader in self._readers:
+            if reader.lease == lease:
+                reader.announce(news)
                 return
 
     async def open(
@@ -166,18 +170,13 @@ class UcxxTransport:
         address, _, port = grant.endpoint.rpartition(":")
         if not address or not port.isdigit():
             raise TransportLost(f"the source named {grant.endpoint!r}, which is no address of this transport")
-        try:
-            async with asyncio.timeout(OPEN_S):
-                return await self._opened(grant, address, int(port), reader, _Gate(on_lost), on_have)
-        except TimeoutError:
-            raise TransportSilent(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
-        except TransportLost as why:
-            raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
+        async with opening(grant.endpoint, OPEN_S):
+            return await self._opened(grant, address, int(port), reader, _Gate(on_lost), on_have)
 
     async def _opened(
         self, grant: LeaseGrant, address: str, port: int, reader: str, gate: _Gate, on_have: OnAvailability
     ) -> UcxxSession:
-        """Show the ticket on a connection that stands, or on a new one.
+        """Show the ticket on an idle connection, or on a new one.
 
         A connection that the source has closed meanwhile has not taken the ticket, so it is shown again.
         """
@@ -204,9 +203,9 @@ class UcxxTransport:
         return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
 
     def _arrived(self, link: UcxxLink) -> None:
-        gathering = functools.partial(GatherServer, link, self._pool, self._slots)
-        gone, sent = self._served.discard, self._sent
-        self._served.add(Served(link, self._agent, self._book, self._cache, self._pool, gathering, gone, count=sent))
+        lease, gone = LeaseServer(self._agent, self._leases), self._readers.discard
+        reader = ReaderConnection(link, lease, self._cache, self._pool, self._slots, gone, count=self._sent)
+        self._readers.add(reader)
 
     def _sent(self, nbytes: int) -> None:
         self.served_bytes += nbytes

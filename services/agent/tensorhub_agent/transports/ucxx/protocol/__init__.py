@@ -1,1 +1,4 @@
-"""Frames and message plans of the ucxx transport. Pure. `transports.ucxx` imports it; its tests need no UCX."""
+"""Frames and message plans of the ucxx transport. Pure.
+
+`transports.ucxx` imports it; its tests need no UCX.
+"""

@@ -41,32 +41,32 @@ from tensorhub_common.errors import BadCommand
 from tensorhub_common.programs.regions import StridedForm
 
 SLOT_BYTES: Final = 4 * 1024 * 1024
-"""What a frame asks for is packed into so many bytes at most; as long as the longest message."""
+"""The boxes of one frame are packed into this many bytes at most; as long as the longest message."""
 
 COMPUTED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What a frame asks for is computed of so many bytes at most, beside what is sent as it stands or cast: scales are few
+"""The boxes of one frame are computed of this many bytes at most, beside what is sent as it is or cast: scales are few
 and made of many, and must come before the reader takes the source for stalled."""
 
 AMAX_BYTES_MAX: Final = 32 * 1024
-"""With a frame come so many bytes of blocks' largest magnitudes at most, by which values are computed."""
+"""The most bytes of blocks' largest magnitudes in one frame, by which values are computed."""
 
 MESSAGES_MAX: Final = 1024
-"""A frame asks for so many messages at most."""
+"""The most messages of one frame."""
 
 BOXES_MAX: Final = 4096
-"""And for so many boxes that have to be packed."""
+"""The most boxes of one frame that have to be packed."""
 
 FORMS_MAX: Final = 256
-"""And these have so many forms. With `DIMS_MAX` that keeps the frame well below `FRAME_BYTES_MAX`."""
+"""The most forms of these boxes. With `DIMS_MAX` that keeps the frame well below `FRAME_BYTES_MAX`."""
 
 FRAMES_UNDER_WAY_MAX: Final = 32
-"""A reader has so many of these frames unanswered at most; ours stays below, see `LOTS_MAX`."""
+"""The most of these frames that a reader may have unanswered; ours stays below, see `LOTS_MAX`."""
 
 
 class GatherRequest(LeaseMessage, frozen=True, tag="gather"):
     """Send these messages: the receives for them are posted.
 
-    The first messages are parts of the segment as they stand; each of the others is some boxes, packed one after
+    The first messages are parts of the segment as they are; each of the others is some boxes, packed one after
     another, the elements of each in the order of their indices.
     """
 
@@ -78,7 +78,7 @@ class GatherRequest(LeaseMessage, frozen=True, tag="gather"):
     """Of the messages that follow, how many boxes each has."""
     box_origin: list[int]
     box_form: list[int]
-    """Box i begins at `box_origin[i]`, and is of `forms[box_form[i]]`: from where it stands to packed."""
+    """Box i begins at `box_origin[i]`, and is of `forms[box_form[i]]`: from its place in the segment to packed."""
     forms: list[StridedForm]
     sums: bool
     """Whether the reader wants to know the digests of what is sent."""
@@ -131,7 +131,7 @@ class PackRequest(LeaseMessage, frozen=True, tag="pack"):
 
 
 class PackReply(LeaseMessage, frozen=True, tag="packed"):
-    """So many bytes each of them has; 0: it does not shrink, and is to be asked for as it is."""
+    """The packed size of each; 0: it does not shrink, and is to be asked for as it is."""
 
     number: int
     sizes: list[int]

@@ -7,7 +7,7 @@ anyway, and any where both have to. Only tiny boxes come together whatever it co
 Messages are asked for by the *lot*: one frame, with at most one slot of bounce memory at either end. So neither end has
 to hold anything to go on, and how much is under way is how many lots are.
 
-Always true: every element of a box is in exactly one message, and no message is longer than `MESSAGE_BYTES_MAX`.
+Invariant: every element of a box is in exactly one message, and no message is longer than `MESSAGE_BYTES_MAX`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +42,7 @@ LOT_BYTES_MAX: Final = 16 * 1024 * 1024
 """So much comes with one frame at most: while it is hashed the next one is on the wire."""
 
 MESSAGE_BOXES_MAX: Final = FORMS_MAX
-"""A message is of so many boxes that have to be packed at most: each may have a form of its own."""
+"""The most boxes of one message that have to be packed: each may have a form of its own."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class GatherItem:
     is_run: bool
     """Whether it lies in one piece at both ends, without a cast."""
     sent: StridedForm
-    """From where it stands to packed."""
+    """From its place in the source to packed."""
     received: StridedForm
     """From packed to where it belongs. Of several boxes in one neither form counts."""
     is_whole_here: bool
@@ -67,7 +67,7 @@ class GatherItem:
     """What it is computed by, if it is by its blocks' largest magnitudes."""
 
     def packing(self) -> StridedForm:
-        """Return from where it stands to packed."""
+        """Return the form from its place in the source to packed."""
         return run_form(self.nbytes) if self.is_run else self.sent
 
     def unpacking(self) -> StridedForm:
@@ -85,7 +85,7 @@ class GatherMessage:
     is_whole_here: bool
     """Whether it can be received right where it belongs."""
     is_whole_there: bool
-    """Whether it stands in the source as it is sent."""
+    """Whether it is contiguous in the source, as it is sent."""
     computed_bytes: int
     amax_bytes: int
 

@@ -5,7 +5,7 @@ and the source gets only what fits between two others. Tiny pieces would cost a 
 tensors; so a run of them comes as one message together with the few bytes that lie between them, into memory of the
 transport's own, and each is copied from there to where it belongs.
 
-Always true: every byte of a span is in exactly one message, and nothing of the destination but the spans is written.
+Invariant: every byte of a span is in exactly one message, and nothing of the destination but the spans is written.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ TINY_BYTES_MAX: Final = 64 * 1024
 """Pieces up to this size come packed: copying them again is cheaper than a message for each."""
 
 GAP_BYTES_MAX: Final = 1024
-"""Tiny pieces come together when at most so many bytes lie between them at the source."""
+"""Tiny pieces come together when at most this many bytes are between them at the source."""
 
 MESSAGES_MAX: Final = 4096
-"""A read asks for so many messages at a time at most: as many as a batch has pieces."""
+"""The most messages of one request: as many as a batch has pieces."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ def _runs(to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> li
 
 
 def _near(runs: list[_Run]) -> list[list[_Run]]:
-    """Put tiny runs together that stand near one another at the source; every other one stays alone."""
+    """Join tiny runs that are near one another at the source; every other one stays alone."""
     groups: list[list[_Run]] = []
     for run in runs:
         group = groups[-1] if groups else None

@@ -1,0 +1,171 @@
+"""Layouts read from their blobs: each entry is read and checked once, and the layout is the one that was stored."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
+from tensorhub_planner.compiler.layout_reader import LayoutReader
+
+
+def rows(name: str, first: int, stop: int, dtype: str = "bfloat16") -> TensorEntry:
+    return TensorEntry(name, dtype, 2, (stop - first, 3), (8, 3), (first, 0))
+
+
+def blob(*entries: Any) -> bytes:
+    return msgspec.msgpack.encode({"tensors": entries})
+
+
+SOME = st.builds(
+    lambda name, first, count: rows(name, first, first + count),
+    st.sampled_from(["a", "b", "ä", "model.layers.0"]),
+    st.integers(0, 4),
+    st.integers(0, 4),
+)
+
+
+LAYOUTS = st.lists(st.lists(SOME, max_size=4, unique_by=lambda each: each.name).map(layout_of), max_size=8)
+
+
+@given(LAYOUTS, st.integers(0, 6))
+def test_whatever_is_kept_layouts_come_back_as_they_were(layouts: list[Layout], entries_max: int) -> None:
+    entries = LayoutReader(entries_max)
+    for layout in [*layouts, *layouts]:
+        assert entries.decoded(encoded(layout), "digest") == layout
+        assert len(entries) <= entries_max
+
+
+def test_what_ranks_have_alike_is_one_object() -> None:
+    entries = LayoutReader()
+    norm = TensorEntry("norm", "float32", 4, (3,), (3,), (0,))
+    one, other = (entries.decoded(encoded(layout_of([norm, rows("w", at, at + 4)])), "") for at in (0, 4))
+    assert one.tensors[0] is other.tensors[0]
+    assert one.tensors[1] != other.tensors[1]
+    assert len(entries) == 3
+
+
+def test_where_nothing_is_alike_nothing_is_looked_for() -> None:
+    """Layouts are what they are all the same; and what is known already is still found."""
+    unlike = [layout_of([rows(f"{name}{rank}", 0, 4) for name in "abcd"]) for rank in range(6)]
+    entries = LayoutReader(trials_max=6)
+    assert [entries.decoded(encoded(layout), "") for layout in unlike] == unlike
+    assert len(entries) == 4, "one layout was a trial that did not pay"
+    known = entries.decoded(encoded(unlike[0]), "")
+    assert known.tensors[0] is entries.decoded(encoded(unlike[0]), "").tensors[0]
+    half = layout_of([*unlike[0].tensors[:3], rows("z", 0, 4)])
+    assert entries.decoded(encoded(half), "").tensors[0] is known.tensors[0]
+    assert len(entries) == 5
+    assert [entries.decoded(encoded(layout), "") for layout in unlike] == unlike
+    assert len(entries) == 9, "what was known has earned trials"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x93", "layout digest123456 is no layout"),
+        (msgspec.msgpack.encode({"tensors": 7}), "is no layout"),
+        (msgspec.msgpack.encode({}), "is no layout.*tensors"),
+        (blob(7), "is no layout"),
+        (blob(("w", "int8", 1, (2,), (2,))), "is no layout"),
+        (blob(("w", "int8", "1", (2,), (2,), (0,))), "is no layout"),
+        (blob(rows("w", 0, 9)), "'w': a box of shape .* does not fit"),
+        (blob(rows("w", 0, 4), rows("w", 4, 8)), "'w' is given twice"),
+        (blob(rows("w", 0, 4), rows("w", 0, 4)), "'w' is given twice"),
+        (blob(rows("", 0, 4)), "is empty"),
+        (blob(rows("text", 0, 4)).replace(b"text", b"t\xffxt"), "is no layout"),
+        (b"\x81\xa7tensors" + b"\x91" * 100_000, "is no layout"),
+    ],
+)
+def test_what_is_none_is_refused_each_time(data: bytes, words: str) -> None:
+    entries = LayoutReader()
+    good = layout_of([rows("w", 0, 4)])
+    for _ in range(2):
+        with pytest.raises(LayoutMismatch, match=words):
+            entries.decoded(data, "digest123456789")
+        assert entries.decoded(encoded(good), "") == good
+
+
+NAMES = [f"model.layers.{number:02}.of_a_name_that_is_longer_than_what_blobs_begin_with" for number in range(12)]
+
+
+def row(name: str, size: int = 4) -> TensorEntry:
+    return TensorEntry(name, "bfloat16", 2, (size, 3), (8, 3), (0, 0))
+
+
+def rank(*experts: str, size: int = 4) -> Layout:
+    """Return a layout of which one row in four is an expert's."""
+    mine = dict(zip(NAMES[1::4], experts, strict=False))
+    return layout_of([row(name + mine.get(name, ""), size if name in mine else 4) for name in NAMES])
+
+
+def outcome(data: bytes, entries: LayoutReader) -> Layout | None:
+    try:
+        return entries.decoded(data, "digest")
+    except (LayoutMismatch, UnicodeDecodeError):
+        return None
+
+
+def by_itself(data: bytes) -> Layout | None:
+    try:
+        return layout_of(msgspec.msgpack.decode(data, type=Layout).tensors)
+    except (msgspec.MsgspecError, LayoutMismatch, UnicodeDecodeError):
+        return None
+
+
+RANKS = st.builds(rank, *[st.sampled_from(["", ".e1", ".e20", ".e300"])] * 3, size=st.sampled_from([0, 4, 8]))
+
+
+ALTERED = st.tuples(RANKS.map(encoded), st.integers(0, 400), st.sampled_from([b"", b"\x01", b"\x96", b"layers.05"]))
+
+
+BLOBS = RANKS.map(encoded) | ALTERED.map(lambda it: it[0][: it[1]] + it[2] + it[0][it[1] + len(it[2]) :])
+
+
+@given(st.lists(BLOBS, max_size=12), st.sampled_from([5, 20, 1000]))
+def test_a_blob_is_what_it_is_by_itself(blobs: list[bytes], entries_max: int) -> None:
+    """Whatever was read before, also of what is no layout."""
+    entries = LayoutReader(entries_max)
+    for data in [*map(encoded, map(rank, ("", ".e1"), (".e1", ""))), *blobs]:
+        assert outcome(data, entries) == by_itself(data)
+        assert len(entries) <= entries_max
+
+
+def packed(*rows: TensorEntry, count: int | None = None) -> bytes:
+    """Return a blob of these, which says that it has so many."""
+    bodies = [encoded(Layout((each,)))[len(encoded(Layout(()))) :] for each in rows]
+    return encoded(Layout(()))[:-1] + bytes([0x90 + (len(rows) if count is None else count)]) + b"".join(bodies)
+
+
+def with_gap(*experts: str) -> list[TensorEntry]:
+    """Return rows of which some are experts, in one gap."""
+    return [*rank().tensors[:3], *(row(NAMES[2] + each) for each in experts), *rank().tensors[3:10]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        packed(*with_gap("1", "2"), count=11),
+        packed(*with_gap("1", "2", "3"), count=11),
+        packed(*with_gap(), count=11),
+        packed(*with_gap("3")) + b"\x00",
+        packed(*with_gap("3"))[:-1],
+        packed(*with_gap(), row("z", 9)),
+        packed(*with_gap()[:3], row(NAMES[2] + "3", 9), *with_gap()[3:]),
+        packed(*with_gap()[:3], rank().tensors[0], *with_gap()[3:]),
+    ],
+)
+def test_what_is_no_layout_is_none_though_a_template_fits(data: bytes) -> None:
+    """Too many or too few rows in a gap, which may have been read elsewhere; a box that does not fit; a name twice."""
+    entries = LayoutReader()
+    for experts in ("1", "2", "5"), ("12", "34", "13"), ("123", "456", "124"):
+        for some in (*experts, *experts):
+            assert entries.decoded(packed(*with_gap(*some)), "") == Layout(tuple(with_gap(*some)))
+    assert entries._templates.found(packed(*with_gap("3")))
+    assert by_itself(data) is None
+    with pytest.raises(LayoutMismatch):
+        entries.decoded(data, "")
+    assert outcome(packed(*with_gap("3")), entries) == Layout(tuple(with_gap("3")))

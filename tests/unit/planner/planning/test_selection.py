@@ -1,0 +1,213 @@
+"""Which holders give which pieces, and the order in which distances are read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.planner.given import MIB, SIZES, source
+
+from tensorhub_common.protocol.ranges import Ranges, merge_ranges
+from tensorhub_planner.planning.selection import MeasuredDistance, SourceOffer, ranks, select_sources
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.topology import Distance
+
+ALL = SIZES.all()
+
+
+def offer(
+    agent: str,
+    pieces: Ranges = ALL,
+    *,
+    distance: Distance = Distance.SITE,
+    readers: int = 0,
+    assigned: int = 0,
+    lot: int = 0,
+    depth: int = 0,
+) -> SourceOffer:
+    return SourceOffer(
+        source=source(agent),
+        distance=distance,
+        readers=readers,
+        assigned=assigned,
+        depth=depth,
+        lot=lot,
+        pieces=pieces,
+    )
+
+
+def chosen(
+    *offers: SourceOffer, wanted: Ranges = ALL, limits: PlanLimits | None = None
+) -> tuple[dict[str, Ranges], Ranges]:
+    choices, missing = select_sources(wanted, SIZES, offers, limits or PlanLimits())
+    found: dict[str, Ranges] = {}
+    for part in (part for choice in choices for part in choice.parts):
+        found[part.offer.source.agent] = merge_ranges((*found.get(part.offer.source.agent, ()), *part.pieces))
+    return found, missing
+
+
+@pytest.mark.parametrize("distance", Distance)
+def test_the_order_among_equals(distance: Distance) -> None:
+    """Fewest readers, then fewest bytes, then the lot, then the name."""
+    by_rank = [
+        offer("f", distance=distance, readers=1),
+        offer("e", distance=distance, assigned=1),
+        offer("c", distance=distance, lot=2),
+        offer("b", distance=distance, lot=1),
+        offer("a", distance=distance, lot=1),
+    ]
+    while by_rank:
+        best = by_rank.pop()
+        assert list(chosen(best, *by_rank)[0]) == [best.source.agent]
+
+
+def test_an_idle_half_filled_one_comes_before_a_busy_ready_one() -> None:
+    """From a holder with a reader 1 GiB takes as long as two, and a hop as long as 8 MiB."""
+    assert list(chosen(offer("ready", readers=1), offer("half", depth=1))[0]) == ["half"]
+    assert list(chosen(offer("ready"), offer("half", depth=1))[0]) == ["ready"]
+
+
+def test_a_ready_one_on_the_readers_host_leaves_no_room_for_half_filled_ones() -> None:
+    """The reader's own copying is the bound there, however many others read."""
+    near = offer("near", distance=Distance.HOST, readers=100)
+    assert list(chosen(near, offer("half", distance=Distance.HOST, depth=1))[0]) == ["near"]
+    assert list(chosen(near, offer("half", distance=Distance.AGENT, depth=1))[0]) == ["near"]
+
+
+def test_a_half_filled_one_in_the_site_spares_the_link_until_the_link_is_faster() -> None:
+    """Over the link 1 GiB takes 1.17 s, its setup included: as long as from a source with 26 readers in the site."""
+    ready = offer("ready", distance=Distance.WAN)
+    for readers, best in ((26, "half"), (27, "ready")):
+        assert list(chosen(ready, offer("half", depth=1, readers=readers))[0]) == [best]
+
+
+def test_a_host_and_a_site_take_the_bytes_once() -> None:
+    """A half-filled one that is nearer than every ready one gives them to its neighbours."""
+    for far, near in ((Distance.SITE, Distance.HOST), (Distance.WAN, Distance.SITE)):
+        found, _ = chosen(offer("ready", distance=far), offer("half", distance=near, depth=1, readers=3))
+        assert list(found) == (["half"] if near is Distance.SITE else ["ready"])
+
+
+def test_a_near_part_comes_before_a_far_whole() -> None:
+    """Only what the host lacks is fetched from elsewhere in the site."""
+    found, missing = chosen(offer("a"), offer("near", ((0, 64),), distance=Distance.HOST))
+    assert found == {"near": ((0, 64),), "a": ((64, 192),)}
+    assert not missing
+
+
+def test_parts_together_make_a_whole() -> None:
+    """The pieces that one alone has come from it; those that two have go to the one with less to do."""
+    found, missing = chosen(offer("a", ((0, 128),)), offer("b", ((64, 192),)))
+    assert found == {"a": ((0, 128),), "b": ((128, 128),)}
+    assert not missing
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_sources_end_together_with_all_that_they_give(readers: int) -> None:
+    """What only `a` has counts when the rest is divided: half of the whole from each, as both are equally busy."""
+    found, _ = chosen(offer("a", readers=readers), offer("b", ((64, 192),), readers=readers))
+    assert {agent: SIZES.of(pieces) for agent, pieces in found.items()} == {"a": 512 * MIB, "b": 512 * MIB}
+
+
+def test_on_one_host_whoever_is_read_already_gives_the_rest_too() -> None:
+    """The reader's copying is the bound there, so asking one more costs its setup and gains nothing."""
+    first = offer("first", ((10, 10),), distance=Distance.HOST, lot=1)
+    second = offer("second", ((10, 20),), distance=Distance.HOST, lot=2)
+    found, _ = chosen(first, second, wanted=((10, 20),))
+    assert found == {"second": ((10, 20),)}
+
+
+def test_of_those_that_have_everything_only_as_many_are_looked_at_as_may_be_striped() -> None:
+    """So that a plan among thousands of replicas costs what one among a few does. A part is looked at all the same."""
+    whole = [offer("a", lot=1), offer("b", lot=2)]
+    found, _ = chosen(*whole, offer("part", ((0, 64),), lot=3), limits=PlanLimits(stripes_max=1))
+    assert found == {"a": ((64, 192),), "part": ((0, 64),)}
+
+
+def test_a_part_with_less_to_do_comes_before_what_has_everything() -> None:
+    """And the other way round: the order by load is one for both."""
+    halves = offer("left", ((0, 128),), readers=4), offer("right", ((128, 128),), readers=4)
+    for readers, first in ((9, "left"), (0, "whole")):
+        found, _ = chosen(offer("whole", readers=readers), *halves, limits=PlanLimits(stripes_max=1))
+        assert found == {first: ((0, 128),), "right": ((128, 128),)}
+
+
+def test_what_nobody_has_is_missing() -> None:
+    found, missing = chosen(offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=Distance.WAN))
+    assert found == {"a": ((0, 4),), "far": ((4, 2),)}
+    assert missing == ((6, 250),)
+
+
+def test_what_is_one_source_too_many_takes_nothing_else_along() -> None:
+    """Of `a`, `b` and `c` only `a` may be read: what it shares with `c` comes from it, though `b`'s are missing."""
+    parts = (offer("a", ((0, 20),)), offer("b", ((20, 10),)), offer("c", ((10, 10),)))
+    assert chosen(*parts, wanted=((0, 30),), limits=PlanLimits(shares_max=1)) == ({"a": ((0, 20),)}, ((20, 10),))
+
+
+def test_who_gives_several_groups_of_pieces_is_one_source() -> None:
+    """What `a` gives of two groups leaves room for another one, of which `c` gives the third."""
+    parts = {"a": ((0, 1), (2, 1)), "b": ((2, 1),), "c": ((4, 1),), "d": ((4, 1),)}
+    near = [offer(name, pieces, distance=Distance.HOST, lot=lot) for lot, (name, pieces) in enumerate(parts.items())]
+    found, missing = chosen(*near, wanted=((0, 6),), limits=PlanLimits(shares_max=2))
+    assert found == {"a": ((0, 1), (2, 1)), "c": ((4, 1),)}
+    assert missing == ((1, 1), (3, 1), (5, 1))
+
+
+LIMITS = PlanLimits(nearer_times=2.0)
+
+
+def order(*sources: tuple[Distance, int | None]) -> list[Distance]:
+    """Return the distances in the order in which they are read from."""
+    found = ranks([MeasuredDistance(*source) for source in sources], LIMITS)
+    return [sources[index][0] for index in sorted(range(len(sources)), key=lambda index: found[index])]
+
+
+@pytest.mark.parametrize(
+    ("host", "site", "nearer"),
+    [
+        (None, None, Distance.HOST),
+        (None, 10_000, Distance.HOST),
+        (10, None, Distance.HOST),
+        (500, 1000, Distance.HOST),
+        (499, 1000, Distance.SITE),
+        (2000, 1000, Distance.HOST),
+    ],
+)
+def test_only_a_clear_measurement_turns_the_order(host: int | None, site: int | None, nearer: Distance) -> None:
+    """Both must be measured, and the nearer one bring less than half."""
+    assert order((Distance.HOST, host), (Distance.SITE, site))[0] is nearer
+
+
+@pytest.mark.parametrize(
+    ("host", "rack", "expected"),
+    [
+        (1, 100, [Distance.SITE, Distance.RACK, Distance.HOST]),
+        (60, 100, [Distance.SITE, Distance.HOST, Distance.RACK]),
+        (1, 900, [Distance.RACK, Distance.SITE, Distance.HOST]),
+        (460, 900, [Distance.RACK, Distance.SITE, Distance.HOST]),
+        (460, None, [Distance.RACK, Distance.SITE, Distance.HOST]),
+    ],
+)
+def test_a_slow_one_goes_behind_all_that_are_far_faster(host: int, rack: int | None, expected: list[Distance]) -> None:
+    """Whichever way these stand to each other; other sites stay where they are."""
+    found = order((Distance.HOST, host), (Distance.RACK, rack), (Distance.SITE, 1000), (Distance.WAN, None))
+    assert found == [*expected, Distance.WAN]
+
+
+measures = st.lists(
+    st.builds(MeasuredDistance, st.sampled_from(Distance), st.none() | st.integers(1, 10**6)), min_size=1, max_size=8
+)
+
+
+@given(measures)
+def test_a_nearer_one_is_behind_only_what_was_measured_to_be_far_faster(sources: list[MeasuredDistance]) -> None:
+    """The stated bound, for every pair."""
+    found = ranks(sources, LIMITS)
+    for one, its in zip(sources, found, strict=True):
+        for other, others in zip(sources, found, strict=True):
+            if one.distance < other.distance and others < its:
+                assert other.distance is not Distance.WAN
+                assert one.bps is not None
+                assert any(
+                    each.bps is not None and one.bps * LIMITS.nearer_times < each.bps
+                    for each in sources
+                    if one.distance < each.distance < Distance.WAN
+                )
