@@ -6,10 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.property.catalog_chance import AGENTS, SHARDS, Chance, Pick
-from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
-from tests.property.catalog_watcher import Watcher
-from tests.unit.common.catalog.catalog_world import JOB, MODEL, World, recoded
+from tests.property.catalog_lives import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
 
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.apply import apply
@@ -27,6 +24,8 @@ from tensorhub_common.catalog.transitions import (
 from tensorhub_common.protocol.log.commands import VERSION_MAX, Unreadable
 from tensorhub_common.protocol.log.events import Event, ReplicaReady, VersionPublished
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_simulator.drivers.catalog import JOB, MODEL, CatalogDriver, recoded
+from tensorhub_simulator.drivers.catalog_commands import AGENTS, SHARDS, DrawnCommands, DrawnRulings, Pick
 
 STEPS = 60
 SEEDED_RUNS = 150
@@ -35,15 +34,8 @@ RULED_RUNS = 10
 """So many lives in which users rule too: what is rewound is retired while it can be read."""
 
 
-def run(pick: Pick, steps: int) -> World:
-    """Say so many commands by chance; `World.say` and the watcher check after each."""
-    world, watcher = World(), Watcher()
-    chance = Chance(world, pick)
-    for _ in range(steps):
-        events = world.say(chance.command())
-        watcher.see(events)
-        watcher.check(world.catalog)
-    return world
+def run(pick: Pick, steps: int) -> CatalogDriver:
+    return live(DrawnCommands, pick, steps)
 
 
 @given(st.data())
@@ -54,7 +46,7 @@ def run(pick: Pick, steps: int) -> World:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_no_sequence_of_commands_breaks_the_catalog(data: st.DataObject) -> None:
-    """Invariants, whole groups, events that fit and read back, refusals that change nothing: see `World.say`."""
+    """Invariants, whole groups, events that read back, refusals that change nothing: see `CatalogDriver.say`."""
     world = run(lambda choices: data.draw(st.sampled_from(choices)), STEPS)
     assert world.replay() == world.catalog
 
@@ -85,7 +77,7 @@ def test_seeded_runs_take_every_transition_of_the_tables(taken: set[tuple[str, s
     every = {(repr(state), repr(what)) for table in tables for state, what in table}
     for seed in sorted(range(SEEDED_RUNS), key=lambda seed: seed not in FIRST):
         if seed < RULED_RUNS:
-            live(World(), random.Random(seed).choice, SEEDED_STEPS)
+            live(DrawnRulings, random.Random(seed).choice, SEEDED_STEPS)
         run(random.Random(seed).choice, SEEDED_STEPS)
         if every <= taken and not to_the_end:
             break
@@ -130,7 +122,7 @@ def test_no_state_is_a_trap(seed: int) -> None:
         assert world.replica(replica).version == world.catalog.models[MODEL].last
 
 
-def end_all_calls(world: World) -> None:
+def end_all_calls(world: CatalogDriver) -> None:
     """Let every shard of a live agent take back what it waits for, and give up what it holds."""
     for agent in world.catalog.agents:
         if world.catalog.agents[agent].state is AgentState.LOST:
@@ -150,7 +142,7 @@ def end_all_calls(world: World) -> None:
         assert (replica.round, replica.offers) == (None, {})
 
 
-def stand_all_shards(world: World) -> None:
+def stand_all_shards(world: CatalogDriver) -> None:
     """Release what stands and register every replica anew."""
     model = world.catalog.models.get(MODEL)
     for replica in list(model.replicas.values()) if model is not None else []:

@@ -5,6 +5,7 @@ virtual time, kills, stops and cuts off whoever it likes, and compares every byt
 worker with what numpy makes of the bytes that were published.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.property.shardings import Model, cuttings, fused, models
 
-from tensorhub_simulator.faultsim.config import draw_config
-from tensorhub_simulator.faultsim.models.layouts import Cutting, Cuttings, unlike_cuttings
-from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.config import Cutting, Cuttings
+from tensorhub_simulator.faultsim.drawing import draw_config
+from tensorhub_simulator.faultsim.models.layouts import unlike_cuttings
 from tensorhub_simulator.faultsim.mutants.planting import planted
 from tensorhub_simulator.faultsim.runner.run import scaled_down
 from tensorhub_simulator.faultsim.world import World
@@ -30,6 +32,8 @@ RIGHT: Final = frozenset(
 )
 """What a call may raise here. All layouts together have everything, so none differs (`LayoutMismatch`), and nobody
 damages a byte under a lease that holds (`IntegrityError`)."""
+
+WANTED: Final = ("units", "relayed", "closed: it made no progress")
 
 SOON_FOUND: Final = {
     "lease-not-asked": 40,
@@ -68,6 +72,12 @@ def world_of(seed: int, cuttings: Cuttings, *, calm: bool) -> World:
     return World(seed, replace(setting, trainers=trainers, rollouts=rollouts))
 
 
+def raised(world: World) -> set[str]:
+    """Name the errors that calls raised."""
+    counts = world.first.job.counts
+    return {name.removeprefix("raised: ") for name in counts if name.startswith("raised: ")}
+
+
 def run_all(seeds: Iterable[int]) -> None:
     """Run seeds in which everybody is cut otherwise."""
     for seed in seeds:
@@ -82,7 +92,7 @@ def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, 
     with scaled_down():
         world = world_of(seed, drawn, calm=calm)
         world.run()
-    assert set(world.calls.raised) <= RIGHT
+    assert raised(world) <= RIGHT
 
 
 @pytest.mark.long
@@ -91,16 +101,15 @@ def test_chance_goes_everywhere() -> None:
 
     Seeds are tried until all of it was seen.
     """
-    units = relayed = lost = 0
+    seen = Counter[str]()
     with scaled_down():
         for seed in range(1, 13):
             world = world_of(seed, unlike_cuttings(Random(seed), 1, 3), calm=False)
             world.run()
-            units, relayed = units + world.tally.units, relayed + world.tally.relayed
-            lost += sum(count for why, count in world.tally.left.items() if why)
-            if min(units, relayed, lost) > 0:
+            seen.update(world.first.job.counts)
+            if all(seen[name] for name in WANTED):
                 break
-    assert min(units, relayed, lost) > 0
+    assert all(seen[name] for name in WANTED)
 
 
 @pytest.mark.parametrize("bug", SOON_FOUND)
@@ -124,7 +133,7 @@ def run_far_mates(seeds: Iterable[int]) -> int:
     for seed in seeds:
         world = far_mates(seed)
         world.run()
-        exchanges += world.tally.counted_on_units
+        exchanges += world.first.job.counts["exchanges"]
     return exchanges
 
 

@@ -11,20 +11,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.common.catalog.catalog_world import MODEL, World
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.programs.regions import DIMS_MAX
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
-from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.compiler import tiling
-from tensorhub_planner.load.ledger import LoadLedger
-from tensorhub_planner.planning.request import DemandPlanner
-from tensorhub_planner.primitives.limits import PlanLimits
-from tensorhub_simulator.faultsim.models.layouts import Layouts
-from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
+from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver
+from tensorhub_simulator.drivers.planner import Layouts, PlannerDriver
 
 SHAPES: Final[dict[str, Shape]] = {
     "embedding": (8, 6),
@@ -69,7 +64,7 @@ class Cluster:
     """A trainer whose shards have these layouts has published, and a reader on `me` wants the version."""
 
     def __init__(self, published: Iterable[Layout], reader: Layout) -> None:
-        self.log, self.layouts = World(), Layouts()
+        self.log, self.layouts = CatalogDriver(), Layouts()
         digests = list(map(self.layouts.add, published))
         self.agents = [f"agent-{number}" for number, _ in enumerate(digests)]
         for number, (agent, digest) in enumerate(zip(self.agents, digests, strict=True)):
@@ -82,8 +77,7 @@ class Cluster:
 
     def answer(self) -> PlanAnswer:
         demand = PlanRequest(model=MODEL, version=1, replica="engine", shard=0, agent="me", root=None, at_seq=0)
-        known = Known(self.layouts, lambda: CatalogReplica(self.log.catalog, self.log.catalog.seq), lambda: 0.0)
-        return at_once(DemandPlanner("job", known, LoadLedger(PlanLimits()), PlanLimits()).answer(demand))
+        return PlannerDriver("job", self.log.catalog, self.layouts).answer(demand)
 
 
 ALL: Final = layout_of(map(whole, SHAPES))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
-from tests.unit.common.catalog.catalog_world import World
+from tests.property.catalog_lives import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
 
 from tensorhub_common.catalog import retention
 from tensorhub_common.protocol.log.events import kind_of
+from tensorhub_simulator.drivers.catalog_commands import DrawnRulings
 
 STEPS = 60
 SEEDED_RUNS = 120
@@ -26,8 +26,7 @@ SEEDED_STEPS = 300
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_no_orderly_act_takes_the_last_copy(data: st.DataObject) -> None:
-    world = World()
-    live(world, lambda choices: data.draw(st.sampled_from(choices)), STEPS)
+    world = live(DrawnRulings, lambda choices: data.draw(st.sampled_from(choices)), STEPS)
     assert world.replay() == world.catalog
 
 
@@ -51,8 +50,7 @@ def test_seeded_lives_come_to_everything_that_retention_does(to_the_end: bool) -
     }
     seen: set[str] = set()
     for seed in range(SEEDED_RUNS):
-        world = World()
-        live(world, random.Random(seed).choice, SEEDED_STEPS)
+        world = live(DrawnRulings, random.Random(seed).choice, SEEDED_STEPS)
         assert world.replay() == world.catalog
         seen.update(kind_of(event) for event in world.events)
         if wanted <= seen and not to_the_end:
@@ -63,7 +61,7 @@ def test_seeded_lives_come_to_everything_that_retention_does(to_the_end: bool) -
 def live_all(seeds: Iterable[int]) -> None:
     """Live each seed's life."""
     for seed in seeds:
-        live(World(), random.Random(seed).choice, SEEDED_STEPS)
+        live(DrawnRulings, random.Random(seed).choice, SEEDED_STEPS)
 
 
 FOUND_BY = {"spot": 4, "draining": 125}

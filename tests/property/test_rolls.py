@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from tests.property.catalog_chance import Chance
-from tests.unit.common.catalog.catalog_world import World
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.plans import PlanRequest
 from tensorhub_planner.catalog_view.catalog_replica import unchanged_holders
 from tensorhub_planner.catalog_view.holders import Candidates, HoldersCache, find_candidates
+from tensorhub_simulator.drivers.catalog import CatalogDriver
+from tensorhub_simulator.drivers.catalog_commands import DrawnCommands
 
 LIVES = 8
 STEPS = 300
@@ -36,8 +36,8 @@ def demands(catalog: Catalog) -> list[PlanRequest]:
 
 def live(seed: int) -> int:
     """Compare after each command of a random life; return how many rolls outlived one."""
-    world = World()
-    chance = Chance(world, random.Random(seed).choice)
+    world = CatalogDriver()
+    chance = DrawnCommands(world, random.Random(seed).choice)
     rolls: HoldersCache = {}
     kept = 0
     for _ in range(STEPS):

@@ -25,6 +25,11 @@ class Agenda:
         """Whether nothing more will happen."""
         return not self._heap
 
+    @property
+    def next_at(self) -> float | None:
+        """When the next thing happens, if there is one."""
+        return self._heap[0][0] if self._heap else None
+
     def at(self, when: float, action: Action) -> None:
         """Plan an action; one for the past happens at once."""
         self._planned += 1

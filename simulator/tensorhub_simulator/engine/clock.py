@@ -1,13 +1,13 @@
-"""Virtual time, chance, and things that can be killed or stopped.
+"""Virtual time, and processes that can be killed or stopped.
 
 All that happens in a simulated world is an action at a time, taken from one heap; ties are broken by the order in which
 the actions were planned. So one seed gives one history.
 """
 
 import heapq
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Final
 
 Action = Callable[[], None]
@@ -38,9 +38,9 @@ class Node:
 
     clock: "Clock"
 
-    def __init__(self, name: str) -> None:
-        """Begin down, before the first life."""
-        self.name = name
+    def __init__(self, name: str, messages: Random) -> None:
+        """Begin down, before the first life. `messages`: how long what it sends takes, and what of it is lost."""
+        self.name, self.messages = name, messages
         self.life = 0
         self.up = False
         self.state = State()
@@ -68,13 +68,26 @@ class Node:
         """Whether it does something now."""
         return self.up and not self.state.paused
 
+    def lag(self) -> float:
+        """Return how long its next message takes: mostly quick, sometimes not."""
+        rng = self.messages
+        dice = rng.random()
+        if dice < 0.9:  # noqa: PLR2004 (odds)
+            return rng.random() * QUICK_S
+        if dice < 0.99:  # noqa: PLR2004 (odds)
+            return rng.random() * 0.06
+        return rng.random() * 0.8
+
+    def happens(self, odds: float) -> bool:
+        """Draw whether something happens to a message of this process."""
+        return self.messages.random() < odds
+
 
 class Clock:
-    """The time, the plan, and the one source of chance."""
+    """The time and the plan."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         """Begin at zero."""
-        self.rng = random.Random(seed)
         self.now = 0.0
         self.steps = 0
         self._heap: list[tuple[float, int, Node | None, int, Action]] = []
@@ -86,20 +99,6 @@ class Clock:
         if life is None:
             life = node.life if node is not None else 0
         heapq.heappush(self._heap, (self.now + delay_s, self._planned, node, life, action))
-
-    def lag(self) -> float:
-        """Return how long a message takes: mostly quick, sometimes not."""
-        rng = self.rng
-        dice = rng.random()
-        if dice < 0.9:  # noqa: PLR2004 (odds)
-            return rng.random() * QUICK_S
-        if dice < 0.99:  # noqa: PLR2004 (odds)
-            return rng.random() * 0.06
-        return rng.random() * 0.8
-
-    def chance(self, odds: float) -> bool:
-        """Throw a coin."""
-        return self.rng.random() < odds
 
     def step(self) -> bool:
         """Let the next thing happen; False when nothing is planned."""

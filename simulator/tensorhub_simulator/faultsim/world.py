@@ -1,7 +1,7 @@
-"""One seed's world: who is there, what they are to do, and what must hold after every step."""
+"""One seed's world: it makes the processes and their users, lets them run, and asks the invariants after every step."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final
 
@@ -10,278 +10,195 @@ from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState, ShardSpec
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.catalog.state import root_key
-from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.queries.version_history import line
 from tensorhub_simulator.engine.clock import Clock, Node
-from tensorhub_simulator.faultsim.config import WorldConfig
-from tensorhub_simulator.faultsim.faults.process_faults import Faults
-from tensorhub_simulator.faultsim.faults.rolling_upgrade import Upgrade, first_level
+from tensorhub_simulator.engine.streams import Streams
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.config import Cutting, Cuttings, WorldConfig
+from tensorhub_simulator.faultsim.faults.all_faults import ALL
+from tensorhub_simulator.faultsim.faults.injector import Fault, Injector
+from tensorhub_simulator.faultsim.faults.rolling_upgrade import plan_upgrade
+from tensorhub_simulator.faultsim.faults.source_faults import plan_holder_stop
 from tensorhub_simulator.faultsim.faults.stolen_tickets import StolenTickets
+from tensorhub_simulator.faultsim.invariants.calls import CallRules
+from tensorhub_simulator.faultsim.invariants.crowd import CrowdRules
 from tensorhub_simulator.faultsim.invariants.log_agreement import check_going, check_standing
+from tensorhub_simulator.faultsim.invariants.log_rules import watch_log
 from tensorhub_simulator.faultsim.invariants.reference import Reference
+from tensorhub_simulator.faultsim.invariants.retention import RetentionRule
+from tensorhub_simulator.faultsim.invariants.served_pieces import check_served
+from tensorhub_simulator.faultsim.invariants.tickets import TicketRule
 from tensorhub_simulator.faultsim.invariants.wait_graph import check_promises, check_waiting
 from tensorhub_simulator.faultsim.invariants.worker_views import WorkerViews
-from tensorhub_simulator.faultsim.models.job_log import JobLogModel
-from tensorhub_simulator.faultsim.models.layouts import Cutting, Cuttings, Layouts, equal_cutting
-from tensorhub_simulator.faultsim.models.network import Net
-from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.models.layouts import equal_cutting
+from tensorhub_simulator.faultsim.models.leadership_lease import Lease
+from tensorhub_simulator.faultsim.models.network import Network
 from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-from tensorhub_simulator.faultsim.nodes.pending_calls import Calls
+from tensorhub_simulator.faultsim.nodes.job_processes import JobProcesses
+from tensorhub_simulator.faultsim.nodes.pending_calls import PendingCalls
 from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
-from tensorhub_simulator.faultsim.nodes.registry import Lease, RegistryNode
+from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
 from tensorhub_simulator.faultsim.nodes.worker import ReplicaPlan, WorkerNode
-from tensorhub_simulator.faultsim.observations import Tally
-from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
+from tensorhub_simulator.faultsim.observations import AgentDied, CommandFolded, EventStored, PieceSent, Stepped
+from tensorhub_simulator.faultsim.workload.crowd import Once
 from tensorhub_simulator.faultsim.workload.director import Director
 from tensorhub_simulator.faultsim.workload.mapping_readers import MappingReaders
 
-STORY_LINES: Final = 60
+TRANSCRIPT_LINES: Final = 60
 JOBS: Final = ("sim", "other")
 BEAT_S: Final = 0.5
 LOOK_S: Final = 0.5
 LIVE_WITHIN_S: Final = 60.0
-"""After the last trouble a fresh version reaches all rollouts within this."""
-QUIET_SLOWNESS: Final = 0.3
+"""After the last fault a fresh version reaches all rollouts within this."""
 DONE_STEPS: Final = 8
 """Whether a fresh version has come everywhere is looked up every so many steps."""
 RACK: Final = "rack-0"
-RACK_SEEDS: Final = 3
-"""In one seed of so many all hosts name one rack. Not drawn, so that the seeds stay what they were."""
+STAGED_ODDS: Final = 0.5
 STEPS_MAX: Final = 400_000
 
 
-class World:
-    """Everything that one seed makes."""
+def make_processes(job: Job) -> JobProcesses:
+    """Make the processes of a job, without its workers."""
+    config, calls, planner = job.config, PendingCalls(job), PlannerNode(job, job.config.planner)
+    registries = [RegistryNode(f"registry-{n}", job) for n in range(config.registries)]
+    agents: dict[str, AgentNode] = {}
+    for n in range(config.agents):
+        site, rack = "there" if config.sites and n else "here", RACK if config.one_rack else ""
+        name = f"agent-{n}"
+        agents[name] = AgentNode(name, job, calls, planner, host=f"host-{n % 2}", site=site, rack=rack)
+    job.hosts.update(agents)
+    return JobProcesses(job, calls, planner, registries, agents)
 
-    def __init__(self, seed: int, setting: WorldConfig, *, steps: bool = False, first: "World | None" = None) -> None:
-        """Build it; `run` lets it live. A job beside the first one has a log of its own, and the same processes."""
-        self.seed, self.plan = seed, setting
-        self.first = first or self
-        self.jobs: list[World] = first.jobs if first is not None else []
-        self.job = JOBS[len(self.jobs)]
-        self.jobs.append(self)
-        self.clock: Clock = first.clock if first is not None else Clock(seed)
-        self.story: deque[str] = first.story if first is not None else deque(maxlen=None if steps else STORY_LINES)
-        self.nats: Node = first.nats if first is not None else Node("nats")
-        self.net: Net = first.net if first is not None else Net(self)
-        self.nats.up = True
-        self.log = JobLogModel(self.clock, setting.window_s, self.nats)
-        self.layouts = Layouts()
-        self.first_level = first_level(is_upgraded=setting.upgrade)
-        self.truth = Reference(self.job, self.first_level, self.story, self.layouts)
-        self.log.watchers.append(self.truth.entry)
-        self.lease: Lease = first.lease if first is not None else Lease()
-        self.calls = Calls(self)
-        self.links: dict[str, ReadSession] = {}
-        self.strangers = StolenTickets(self)
-        self.tally = Tally()
-        self.touched: set[AgentNode] = set()
-        self.folded: set[RegistryNode] = set()
-        self.places: dict[ShardKey, ShardSpec] = {}
-        self.quiet_since: float | None = None
-        self.quiet_at = 0
-        """Where the log ended then."""
-        self._numbers = 0
-        # Not drawn from the clock's chance, so that the seeds stay what they were.
-        self._heard = Random(seed)
-        self.borrowers = MappingReaders(self, seed)
-        self.director, self.views = Director(self, seed), WorkerViews(self)
+
+class JobRun:
+    """One job: its processes, its users, and what must hold of it."""
+
+    def __init__(self, job: Job, first: "JobRun | None") -> None:
+        """Make it. The processes of a job beside the first one are those of the first."""
+        self.job, self.clock = job, job.clock
+        self.processes = make_processes(job)
+        self.reference = Reference(job)
+        self.rules = watch_log(job)
+        self._touched: dict[str, None] = {}
         self._verified: dict[ShardKey, tuple[int, int | None, int]] = {}
-        self._populate(first)
-        self.faults: Faults = first.faults if first is not None else Faults(self)
-        self.upgrade = Upgrade(self)
-        if first is None and setting.beside is not None:
-            World(seed, setting.beside, first=self)
-
-    def _populate(self, first: "World | None") -> None:
-        """Make the processes and the workers. A process of a job beside lives and dies with the same of the first."""
-        self.agents = self._agents()
-        self.registries = [RegistryNode(f"registry-{n}", self) for n in range(self.plan.registries)]
-        self.planner = PlannerNode(self, self.plan.planner)
-        self.groups: list[ReplicaPlan] = []
-        self.ranks: list[WorkerNode] = []
-        self._build()
+        self._heartbeats = job.stream("heartbeats")
+        self.mapping_readers = MappingReaders(job)
+        self.director: Director = (Director if job.config.crowd is None else Once)(self.processes)
+        self._tickets, self._retention = TicketRule(job), RetentionRule()
+        self._crowd = CrowdRules(job, job.config.rollouts) if job.config.crowd is not None else None
+        CallRules(job, self.reference, self.rules)
+        StolenTickets(job)
+        job.subscribe(CommandFolded, self._retention.on_command)
+        job.subscribe(EventStored, lambda stored: job.transcript.append(line(stored.event)))
+        job.subscribe(PieceSent, check_served)
+        job.subscribe(Stepped, lambda stepped: self._touched.setdefault(stepped.process))
+        job.subscribe(AgentDied, self._on_agent_died)
+        self._make_workers()
+        self._views = WorkerViews(job, self.reference, self.processes.workers)
         if first is not None:
-            for mine, its in zip(self.processes(), first.processes(), strict=True):
+            for mine, its in zip(self.processes.all(), first.processes.all(), strict=True):
                 mine.join_family(its)
 
-    def _agents(self) -> dict[str, AgentNode]:
-        rack = RACK if self.seed % RACK_SEEDS == 0 else ""
-        sites = ["there" if self.plan.sites and n else "here" for n in range(self.plan.agents)]
-        names = [f"agent-{n}" for n in range(self.plan.agents)]
-        return {
-            name: AgentNode(name, self, f"host-{n % 2}", site, rack)
-            for n, (name, site) in enumerate(zip(names, sites, strict=True))
-        }
-
-    def _build(self) -> None:
-        rng, setting = self.clock.rng, self.plan
-        sizes = tuple(rng.choice((2, 6, 10)) for _ in range(setting.pieces))
-        equal = equal_cutting(setting.shards, sizes)
-        cuttings = setting.cuttings or Cuttings((equal,) * setting.trainers, (equal,) * setting.rollouts)
-        for model in setting.models:
+    def _make_workers(self) -> None:
+        job, config = self.job, self.job.config
+        rng = job.stream("sizes")
+        equal = equal_cutting(config.shards, [rng.choice((2, 6, 10)) for _ in range(config.pieces)])
+        cuttings = config.cuttings or Cuttings((equal,) * config.trainers, (equal,) * config.rollouts)
+        for model in config.models:
             for number, cutting in enumerate(cuttings.trainers):
-                self._add(ReplicaPlan(model, f"trainer-{number}", trains=True), cutting)
+                self._add_replica(self._replica(model, f"trainer-{number}", trains=True), cutting)
             for number, cutting in enumerate(cuttings.rollouts):
-                self._add(ReplicaPlan(model, f"rollout-{number}", trains=False), cutting)
+                self._add_replica(self._replica(model, f"rollout-{number}", trains=False), cutting)
 
-    def _add(self, group: ReplicaPlan, cutting: Cutting) -> None:
-        setting = self.plan
-        self.groups.append(group)
-        spot = not group.trains and self.director.spots.random() < setting.spot
-        # Of each seed other replicas; not drawn, so that the seeds stay what they were.
-        staged = (not group.trains or self.borrowers.are_there) and (self.seed + len(self.groups)) % 2 == 0
+    def _replica(self, model: str, replica: str, *, trains: bool) -> ReplicaPlan:
+        job = self.job
+        return ReplicaPlan(
+            model, replica, trains, job.stream("user", model, replica), job.stream("rewinds", model, replica)
+        )
+
+    def _add_replica(self, group: ReplicaPlan, cutting: Cutting) -> None:
+        job, config, processes = self.job, self.job.config, self.processes
+        processes.replicas.append(group)
+
+        def stream(name: str) -> Random:
+            return job.stream(name, group.model, group.replica)
+
+        spot = not group.trains and stream("spot").random() < config.spot
+        staged = (not group.trains or self.mapping_readers.are_there) and stream("staged").random() < STAGED_ODDS
+        hosts = stream("hosts")
         for shard, layout in enumerate(cutting):
-            key, digest = ShardKey(group.model, group.replica, shard), self.layouts.add(layout)
-            sizes = self.layouts.table(digest).nbytes
-            self.places[key] = ShardSpec(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
-            agent = self.clock.rng.choice(list(self.agents.values()))
-            if setting.sites:
-                near, *far = self.agents.values()
-                agent = near if group.trains else far[(len(self.groups) + shard) % len(far)]
-            self.ranks.append(WorkerNode(self, group, key, agent))
+            key, digest = ShardKey(group.model, group.replica, shard), job.layouts.add(layout)
+            sizes = job.layouts.table(digest).nbytes
+            job.places[key] = ShardSpec(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
+            agent = hosts.choice(list(processes.agents.values()))
+            if config.sites:
+                near, *far = processes.agents.values()
+                agent = near if group.trains else far[(len(processes.replicas) + shard) % len(far)]
+            processes.workers.append(WorkerNode(job, processes.calls, group, key, agent))
 
-    # What the others ask of the world.
-
-    def number(self) -> int:
-        """Return a number that nobody else has."""
-        self._numbers += 1
-        return self._numbers
-
-    def note(self, text: str) -> None:
-        """Add a line to the story."""
-        self.story.append(f"{self.clock.now:8.3f}  {text}")
-
-    @property
-    def slowness(self) -> float:
-        """How slow copying is now; without trouble no source is slower than what counts as a stall."""
-        return self.plan.slowness if self.quiet_since is None else QUIET_SLOWNESS
-
-    def is_cut(self, one: AgentNode, other: AgentNode) -> bool:
-        """Tell whether the path between two agents is cut now."""
-        return self.net.is_cut(one, other)
-
-    def net_loses(self, *nodes: Node) -> bool:
-        """Tell whether a message by NATS that these have to do with is lost."""
-        return self.net.loses(*nodes)
-
-    def processes(self) -> list[Node]:
-        """Name all processes but the workers' and NATS."""
-        return [*self.registries, self.planner, *self.agents.values()]
-
-    def folders(self) -> list[RegistryNode | PlannerNode]:
-        """Name those who fold the log."""
-        return [*self.registries, self.planner]
-
-    def away(self) -> list[Node]:
-        """Name the agents that have left, for good as far as anybody knows."""
-        return [agent for agent in self.agents.values() if agent.state.left]
-
-    def _is_whole(self, nodes: Iterable[Node]) -> bool:
-        """Tell whether all run and reach what they need."""
-        reached = self.log.up and not self.nats.state.paused
-        return reached and all(node.runs and not node.state.cut_off for node in nodes)
-
-    def make_fold(self, job: str) -> JobFold:
-        """Return a registry's fold."""
-        fold = JobFold(job)
-        fold.catalog.level = self.first_level
-        return fold
-
-    def agent_died(self, agent: AgentNode) -> None:
-        """Let all notice that an agent's process is gone."""
-        self.calls.agent_died(agent)
-        for rank in self.ranks:
-            if rank.agent is agent:
-                rank.agent_gone()
-        if self is self.first:
-            self.faults.agent_died(agent)
-
-    # Running.
-
-    def run(self) -> None:
-        """Live until a fresh version has reached all rollouts after the last trouble. Raises `Violation`."""
-        for number, agent in enumerate(self.agents.values()):
-            self.clock.after(self.faults.starts_in(number), None, agent.start)
-        for job in self.jobs:
-            job.begin()
-        self.clock.after(LOOK_S, None, self._look)
-        while not self._is_done() and self.clock.step():
-            for job in self.jobs:
-                job.check()
-            if self.clock.steps > STEPS_MAX:
-                raise Violation("bounded work", f"{STEPS_MAX} steps and no end")
+    def _on_agent_died(self, died: AgentDied) -> None:
+        for worker in self.processes.workers:
+            if worker.agent.name == died.agent:
+                worker.agent_gone()
 
     def begin(self) -> None:
-        """Let everybody of this job but the agents begin."""
-        for node in self.folders():
+        """Let everything of this job but the agents begin."""
+        for node in self.processes.folding():
             node.start()
-        for rank in self.ranks:
-            rank.start()
+        for worker in self.processes.workers:
+            worker.start()
         self.director.start()
-        self.borrowers.start()
+        self.mapping_readers.start()
         self.clock.after(BEAT_S, None, self._beat)
-
-    def _is_done(self) -> bool:
-        quiet = self.quiet_since is not None and self.clock.steps % DONE_STEPS == 0
-        return quiet and self._missing() is None
-
-    def _missing(self) -> str | None:
-        missing = {job.job: job.director.missing() for job in self.jobs}
-        return next((f"in job {job}: {why}" for job, why in missing.items() if why is not None), None)
 
     def _beat(self) -> None:
-        for agent in self.agents.values():
-            if agent.runs and self.log.up:
-                for registry in self.registries:
-                    if registry.runs and not self.net_loses(agent, registry):
+        job, processes = self.job, self.processes
+        for agent in processes.agents.values():
+            if agent.runs and job.log.up:
+                for registry in processes.registries:
+                    if registry.runs and not job.network.loses(agent, registry):
                         registry.beat(agent.name, agent.core.incarnation)
-                if self.planner.runs and self._heard.random() >= self.plan.loss_odds:
-                    self.planner.hear(agent)
+                if processes.planner.runs and self._heartbeats.random() >= job.config.loss_odds:
+                    processes.planner.heartbeat(agent)
         self.clock.after(BEAT_S, None, self._beat)
 
-    def _look(self) -> None:
-        """Now and then look at the bounds, and end the trouble when its time is over."""
-        now = self.clock.now
-        for job in self.jobs:
-            job.calls.check()
-        over = 1.0 + self.plan.trouble_s
-        processes = [node for node in self.processes() if node not in self.away()]
-        nodes = [*processes, *(rank for job in self.jobs for rank in job.ranks)]
-        if self.quiet_since is None and now > over and self._is_whole(nodes):
-            for agent in self.agents.values():
-                agent.dies_in, agent.drag = None, 1.0
-            self.note("no more trouble")
-            for job in self.jobs:
-                job.quiet_since, job.quiet_at = now, len(job.log.entries)
-        elif self.quiet_since is not None and now > self.quiet_since + LIVE_WITHIN_S:
-            raise Violation("liveness", f"{LIVE_WITHIN_S:g} s after the last trouble {self._missing()}")
-        self.clock.after(LOOK_S, None, self._look)
+    def quiet_begins(self) -> None:
+        """The last fault is over."""
+        self.job.faults_ended_at, self.director.quiet_at = self.clock.now, len(self.job.log.entries)
 
     # What must hold.
 
     def check(self) -> None:
-        """Raise `Violation` where the last step has broken something."""
-        for registry in self.folded:
-            if registry.up:
+        """Raise `Violation` where the last steps have broken something."""
+        if self._crowd is not None:
+            self._crowd.check()
+        if self.clock.steps % self.job.config.check_steps:
+            return
+        touched, processes = self._touched, self.processes
+        for registry in processes.registries:
+            if registry.name in touched and registry.up:
                 registry.fold.check()
                 registry.liveness.check()
-        self.folded.clear()
-        if any(agent.up and agent.core.leases.coming for agent in self.touched):
-            check_waiting(self.links.values())
-            check_promises(agent.core for agent in self.touched if agent.up)
-        for agent in self.touched:
-            if agent.up:
-                agent.core.check()
-                agent.check_memory()
-                if agent.follower.position == len(self.log.entries) and not self.truth.pending:
-                    check_standing(agent, self.truth.catalog)
-                    check_going(agent, self.ranks)
-                for core in agent.core.shards.values():
-                    self._check_shard(agent, core)
-        for rank in self.ranks:
-            if rank.agent in self.touched:
-                self.views.check(rank)
-        self.touched.clear()
+        agents = [agent for agent in processes.agents.values() if agent.name in touched and agent.up]
+        if any(agent.core.leases.coming for agent in agents):
+            check_waiting(self.job.sessions.values())
+            check_promises(agent.core for agent in agents)
+        for agent in agents:
+            self._check_agent(agent)
+        for worker in processes.workers:
+            if worker.agent.name in touched:
+                self._views.check(worker)
+        touched.clear()
+
+    def _check_agent(self, agent: AgentNode) -> None:
+        agent.core.check()
+        agent.check_memory()
+        if agent.follower.position == len(self.job.log.entries) and not self.reference.pending:
+            check_standing(agent, self.job.view.catalog)
+            check_going(agent, self.processes.workers)
+        for core in agent.core.shards.values():
+            self._check_shard(agent, core)
 
     def _check_shard(self, agent: AgentNode, core: ShardCore) -> None:
         key, held = core.key, core.held
@@ -294,8 +211,71 @@ class World:
         if self._verified.get(key) == state:
             return
         place = root_key(core.place.shards, key.shard, core.place.layout)
-        if not self.truth.is_true(key.model, held.version, place, segment):
+        if not self.reference.is_true(key.model, held.version, place, segment.data):
             raise Violation(
                 "exact version", f"{key} is {held.memory} at {held.version} on {agent.name} with other bytes"
             )
         self._verified[key] = state
+
+
+class World:
+    """Everything that one seed makes: one job or two, served by the same processes."""
+
+    def __init__(self, seed: int, config: WorldConfig, *, steps: bool = False, faults: Sequence[Fault] = ALL) -> None:
+        """Build it; `run` lets it live. `steps`: keep the whole transcript."""
+        self.config, self.clock, streams = config, Clock(), Streams(seed)
+        self.transcript = deque[str](maxlen=None if steps else TRANSCRIPT_LINES)
+        nats = Node("nats", streams.of("messages", "nats"))
+        nats.up = True
+        self.network, lease = Network(self.clock, nats, config.loss_odds), Lease()
+        self.jobs: list[JobRun] = []
+        for name, each in zip(JOBS, [config] if config.beside is None else [config, config.beside], strict=False):
+            job = Job(name, self.clock, streams, each, self.transcript, self.network, lease)
+            self.jobs.append(JobRun(job, self.jobs[0] if self.jobs else None))
+        self.first = self.jobs[0]
+        self.injector = Injector(self.first.processes, [each.job for each in self.jobs], faults)
+        plan_upgrade(self.injector)
+        plan_holder_stop(self.injector)
+
+    def run(self) -> None:
+        """Live until a fresh version has reached all rollouts after the last fault. Raises `Violation`."""
+        for number, agent in enumerate(self.first.processes.agents.values()):
+            self.clock.after(self.injector.starts_in(agent, number), None, agent.start)
+        for job in self.jobs:
+            job.begin()
+        self.clock.after(LOOK_S, None, self._look)
+        while not self._is_done() and self.clock.step():
+            for job in self.jobs:
+                job.check()
+            if self.clock.steps > STEPS_MAX:
+                raise Violation("bounded work", f"{STEPS_MAX} steps and no end")
+
+    def _is_done(self) -> bool:
+        return self.network.is_quiet and self.clock.steps % DONE_STEPS == 0 and self._missing() is None
+
+    def _missing(self) -> str | None:
+        missing = {run.job.name: run.director.missing() for run in self.jobs}
+        return next((f"in job {name}: {why}" for name, why in missing.items() if why is not None), None)
+
+    def _is_whole(self) -> bool:
+        """Tell whether all that have not left run and reach what they need."""
+        processes = [node for node in self.first.processes.all() if not node.state.left]
+        nodes: Iterable[Node] = [*processes, *(worker for run in self.jobs for worker in run.processes.workers)]
+        return self.network.is_up and all(node.runs and not node.state.cut_off for node in nodes)
+
+    def _look(self) -> None:
+        """Now and then look at the bounds, and end the faults when their time is over."""
+        now = self.clock.now
+        for run in self.jobs:
+            run.processes.calls.check()
+        ended_at = self.first.job.faults_ended_at
+        if ended_at is None and now > 1.0 + self.config.trouble_s and self._is_whole():
+            for agent in self.first.processes.agents.values():
+                agent.dies_in, agent.drag = None, 1.0
+            self.first.job.log_line("no more trouble")
+            self.network.is_quiet = True
+            for run in self.jobs:
+                run.quiet_begins()
+        elif ended_at is not None and now > ended_at + LIVE_WITHIN_S:
+            raise Violation("liveness", f"{LIVE_WITHIN_S:g} s after the last trouble {self._missing()}")
+        self.clock.after(LOOK_S, None, self._look)

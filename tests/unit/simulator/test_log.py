@@ -1,5 +1,7 @@
 """The modelled log keeps one order, knows ids for a while, and refuses a stale publisher."""
 
+from random import Random
+
 import pytest
 
 from tensorhub_common.protocol.log.codec import encode
@@ -11,15 +13,15 @@ EVENT = encode(ShardReleased(model="m", replica="r", shard=0, cmd=1, i=1, k=1))
 
 
 def test_an_id_is_known_within_the_window_only() -> None:
-    clock = Clock(1)
-    log = JobLogModel(clock, 2.0, Node("nats"))
+    clock = Clock()
+    log = JobLogModel(clock, 2.0, Node("nats", Random(1)))
     assert log.append("t.v1.j.cmd.x", b"{}", "id") == log.append("t.v1.j.cmd.x", b"{}", "id") == 1
     clock.now = 3.0
     assert log.append("t.v1.j.cmd.x", b"{}", "id") == 2
 
 
 def test_an_event_stands_only_behind_the_one_that_was_expected() -> None:
-    log = JobLogModel(Clock(1), 2.0, Node("nats"))
+    log = JobLogModel(Clock(), 2.0, Node("nats", Random(1)))
     assert log.append("t.v1.j.event.m.shard.released", EVENT, "a", 0) == 1
     assert log.append("t.v1.j.event.m.shard.released", EVENT, "a", 0) == 1, "its own answer got lost"
     with pytest.raises(WrongLast):
@@ -27,9 +29,9 @@ def test_an_event_stands_only_behind_the_one_that_was_expected() -> None:
 
 
 def test_a_follower_reads_in_order_and_not_while_it_is_stopped() -> None:
-    clock = Clock(1)
-    log = JobLogModel(clock, 2.0, Node("nats"))
-    node = Node("reader")
+    clock = Clock()
+    log = JobLogModel(clock, 2.0, Node("nats", Random(1)))
+    node = Node("reader", Random(2))
     node.up = True
     seen: list[int] = []
     Follower(log, node, 0, lambda entry: seen.append(entry.seq), events=False)

@@ -18,8 +18,8 @@ from tensorhub_common.protocol.log.events import (
     ShardRegistered,
     VersionPublished,
 )
+from tensorhub_simulator.engine.violation import Violation
 from tensorhub_simulator.faultsim.invariants.log_rules import LogRules
-from tensorhub_simulator.faultsim.models.segments import Violation
 
 PLACE: dict[str, Any] = {"model": "m", "replica": "r"}
 

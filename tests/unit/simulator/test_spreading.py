@@ -25,5 +25,5 @@ def test_totals_and_transitions_are_those_of_all_seeds() -> None:
     assert run(seeds, totals) is None
     result = spread(seeds, bug=None, calm=False, processes=2, title="seeds")
     assert result.failure is None
-    assert (result.totals.steps, result.totals.reads) == (totals.steps, totals.reads)
+    assert (result.totals.steps, result.totals.counts) == (totals.steps, totals.counts)
     assert result.tallies["agent"].made.total() > 0

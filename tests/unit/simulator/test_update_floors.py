@@ -17,8 +17,8 @@ from tensorhub_common.protocol.log.events import (
     ShardDraining,
 )
 from tensorhub_common.protocol.log.levels import Level
+from tensorhub_simulator.engine.violation import Violation
 from tensorhub_simulator.faultsim.invariants.log_rules import UpdateFloors
-from tensorhub_simulator.faultsim.models.segments import Violation
 
 BY = Sender("a/1", 1, 1)
 ROUND = 20

@@ -3,8 +3,8 @@
 import pytest
 
 from tensorhub_common.protocol.plans import ReadPriority
+from tensorhub_simulator.engine.violation import Violation
 from tensorhub_simulator.faultsim.invariants.wait_graph import Fill, check_no_cycle
-from tensorhub_simulator.faultsim.models.segments import Violation
 
 OLD, NEW = ("m/b", ReadPriority(9, 9)), ("m/b", ReadPriority(12, 9))
 READER, FIRST = ("m/a", ReadPriority(10, 10)), ("m/c", ReadPriority(8, 8))

@@ -1,1 +1,1 @@
-"""Faults of the modelled world, a file for each family. `faultsim.world` imports it."""
+"""What goes wrong in a world: `all_faults` lists the faults, and the world imports it."""

@@ -1,44 +1,37 @@
-"""Strangers: somebody has seen a reader's ticket, and shows it to the source as well, sooner or later.
+"""Stolen tickets: a stranger has seen a reader's ticket, and shows it to the source as well, sooner or later.
 
-A ticket is good once, for whoever shows it first. So a read may lose its source to a stranger, but no two sessions are
-ever opened with one ticket, and none with that of a lease which has ended.
+A ticket is good once, for the process that shows it first. So a read may lose its source to a stranger.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tensorhub_simulator.faultsim.models.segments import Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.observations import TicketRedeemed, TicketSent
 
 OVERHEARD_ODDS: Final = 0.1
 LATE_S: Final = 4.0
 
 
 class StolenTickets:
-    """Knows which tickets have opened a session."""
+    """Shows tickets of one job's leases once more."""
 
-    def __init__(self, world: "World") -> None:
-        """Begin with none."""
-        self.world = world
-        self._opened: set[str] = set()
+    def __init__(self, job: Job) -> None:
+        """Watch the tickets that are sent."""
+        self.job = job
+        self._rng = job.stream("fault", "stolen-ticket")
+        job.subscribe(TicketSent, self._overhear)
 
-    def overhear(self, source: "AgentNode", ticket: str) -> None:
-        """A ticket is on its way; now and then somebody else shows it too."""
-        clock, life = self.world.clock, source.life
-        if self.world.quiet_since is None and clock.chance(OVERHEARD_ODDS):
-            clock.after(clock.rng.random() * LATE_S, source, lambda: self._show(source, ticket), life)
+    def _overhear(self, sent: TicketSent) -> None:
+        source = self.job.hosts[sent.agent]
+        life = source.life
+        if not self.job.is_quiet and self._rng.random() < OVERHEARD_ODDS:
+            late_s = self._rng.random() * LATE_S
+            self.job.clock.after(late_s, source, lambda: self._show(source, sent.ticket), life)
 
-    def _show(self, source: "AgentNode", ticket: str) -> None:
+    def _show(self, source: AgentHost, ticket: str) -> None:
         lease = source.core.redeemed(ticket, source.now)
         source.set_timer()
         if lease is not None:
-            self.world.note(f"a stranger has opened {lease.name} at {source.name}")
-            self.opened(ticket)
-
-    def opened(self, ticket: str) -> None:
-        """A session was opened with a ticket."""
-        if ticket in self._opened:
-            raise Violation("a ticket opens once", f"{ticket} has opened another session")
-        self._opened.add(ticket)
+            self.job.log_line(f"a stranger has opened {lease.name} at {source.name}")
+            self.job.observe(TicketRedeemed(ticket))

@@ -8,20 +8,17 @@ agent has: until then one of them knows better.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.transitions import AgentState, ShardState
-from tensorhub_simulator.faultsim.models.segments import Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
 
 
-def check_going(agent: "AgentNode", ranks: Iterable["WorkerNode"]) -> None:
+def check_going(agent: AgentNode, ranks: Iterable[WorkerNode]) -> None:
     """Raise `Violation` if a shard of which a worker was told that it goes stays, and nothing is done about it."""
     if not agent.core.joined or not agent.lanes.are_silent:
         return
@@ -34,7 +31,7 @@ def check_going(agent: "AgentNode", ranks: Iterable["WorkerNode"]) -> None:
             raise Violation("what was released goes", f"{rank.key} on {agent.name} is {core.held.memory} and stays")
 
 
-def check_standing(agent: "AgentNode", catalog: Catalog) -> None:
+def check_standing(agent: AgentNode, catalog: Catalog) -> None:
     """Raise `Violation` if the log takes a shard on which nothing is under way for something else than its agent."""
     core, record = agent.core, catalog.agents.get(agent.name)
     if record is None or record.state is not AgentState.LIVE or record.incarnation != core.incarnation:
@@ -46,7 +43,7 @@ def check_standing(agent: "AgentNode", catalog: Catalog) -> None:
             _check_idle(agent, shard_core, catalog)
 
 
-def _check_idle(agent: "AgentNode", core: ShardCore, catalog: Catalog) -> None:
+def _check_idle(agent: AgentNode, core: ShardCore, catalog: Catalog) -> None:
     key, held = core.key, core.held
     model = catalog.models.get(key.model)
     replica = model.replicas.get(key.replica) if model is not None else None

@@ -14,6 +14,7 @@ Invariants:
 from typing import Final
 
 from tensorhub_common.catalog.state import root_key
+from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.protocol.log.commands import AnyCommand, Expire, Join, Sender, Unreadable, Want
 from tensorhub_common.protocol.log.events import (
     AgentForgotten,
@@ -40,8 +41,9 @@ from tensorhub_common.protocol.log.events import (
 )
 from tensorhub_common.protocol.log.levels import Level
 from tensorhub_common.protocol.plans import ReadPriority
-from tensorhub_simulator.faultsim.models.job_log import Entry, JobLogModel
-from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.observations import CommandFolded, EventStored, PlanAsked
 
 HUB: Final = "_"
 
@@ -53,6 +55,9 @@ class LogRules:
 
     def __init__(self) -> None:
         """Begin with an empty log."""
+        self._seq = 0
+        self.round_of: dict[Sender, int] = {}
+        """By the command that joined it, each round."""
         self.answers: dict[int, int | None] = {}
         """What the rounds that ended well are answered with."""
         self.turns: dict[tuple[str, str], ReadPriority] = {}
@@ -72,8 +77,22 @@ class LogRules:
         """Take a command and its events. Raises `Violation`."""
         if not isinstance(events[0], CommandRejected | CommandRepeated) and not isinstance(command, Unreadable):
             self._taken(seq, command)
+        self._seq = seq
         for event in events:
             self._event(event)
+
+    def on_plan_asked(self, asked: PlanAsked) -> None:
+        """A planner that has folded the whole log knows which rounds are decided, and when. Raises `Violation`."""
+        if asked.catalog.seq != self._seq:
+            return
+        for model in asked.catalog.models.values():
+            for replica in model.replicas.values():
+                current, told = replica.round, self.turns.get((model.name, replica.name))
+                if current is None or current.state is RoundState.JOINING:
+                    continue
+                if told != ReadPriority(current.decided, current.number):
+                    what = f"{current.decided} for that of {replica.name}, and its agents were told {told}"
+                    raise Violation("turns are the log's", f"the planner takes {what}")
 
     def _taken(self, seq: int, command: AnyCommand) -> None:
         """The log has acted on a command: its sender must be alive, and say it for the first time."""
@@ -126,6 +145,8 @@ class LogRules:
 
     def _round(self, event: AnyEvent) -> None:
         match event:
+            case RoundJoined() if event.by is not None:
+                self.round_of.setdefault(event.by, event.round)
             case RoundDecided():
                 self._filled[event.round] = (event.version, set(event.held))
                 self.turns[event.model, event.replica] = ReadPriority(event.cmd, event.round)
@@ -166,25 +187,27 @@ class LogRules:
             )
 
 
-_NAME: Final = 0
-
-
 class Leaders:
-    """Sees every entry as it is stored."""
+    """Sees every command and event as it is stored."""
 
-    def __init__(self, log: JobLogModel) -> None:
-        """Begin with an empty log, in which nobody leads."""
-        self.log = log
+    def __init__(self) -> None:
+        """Begin with an empty log, in which no registry leads."""
+        self._senders: dict[int, str] = {}
+        """By command, the name with which its message id begins."""
         self._led: list[tuple[int, str]] = []
-        """From which command on who led."""
+        """From which command on which registry led."""
 
-    def __call__(self, entry: Entry) -> None:
-        """Take the entry that was just stored."""
-        event = entry.event
+    def on_command(self, folded: CommandFolded) -> None:
+        """Note which process sent a command."""
+        self._senders[folded.seq] = folded.msg_id.split(".")[0]
+
+    def on_event(self, stored: EventStored) -> None:
+        """Take the event that was just stored. Raises `Violation`."""
+        event = stored.event
         if isinstance(event, RegistryLeads):
             self._led.append((event.cmd, event.registry))
         elif isinstance(event, AgentLost):
-            speaker = self.log.entries[event.cmd - 1].msg_id.split(".")[_NAME]
+            speaker = self._senders[event.cmd]
             leader = next((name for cmd, name in reversed(self._led) if cmd < event.cmd), None)
             if leader not in (None, speaker):
                 raise Violation("only the leader expires", f"{speaker} expired {event.agent} while {leader} led")
@@ -257,3 +280,18 @@ class UpdateFloors:
                 f"round {event.round} of {event.model}/{event.replica} is decided for version {event.version}, and the "
                 f"replica held {floor} when it began",
             )
+
+
+def watch_log(job: Job) -> LogRules:
+    """Have all rules of this module judge a job's log."""
+    rules, floors, leaders = LogRules(), UpdateFloors(job.first_level), Leaders()
+
+    def on_command(folded: CommandFolded) -> None:
+        rules.see(folded.seq, folded.command, folded.events)
+        floors.see(folded.command, folded.events)
+
+    job.subscribe(CommandFolded, on_command)
+    job.subscribe(CommandFolded, leaders.on_command)
+    job.subscribe(EventStored, leaders.on_event)
+    job.subscribe(PlanAsked, rules.on_plan_asked)
+    return rules

@@ -7,11 +7,12 @@ crash takes the last copy, or a publication that was given up without the log's 
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import Catalog, Model
-from tensorhub_common.catalog.transitions import ShardState
+from tensorhub_common.catalog.transitions import AgentState, ShardState
 from tensorhub_common.protocol.log.commands import Command, Expire, Join, Unpublish, Unreadable
 from tensorhub_common.protocol.log.events import Event, VersionExposed
 from tensorhub_common.protocol.queries import VersionState
-from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.observations import CommandFolded
 
 Copy = tuple[str, int]
 
@@ -23,12 +24,16 @@ class RetentionRule:
         """Begin with none."""
         self._safe: set[Copy] = set()
 
+    def on_command(self, folded: CommandFolded) -> None:
+        """Judge a command. Raises `Violation`."""
+        self.see(folded.catalog, folded.command, folded.events)
+
     def see(self, catalog: Catalog, command: Command | Unreadable, events: Sequence[Event]) -> None:
         """Compare with what was safe before the command. Raises `Violation`."""
         if not catalog.tended and not self._safe:
             return
         kept = {(model.name, number) for model in catalog.models.values() for number in _kept(model)}
-        now = {(name, number) for name, number in kept if _stands(catalog.models[name], number)}
+        now = {(name, number) for name, number in kept if _is_whole(catalog, catalog.models[name], number)}
         lost = (self._safe - now) & kept
         told = {(event.model, event.version) for event in events if isinstance(event, VersionExposed)}
         self._safe = now
@@ -45,10 +50,17 @@ def _kept(model: Model) -> set[int]:
     return set(last) | {number for number in model.pins if number in model.versions}
 
 
-def _stands(model: Model, number: int) -> bool:
+def _is_whole(catalog: Catalog, model: Model, number: int) -> bool:
+    """Tell whether a replica that counts has all of a version, ready, on agents that live."""
     return any(
         not replica.spot
+        and not replica.mapped
         and len(replica.members) == replica.shards
-        and all(shard.state is ShardState.READY and shard.version == number for shard in replica.members.values())
+        and all(
+            shard.state is ShardState.READY
+            and shard.version == number
+            and catalog.agents[shard.agent].state is AgentState.LIVE
+            for shard in replica.members.values()
+        )
         for replica in model.replicas.values()
     )

@@ -19,14 +19,14 @@ from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.primitives.ranges import split_by_marks
 from tensorhub_common.protocol.plans import ReadPriority
-from tensorhub_simulator.faultsim.models.segments import Violation
-from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.host import Session
 
 Fill = tuple[str, ReadPriority | None]
 """A replica with its model, and the turn under which it reads."""
 
 
-def check_waiting(links: Iterable[ReadSession]) -> None:
+def check_waiting(links: Iterable[Session]) -> None:
     """Raise `Violation` if fills wait for each other's pieces."""
     reading = [link for link in links if not link.closing]
     turns = {(link.reader.name, link.key): link.turn for link in reading}

@@ -4,25 +4,31 @@ A read in place may change the memory while its call is under way, and a call th
 an engine computes with what stands there, and a trainer trusts that nobody writes over what it has published.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_simulator.faultsim.models.segments import Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.env import Env
+from tensorhub_simulator.faultsim.invariants.reference import Reference
+from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
+from tensorhub_simulator.faultsim.observations import BytesWritten
 
 
 class WorkerViews:
     """Looks at tensors through the workers' eyes."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, env: Env, reference: Reference, workers: Sequence[WorkerNode]) -> None:
         """Begin with nothing seen."""
-        self.world = world
+        self._reference, self._workers = reference, workers
         self._seen: dict[str, tuple[int, int, int]] = {}
+        env.subscribe(BytesWritten, self._on_write)
 
-    def check(self, rank: "WorkerNode") -> None:
+    def _on_write(self, written: BytesWritten) -> None:
+        """Raise `Violation` when a read writes where a worker's tensors are."""
+        if written.is_spare and any(worker.shows is written.memory and worker.up for worker in self._workers):
+            raise Violation("what is shown", f"{written.key} is written where the tensors of its worker stand")
+
+    def check(self, rank: WorkerNode) -> None:
         """Raise `Violation` when a worker's tensors are not what it was told."""
         shelved = rank.agent.shelf.get(rank.key)
         if rank.trusts is None or not rank.up or shelved is None:
@@ -32,6 +38,6 @@ class WorkerViews:
         if self._seen.get(rank.name) == state:
             return
         place = root_key(shelved.place.shards, rank.key.shard, shelved.place.layout)
-        if not self.world.truth.is_true(rank.key.model, rank.trusts, place, segment):
+        if not self._reference.is_true(rank.key.model, rank.trusts, place, segment.data):
             raise Violation("what workers see", f"{rank.name} was told of version {rank.trusts}, and sees other bytes")
         self._seen[rank.name] = state

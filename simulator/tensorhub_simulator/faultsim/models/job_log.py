@@ -138,7 +138,7 @@ class Follower:
         """Plan the next delivery if there is something to deliver."""
         if not self._planned and self.lives and self._reaches and self.position < len(self.log.entries):
             self._planned = True
-            self.log.clock.after(self.log.clock.lag(), self.node, self._deliver)
+            self.log.clock.after(self.node.lag(), self.node, self._deliver)
 
     def _deliver(self) -> None:
         self._planned = False

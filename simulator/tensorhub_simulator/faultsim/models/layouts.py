@@ -9,8 +9,6 @@ several rows that are blocks of their own. The fp8 values and scales come from t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from hashlib import sha256
 from itertools import pairwise
 from random import Random
 from typing import Final
@@ -20,21 +18,14 @@ import numpy as np
 from tensorhub_agent.compute.casting.fp8 import quantise
 from tensorhub_common.layout.layout import (
     Layout,
-    PieceTable,
     TensorEntry,
-    layout_digest,
     layout_of,
-    pieces,
     placements,
     segment_bytes,
 )
 from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.layout.quantized import DERIVED, QuantizedKind, quantized_kind
-from tensorhub_common.programs.numbered_program import NumberedProgram
-from tensorhub_common.programs.program import decoded
-
-Cutting = tuple[Layout, ...]
-"""The layouts of a replica's shards."""
+from tensorhub_simulator.faultsim.config import Cutting, Cuttings
 
 Values = Mapping[str, np.ndarray]
 """Global tensors by name: bytes, of one dimension more than the tensor."""
@@ -46,14 +37,6 @@ SHARDS_MAX: Final = 3
 TENSORS_MAX: Final = 4
 ALIKE: Final = 0.5
 """So many rollouts are cut as a trainer is, or as a rollout before them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cuttings:
-    """How the replicas of a world are cut, trainers without overlap; both by number."""
-
-    trainers: tuple[Cutting, ...]
-    rollouts: tuple[Cutting, ...]
 
 
 def equal_cutting(shards: int, sizes: Iterable[int]) -> Cutting:
@@ -144,37 +127,6 @@ def _parts(layout: Layout, segment: np.ndarray) -> Iterable[tuple[Part, int, np.
 
 def _box(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
-
-
-class Layouts:
-    """A world's layouts and transfer programs, by their digests: its blob store."""
-
-    def __init__(self) -> None:
-        """Know none."""
-        self._tables: dict[str, PieceTable] = {}
-        self.executions: dict[str, NumberedProgram] = {}
-
-    def add(self, layout: Layout) -> str:
-        """Keep a layout; return its digest."""
-        digest = layout_digest(layout)
-        if digest not in self._tables:
-            self._tables[digest] = pieces(layout)
-        return digest
-
-    def table(self, digest: str) -> PieceTable:
-        """Return the pieces of a layout."""
-        return self._tables[digest]
-
-    def layout(self, digest: str) -> Layout:
-        """Return a layout."""
-        return self._tables[digest].layout
-
-    def put(self, program: bytes) -> NumberedProgram:
-        """Keep a program as it is sent; return it ready to be carried out."""
-        digest = sha256(program).hexdigest()
-        if digest not in self.executions:
-            self.executions[digest] = NumberedProgram(decoded(program), digest)
-        return self.executions[digest]
 
 
 SCHEMES: Final = ("fp8-block-128", "fp8-block-128-nemo", "fp8-channel", "fp8-tensor")

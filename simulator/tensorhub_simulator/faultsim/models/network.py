@@ -1,22 +1,21 @@
-"""The network: what gets lost, who does not reach NATS, and between which hosts no bytes pass.
+"""The network: what gets lost, which processes do not reach NATS, and between which hosts no bytes pass.
 
 Bytes and messages go different ways, so either may be cut while the other is whole. What is cut is healed later.
 """
 
-from typing import TYPE_CHECKING
-
-from tensorhub_simulator.engine.clock import Node
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_simulator.engine.clock import Clock, Node
+from tensorhub_simulator.faultsim.models.job_log import JobLogModel
 
 
-class Net:
+class Network:
     """What passes now."""
 
-    def __init__(self, world: "World") -> None:
-        """Begin whole."""
-        self.world, self.clock = world, world.clock
+    def __init__(self, clock: Clock, nats: Node, loss_odds: float) -> None:
+        """Begin whole. `loss_odds` are those of a message to be lost, until the faults end."""
+        self.clock, self.nats, self.loss_odds = clock, nats, loss_odds
+        self.is_quiet = False
+        """The last fault is over, so no message is lost."""
+        self.logs: list[JobLogModel] = []
         self._cut: dict[frozenset[str], float] = {}
         """Until when no bytes pass between two agents."""
 
@@ -28,12 +27,20 @@ class Net:
         """Let no bytes pass between two agents for a while."""
         self._cut[frozenset((one.name, other.name))] = self.clock.now + cut_s
 
-    def loses(self, *nodes: Node) -> bool:
-        """Tell whether a message by NATS that these have to do with is lost."""
-        world = self.world
-        if not world.log.up or world.nats.state.paused or any(node.state.cut_off for node in nodes):
+    def reaches_log(self, node: Node) -> bool:
+        """Tell whether a process reaches the log now."""
+        return self.is_up and not node.state.cut_off
+
+    @property
+    def is_up(self) -> bool:
+        """Whether NATS answers."""
+        return self.logs[0].up and not self.nats.state.paused
+
+    def loses(self, sender: Node, *others: Node) -> bool:
+        """Tell whether a message by NATS is lost."""
+        if not self.is_up or any(node.state.cut_off for node in (sender, *others)):
             return True
-        return world.quiet_since is None and self.clock.chance(world.plan.loss_odds)
+        return not self.is_quiet and sender.happens(self.loss_odds)
 
     def cut_off(self, node: Node, cut_s: float) -> None:
         """Let a process not reach NATS for a while."""
@@ -43,7 +50,7 @@ class Net:
 
         def heal() -> None:
             node.state.cut_off = False
-            for job in self.world.jobs:
-                job.log.wake()
+            for log in self.logs:
+                log.wake()
 
         self.clock.after(cut_s, None, heal)

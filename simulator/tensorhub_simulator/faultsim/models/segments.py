@@ -11,15 +11,7 @@ from tensorhub_agent.core.effects import Keep, SaveManifest
 from tensorhub_agent.core.shard_state import ShardSpec
 from tensorhub_agent.primitives.digests import piece_digest
 from tensorhub_common.layout.layout import PieceTable, segment_bytes
-
-
-class Violation(AssertionError):
-    """Something happened that must never happen."""
-
-    def __init__(self, invariant: str, what: str) -> None:
-        """Name the invariant and say what broke it."""
-        super().__init__(f"{invariant}: {what}")
-        self.invariant, self.what = invariant, what
+from tensorhub_simulator.engine.violation import Violation
 
 
 class Segment:

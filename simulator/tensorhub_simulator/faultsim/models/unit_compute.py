@@ -14,8 +14,9 @@ from tensorhub_agent.primitives.forms import packed_strides
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.regions import StridedForm
 from tensorhub_common.protocol.ranges import Range
+from tensorhub_simulator.engine.violation import Violation
 from tensorhub_simulator.faultsim.models.byte_ranges import bytes_folded
-from tensorhub_simulator.faultsim.models.segments import Segment, Violation
+from tensorhub_simulator.faultsim.models.segments import Segment
 
 
 class UnitCompute:

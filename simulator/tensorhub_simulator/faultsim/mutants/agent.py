@@ -5,7 +5,7 @@
 - Belief: the agent believes bytes without a lease, a foreign root, tickets, the dead, or half of a replica.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -22,42 +22,36 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.plan_requests import PlanRequests
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_agent.transfer.verification import Verification
-from tensorhub_common.catalog import apply, availability, validation
-from tensorhub_common.catalog.handlers import membership, rounds
-from tensorhub_common.catalog.handlers import rounds as handlers_rounds
+from tensorhub_common.catalog import availability, validation
+from tensorhub_common.catalog.handlers import rounds
 from tensorhub_common.catalog.state import Catalog, known_root
 from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState, ShardTransition
 from tensorhub_common.catalog.validation import CommandRefused
 from tensorhub_common.errors import ReplicaConflict, StaleSender
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Sender
-from tensorhub_simulator.faultsim.faults import rolling_upgrade
+from tensorhub_simulator.faultsim.models import build
 from tensorhub_simulator.faultsim.models.deltas import Delta, Deltas
+from tensorhub_simulator.faultsim.mutants.replacement import Replacement
 from tensorhub_simulator.faultsim.nodes.command_queue import CommandQueue
 from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
 from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
 from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.mutants.planting import Replacement
-
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
-
-
 ROOM: Final = 2
 """So many commands of a lane wait, and the next one is left out."""
 
 
-def refused_kept() -> list["Replacement"]:
+def refused_kept() -> list[Replacement]:
     """A registration that is refused forgets the shard and keeps its memory, until the agent starts again."""
 
     def drop(self: Any, error: str, message: str) -> None:
         self.core.fail(error, message)
         self.core.gone = True
 
-    return [(RegisterOperation, "_drop", drop)]
+    return [Replacement(RegisterOperation._drop, drop)]
 
 
-def lane_leaves_out() -> list["Replacement"]:
+def lane_leaves_out() -> list[Replacement]:
     """A lane that has no room drops one command, and says the next."""
     say = CommandQueue.say
 
@@ -67,42 +61,39 @@ def lane_leaves_out() -> list["Replacement"]:
         if lane is None or len(lane.waiting) < ROOM:
             say(self, command)
 
-    return [(CommandQueue, "say", with_gaps)]
+    return [Replacement(CommandQueue.say, with_gaps)]
 
 
-def counts_unkept() -> list["Replacement"]:
+def counts_unkept() -> list[Replacement]:
     """The log is told of a fill as soon as its bytes stand, be its manifest written by then or not."""
 
     def filled(self: Any, root: str | None) -> None:
         self._root = root
         self._say_filled()
 
-    return [(ReadOperation, "_filled", filled)]
+    return [Replacement(ReadOperation._filled, filled)]
 
 
-def given_up_kept() -> list["Replacement"]:
+def given_up_kept() -> list[Replacement]:
     """What the log has given up for a round that nobody follows any more stays published at its agent."""
 
     def overwritten(_: Any, version: int) -> None:
         del version
 
-    return [(ShardCore, "overwritten_for_log", overwritten)]
+    return [Replacement(ShardCore.overwritten_for_log, overwritten)]
 
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
-
-
-def gives_up_early() -> list["Replacement"]:
+def gives_up_early() -> list[Replacement]:
     """A read whose sources stand still gives up though the log counts a holder."""
     refused = PlanRequests.refused
 
     def refuse(self: Any, refusal: Any, *rest: Any) -> bool:
         return refused(self, refusal, *rest) and not refusal.is_held
 
-    return [(PlanRequests, "refused", refuse)]
+    return [Replacement(PlanRequests.refused, refuse)]
 
 
-def drains_for_ever() -> list["Replacement"]:
+def drains_for_ever() -> list[Replacement]:
     """Memory that a reader had mapped at the bound of an update is never read into again."""
     start = ReadOperation.start
 
@@ -112,10 +103,10 @@ def drains_for_ever() -> list["Replacement"]:
         else:
             start(self, now)
 
-    return [(ReadOperation, "start", begin)]
+    return [Replacement(ReadOperation.start, begin)]
 
 
-def place_kept() -> list["Replacement"]:
+def place_kept() -> list[Replacement]:
     """A question for a plan that was answered keeps its place, so that those that wait never go out."""
 
     def answered(self: PlanQueue, *_: Any) -> None:
@@ -124,13 +115,10 @@ def place_kept() -> list["Replacement"]:
     def ended(self: PlanQueue, *_: Any) -> None:
         """Forget nothing."""
 
-    return [(PlanQueue, "answered", answered), (PlanQueue, "ended", ended)]
+    return [Replacement(PlanQueue.answered, answered), Replacement(PlanQueue.ended, ended)]
 
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
-
-
-def lease_not_asked() -> list["Replacement"]:
+def lease_not_asked() -> list[Replacement]:
     """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
     take = Transfer.take_actions
 
@@ -144,10 +132,10 @@ def lease_not_asked() -> list["Replacement"]:
             for number in numbers:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 
-    return [(Transfer, "take_actions", todo)]
+    return [Replacement(Transfer.take_actions, todo)]
 
 
-def values_without_a_drain() -> list["Replacement"]:
+def values_without_a_drain() -> list[Replacement]:
     """A trainer that comes back with values of its own copies them over what is published, and does not unpublish."""
 
     def resume(self: Any) -> None:
@@ -155,20 +143,20 @@ def values_without_a_drain() -> list["Replacement"]:
         self._overwrite()
         self._loop()
 
-    return [(WorkerNode, "_resume_with_values", resume)]
+    return [Replacement(WorkerNode._resume_with_values, resume)]
 
 
-def values_over_a_drain() -> list["Replacement"]:
+def values_over_a_drain() -> list[Replacement]:
     """A worker that comes back to a shard which still drains gets the memory at once."""
 
     def start(self: Any, now: float) -> None:  # noqa: ARG001 (as the machine takes it)
         self.core.forsake()
         self.core.finish()
 
-    return [(AttachOperation, "start", start)]
+    return [Replacement(AttachOperation.start, start)]
 
 
-def digests_of_the_next() -> list["Replacement"]:
+def digests_of_the_next() -> list[Replacement]:
     """A source grants whatever it holds, and its reader takes that list of digests for the version that it reads."""
     grant = LeaseTable.grant
 
@@ -184,10 +172,10 @@ def digests_of_the_next() -> list["Replacement"]:
             self.digests = digests
         return digests == self.digests
 
-    return [(LeaseTable, "grant", whatever), (Verification, "vouched", vouched)]
+    return [Replacement(LeaseTable.grant, whatever), Replacement(Verification.vouched, vouched)]
 
 
-def ticket_twice() -> list["Replacement"]:
+def ticket_twice() -> list[Replacement]:
     """A ticket goes on being good after it was shown, as long as its lease would have lived."""
     redeem = LeaseTable.redeem
 
@@ -198,10 +186,10 @@ def ticket_twice() -> list["Replacement"]:
             shown[ticket] = lease
         return shown.get(ticket)
 
-    return [(LeaseTable, "redeem", again)]
+    return [Replacement(LeaseTable.redeem, again)]
 
 
-def incarnation_ignored() -> list["Replacement"]:
+def incarnation_ignored() -> list[Replacement]:
     """Whoever has an agent's name speaks for it, also a process that died long ago."""
 
     def live_agent(catalog: Catalog, by: Sender | None) -> Any:
@@ -210,14 +198,15 @@ def incarnation_ignored() -> list["Replacement"]:
             raise CommandRefused(StaleSender, "this agent has not joined")
         return agent
 
-    return [(validation, "live_agent", live_agent), (membership, "live_agent", live_agent)]
+    return [Replacement(validation.live_agent, live_agent)]
 
 
-def ready_before_all() -> list["Replacement"]:
+def ready_before_all() -> list[Replacement]:
     """A replica is ready, and its calls return, as soon as its first shard is filled."""
+    right = rounds.filled
 
     def filled(catalog: Catalog, command: Filled, out: Any) -> None:
-        handlers_rounds.filled(catalog, command, out)
+        right(catalog, command, out)
         model = catalog.models[command.model]
         replica = model.replicas[command.replica]
         current = replica.round
@@ -232,13 +221,12 @@ def ready_before_all() -> list["Replacement"]:
                     current.staged[index] = root
         rounds.complete(catalog, model, replica, current, command.version, out)
 
-    handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
-    return [(apply, "_HANDLERS", handlers)]
+    return [Replacement(right, filled)]
 
 
-def filled_forgotten() -> list["Replacement"]:
+def filled_forgotten() -> list[Replacement]:
     """A shard that was filled forgets that when its round fails, though the log goes on counting it as ready."""
-    take = ReadTarget._take  # noqa: SLF001
+    take = ReadTarget._take
 
     def forget(self: Any) -> bool:
         before = self._vacated
@@ -246,12 +234,12 @@ def filled_forgotten() -> list["Replacement"]:
         self._vacated = before
         return taken
 
-    return [(ReadTarget, "_take", forget)]
+    return [Replacement(ReadTarget._take, forget)]
 
 
-def turns_forgotten() -> list["Replacement"]:
+def turns_forgotten() -> list[Replacement]:
     """A planner that begins with a snapshot knows no turn of a round that was decided before: nobody is half-filled."""
-    restore = PlannerNode._restore  # noqa: SLF001
+    restore = PlannerNode._restore
 
     def forget(self: Any) -> None:
         restore(self)
@@ -260,10 +248,10 @@ def turns_forgotten() -> list["Replacement"]:
                 if replica.round is not None:
                     replica.round.decided = 0
 
-    return [(PlannerNode, "_restore", forget)]
+    return [Replacement(PlannerNode._restore, forget)]
 
 
-def patch_from_another_version() -> list["Replacement"]:
+def patch_from_another_version() -> list[Replacement]:
     """A source gives the last delta that it has, from whatever version that leads; digests find out."""
 
     def between(self: Any, key: ShardKey, _base: str, root: str | None) -> Any:
@@ -271,10 +259,10 @@ def patch_from_another_version() -> list["Replacement"]:
         others = [data for other, data in stood.items() if other != root]
         return Delta(others[-1], stood[root]) if others and root in stood else None
 
-    return [(Deltas, "between", between)]
+    return [Replacement(Deltas.between, between)]
 
 
-def patch_not_judged() -> list["Replacement"]:
+def patch_not_judged() -> list[Replacement]:
     """A source gives a delta from whatever version, and a patched piece is taken for what the source says of it."""
     found = ReadSession.found
 
@@ -284,15 +272,15 @@ def patch_not_judged() -> list["Replacement"]:
             for piece in pieces
         )
 
-    return [*patch_from_another_version(), (ReadSession, "found", believed)]
+    return [*patch_from_another_version(), Replacement(ReadSession.found, believed)]
 
 
-def change_not_switched() -> list["Replacement"]:
+def change_not_switched() -> list[Replacement]:
     """A new build folds with its changed transition at once, while others still run the old one."""
-    return [(rolling_upgrade, "is_on", lambda build, _catalog: build >= rolling_upgrade.NEW)]
+    return [Replacement(build.is_on, lambda number, _catalog: number >= build.NEW)]
 
 
-def unpublish_forgotten() -> list["Replacement"]:
+def unpublish_forgotten() -> list[Replacement]:
     """An unpublish that the log answers after its caller has given up is forgotten: a holder that grants no lease."""
     linger = ShardCore.detach
 
@@ -300,10 +288,10 @@ def unpublish_forgotten() -> list["Replacement"]:
         if not isinstance(what, UnpublishOperation):
             linger(self, what)
 
-    return [(ShardCore, "detach", forget)]
+    return [Replacement(ShardCore.detach, forget)]
 
 
-def release_forgotten() -> list["Replacement"]:
+def release_forgotten() -> list[Replacement]:
     """A release is given up with its caller, who was told that the shard goes as soon as the registry answers."""
     linger = ShardCore.detach
 
@@ -311,4 +299,4 @@ def release_forgotten() -> list["Replacement"]:
         if not isinstance(what, ReleaseOperation):
             linger(self, what)
 
-    return [(ShardCore, "detach", forget)]
+    return [Replacement(ShardCore.detach, forget)]

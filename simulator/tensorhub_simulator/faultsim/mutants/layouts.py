@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,23 +23,19 @@ from tensorhub_common.programs.amax_reductions import AmaxReductions
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.ranges import Range
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.mutants.planting import Replacement
-
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+from tensorhub_simulator.faultsim.mutants.replacement import Replacement
 
 
-def values_before_amax() -> list["Replacement"]:
+def values_before_amax() -> list[Replacement]:
     """Values are asked for before the largest magnitudes of their blocks are known."""
 
     def apart(_: Source, ranges: Any) -> Any:
         return [], list(ranges)
 
-    return [(Source, "apart", apart)]
+    return [Replacement(Source.apart, apart)]
 
 
-def fold_lacks_a_part() -> list["Replacement"]:
+def fold_lacks_a_part() -> list[Replacement]:
     """A fold counts as known when all but one of those who have a part of it have told of theirs."""
     begin, folded = FoldProgress.__init__, FoldProgress.folded
 
@@ -51,10 +47,10 @@ def fold_lacks_a_part() -> list["Replacement"]:
         units = [unit for first, count in partials for unit in range(first, first + count)]
         return folded(self, [(unit, 1) for unit in units if self._left[self._folds.of[unit]]])
 
-    return [(FoldProgress, "__init__", init), (FoldProgress, "folded", count)]
+    return [Replacement(FoldProgress.__init__, init), Replacement(FoldProgress.folded, count)]
 
 
-def table_of_another_read() -> list["Replacement"]:
+def table_of_another_read() -> list[Replacement]:
     """What was folded for one version stands in the table of the next read."""
     begin = NumpyAmaxTable.__init__
     tables: dict[int, Any] = {}
@@ -63,15 +59,12 @@ def table_of_another_read() -> list["Replacement"]:
         begin(self, program)
         self._table = tables.setdefault(program.table_bytes, np.zeros_like(self._table))
 
-    return [(NumpyAmaxTable, "__init__", init)]
+    return [Replacement(NumpyAmaxTable.__init__, init)]
 
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
-
-
-def units_as_pieces() -> list["Replacement"]:
+def units_as_pieces() -> list[Replacement]:
     """A read that is writing pieces takes a plan in units for one in pieces."""
-    planned: Callable[[Any, Any, float], None] = ReadDriver._planned  # noqa: SLF001
+    planned: Callable[[Any, Any, float], None] = ReadDriver._planned
 
     def take(self: Any, news: Any, now: float) -> None:
         if self.program is None and self.transfer.phase is not TransferPhase.LEASING:
@@ -79,10 +72,10 @@ def units_as_pieces() -> list["Replacement"]:
             return
         planned(self, news, now)
 
-    return [(ReadDriver, "_planned", take)]
+    return [Replacement(ReadDriver._planned, take)]
 
 
-def units_shown_early() -> list["Replacement"]:
+def units_shown_early() -> list[Replacement]:
     """What came by a program is shown to others at once, before its source has said that its lease held."""
     done = Transfer.batch_done
 
@@ -100,10 +93,10 @@ def units_shown_early() -> list["Replacement"]:
         return once(self, merge_ranges((unit, 1) for unit in fresh))
 
     once = PieceCompletion.units_arrived
-    return [(Transfer, "batch_done", batch_done), (PieceCompletion, "units_arrived", stand)]
+    return [Replacement(Transfer.batch_done, batch_done), Replacement(PieceCompletion.units_arrived, stand)]
 
 
-def tensor_stands_early() -> list["Replacement"]:
+def tensor_stands_early() -> list[Replacement]:
     """A tensor that is filled by strided boxes is said to stand with the first of them."""
     stand = PieceCompletion.units_arrived
 
@@ -115,10 +108,10 @@ def tensor_stands_early() -> list["Replacement"]:
             found += self._fresh(first, count)
         return merge_ranges(found)
 
-    return [(PieceCompletion, "units_arrived", claim)]
+    return [Replacement(PieceCompletion.units_arrived, claim)]
 
 
-def foreign_view() -> list["Replacement"]:
+def foreign_view() -> list[Replacement]:
     """Boxes are gathered where another source's layout has them."""
     regions = NumberedProgram.regions
 
@@ -131,10 +124,10 @@ def foreign_view() -> list["Replacement"]:
                 continue
         return regions(self, layout, units)
 
-    return [(NumberedProgram, "regions", elsewhere)]
+    return [Replacement(NumberedProgram.regions, elsewhere)]
 
 
-def foreign_units_taken() -> list["Replacement"]:
+def foreign_units_taken() -> list[Replacement]:
     """An idle source takes over what its layout does not have."""
     take_over = balancing.steal_from_busiest
 
@@ -143,15 +136,18 @@ def foreign_units_taken() -> list["Replacement"]:
         take_over(taker, others)
         taker.covered = able
 
-    return [(balancing, "steal_from_busiest", take), (Source, "takeover_group", property(lambda _: None))]
+    return [
+        Replacement(balancing.steal_from_busiest, take),
+        Replacement(Source.takeover_group, property(lambda _: None)),
+    ]
 
 
-def root_of_another() -> list["Replacement"]:
+def root_of_another() -> list[Replacement]:
     """Who was filled by a program says the root of what a source of another layout holds."""
-    filled: Callable[[Any, str | None], None] = ReadOperation._filled  # noqa: SLF001
+    filled: Callable[[Any, str | None], None] = ReadOperation._filled
 
     def say(self: Any, root: str | None) -> None:
         foreign = [source.share.root for source in self.transfer.sources.values() if source.share.root is not None]
         filled(self, foreign[0] if foreign and root == root_digest(self._driver.digests) else root)
 
-    return [(ReadOperation, "_filled", say)]
+    return [Replacement(ReadOperation._filled, say)]

@@ -3,11 +3,8 @@
 Each is a method or a function replaced while the bug is switched on; the cores themselves know nothing of it.
 """
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, Final
 
 import msgspec
@@ -18,27 +15,26 @@ from tensorhub_agent.core.operations.drain import DrainOperation
 from tensorhub_agent.core.operations.read import ReadOperation, ReadStage
 from tensorhub_agent.core.operations.reclaim import MemoryReclaim
 from tensorhub_agent.core.shard_state import MemoryState
-from tensorhub_agent.leases import table as leases_table
 from tensorhub_agent.leases.table import LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.transfer import source_pool
+from tensorhub_agent.transfer import balancing
 from tensorhub_agent.transfer.source_pool import SourcePool
 from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_agent.transfer.verification import Verification
 from tensorhub_common.catalog import retention
+from tensorhub_common.protocol import plans
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.commands import Drained
 from tensorhub_common.protocol.log.events import RoundJoined, VersionPublished
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_planner.planning import plan, verifier
 from tensorhub_simulator.faultsim.mutants import agent, layouts, registry
 from tensorhub_simulator.faultsim.mutants import agent as mutants_agent
 from tensorhub_simulator.faultsim.mutants import layouts as mutants_layouts
+from tensorhub_simulator.faultsim.mutants.replacement import Owner, Replacement
 from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
 from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 NEWEST: Final = "newest"
-Replacement = tuple[type | ModuleType, str, Any]
 
 
 def _no_drain() -> list[Replacement]:
@@ -54,13 +50,13 @@ def _no_drain() -> list[Replacement]:
             self.core.set_memory(MemoryState.EMPTY)
             self.drained(now)
 
-    return [(DrainOperation, "on_event", on_event)]
+    return [Replacement(DrainOperation.on_event, on_event)]
 
 
 def _latest_per_shard() -> list[Replacement]:
     """Each shard reads what was the latest when it asked, whatever was decided for all."""
-    take, answer = AgentCore.on_event, ReadOperation._on_answer  # noqa: SLF001
-    decided, all_here = ReadOperation._decided, ReadOperation._all_here  # noqa: SLF001
+    take, answer = AgentCore.on_event, ReadOperation._on_answer
+    decided, all_here = ReadOperation._decided, ReadOperation._all_here
 
     def on_event(self: AgentCore, event: Any, now: float) -> Any:
         if isinstance(event, VersionPublished):
@@ -84,10 +80,10 @@ def _latest_per_shard() -> list[Replacement]:
         all_here(self, transfer, now)
 
     return [
-        (AgentCore, "on_event", on_event),
-        (ReadOperation, "_on_answer", on_answer),
-        (ReadOperation, "_decided", decide),
-        (ReadOperation, "_all_here", claim),
+        Replacement(AgentCore.on_event, on_event),
+        Replacement(ReadOperation._on_answer, on_answer),
+        Replacement(ReadOperation._decided, decide),
+        Replacement(ReadOperation._all_here, claim),
     ]
 
 
@@ -102,7 +98,7 @@ def _digest_not_checked() -> list[Replacement]:
         self.confirmed(ranges)
         return []
 
-    return [(Verification, "vouched", vouched), (Verification, "count", count)]
+    return [Replacement(Verification.vouched, vouched), Replacement(Verification.count, count)]
 
 
 def _second_writer() -> list[Replacement]:
@@ -113,7 +109,7 @@ def _second_writer() -> list[Replacement]:
         lost(self, number, reason, now)
         self.closed(number, now)
 
-    return [(Transfer, "lost", lose)]
+    return [Replacement(Transfer.lost, lose)]
 
 
 def _late_receive() -> list[Replacement]:
@@ -125,7 +121,7 @@ def _late_receive() -> list[Replacement]:
             self.receives.forget()
             self.clock.after(0.0, self.reader, self._gone, self.reader_life)
 
-    return [(ReadSession, "close", close)]
+    return [Replacement(ReadSession.close, close)]
 
 
 def _close_waits() -> list[Replacement]:
@@ -137,9 +133,9 @@ def _close_waits() -> list[Replacement]:
             self.clock.after(0.1, self.reader, self.close, self.reader_life)
         elif not self.closing:
             self.closing = True
-            self.clock.after(self.clock.lag(), self.reader, self._closed, self.reader_life)
+            self.clock.after(self.reader.lag(), self.reader, self._closed, self.reader_life)
 
-    return [(ReadSession, "close", close)]
+    return [Replacement(ReadSession.close, close)]
 
 
 def _window_hogged() -> list[Replacement]:
@@ -151,12 +147,12 @@ def _window_hogged() -> list[Replacement]:
             room_bytes -= nbytes
             yield ranges, nbytes
 
-    return [(source_pool, "fill_window", fill)]
+    return [Replacement(balancing.fill_window, fill)]
 
 
 def _outcome_twice() -> list[Replacement]:
     """A registry that was restarted publishes what it folds without looking at what stands in the log."""
-    request = RegistryNode._requests  # noqa: SLF001
+    request = RegistryNode._requests
 
     def learn_end(self: Any, term: int) -> None:
         if self.term == term:
@@ -168,7 +164,7 @@ def _outcome_twice() -> list[Replacement]:
             publication = msgspec.structs.replace(publication, expected=None)
         return request(self, publication, life, as_batch=as_batch or self.life > 1)
 
-    return [(RegistryNode, "_learn_end", learn_end), (RegistryNode, "_requests", requests)]
+    return [Replacement(RegistryNode._learn_end, learn_end), Replacement(RegistryNode._requests, requests)]
 
 
 def _swap_per_shard() -> list[Replacement]:
@@ -178,7 +174,7 @@ def _swap_per_shard() -> list[Replacement]:
         digests = self._driver.digests
         self._target.stand(event.version, event.root, digests, swap=self.core.place.staged)
 
-    return [(ReadOperation, "_on_filled", on_filled)]
+    return [Replacement(ReadOperation._on_filled, on_filled)]
 
 
 def _mapped_not_waited_for() -> list[Replacement]:
@@ -188,7 +184,7 @@ def _mapped_not_waited_for() -> list[Replacement]:
     def on_outcome(self: MemoryReclaim, news: Any, now: float) -> None:
         take(self, msgspec.structs.replace(news, lent=False) if isinstance(news, Probed) else news, now)
 
-    return [(MemoryReclaim, "on_outcome", on_outcome)]
+    return [Replacement(MemoryReclaim.on_outcome, on_outcome)]
 
 
 def _partial_serves_all() -> list[Replacement]:
@@ -199,7 +195,7 @@ def _partial_serves_all() -> list[Replacement]:
         coming = self.coming.get(key)
         return prove(self, key, pieces if coming is None or coming.has is None else [(0, len(coming.has))])
 
-    return [(LeaseTable, "pieces_available", claim)]
+    return [Replacement(LeaseTable.pieces_available, claim)]
 
 
 def _wait_cycle() -> list[Replacement]:
@@ -208,12 +204,12 @@ def _wait_cycle() -> list[Replacement]:
     def has_priority(_source: Any, reader: Any) -> bool:
         return reader is not None
 
-    return [(module, "has_priority", has_priority) for module in (plan, verifier, leases_table)]
+    return [Replacement(plans.has_priority, has_priority)]
 
 
 def _promise_kept() -> list[Replacement]:
     """A shard goes on promising what it waits for itself since its own source of it went."""
-    return [(SourcePool, "awaiting_others", lambda _self: [])]
+    return [Replacement(SourcePool.awaiting_others, lambda _self: [])]
 
 
 def _promises_all() -> list[Replacement]:
@@ -223,12 +219,12 @@ def _promises_all() -> list[Replacement]:
         given = [run for source in self.by_number.values() for place in source.places() for run in place]
         return [*self.loose, *given]
 
-    return [(SourcePool, "committed", firm), (SourcePool, "awaiting_others", lambda _self: [])]
+    return [Replacement(SourcePool.committed, firm), Replacement(SourcePool.awaiting_others, lambda _self: [])]
 
 
 def _other_units_promised() -> list[Replacement]:
     """A shard that is filled by one program tells a reader of another one of its units, as if they were the same."""
-    grant: Callable[..., Any] = LeaseTable._grant_coming  # noqa: SLF001
+    grant: Callable[..., Any] = LeaseTable._grant_coming
 
     def take(self: Any, coming: Any, ask: Any, *rest: Any) -> Any:
         if ask.program is None or coming.units is None:
@@ -236,12 +232,12 @@ def _other_units_promised() -> list[Replacement]:
         answer = grant(self, coming, msgspec.structs.replace(ask, program=coming.units.program), *rest)
         return msgspec.structs.replace(answer, program=ask.program) if isinstance(answer, LeaseGrant) else answer
 
-    return [(LeaseTable, "_grant_coming", take)]
+    return [Replacement(LeaseTable._grant_coming, take)]
 
 
 def _readers_kept() -> list[Replacement]:
     """A shard whose round is decided anew for the same version keeps its readers, though its turn is later by then."""
-    decided = ReadOperation._decided  # noqa: SLF001
+    decided = ReadOperation._decided
 
     def decide(self: Any, event: Any, now: float) -> None:
         key, table = self.core.key, self.core.table
@@ -252,7 +248,7 @@ def _readers_kept() -> list[Replacement]:
         if kept is not None:
             table.coming[key] = kept
 
-    return [(ReadOperation, "_decided", decide)]
+    return [Replacement(ReadOperation._decided, decide)]
 
 
 def _retention_counts_spot() -> list[Replacement]:
@@ -261,7 +257,7 @@ def _retention_counts_spot() -> list[Replacement]:
     def counts(_catalog: Any, replica: Any, version: int) -> bool:
         return bool(replica.version == version)
 
-    return [(retention, "counts_as_copy", counts)]
+    return [Replacement(retention.counts_as_copy, counts)]
 
 
 def _retention_counts_draining() -> list[Replacement]:
@@ -272,12 +268,12 @@ def _retention_counts_draining() -> list[Replacement]:
         whole = len(members) == replica.shards and all(shard.version == version for shard in members)
         return whole and not replica.spot
 
-    return [(retention, "counts_as_copy", counts)]
+    return [Replacement(retention.counts_as_copy, counts)]
 
 
 def _superseded_as_newer() -> list[Replacement]:
     """What was read of an overtaken version is taken for the beginning of the newer one, and committed as that."""
-    decided = ReadOperation._decided  # noqa: SLF001
+    decided = ReadOperation._decided
 
     def go_on(self: Any, event: Any, now: float) -> None:
         transfer = self.transfer
@@ -288,7 +284,7 @@ def _superseded_as_newer() -> list[Replacement]:
             return
         decided(self, event, now)
 
-    return [(ReadOperation, "_decided", go_on)]
+    return [Replacement(ReadOperation._decided, go_on)]
 
 
 BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
@@ -348,11 +344,18 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
 def planted(name: str | None) -> Iterator[None]:
     """Switch a bug on."""
     replacements = BUGS[name]() if name is not None else []
-    before = [(owner, method, getattr(owner, method)) for owner, method, _ in replacements]
+    found = [(*place, each.right, each.wrong) for each in replacements for place in each.places()]
     try:
-        for owner, method, wrong in replacements:
-            setattr(owner, method, wrong)
+        for owner, attribute, _, wrong in found:
+            _put(owner, attribute, wrong)
         yield
     finally:
-        for owner, method, right in before:
-            setattr(owner, method, right)
+        for owner, attribute, right, _ in found:
+            _put(owner, attribute, right)
+
+
+def _put(owner: Owner, name: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)

@@ -1,19 +1,15 @@
 """Planted bugs of registries: of what they keep through a restart, and of who may speak."""
 
-# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, Final
 
 from tensorhub_registry.core import election as leading
 from tensorhub_registry.core.job_fold import JobFold
 from tensorhub_registry.core.liveness import Liveness
+from tensorhub_simulator.faultsim.mutants.replacement import Replacement
 from tensorhub_simulator.faultsim.nodes.registry import RegistryNode
-
-Replacement = tuple[type | ModuleType, str, Any]
 
 
 def _outcome_lost() -> list[Replacement]:
@@ -24,7 +20,7 @@ def _outcome_lost() -> list[Replacement]:
         made = snapshot(self)
         return made if made is None else replace(made, told=replace(made.told, due=()))
 
-    return [(JobFold, "snapshot", without)]
+    return [Replacement(JobFold.snapshot, without)]
 
 
 def _snapshot_misses_last() -> list[Replacement]:
@@ -35,12 +31,12 @@ def _snapshot_misses_last() -> list[Replacement]:
         made = snapshot(self)
         return made if made is None else replace(made, seq=made.seq + 1)
 
-    return [(JobFold, "snapshot", ahead)]
+    return [Replacement(JobFold.snapshot, ahead)]
 
 
 def _stale_leader_expires() -> list[Replacement]:
     """A leader that wakes up expires whom it did not hear while it slept, under whatever term the log has by then."""
-    look = RegistryNode._look  # noqa: SLF001
+    look = RegistryNode._look
 
     def tick_first(self: Any) -> None:
         if self.leader.state is leading.LeaderState.LEADING:
@@ -52,9 +48,9 @@ def _stale_leader_expires() -> list[Replacement]:
         return int(max(self.claim.term, self.fold.catalog.term))
 
     return [
-        (RegistryNode, "_look", tick_first),
-        (RegistryNode, "_spoken_term", spoken),
-        (Liveness, "pause_max_s", math.inf),
+        Replacement(RegistryNode._look, tick_first),
+        Replacement(RegistryNode._spoken_term, spoken),
+        Replacement(Liveness.pause_max_s, property(lambda _: math.inf)),
     ]
 
 

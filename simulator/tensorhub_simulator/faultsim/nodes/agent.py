@@ -12,10 +12,10 @@ Invariants:
 - The outcome is never told to another life of the agent than the one that began the task.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from random import Random
+from typing import Final
 
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_agent.core.agent import AgentCore
@@ -70,16 +70,26 @@ from tensorhub_common.programs.amax_reductions import amax_reductions_of
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
 from tensorhub_common.protocol.subjects import cached_version
-from tensorhub_simulator.engine.clock import Clock, Node
+from tensorhub_simulator.engine.violation import Violation
 from tensorhub_simulator.faultsim.models.deltas import Deltas
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
 from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
-from tensorhub_simulator.faultsim.models.segments import ModelledShard, Segment, Violation
+from tensorhub_simulator.faultsim.models.segments import ModelledShard, Segment
 from tensorhub_simulator.faultsim.models.unit_compute import write_scales
 from tensorhub_simulator.faultsim.nodes.command_queue import CommandQueue
+from tensorhub_simulator.faultsim.nodes.pending_calls import PendingCalls
+from tensorhub_simulator.faultsim.nodes.planner import PlannerNode
+from tensorhub_simulator.faultsim.observations import (
+    AgentDied,
+    BytesWritten,
+    ScalesFolded,
+    ShardCommitted,
+    ShardOffered,
+    SourceClosed,
+    Stepped,
+)
 from tensorhub_simulator.faultsim.transfers.source_session import AGAIN_ODDS, ReadSession
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.world import World
 
 PLAN_ASK_S: Final = 0.9
 
@@ -94,22 +104,21 @@ class AgentTasks:
 
     def __init__(self, agent: "AgentNode") -> None:
         """Begin with none."""
-        self._agent, self._world, self._clock = agent, agent.world, agent.clock
-        self._disk = random.Random(f"{agent.world.seed}/{agent.world.job}/{agent.name}")
-        """Drawn apart, so that a disk changes nothing else of a seed but what waits for it."""
+        self._agent, self._job, self._clock = agent, agent.job, agent.clock
+        self._disk = agent.job.stream("disk", agent.name)
 
     def digest(self, effect: DigestMemory) -> None:
         """Hash one half now and the other half later, so that a write in between shows."""
         shelved = self._agent.shelf[effect.key]
         segment = shelved.target if effect.filled else shelved.segment
         half = len(segment.nbytes) // 2
-        first = segment.digests(range(half)) if self._world.plan.digests else b""
+        first = segment.digests(range(half)) if self._job.config.digests else b""
 
         def rest() -> None:
-            second = segment.digests(range(half, len(segment.nbytes))) if self._world.plan.digests else b""
+            second = segment.digests(range(half, len(segment.nbytes))) if self._job.config.digests else b""
             self._agent.news(Digested(effect.key, effect.number, first + second))
 
-        self._clock.after(self._clock.lag(), self._agent, rest)
+        self._clock.after(self._agent.lag(), self._agent, rest)
 
     def takes_back(self, key: ShardKey) -> bool:
         """Tell whether a new process can take back what stands here: for a copy it may lack memory or descriptors."""
@@ -136,7 +145,7 @@ class AgentTasks:
 
     def probe(self, effect: ProbeMapping) -> None:
         """Look who maps the memory, almost at once."""
-        self._clock.after(self._clock.lag() * 0.1, self._agent, lambda: self._probe(effect))
+        self._clock.after(self._agent.lag() * 0.1, self._agent, lambda: self._probe(effect))
 
     def _probe(self, effect: ProbeMapping) -> None:
         shelved = self._agent.shelf.get(effect.key)
@@ -146,7 +155,7 @@ class AgentTasks:
 
     def duplicate(self, key: ShardKey) -> None:
         """Copy one piece after the other into the spare memory, so that whoever writes meanwhile is seen."""
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, 0))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, 0))
 
     def _duplicate(self, key: ShardKey, piece: int) -> None:
         shelved = self._agent.shelf.get(key)
@@ -156,14 +165,14 @@ class AgentTasks:
             self._agent.news(Duplicated(key))
             return
         shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
 
     def make_copy(self, effect: AllocateCopy) -> None:
         """Make memory for a copy."""
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._make_copy(effect))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._make_copy(effect))
 
     def _make_copy(self, effect: AllocateCopy) -> None:
-        key, table = effect.key, self._world.layouts.table(effect.layout)
+        key, table = effect.key, self._job.layouts.table(effect.layout)
         if key not in self._agent.shelf:
             place = ShardSpec(key, effect.shards, spot=False, layout=effect.layout, nbytes=table.nbytes)
             self._agent.shelf[key] = ModelledShard(place, Segment(table))
@@ -172,12 +181,12 @@ class AgentTasks:
 
     def check_siblings(self, effect: CompareLayouts) -> None:
         """Compare a layout with those of the siblings."""
-        self._clock.after(self._clock.lag(), self._agent, lambda: self._check_siblings(effect))
+        self._clock.after(self._agent.lag(), self._agent, lambda: self._check_siblings(effect))
 
     def _check_siblings(self, effect: CompareLayouts) -> None:
         mine = self._agent.shelf.get(effect.key)
         if mine is not None:
-            layout = self._world.layouts.layout
+            layout = self._job.layouts.layout
             clashes = (shared_mismatch(layout(mine.place.layout), layout(each.layout)) for each in effect.siblings)
             mismatch = next((why for why in clashes if why is not None), None)
             self._agent.news(SiblingsChecked(effect.key, effect.number, mismatch))
@@ -190,29 +199,29 @@ class AgentTasks:
             if not answered:
                 answered.append(True)
                 came = self._came(effect, answer)
-                if self._clock.chance(AGAIN_ODDS):
-                    self._clock.after(self._clock.lag(), self._agent, lambda: self._agent.news(came))
+                if self._agent.happens(AGAIN_ODDS):
+                    self._clock.after(self._agent.lag(), self._agent, lambda: self._agent.news(came))
                 self._agent.news(came)
 
         silence = Refusal(error=NO_ANSWER, reason="no planner answered")
         self._clock.after(PLAN_ASK_S, self._agent, lambda: come(silence))
-        world, life = self._world, self._agent.life
-        if not world.net_loses(self._agent):
+        network, planner, life = self._job.network, self._agent.planner, self._agent.life
+        if not network.loses(self._agent):
 
             def reply(answer: PlanAnswer) -> None:
-                if not world.net_loses(self._agent):
-                    self._clock.after(self._clock.lag(), self._agent, lambda: come(answer), life)
+                if not network.loses(planner, self._agent):
+                    self._clock.after(planner.lag(), self._agent, lambda: come(answer), life)
 
-            self._clock.after(self._clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
+            self._clock.after(self._agent.lag(), planner, lambda: planner.asked(effect.demand, reply))
 
     def _came(self, effect: RequestPlan, answer: PlanAnswer) -> PlanReceived:
         """Get the program that a plan names, which now and then can't be had."""
         if not isinstance(answer, Plan) or answer.program is None:
             return PlanReceived(effect.key, effect.number, answer)
-        if self._world.net_loses(self._agent):
+        if self._job.network.loses(self._agent):
             lost = Refusal(error=NO_ANSWER, reason="the transfer program can't be had")
             return PlanReceived(effect.key, effect.number, lost)
-        layouts, shelved = self._world.layouts, self._agent.shelf.get(effect.key)
+        layouts, shelved = self._job.layouts, self._agent.shelf.get(effect.key)
         program = layouts.executions[answer.program]
         completion = PieceCompletion(program, shelved.target.table) if shelved is not None else None
         folds, table = (amax_reductions_of(program), NumpyAmaxTable(program)) if program.partials else (None, None)
@@ -222,9 +231,9 @@ class AgentTasks:
 class Incarnations:
     """The present number of a process."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, rng: Random) -> None:
         """Begin with none."""
-        self.clock = clock
+        self._rng = rng
         self.number = 0
         self.lost = False
         """The number may be lower than one that was used before."""
@@ -233,7 +242,7 @@ class Incarnations:
 
     def next(self) -> None:
         """Take a higher one."""
-        self.number += self._step * self.clock.rng.choice((1, 1, 2, 1000))
+        self.number += self._step * self._rng.choice((1, 1, 2, 1000))
         self._step *= 2
         # It is the wall clock in milliseconds: after a loss it may be lower, and is still none that was used.
         while self.number in self._used:
@@ -246,7 +255,7 @@ class Incarnations:
 
     def lose(self) -> None:
         """The disk is lost, and with it what was used last."""
-        self.number = max(0, self.number - self.clock.rng.choice((0, 1, 500, 5000)))
+        self.number = max(0, self.number - self._rng.choice((0, 1, 500, 5000)))
         self.lost = True
 
 
@@ -254,29 +263,30 @@ BREAK_S: Final = 2.0
 JOIN_LOOK_S: Final = 0.05
 
 
-class AgentNode(Node):
+class AgentNode(AgentHost):
     """One agent."""
 
-    core: AgentCore
     follower: Follower
 
-    def __init__(self, name: str, world: "World", host: str, site: str, rack: str) -> None:
-        """Stand somewhere."""
-        super().__init__(name)
-        self.world, self.host, self.site, self.rack = world, host, site, rack
-        self.clock = world.clock
-        self.shelf: dict[ShardKey, ModelledShard] = {}
+    def __init__(
+        self, name: str, job: Job, calls: PendingCalls, planner: PlannerNode, *, host: str, site: str, rack: str
+    ) -> None:
+        """Begin down, on this host."""
+        super().__init__(name, job.stream("messages", name))
+        self.job, self.calls, self.planner = job, calls, planner
+        self.host, self.site, self.rack = host, site, rack
+        self.clock = job.clock
+        self.shelf = {}
         self.links: dict[tuple[ShardKey, int], ReadSession] = {}
-        self.lanes = CommandQueue(self)
+        self.lanes = CommandQueue(job, self)
         self.deltas = Deltas()
         self.gone: set[int] = set()
         """Sessions that have ended: what they sent last is not read any more."""
-        self.dies_in: int | None = None
+        self.dies_in = None
         self.drag = 1.0
-        """How many times slower it sends than others."""
         self._timer: float | None = None
         self._rejoining = False
-        self._numbers = Incarnations(self.clock)
+        self._numbers = Incarnations(job.streams.of("incarnations", name))
         self._errands = AgentTasks(self)
 
     # Life and death.
@@ -301,13 +311,13 @@ class AgentNode(Node):
         self.gone.clear()
         self.deltas = Deltas()
         self._timer, self._rejoining = None, False
-        self.core = AgentCore(self.name, self.world.plan.limits)
+        self.core = AgentCore(self.name, self.job.config.limits)
         for key, shelved in self.shelf.items():
             if self._errands.takes_back(key):
                 self.core.adopt(shelved.place, self._held(shelved))
             else:
                 self.core.set_aside(key)
-        self.follower = Follower(self.world.log, self, len(self.world.log.entries), self._on_entry, events=True)
+        self.follower = Follower(self.job.log, self, len(self.job.log.entries), self._on_entry, events=True)
         self.join()
 
     def _held(self, shelved: ModelledShard) -> ShardContents:
@@ -335,7 +345,7 @@ class AgentNode(Node):
     def kill(self) -> None:
         """SIGKILL, for all jobs."""
         if self.up:
-            self.world.note(f"{self.name} is killed")
+            self.job.log_line(f"{self.name} is killed")
         for each in reversed(self.family):
             each.end_life()
 
@@ -351,14 +361,14 @@ class AgentNode(Node):
         self.lanes.clear()
         for shelved in self.shelf.values():
             shelved.target.writers.clear()
-        for link in list(self.world.links.values()):
-            if link.source is self and link.reader.up and not link.closed:
-                link.source_died()
-        self.world.agent_died(self)
+        for session in list(self.job.sessions.values()):
+            if session.source is self and session.reader.up and not session.closed:
+                session.source_died()
+        self.job.observe(AgentDied(self.name))
 
     def lose_disk(self) -> None:
         """Nothing is left of what this agent had, nor of the number under which it spoke last."""
-        self.world.note(f"{self.name} has lost its disk")
+        self.job.log_line(f"{self.name} has lost its disk")
         for each in self.family:
             each.shelf.clear()
         self._numbers.lose()
@@ -384,7 +394,7 @@ class AgentNode(Node):
         """Speak under the process's number from now on."""
         number = self._first._numbers.number  # noqa: SLF001 (of the same process)
         self.lanes.clear()
-        self.world.note(f"{self.name} joins {self.world.job} as {number}")
+        self.job.log_line(f"{self.name} joins {self.job.name} as {number}")
         self.carry_out(self.core.join(number, self.host, self.site, self.now, rack=self.rack))
 
     def rejoin(self) -> None:
@@ -399,7 +409,7 @@ class AgentNode(Node):
 
     def carry_out(self, effects: list[AnyEffect]) -> None:
         """Do what the core wants, in order; a planned death may come between two effects."""
-        self.world.touched.add(self)
+        self.job.observe(Stepped(self.name))
         for effect in effects:
             if self.dies_in is not None:
                 self.dies_in -= 1
@@ -416,7 +426,7 @@ class AgentNode(Node):
             case AppendCommand():
                 self._say(effect.command)
             case CompleteCall() | FailCall():
-                self.world.calls.ended(self, effect)
+                self.calls.ended(self, effect)
             case ReportReplicaVersion():
                 pass
             case DigestMemory():
@@ -439,7 +449,7 @@ class AgentNode(Node):
             case RequestPlan():
                 self._errands.plan(effect)
             case RequestLease():
-                link = self.links[effect.key, effect.source] = ReadSession(self, effect)
+                link = self.links[effect.key, effect.source] = ReadSession(self, self.job, effect)
                 link.open()
             case OpenTransport():
                 self.links[effect.key, effect.source].enter()
@@ -457,9 +467,9 @@ class AgentNode(Node):
             case BreakLease():
                 self._break(effect)
             case SendAvailability():
-                shown = self.world.links.get(effect.lease)
+                shown = self.job.sessions.get(effect.lease)
                 if shown is not None and shown.reader.up:
-                    shown.telling.announce(effect.news)
+                    shown.announce(effect.news)
             case FreeShard():
                 self._free(effect.key)
             case EndFenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
@@ -479,21 +489,21 @@ class AgentNode(Node):
         if not self._may_fill(shelved, self.core.shards[effect.key]):
             raise Violation("one writer", f"scales of {effect.key} are folded while it is not being filled")
         write_scales(effect.table, program, effect.scales, shelved.target)
-        self.world.tally.scales += sum(count for _, count in effect.scales)
+        self.job.observe(ScalesFolded(sum(count for _, count in effect.scales)))
 
     def _close(self, effect: CloseSource) -> None:
         core = self.core.shards.get(effect.key)  # It may be gone already: nothing was written for it yet.
         operation = core.operation if core is not None else None
         if isinstance(operation, ReadOperation) and operation.transfer is not None:
             source = operation.transfer.sources.get(effect.source)
-            self.world.tally.left[source.lost if source is not None else ""] += 1
+            self.job.observe(SourceClosed(source.lost if source is not None else ""))
         self.links[effect.key, effect.source].close()
 
     def _break(self, effect: BreakLease) -> None:
-        link = self.world.links.get(effect.lease)
+        link = self.job.sessions.get(effect.lease)
         if link is not None and link.reader.up and not link.is_cut:
             # A broken lease is safe only because nobody relies on this message: it may come late.
-            late = self.clock.rng.random() * BREAK_S if self.clock.chance(0.3) else self.clock.lag()
+            late = self.messages.random() * BREAK_S if self.happens(0.3) else self.lag()
             self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
 
     def _free(self, key: ShardKey) -> None:
@@ -533,15 +543,23 @@ class AgentNode(Node):
         """A reader is done, or gone."""
         self.carry_out(self.core.lease_ended(lease, how, self.now))
 
-    def written_by(self, link: ReadSession, where: Sequence[int], data: bytes) -> None:
-        """A link writes into memory of this agent."""
-        shelved = self.shelf[link.key]
-        core = self.core.shards.get(link.key)
+    def session_ended(self, key: ShardKey, source: int) -> None:
+        """Forget a session of one of its reads."""
+        self.links.pop((key, source), None)
+
+    @property
+    def log_position(self) -> int:
+        """Up to which entry it has read the log."""
+        return self.follower.position
+
+    def written_by(self, key: ShardKey, where: Sequence[int], data: bytes) -> None:
+        """Write what a source sent."""
+        shelved = self.shelf[key]
+        core = self.core.shards.get(key)
         if core is None or not isinstance(core.operation, ReadOperation) or not self._may_fill(shelved, core):
             state = "no shard" if core is None else f"{core.held.memory}, {core.operation}"
-            raise Violation("one writer", f"{link.key} is written by a read while it is {state}")
-        if any(rank.shows is shelved.target for rank in self.world.ranks if shelved.spare and rank.up):
-            raise Violation("what is shown", f"{link.key} is written where the tensors of its worker stand")
+            raise Violation("one writer", f"{key} is written by a read while it is {state}")
+        self.job.observe(BytesWritten(key, shelved.target, shelved.spare is not None))
         shelved.target.put(where, data)
 
     def _may_fill(self, shelved: ModelledShard, core: ShardCore) -> bool:
@@ -551,12 +569,16 @@ class AgentNode(Node):
     # The log.
 
     def _say(self, command: AnyCommand) -> None:
-        if isinstance(command, Ready):
-            self.world.truth.offered(command, self.shelf[ShardKey(command.model, command.replica, command.shard)])
+        if isinstance(command, Ready) and command.by is not None:
+            shelved = self.shelf[ShardKey(command.model, command.replica, command.shard)]
+            self.job.observe(ShardOffered(command.by, shelved.place, bytes(shelved.segment.data)))
         elif isinstance(command, Filled):
-            self.world.truth.filled(command, self.shelf[ShardKey(command.model, command.replica, command.shard)])
+            shelved = self.shelf[ShardKey(command.model, command.replica, command.shard)]
+            data, root = bytes(shelved.target.data), root_digest(shelved.target.digests())
+            is_kept = shelved.place.swaps or _is_kept(shelved, command.version)
+            self.job.observe(ShardCommitted(command, shelved.place, data, root, is_kept))
         elif isinstance(command, Want) and command.by is not None:
-            self.world.calls.wanted(self, ShardKey(command.model, command.replica, command.shard), command.by)
+            self.calls.wanted(self, ShardKey(command.model, command.replica, command.shard), command.by)
         self.lanes.say(command)
 
     # Workers.
@@ -564,14 +586,14 @@ class AgentNode(Node):
     def begin(self, key: ShardKey, call: AnyCall) -> None:
         """Begin a worker's call; a registration waits for the join, and may be of a new shard."""
         if call.session in self.gone:
-            self.world.calls.forget(call.call)
+            self.calls.forget(call.call)
             return
         if isinstance(call, CallRegister) and not self.core.joined and self.now < call.deadline:
             self.clock.after(JOIN_LOOK_S, self, lambda: self.begin(key, call))
             return
         if isinstance(call, CallRegister) and key not in self.core.shards:
-            place = self.world.places[key]
-            table = self.world.layouts.table(place.layout)
+            place = self.job.places[key]
+            table = self.job.layouts.table(place.layout)
             self.shelf[key] = ModelledShard(place, Segment(table), spare=Segment(table) if place.staged else None)
             self.carry_out(self.core.register(place, call, self.now))
         else:
@@ -585,3 +607,11 @@ class AgentNode(Node):
         """A worker's connection has ended."""
         self.gone.add(session)
         self.carry_out(self.core.worker_gone(session, self.now))
+
+
+def _is_kept(shelved: ModelledShard, version: int) -> bool:
+    """Tell whether the next process finds what is filled; what a worker reads may go without."""
+    if shelved.refused == version and cached_version(shelved.place.key.replica) is None:
+        return True
+    kept = shelved.manifest
+    return kept is not None and (kept.state, kept.version) == ("ready", version)

@@ -2,14 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.commands import AnyCommand
 from tensorhub_common.protocol.subjects import command_subject
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+from tensorhub_simulator.engine.clock import Node
+from tensorhub_simulator.faultsim.models.job import Job
 
 LATE_S_MAX: Final = 4.0
 """So late a command arrives now and then, whatever its sender has done meanwhile."""
@@ -25,9 +24,9 @@ class Lane:
 class CommandQueue:
     """All lanes of one agent."""
 
-    def __init__(self, node: "AgentNode") -> None:
+    def __init__(self, job: Job, node: Node) -> None:
         """Begin with none."""
-        self.node = node
+        self.job, self.node = job, node
         self._lanes: dict[str, Lane] = {}
 
     @property
@@ -56,22 +55,22 @@ class CommandQueue:
         if not self._is_first(name, command):
             return
         node, by = self.node, command.by
-        clock, world, life = node.clock, node.world, node.life
+        clock, job, life = node.clock, self.job, node.life
         assert by is not None
         msg_id = f"{by.lane}:{by.incarnation}:{by.n}"
-        subject, data = command_subject(world.job, str(command.__struct_config__.tag), by.process), encode(command)
+        subject, data = command_subject(job.name, str(command.__struct_config__.tag), by.process), encode(command)
 
         def arrive() -> None:
-            if not world.log.up:
+            if not job.log.up:
                 return
-            world.log.append(subject, data, msg_id)
-            if not world.net_loses(node):
-                clock.after(clock.lag(), node, lambda: self._acknowledged(name, command), life)
+            job.log.append(subject, data, msg_id)
+            if not job.network.loses(node):
+                clock.after(job.nats.lag(), node, lambda: self._acknowledged(name, command), life)
 
-        if not world.net_loses(node):
-            late_s = clock.rng.random() * LATE_S_MAX if clock.chance(world.plan.late_odds) else 0.0
-            clock.after(clock.lag() + late_s, world.nats, arrive)
-        clock.after(world.plan.append_attempt_s, node, lambda: self._send(name, command))
+        if not job.network.loses(node):
+            late_s = node.messages.random() * LATE_S_MAX if node.happens(job.config.late_odds) else 0.0
+            clock.after(node.lag() + late_s, job.nats, arrive)
+        clock.after(job.config.append_attempt_s, node, lambda: self._send(name, command))
 
     def _acknowledged(self, name: str, command: AnyCommand) -> None:
         if not self._is_first(name, command):

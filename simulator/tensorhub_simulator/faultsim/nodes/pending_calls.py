@@ -1,20 +1,18 @@
-"""Workers' calls under way, and what must hold when one ends."""
+"""Workers' calls under way: sent to an agent, open there, and ended or lost with it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
-from tensorhub_agent.core.effects import AnyCall, CallPublish, CallRead, CallUnpublish, CompleteCall, FailCall
-from tensorhub_agent.core.shard_state import MemoryState
+from tensorhub_agent.core.effects import AnyCall, CompleteCall, FailCall
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.log.commands import Sender
-from tensorhub_simulator.faultsim.models.segments import Segment, Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.models.segments import Segment
+from tensorhub_simulator.faultsim.observations import AgentDied, CallEnded
 
 SLACK_S: Final = 2 * OUTCOME_S_MAX + 2.0
 """After its bound a call gives up, once more where the log took the round up anew, and waits for sources to close."""
@@ -28,7 +26,7 @@ Reply = Callable[[CompleteCall | FailCall | None], None]
 class OpenCall:
     """A call that has not ended."""
 
-    node: "AgentNode"
+    node: AgentHost
     key: ShardKey
     call: AnyCall
     reply: Reply
@@ -38,23 +36,20 @@ class OpenCall:
     want_by: Sender | None = None
 
 
-@dataclass(slots=True)
-class Calls:
-    """All calls under way."""
+class PendingCalls:
+    """All calls under way in one job."""
 
-    world: "World"
-    reads: int = 0
-    raised: dict[str, int] = field(default_factory=dict)
-    reads_raised: dict[str, int] = field(default_factory=dict)
-    """The same of reads alone."""
-    _sent: dict[int, tuple["AgentNode", Reply]] = field(default_factory=dict)
-    """Calls that have not reached their agent yet."""
-    _open: dict[int, OpenCall] = field(default_factory=dict)
-    _answers: dict[tuple[ShardKey, int], set[int | None]] = field(default_factory=dict)
+    def __init__(self, job: Job) -> None:
+        """Begin with none."""
+        self.job = job
+        self._sent: dict[int, tuple[AgentHost, Reply]] = {}
+        """Calls that have not reached their agent yet."""
+        self._open: dict[int, OpenCall] = {}
+        job.subscribe(AgentDied, lambda died: self._agent_died(job.hosts[died.agent]))
 
-    def send(self, node: "AgentNode", key: ShardKey, make: Make, reply: Reply) -> int:
+    def send(self, node: AgentHost, key: ShardKey, make: Make, reply: Reply) -> int:
         """Send a call to an agent; `make` makes it when it arrives."""
-        number, clock = self.world.number(), self.world.clock
+        number, clock = self.job.number(), self.job.clock
         self._sent[number] = (node, reply)
 
         def arrive() -> None:
@@ -66,10 +61,10 @@ class Calls:
                 self._open[number] = OpenCall(node, key, call, sent[1], node.state.slept_s, stood)
                 node.begin(key, call)
 
-        clock.after(clock.lag(), node, arrive)
+        clock.after(node.lag(), node, arrive)
         return number
 
-    def wanted(self, node: "AgentNode", key: ShardKey, by: Sender) -> None:
+    def wanted(self, node: AgentHost, key: ShardKey, by: Sender) -> None:
         """Note by which command a read joined its round.
 
         What an agent wants to say while it joins is said once it has; by then the log may have dropped the shard.
@@ -83,84 +78,33 @@ class Calls:
         """Tell whether the call is under way."""
         return number in self._open
 
-    def ended(self, node: "AgentNode", end: CompleteCall | FailCall) -> None:
-        """Check a call's end, and let its worker go on at once."""
+    def ended(self, node: AgentHost, end: CompleteCall | FailCall) -> None:
+        """Report a call's end, and let its worker go on at once."""
         open_call = self._open.pop(end.call, None)
         if open_call is None:
             raise Violation("one answer per call", f"call {end.call} ends twice: {end}")
-        shelved = node.shelf.get(open_call.key)
-        core = node.core.shards.get(open_call.key)
+        key, call, shelved = open_call.key, open_call.call, node.shelf.get(open_call.key)
+        core = node.core.shards.get(key)
         waited = core is not None and core.operation is not None
-        if shelved is not None and shelved.target.writers and not waited:
-            raise Violation("one writer", f"{open_call.key}: a call ends while something can be written: {end}")
-        if isinstance(end, FailCall):
-            if isinstance(open_call.call, CallRead) and shelved is not None and shelved.segment is not open_call.stood:
-                raise Violation("swap with all", f"{open_call.key} has swapped in a read that failed: {end}")
-            self.raised[end.error] = self.raised.get(end.error, 0) + 1
-            if isinstance(open_call.call, CallRead):
-                self.reads_raised[end.error] = self.reads_raised.get(end.error, 0) + 1
-            self.world.note(
-                f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)}: {end.error}: {end.message}"
+        said = f"{end.error}: {end.message}" if isinstance(end, FailCall) else f"-> {end.version}"
+        self.job.log_line(f"{node.name} {type(call).__name__} of {key.replica}/{key.shard}: {said}")
+        self.job.observe(
+            CallEnded(
+                node.name,
+                key,
+                call,
+                end,
+                node.core,
+                shelved.place if shelved is not None else None,
+                bytes(shelved.segment.data) if shelved is not None else b"",
+                is_written=shelved is not None and bool(shelved.target.writers) and not waited,
+                has_swapped=shelved is not None and shelved.segment is not open_call.stood,
+                want_by=open_call.want_by,
             )
-        else:
-            self.world.note(f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)} -> {end.version}")
-            self._check_answer(open_call, end)
+        )
         open_call.reply(end)
 
-    def _check_answer(self, open_call: OpenCall, end: CompleteCall) -> None:
-        node, key = open_call.node, open_call.key
-        if isinstance(open_call.call, CallRead):
-            self._check_read(open_call, end)
-        elif isinstance(open_call.call, CallPublish):
-            self._check_publish(open_call, end)
-        elif isinstance(open_call.call, CallUnpublish):
-            core = node.core.shards.get(key)
-            if core is None and node.core.deleted is None:
-                raise Violation("mutability", f"unpublish of {key} returned, and the shard is gone")
-            if core is not None and core.held.memory is not MemoryState.EMPTY:
-                raise Violation("mutability", f"unpublish of {key} returned while its memory is {core.held.memory}")
-            counted = [
-                name
-                for name, link in self.world.links.items()
-                if link.source is node and link.source_key == key and node.core.leases.holds(name)
-            ]
-            if counted or node.core.leases.reading(key):
-                raise Violation("no counted lease", f"unpublish of {key} returned while {counted} can still be counted")
-
-    def _check_publish(self, open_call: OpenCall, end: CompleteCall) -> None:
-        key, shelved = open_call.key, open_call.node.shelf[open_call.key]
-        place = root_key(shelved.place.shards, key.shard, shelved.place.layout)
-        if end.version is None or not self.world.truth.is_true(key.model, end.version, place, shelved.segment):
-            raise Violation("exact version", f"a publish of {key} returned {end.version}, and the log has other bytes")
-
-    def _check_read(self, open_call: OpenCall, end: CompleteCall) -> None:
-        world, node, key = self.world, open_call.node, open_call.key
-        if end.version is not None:
-            self.reads += 1
-            shelved = node.shelf[key]
-            place = root_key(shelved.place.shards, key.shard, shelved.place.layout)
-            if not world.truth.is_true(key.model, end.version, place, shelved.segment):
-                raise Violation(
-                    "exact version", f"a read of {key} returned {end.version}, and its memory holds other bytes"
-                )
-        if open_call.want_by is None or open_call.want_by not in world.truth.round_of:
-            raise Violation("one answer per round", f"a read of {key} returned {end.version} and was in no round")
-        number = world.truth.round_of[open_call.want_by]
-        said = world.truth.rules.answers.get(number, "nothing")
-        if end.version is None and end.report is not None and end.report.failure:
-            # The round failed, and the shard holds what it held: an update says so by None.
-            if said != "nothing":
-                raise Violation("the log's answer", f"an update of {key} gave up, and the log ended it with {said}")
-            # That is no answer of the round, which may be taken up anew and end with a version.
-            return
-        if said != end.version:
-            raise Violation("the log's answer", f"a read of {key} returned {end.version}; the log ended it with {said}")
-        answers = self._answers.setdefault((ShardKey(key.model, key.replica, 0), number), set())
-        answers.add(end.version)
-        if len(answers) > 1:
-            raise Violation("one answer per round", f"round {number} of {key.replica} answered {answers}")
-
-    def agent_died(self, node: "AgentNode") -> None:
+    def _agent_died(self, node: AgentHost) -> None:
         """Tell the workers of a dead agent."""
         for number in [number for number, each in self._open.items() if each.node is node]:
             self._open.pop(number).reply(None)
@@ -179,7 +123,3 @@ class Calls:
             late = each.node.now - each.call.deadline - (each.node.state.slept_s - each.slept_s)
             if late > SLACK_S:
                 raise Violation("bounded calls", f"call {number} of {each.key} is {late:.1f} s over: {each.call}")
-
-
-def _told(key: ShardKey) -> str:
-    return f"{key.replica}/{key.shard}"

@@ -7,7 +7,7 @@ and is killed by itself.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_agent.core.effects import (
     AnyCall,
@@ -21,13 +21,15 @@ from tensorhub_agent.core.effects import (
 )
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_common.protocol.log.commands import VersionRequest
-from tensorhub_simulator.engine.clock import Node
-from tensorhub_simulator.faultsim.models.segments import Segment, Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Publish, VersionRequest
+from tensorhub_common.protocol.subjects import command_subject
+from tensorhub_simulator.engine.clock import QUICK_S, Node
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.models.segments import Segment
+from tensorhub_simulator.faultsim.nodes.pending_calls import PendingCalls
 
 AGAIN_S: Final = 0.15
 REGISTER_S: Final = 4.0
@@ -47,6 +49,9 @@ class ReplicaPlan:
     model: str
     replica: str
     trains: bool
+    user: Random
+    rewinds: Random
+    """When its user goes back to an older version."""
     serial: int = 0
     want: VersionRequest = "latest"
     version: int | None = None
@@ -61,11 +66,12 @@ class ReplicaPlan:
 class WorkerNode(Node):
     """One worker: one shard of a replica."""
 
-    def __init__(self, world: "World", group: ReplicaPlan, key: ShardKey, agent: "AgentNode") -> None:
+    def __init__(self, job: Job, calls: PendingCalls, group: ReplicaPlan, key: ShardKey, agent: AgentHost) -> None:
         """Stand ready to start."""
-        super().__init__(f"{key.model}/{key.replica}/{key.shard}")
-        self.world, self.group, self.key, self.agent = world, group, key, agent
-        self.clock = world.clock
+        name = f"{key.model}/{key.replica}/{key.shard}"
+        super().__init__(name, job.stream("messages", name))
+        self.job, self.calls, self.group, self.key, self.agent = job, calls, group, key, agent
+        self.clock = job.clock
         self.session = 0
         self.registered = self.published = False
         self.done = 0
@@ -75,8 +81,9 @@ class WorkerNode(Node):
         """The version that its tensors are, as far as it was told, while no call is under way."""
         self.shows: Segment | None = None
         """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
-        # Not drawn from the clock's chance, so that the seeds stay what they were.
-        self._pauses = Random(f"{world.seed} {self.name}")
+        self._user = job.stream("user", name)
+        self._overwritten = 0
+        """How often it has overwritten its memory."""
         self.goes = False
         """Its shard goes as soon as the registry answers, as this worker was told; it has called nothing since."""
         self.awaits: int | None = None
@@ -96,23 +103,23 @@ class WorkerNode(Node):
         """SIGKILL: the agent notices when the socket ends."""
         if not self.up:
             return
-        self.world.note(f"{self.name} is killed")
+        self.job.log_line(f"{self.name} is killed")
         self.up = False
         self.life += 1
         self._disconnect()
 
     def _disconnect(self) -> None:
         session, agent = self.session, self.agent
-        self.clock.after(self.clock.lag(), agent, lambda: agent.worker_gone(session))
+        self.clock.after(self.lag(), agent, lambda: agent.worker_gone(session))
 
     def _connect(self) -> None:
-        self.session = self.world.number()
+        self.session = self.job.number()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self.registered = self.published = self.busy = self.goes = False
         self.version = self.trusts = None
-        self.clock.after(self.clock.lag(), self, self._register)
+        self.clock.after(self.lag(), self, self._register)
 
     def agent_gone(self) -> None:
         """The agent's process ended."""
@@ -123,7 +130,7 @@ class WorkerNode(Node):
     def _register(self) -> None:
         if self.agent.state.left:
             # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
-            self.agent = self.clock.rng.choice([agent for agent in self.world.agents.values() if not agent.state.left])
+            self.agent = self._user.choice([agent for agent in self.job.hosts.values() if not agent.state.left])
         if not self.agent.up:
             self.clock.after(AGAIN_S, self, self._register)
             return
@@ -174,24 +181,24 @@ class WorkerNode(Node):
 
     def _go_where_it_stands(self, end: FailCall) -> None:
         """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
-        owners = [agent for agent in self.world.agents.values() if f"stands on agent {agent.name!r}" in end.message]
+        owners = [agent for agent in self.job.hosts.values() if f"stands on agent {agent.name!r}" in end.message]
         if owners and owners[0].up:
             self._disconnect()
-            self.agent, self.session = owners[0], self.world.number()
+            self.agent, self.session = owners[0], self.job.number()
 
     # Calls.
 
     def _call(self, make: Callable[[int, float], AnyCall], then: Callable[[End], None]) -> None:
-        life, clock = self.life, self.clock
+        life, clock, agent = self.life, self.clock, self.agent
         self.busy, self.trusts, self.goes = True, None, False
 
         def reply(end: End) -> None:
             if life != self.life or not self.up:
                 return
-            if clock.chance(0.7) and not self.state.paused:
+            if agent.happens(0.7) and not self.state.paused:
                 told(end)
             else:
-                clock.after(clock.lag(), self, lambda: told(end))
+                clock.after(agent.lag(), self, lambda: told(end))
 
         def told(end: End) -> None:
             self.busy = False
@@ -199,7 +206,7 @@ class WorkerNode(Node):
             then(end)
 
         if self.agent.up:
-            self.world.calls.send(self.agent, self.key, make, reply)
+            self.calls.send(self.agent, self.key, make, reply)
 
     def _overwrite(self) -> None:
         """Change most bytes, in as many writes as there are pieces."""
@@ -216,8 +223,10 @@ class WorkerNode(Node):
                 )
         if segment.writers:
             raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
+        rng = self.job.stream("values", self.name, self._overwritten)
+        self._overwritten += 1
         for piece, size in enumerate(segment.nbytes):
-            fresh, old = self.clock.rng.randbytes(size), segment.piece(piece)
+            fresh, old = rng.randbytes(size), segment.piece(piece)
             # A part of them stays as it was, so that a delta is less than the whole.
             values = bytes(new if new % 3 else was for new, was in zip(fresh, old, strict=True))
             segment.write(segment.at[piece], values)
@@ -231,7 +240,7 @@ class WorkerNode(Node):
         if not self.registered or self.busy:
             return
         if self.done == self.group.serial:
-            self.clock.after(AGAIN_S * (0.5 + self.clock.rng.random()), self, self._loop)
+            self.clock.after(AGAIN_S * (0.5 + self._user.random()), self, self._loop)
         elif self.group.trains:
             self._train()
         else:
@@ -248,7 +257,7 @@ class WorkerNode(Node):
             self._begin_anew()
         elif "call unpublish again" in end.message:
             self._unpublish(self._loop)
-        elif end.error == "RegistryUnavailable" and self._pauses.random() < 0.5:  # noqa: PLR2004 (odds)
+        elif end.error == "RegistryUnavailable" and self._user.random() < 0.5:  # noqa: PLR2004 (odds)
             self.clock.after(PAUSE_S, self, self._loop)
         else:
             self._again()
@@ -262,7 +271,7 @@ class WorkerNode(Node):
         self._overwrite()
         if self.group.act == "wish":
             self.done = self.awaits = self.group.serial
-            self.world.director.wish(self.group)
+            request_publish(self.job, self.group)
             self.busy = True
             self._await_wish(self.done)
             return
@@ -289,12 +298,12 @@ class WorkerNode(Node):
         group, agent = self.group, self.agent
         wish = group.wishes.get(serial)
         core = agent.core.shards.get(self.key) if agent.up else None
-        told = self.world.truth.told.get(wish or 0)
-        heard = told is not None and agent.up and agent.core.joined and agent.follower.position >= told
+        told = self.job.view.told.get(wish or 0)
+        heard = told is not None and agent.up and agent.core.joined and agent.log_position >= told
         if serial in group.wishes:
             waits = wish is None or (wish > 0 and not (heard and (core is None or core.operation is None)))
         else:
-            waits = group.serial == serial and self.world.quiet_since is None
+            waits = group.serial == serial and not self.job.is_quiet
         if waits:
             self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
             return
@@ -303,7 +312,7 @@ class WorkerNode(Node):
         self._failed(FailCall(0, "", ""))
 
     def _unpublish(self, then: Callable[[], None]) -> None:
-        session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))
+        session, timeout_s = self.session, self._user.choice((0.0, 0.05, 0.5, 5.0))
 
         def ended(end: End) -> None:
             if isinstance(end, CompleteCall) or (end is not None and end.error == "NotPublished"):
@@ -353,9 +362,9 @@ class WorkerNode(Node):
         def then(end: End) -> None:
             self.done = serial
             if isinstance(end, CompleteCall):
-                if self.clock.chance(0.4):
+                if self._user.random() < 0.4:  # noqa: PLR2004 (odds)
                     self._disconnect()
-                    self.agent = self.clock.rng.choice(list(self.world.agents.values()))
+                    self.agent = self._user.choice(list(self.job.hosts.values()))
                     self._connect()
                 else:
                     self._begin_anew()
@@ -390,3 +399,19 @@ class WorkerNode(Node):
         self._call(
             lambda n, t: CallUnpublish(call=n, session=session, deadline=t + 1.0, outcome_s=OUTCOME_S), unpublished
         )
+
+
+def request_publish(job: Job, group: ReplicaPlan) -> None:
+    """Ask the log that a group's memory be published, once all its workers have written."""
+    ready = all(rank.registered and rank.done == group.serial for rank in group.ranks)
+    if job.is_quiet or not ready:
+        return
+    command = Publish(model=group.model, replica=group.replica, version=group.version)
+    number, serial = job.number(), group.serial
+    group.wishes[serial] = None
+
+    def arrive() -> None:
+        log, subject = job.log, command_subject(job.name, "publish")
+        group.wishes[serial] = log.append(subject, encode(command), f"wish-{number}") if log.up else 0
+
+    job.clock.after(group.user.random() * QUICK_S, job.nats, arrive)

@@ -14,23 +14,6 @@ COLUMNS: Final = 140
 COVERED_FROM_SEEDS: Final = 500
 """A run of so many seeds has to make every transition that can be made."""
 
-COUNTED: Final = (
-    *(
-        "seeds",
-        "steps",
-        "commands",
-        "events",
-        "versions",
-        "reads",
-        "units",
-        "relayed",
-        "patched",
-        "promises",
-        "exchanges",
-    ),
-    *("kills", "stops", "outages", "cuts", "jumps", "losses"),
-)
-
 
 def tell_failure(failure: Failure, bug: str | None) -> None:
     """Print a failing seed's story, and how to see it again."""
@@ -44,15 +27,19 @@ def tell_failure(failure: Failure, bug: str | None) -> None:
 def tell_totals(totals: Totals, seconds: float) -> None:
     """Print what the seeds amounted to."""
     console = Console(width=COLUMNS)
-    table = Table(*COUNTED, "seconds")
-    table.add_row(*(f"{getattr(totals, name):,}" for name in COUNTED), f"{seconds:.1f}")
-    console.print(table)
-    console.print("calls that raised: " + ", ".join(f"{name} {count:,}" for name, count in totals.raised.most_common()))
-    left = Counter[str]()
-    for why, count in totals.left.items():
+    closed = Counter[str]()
+    for why, count in totals.group("closed").items():
         # Without numbers and names there are a dozen.
-        left[re.sub(r"\d+|'[^']*'", "…", why) or "nothing more to read"] += count
-    console.print("sources that were closed: " + ", ".join(f"{why} {count:,}" for why, count in left.most_common()))
+        closed[re.sub(r"\d+|'[^']*'", "…", why) or "nothing more to read"] += count
+    plain = Counter({name: count for name, count in totals.counts.items() if ": " not in name})
+    console.print(f"{totals.seeds:,} seeds, {totals.steps:,} steps, {seconds:.1f} seconds")
+    for title, counts in (
+        ("what happened", plain),
+        ("faults", totals.group("faults")),
+        ("calls that raised", totals.group("raised")),
+        ("sources that were closed", closed),
+    ):
+        console.print(f"{title}: " + ", ".join(f"{name} {count:,}" for name, count in counts.most_common()))
 
 
 def tell_coverage(tallies: Tallies, seeds: int) -> bool:
@@ -71,6 +58,6 @@ def tell_coverage(tallies: Tallies, seeds: int) -> bool:
     if not complete:
         console.print(
             f"{COVERED_FROM_SEEDS} seeds must make every transition: teach the simulator what leads to those above, or "
-            "say in coverage.py why nothing can"
+            "say in transitions.py why nothing can"
         )
     return complete

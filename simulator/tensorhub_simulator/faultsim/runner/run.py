@@ -4,16 +4,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final
 
 from tensorhub_common.catalog import availability, cache_replicas
 from tensorhub_common.layout import layout
 from tensorhub_planner.compiler import overlaps
-from tensorhub_simulator.faultsim.config import draw_config
-from tensorhub_simulator.faultsim.models.segments import Violation
-from tensorhub_simulator.faultsim.workload.crowd import Crowd, crowd, is_crowd
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.drawing import config_of
 from tensorhub_simulator.faultsim.world import World
 
 SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
@@ -38,66 +37,30 @@ class Failure:
 
 @dataclass(slots=True)
 class Totals:
-    """What the seeds amounted to."""
+    """What the seeds amounted to: what the observations of their worlds count, by name."""
 
     seeds: int = 0
     steps: int = 0
-    commands: int = 0
-    events: int = 0
-    versions: int = 0
-    reads: int = 0
-    promises: int = 0
-    """Leases whose readers counted on what a half-filled source promises."""
-    exchanges: int = 0
-    """Of these, of readers that are told of units."""
-    kills: int = 0
-    stops: int = 0
-    outages: int = 0
-    cuts: int = 0
-    jumps: int = 0
-    losses: int = 0
-    """Disks that were lost."""
-    units: int = 0
-    """What came by transfer programs."""
-    relayed: int = 0
-    """Of these, from half-filled sources."""
-    patched: int = 0
-    """Pieces that came as patches, and were right."""
-    mispatched: int = 0
-    """Pieces that were patched, were wrong, and came as they are."""
     seconds: float = 0.0
-    raised: Counter[str] = field(default_factory=Counter)
-    left: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, world: World) -> None:
         """Count a seed's world."""
         self.seeds += 1
         self.steps += world.clock.steps
-        for job in world.jobs:
-            self.commands += job.truth.commands
-            self.events += job.truth.events
-            self.versions += sum(job.truth.published.values())
-            self.reads += job.calls.reads
-            self.promises += job.tally.counted_on
-            self.exchanges += job.tally.counted_on_units
-            self.raised.update(job.calls.raised)
-            self.left.update(job.tally.left)
-            self.units += job.tally.units
-            self.relayed += job.tally.relayed
-            self.patched += job.tally.patched
-            self.mispatched += job.tally.mispatched
-        self.kills += world.faults.kills
-        self.stops += world.faults.stops
-        self.outages += world.faults.outages
-        self.cuts += world.faults.cuts.count
-        self.jumps += world.faults.jumps
-        self.losses += world.faults.losses
+        for run in world.jobs:
+            self.counts.update(run.job.counts)
+
+    def group(self, name: str) -> Counter[str]:
+        """Return the counts of a group, by the names in it."""
+        begin = f"{name}: "
+        return Counter({key.removeprefix(begin): count for key, count in self.counts.items() if key.startswith(begin)})
 
     def merge(self, other: "Totals") -> None:
         """Count the worlds that another process has counted."""
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            setattr(self, each.name, mine + theirs)
+        self.seeds, self.steps = self.seeds + other.seeds, self.steps + other.steps
+        self.seconds += other.seconds
+        self.counts.update(other.counts)
 
 
 @contextmanager
@@ -127,19 +90,18 @@ def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool
 
 
 def _run_one(seed: int, totals: Totals, *, calm: bool, steps: bool) -> Failure | None:
-    setting = draw_config(seed, calm=calm)
-    world = Crowd(seed, crowd(seed, setting), steps=steps) if is_crowd(seed) else World(seed, setting, steps=steps)
+    world = World(seed, config_of(seed, calm=calm), steps=steps)
     try:
         world.run()
     except Violation as why:
-        return Failure(seed, why.invariant, why.what, tuple(world.story))
+        return Failure(seed, why.invariant, why.what, tuple(world.transcript))
     except Exception as why:  # noqa: BLE001 (whatever a core raises is found out here)
         invariant = "a core's own check" if isinstance(why, AssertionError) else type(why).__name__
-        return Failure(seed, invariant, f"{_place(why)}: {why}", tuple(world.story))
+        return Failure(seed, invariant, f"{_place(why)}: {why}", tuple(world.transcript))
     finally:
         totals.add(world)
     if steps:
-        print("\n".join(world.story))
+        print("\n".join(world.transcript))
     return None
 
 

@@ -9,14 +9,16 @@ reader's receives are open, whoever believes what.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from tensorhub_simulator.faultsim.invariants.served_pieces import check_served
+from tensorhub_simulator.engine.violation import Violation
+from tensorhub_simulator.faultsim.models.byte_ranges import Spans
 from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
-from tensorhub_simulator.faultsim.models.segments import Segment, Violation
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
+from tensorhub_simulator.faultsim.models.host import Session
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.models.segments import Segment
+from tensorhub_simulator.faultsim.models.unit_compute import UnitCompute
+from tensorhub_simulator.faultsim.observations import PieceSent
 
 STUCK_S: Final = 0.05
 ON_THE_WAY_MAX: Final = 4
@@ -24,6 +26,21 @@ ON_THE_WAY_MAX: Final = 4
 
 Half = tuple[int, int]
 """A piece and which half of it."""
+
+
+class ByteSession(Session, Protocol):
+    """A session whose bytes these are."""
+
+    job: Job
+    spans: Spans
+    computing: UnitCompute | None
+    receives: "OpenReceives"
+    is_local: bool
+    source_life: int
+
+    def here(self, number: int) -> Sequence[int]:
+        """Return which bytes of the reader's memory a piece or unit is."""
+        ...
 
 
 @dataclass(slots=True)
@@ -38,7 +55,7 @@ class Landing:
 class OpenReceives:
     """The reader's open receives of one source: where its bytes may land, and how much has."""
 
-    def __init__(self, link: "ReadSession") -> None:
+    def __init__(self, link: ByteSession) -> None:
         """Begin with none."""
         self.link = link
         self.open = True
@@ -76,7 +93,7 @@ class OpenReceives:
         if any(segment.writers.get(at) is not self.link for at in where):
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written by a source that was closed")
         if self.link.computing is None or not self.link.computing.is_partial(piece):
-            self.link.reader.written_by(self.link, where, data)
+            self.link.reader.written_by(self.link.key, where, data)
         elif data:
             self.link.computing.land(piece, data)
         landing = self._batches[piece]
@@ -112,7 +129,7 @@ class ByteStream:
 
     def __init__(
         self,
-        link: "ReadSession",
+        link: ByteSession,
         memory: Segment,
         arrived: Callable[[Half, Sequence[int], bytes | Overwrites], None],
         delta: Delta | None = None,
@@ -150,8 +167,8 @@ class ByteStream:
         if self._sending or not self.asked or self._on_the_way >= ON_THE_WAY_MAX:
             return
         self._sending = True
-        link, clock = self.link, self.link.clock
-        delay_s = clock.lag() * link.reader.world.slowness
+        link, clock = self.link, self.link.job.clock
+        delay_s = link.source.lag() * link.job.slowness
         if link.is_local:
             clock.after(delay_s, link.reader, self._copy, link.reader_life)
         else:
@@ -160,7 +177,9 @@ class ByteStream:
     def _next(self) -> tuple[Half, Sequence[int], bytes | Overwrites]:
         piece, half = self.asked.popleft()
         there, here = self.link.spans.there(piece), self.link.spans.here(piece)
-        check_served(self.link, piece, there)
+        source = self.link.source.core if self.link.source_lives else None
+        sent = PieceSent(source, self.link.source_key, self.link.lease, piece, there, self.memory.table)
+        self.link.job.observe(sent)
         middle = len(there) // 2
         part = slice(middle, None) if half else slice(None, middle)
         computing = self.link.computing
@@ -191,11 +210,11 @@ class ByteStream:
             return
         if link.is_cut:
             self._sending = True
-            link.clock.after(STUCK_S, link.source, self._send, link.source_life)
+            link.job.clock.after(STUCK_S, link.source, self._send, link.source_life)
             return
         sent = self._next()
         self._on_the_way += 1
-        link.clock.after(link.clock.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
+        link.job.clock.after(link.source.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
         self._go_on()
 
     def _land(self, half: Half, where: Sequence[int], data: bytes | Overwrites) -> None:

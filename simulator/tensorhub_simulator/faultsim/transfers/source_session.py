@@ -16,7 +16,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_agent.core.effects import (
     AvailabilityReceived,
@@ -40,14 +40,15 @@ from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequ
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.engine.clock import Action
+from tensorhub_simulator.faultsim import observations
 from tensorhub_simulator.faultsim.models.byte_ranges import PieceBytes, Spans, UnitBytes
 from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
 from tensorhub_simulator.faultsim.models.segments import Segment
 from tensorhub_simulator.faultsim.models.unit_compute import UnitCompute
+from tensorhub_simulator.faultsim.observations import PatchesApplied, TicketRedeemed, TicketSent, UnitsArrived
 from tensorhub_simulator.faultsim.transfers.byte_stream import STUCK_S, ByteStream, Half, OpenReceives
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
 
 CONFIRM_S: Final = 2.0
 
@@ -67,15 +68,15 @@ class Confirming:
         question = self._questions
         link.at_reader(CONFIRM_S, lambda: self._answered(question, holds=False))
         if not link.source_lives:
-            link.at_reader(link.clock.lag(), lambda: self._answered(question, holds=False))
+            link.at_reader(link.reader.lag(), lambda: self._answered(question, holds=False))
         elif not link.is_cut:
-            link.clock.after(link.clock.lag(), link.source, lambda: self._arrives(question))
+            link.clock.after(link.reader.lag(), link.source, lambda: self._arrives(question))
 
     def _arrives(self, question: int) -> None:
         link = self._link
         holds = link.source.core.leases.holds(link.lease)
         if not link.is_cut:
-            link.at_reader(link.clock.lag(), lambda: self._answered(question, holds=holds))
+            link.at_reader(link.source.lag(), lambda: self._answered(question, holds=holds))
 
     def _answered(self, question: int, *, holds: bool) -> None:
         link = self._link
@@ -130,17 +131,17 @@ class LeaseInUse:
             self._grant = None
             link.lost("its agent did not say that it still holds the lease")
             return
-        if link.source_lives and not link.reader.world.net_loses(link.reader, link.source):
+        if link.source_lives and not link.job.network.loses(link.reader, link.source):
             ask = link.question(hold_s=HOLD_S, again=grant.lease)
-            self._clock.after(self._clock.lag(), link.source, lambda: self._asked(ask))
+            self._clock.after(link.reader.lag(), link.source, lambda: self._asked(ask))
         self._again_later()
 
     def _asked(self, ask: LeaseRequest) -> None:
         link = self._link
         answer = link.source.core.lease_asked(ask, "", "", "here", link.source.now)
         link.source.set_timer()
-        if answer is not None and not link.reader.world.net_loses(link.reader, link.source):
-            link.at_reader(self._clock.lag(), lambda: self._answer(answer))
+        if answer is not None and not link.job.network.loses(link.source, link.reader):
+            link.at_reader(link.source.lag(), lambda: self._answer(answer))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
         if self._grant is None:
@@ -169,7 +170,7 @@ class Announcements:
         """The source tells of its pieces."""
         self._untold.append(news)
         if len(self._untold) == 1:
-            self._link.at_reader(self._link.clock.lag(), self._hear)
+            self._link.at_reader(self._link.source.lag(), self._hear)
 
     def _hear(self) -> None:
         if self._link.is_cut and self._link.source_lives:
@@ -222,13 +223,13 @@ News = LeaseReceived | SourceOpened | AvailabilityReceived | BatchDone | SourceL
 class ReadSession:
     """A reader's side of one source, with the source's side at the other end."""
 
-    def __init__(self, reader: "AgentNode", effect: RequestLease) -> None:
+    def __init__(self, reader: AgentHost, job: Job, effect: RequestLease) -> None:
         """Begin with the effect that asks for it."""
-        self.reader, self.clock = reader, reader.world.clock
+        self.reader, self.job, self.clock = reader, job, job.clock
         self.key, self.number, self.share = effect.key, effect.source, effect.share
         self.version, self.root, self.turn = effect.version, effect.root, effect.turn
         self.base, self.program = effect.base, effect.program
-        self.source = reader.world.agents[effect.share.source.agent]
+        self.source = job.hosts[effect.share.source.agent]
         self.source_key = ShardKey(self.key.model, effect.share.source.replica, effect.share.source.shard)
         self.source_life, self.reader_life, self.lease = 0, reader.life, ""
         self.closing = self.closed = self.is_open = self.answered = False
@@ -242,7 +243,7 @@ class ReadSession:
         self._wire: ByteStream | None = None
         self._digests = b""
         """What the source says that its pieces hash to."""
-        self._tells_progress = self.clock.chance(0.5)
+        self._tells_progress = reader.happens(0.5)
         self._asks, self._confirming = 0, Confirming(self)
         self._holding = LeaseInUse(self) if effect.hold else None
 
@@ -267,13 +268,17 @@ class ReadSession:
     def tell(self, news: News) -> None:
         """Tell the reader's core, and now and then once more: nothing may hang on a word coming once."""
         self.reader.news(news)
-        if self.clock.chance(AGAIN_ODDS):
-            self.at_reader(self.clock.lag(), lambda: self.reader.news(news))
+        if self.reader.happens(AGAIN_ODDS):
+            self.at_reader(self.reader.lag(), lambda: self.reader.news(news))
+
+    def announce(self, news: AvailabilityUpdate) -> None:
+        """Carry to the reader what a half-filled source says of its pieces."""
+        self.telling.announce(news)
 
     @property
     def is_cut(self) -> bool:
         """Whether nothing passes between the two agents now, other than by NATS."""
-        return not self.is_local and self.reader.world.is_cut(self.reader, self.source)
+        return not self.is_local and self.job.network.is_cut(self.reader, self.source)
 
     @property
     def reads(self) -> bool:
@@ -289,16 +294,16 @@ class ReadSession:
         self._asks += 1
         asks = self._asks
         self.at_reader(LEASE_ASK_S, lambda: self._silent(asks))
-        if self.reader.world.net_loses(self.reader, self.source):
+        if self.job.network.loses(self.reader, self.source):
             return
-        self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
+        self.clock.after(self.reader.lag(), None, lambda: self._ask_arrives(ask))
 
     def question(self, *, hold_s: float, again: str = "") -> LeaseRequest:
         """Return the question for a lease."""
         reader = self.reader
         me = SourceId(reader.name, reader.core.incarnation, self.key.replica, self.key.shard)
         return LeaseRequest(
-            job=reader.world.job,
+            job=self.job.name,
             model=self.key.model,
             source=self.share.source,
             version=self.version,
@@ -320,7 +325,7 @@ class ReadSession:
     def _again_or_lost(self, reason: str) -> None:
         """Ask once more whoever is worth it, as `sources/manager.py` of the agent does."""
         if (self.share.crosses or self.share.far) and not self.closing:
-            self.reader.world.links.pop(self.lease, None)
+            self.job.sessions.pop(self.lease, None)
             self.answered, self.lease = False, ""
             self.open()
             return
@@ -329,21 +334,20 @@ class ReadSession:
 
     def _ask_arrives(self, ask: LeaseRequest) -> None:
         if not self.source.up:
-            self.at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
+            self.at_reader(self.reader.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
             return
         until = self.clock.now + LEASE_HOLD_S
         self.clock.after(0.0, self.source, lambda: self._asked(ask, until))
 
     def _asked(self, ask: LeaseRequest, until: float) -> None:
-        world = self.reader.world
-        name = f"lease-{world.number()}"
-        answer = self.source.core.lease_asked(ask, name, f"ticket-{world.number()}", "here", self.source.now)
+        name, ticket = f"lease-{self.job.number()}", f"ticket-{self.job.number()}"
+        answer = self.source.core.lease_asked(ask, name, ticket, "here", self.source.now)
         self.source.set_timer()
         if answer is None and self.clock.now < until:
             self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
-        elif not world.net_loses(self.reader, self.source):
+        elif not self.job.network.loses(self.source, self.reader):
             word = answer or LeaseRefusal(reason="it is not being filled yet", is_early=True)
-            self.at_reader(self.clock.lag(), lambda: self._answer(word))
+            self.at_reader(self.source.lag(), lambda: self._answer(word))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
         if self.answered:
@@ -357,8 +361,8 @@ class ReadSession:
                 self.lost(answer.reason)
             return
         self.lease = answer.lease
-        self.reader.world.strangers.overhear(self.source, answer.ticket)
-        self.reader.world.links[answer.lease] = self
+        self.job.observe(TicketSent(self.source.name, answer.ticket))
+        self.job.sessions[answer.lease] = self
         if self.closing:
             return
         self.source_life = self.source.life
@@ -377,7 +381,7 @@ class ReadSession:
         if not self.source.up:
             self.lost("the connection was refused")
             return
-        self.clock.after(self.clock.lag(), self.source, lambda: self._connected(answer))
+        self.clock.after(self.reader.lag(), self.source, lambda: self._connected(answer))
         self.source_life = self.source.life
         self.at_reader(LEASE_ASK_S, lambda: self._unconnected(answer))
 
@@ -391,16 +395,16 @@ class ReadSession:
         lease = self.source.core.redeemed(grant.ticket, self.source.now)
         self.source.set_timer()
         if lease is None:
-            self.at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
+            self.at_reader(self.source.lag(), lambda: self.lost("the ticket is void"))
             return
-        self.reader.world.strangers.opened(grant.ticket)
+        self.job.observe(TicketRedeemed(grant.ticket))
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
         if lease.promised():
             self.telling.announce(PiecesPromised(lease.promised()))
         delta = None
-        if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
+        if self.base is not None and not self.is_local and pieces is None and self.source.happens(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)
-        self.at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces, delta))
+        self.at_reader(self.source.lag(), lambda: self._opened(memory, grant, pieces, delta))
 
     def _opened(
         self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None, delta: Delta | None
@@ -410,23 +414,24 @@ class ReadSession:
             return
         if grant.lease != self.lease:
             # It was given up, and asked for again; the source hears that its connection has ended.
-            self.clock.after(self.clock.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
+            self.clock.after(self.reader.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
             return
         self.is_open = True
         self._wire = ByteStream(self, memory, self._arrived, delta)
         self._digests = digests = grant.digests
-        self.reader.world.tally.counted_on += grant.promises
+        exchanges = False
         if self.program is not None:
             # As `sources/manager.py` of the agent does: units of a program are no pieces of the source.
             digests = b""
             if grant.filling and grant.program == self.program.digest:
-                self.reader.world.tally.counted_on_units += grant.promises
+                exchanges = grant.promises
             elif grant.filling:
-                table = self.reader.world.layouts.table(self.share.layout or "")
+                table = self.job.layouts.table(self.share.layout or "")
                 self.telling.availability = UnitAvailability(self.program, self.share.layout or "", table)
                 pieces = self.telling.availability.units(pieces or ())
             else:
                 pieces = None
+        self.job.observe(observations.SourceOpened(grant.promises, exchanges))
         self.tell(SourceOpened(self.key, self.number, digests, pieces, grant.promises))
         self.telling.opened()
         self._renew()
@@ -437,7 +442,7 @@ class ReadSession:
         if self.source.runs and not self.is_cut:
             self.source.core.leases.renew(self.lease, self.source.now)
             if self.source.core.leases.waits(self.lease):
-                self.at_reader(self.clock.lag(), lambda: self.telling.heard(PiecesAvailable()))
+                self.at_reader(self.source.lag(), lambda: self.telling.heard(PiecesAvailable()))
         self.at_reader(RENEW_S, self._renew)
 
     @property
@@ -465,23 +470,24 @@ class ReadSession:
             if self._tells_progress:
                 self.at_reader(0.0, lambda: self.reader.news(BytesReceived(self.key, self.number, len(data))))
             return
-        hashes = self.reader.world.plan.digests and self.program is None
+        hashes = self.job.config.digests and self.program is None
         found = self.found(ended.pieces) if hashes else b""
         assert self._wire is not None
         wrong = [piece for piece in ended.pieces if self._wire.is_patched(piece) and not self.is_right(piece)]
         if wrong:
             # As `sources/batch_reader.py` of the agent does: they come as they are, and nothing is said of them before.
-            self.reader.world.tally.mispatched += len(wrong)
+            self.job.observe(PatchesApplied(len(wrong), right=False))
             self.receives.again(ended, wrong)
             self._wire.ask_plain(wrong)
             return
         if self.program is not None and self.computing is not None:
             self.computing.came(self.number, ended.batch)
             partials = sum(map(self.computing.is_partial, ended.pieces))
-            self.reader.world.tally.came(len(ended.pieces), partials, relayed=self.telling.availability is not None)
-        self.reader.world.tally.patched += sum(map(self._wire.is_patched, ended.pieces))
+            relayed = self.telling.availability is not None
+            self.job.observe(UnitsArrived(len(ended.pieces), partials, relayed))
+        self.job.observe(PatchesApplied(sum(map(self._wire.is_patched, ended.pieces)), right=True))
         done = BatchDone(self.key, self.number, ended.batch, found)
-        self.at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
+        self.at_reader(self.reader.lag() * 0.2, lambda: self._done(done))
 
     def _patched(self, where: Sequence[int], patch: Overwrites) -> bytes:
         """Return what a patch makes of what stands here of the old version."""
@@ -517,7 +523,7 @@ class ReadSession:
             return
         self.closing = True
         away = not self.is_local and (self.is_cut or not self.source.runs)
-        self.at_reader(self.clock.rng.random() * CLOSE_S_MAX if away else self.clock.lag(), self._closed)
+        self.at_reader(self.reader.messages.random() * CLOSE_S_MAX if away else self.reader.lag(), self._closed)
 
     def _closed(self) -> None:
         self.receives.close()
@@ -529,14 +535,14 @@ class ReadSession:
         if self.computing is not None:
             self.computing.closed(self.number)
         self._tell_source(LeaseTransition.DONE)
-        self.reader.links.pop((self.key, self.number), None)
-        self.reader.world.links.pop(self.lease, None)
+        self.reader.session_ended(self.key, self.number)
+        self.job.sessions.pop(self.lease, None)
         self.tell(SourceClosed(self.key, self.number))
 
     def _tell_source(self, how: LeaseTransition) -> None:
         """Let the source hear of the end; over a path that is cut it hears nothing, and the lease ends by silence."""
         if self.lease and not self.is_cut:
-            self.clock.after(self.clock.lag(), self.source, lambda: self._source_hears(how))
+            self.clock.after(self.reader.lag(), self.source, lambda: self._source_hears(how))
 
     def _source_hears(self, how: LeaseTransition) -> None:
         if self._wire is not None:
@@ -553,8 +559,8 @@ class ReadSession:
         """The source's process is gone; between hosts the end of a connection may be heard late or never."""
         if self._holding is not None and self._holding.holds:
             return
-        if self.is_local or self.clock.chance(0.7):
-            self.at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
-        elif self.clock.chance(0.5):
-            late_s = self.clock.rng.random() * END_LATE_S
+        if self.is_local or self.reader.happens(0.7):
+            self.at_reader(self.reader.lag(), lambda: self.lost("its connection ended"))
+        elif self.reader.happens(0.5):
+            late_s = self.reader.messages.random() * END_LATE_S
             self.at_reader(late_s, lambda: self.lost("its connection ended"))

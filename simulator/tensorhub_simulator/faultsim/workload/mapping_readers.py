@@ -4,19 +4,17 @@ The kernel's lock on a mapped segment is `Segment.maps` here: it outlives agents
 once. Borrowers take no part in the log; what a mapped shard says there is tried elsewhere.
 """
 
-import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tensorhub_agent.core.shard import ShardCore
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.leases.lease import LeaseTransition
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.faultsim.models.segments import Segment
-    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
-    from tensorhub_simulator.faultsim.world import World
+from tensorhub_simulator.faultsim.models.host import AgentHost
+from tensorhub_simulator.faultsim.models.job import Job
+from tensorhub_simulator.faultsim.models.segments import Segment
+from tensorhub_simulator.faultsim.observations import MemoryMapped
 
 WORLDS: Final = 0.4
 """So many worlds have borrowers."""
@@ -29,37 +27,36 @@ TICKET_S: Final = 0.2
 
 
 class MappingReaders:
-    """Maps what is published, now and then. The chance of its own lets the other seeds be what they were."""
+    """Maps what is published, now and then."""
 
-    def __init__(self, world: "World", seed: int) -> None:
+    def __init__(self, job: Job) -> None:
         """Be there in some worlds."""
-        self._world = world
-        self._rng = random.Random(seed * 15485863 + 1)
+        self._job = job
+        self._rng = job.stream("mapping-readers")
         self.are_there = self._rng.random() < WORLDS
-        self.count = 0
 
     def start(self) -> None:
         """Begin to borrow."""
         if self.are_there:
-            self._world.clock.after(EACH_S, None, self._turn)
+            self._job.clock.after(EACH_S, None, self._turn)
 
     def _turn(self) -> None:
-        world, rng = self._world, self._rng
-        if world.quiet_since is not None:
+        job, rng = self._job, self._rng
+        if job.is_quiet:
             return
-        agents = [agent for agent in world.agents.values() if agent.runs]
+        agents = [agent for agent in job.hosts.values() if agent.runs]
         if agents:
             agent = rng.choice(agents)
             cores = [core for core in agent.core.shards.values() if core.held.memory is MemoryState.READY]
             if cores:
                 self._ask(agent, rng.choice(cores))
-        world.clock.after(rng.random() * 2 * EACH_S, None, self._turn)
+        job.clock.after(rng.random() * 2 * EACH_S, None, self._turn)
 
-    def _ask(self, agent: "AgentNode", core: ShardCore) -> None:
-        key, held, number = core.key, core.held, self._world.number()
+    def _ask(self, agent: AgentHost, core: ShardCore) -> None:
+        key, held, number = core.key, core.held, self._job.number()
         assert held.version is not None
         ask = LeaseRequest(
-            job=self._world.job,
+            job=self._job.name,
             model=key.model,
             source=SourceId(agent.name, agent.core.incarnation, key.replica, key.shard),
             version=held.version,
@@ -70,22 +67,22 @@ class MappingReaders:
         answer = agent.core.lease_asked(ask, f"lent-{number}", f"lent-ticket-{number}", "here", agent.now)
         agent.set_timer()
         if isinstance(answer, LeaseGrant):
-            self._world.clock.after(self._rng.random() * TICKET_S, agent, lambda: self._connect(agent, answer))
+            self._job.clock.after(self._rng.random() * TICKET_S, agent, lambda: self._connect(agent, answer))
 
-    def _connect(self, agent: "AgentNode", grant: LeaseGrant) -> None:
+    def _connect(self, agent: AgentHost, grant: LeaseGrant) -> None:
         """The ticket is taken and the lock with it, in one step of the source's; then the lease has no more use."""
-        clock = self._world.clock
+        clock = self._job.clock
         lease = agent.core.redeemed(grant.ticket, agent.now)
         agent.set_timer()
         if lease is None:
             return
         segment = agent.shelf[lease.key].segment
         segment.maps.add(grant.lease)
-        self.count += 1
-        self._world.note(f"{lease.key} is mapped on {agent.name}")
+        self._job.observe(MemoryMapped())
+        self._job.log_line(f"{lease.key} is mapped on {agent.name}")
         clock.after(self._rng.random() * TICKET_S, agent, lambda: agent.lease_ended(grant.lease, LeaseTransition.DONE))
         kept_s = self._rng.choice(KEPT_S) * (0.5 + self._rng.random())
         clock.after(kept_s, None, lambda: self._let_go(segment, grant.lease))
 
-    def _let_go(self, segment: "Segment", lease: str) -> None:
+    def _let_go(self, segment: Segment, lease: str) -> None:
         segment.maps.discard(lease)

@@ -21,8 +21,7 @@ from tensorhub_planner.planning.plan import make_plan
 from tensorhub_planner.planning.request import DemandPlanner
 from tensorhub_planner.planning.verifier import PlanError
 from tensorhub_planner.primitives.limits import PlanLimits
-from tensorhub_simulator.faultsim.models.layouts import Layouts
-from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
+from tensorhub_simulator.drivers.planner import Known, Layouts, at_once
 
 EDGES = (70, 200, 300, 390)
 

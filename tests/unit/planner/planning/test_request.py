@@ -12,8 +12,7 @@ from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.request import DemandPlanner
 from tensorhub_planner.primitives.limits import PlanLimits
-from tensorhub_simulator.faultsim.models.layouts import Layouts
-from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
+from tensorhub_simulator.drivers.planner import Known, Layouts, at_once
 
 
 def half(first: int, rows: int) -> Layout:

@@ -1,19 +1,23 @@
-"""Commands by chance: mostly what an agent could sensibly say next, sometimes late, repeated, foreign or nonsense.
+"""Commands by chance: mostly what an agent could sensibly send next, sometimes late, repeated, foreign or nonsense.
 
-One generator for hypothesis and for seeded runs: it asks `pick` for every choice and looks at nothing but the world.
+One generator for hypothesis and for seeded runs: it asks `pick` for every choice and looks at nothing but the catalog.
+`DrawnCommands` draws what agents and registries send. `DrawnRulings` draws also what users rule and what the agents of
+cache replicas send.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.unit.common.catalog.catalog_world import MODEL, REGISTRY, World, root
-
-from tensorhub_common.catalog.state import Shard
+from tensorhub_common.catalog.state import Replica, Shard
 from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
 from tensorhub_common.protocol.log.commands import (
     VERSION_MAX,
     AnyCommand,
+    Delete,
+    DeleteJob,
+    DrainAgent,
     Drained,
+    Drop,
     Expire,
     Filled,
     GiveUp,
@@ -21,18 +25,25 @@ from tensorhub_common.protocol.log.commands import (
     HeldShard,
     Join,
     Lead,
+    Pin,
     Publish,
+    Quota,
     Ready,
     Register,
     Release,
     Replan,
+    Retain,
+    Rewind,
     Sender,
     Settle,
+    Stay,
+    Unpin,
     Unpublish,
     Unreadable,
     Want,
     Withdraw,
 )
+from tensorhub_simulator.drivers.catalog import MODEL, REGISTRY, CatalogDriver, root
 
 Pick = Callable[[Sequence[Any]], Any]
 
@@ -64,10 +75,10 @@ VERBS = (
 )
 
 
-class Chance:
-    """Draws the next command for a world."""
+class DrawnCommands:
+    """Draws the next command."""
 
-    def __init__(self, world: World, pick: Pick) -> None:
+    def __init__(self, world: CatalogDriver, pick: Pick) -> None:
         self.world, self.pick = world, pick
         self._n = 0
         self._honest = True
@@ -286,3 +297,105 @@ class Chance:
             incarnation=self.often(0 if known is None else known.incarnation, *NONSENSE_NUMBERS),
             term=self.often(term, term + 1, -1, 10**40),
         )
+
+
+ROOMS = (0, 64, 128, 1024)
+CACHE_LANE = 900
+END_ODDS = 8
+"""A job is deleted so rarely that most of a life lies before it."""
+
+
+class DrawnRulings(DrawnCommands):
+    """Draws also what users rule, and what the agents of cache replicas say."""
+
+    def command(self) -> AnyCommand | Unreadable:
+        if self.pick(range(9)) == 0:
+            return self._ruling()
+        caches = [key for key in self._caches() if self.pick((True, False))]
+        if caches and self.pick(range(3)) == 0:
+            self._honest = bool(self.pick(range(6)))
+            self._target = self.pick(caches)
+            drawn: AnyCommand = getattr(self, f"_{self._sensible()}")()
+            return drawn
+        return super().command()
+
+    def _caches(self) -> list[tuple[str, int]]:
+        model = self.world.catalog.models.get(MODEL)
+        replicas = model.replicas.values() if model is not None else ()
+        return [(r.name, index) for r in replicas if r.cache is not None for index in r.members]
+
+    def _record(self) -> Replica | None:
+        model = self.world.catalog.models.get(MODEL)
+        return model.replicas.get(self._target[0]) if model is not None else None
+
+    def _sensible(self) -> str:
+        verb = super()._sensible()
+        replica = self._record()
+        shard = replica.members.get(self._target[1]) if replica is not None else None
+        if replica is None or shard is None:
+            return verb
+        if shard.leaving and self.pick((True, False)):
+            return "stay"
+        if replica.round is not None and replica.round.state is RoundState.STARTED and self.pick(range(4)) == 0:
+            return "drop"
+        if replica.cache is not None and replica.round is None and verb != "join":
+            if shard.state is ShardState.EMPTY:
+                return str(self.pick(("want",) * 8 + ("release",)))
+            return "want"
+        return verb
+
+    def _shard(self) -> tuple[dict[str, Any], Shard | None]:
+        replica, index = self._target
+        if (replica, index) in KEYS:
+            return super()._shard()
+        record = self._record()
+        shard = record.members[index] if record is not None else None
+        assert shard is not None
+        by = self._sender(shard.agent, CACHE_LANE + index)
+        return {"by": by, "model": MODEL, "replica": replica, "shard": index}, shard
+
+    def _want(self) -> Want:
+        record = self._record()
+        if record is None or record.cache is None:
+            drawn = super()._want()
+            return Want(**{**_fields(drawn), "supersede": self.pick((True, True, False))})
+        return Want(**self._shard()[0], want=record.cache)
+
+    def _unpublish(self) -> Unpublish:
+        return Unpublish(**self._shard()[0], void=self.pick((False, False, False, True)))
+
+    def _stay(self) -> Stay:
+        return Stay(**self._shard()[0])
+
+    def _drop(self) -> Drop:
+        about, _ = self._shard()
+        number, attempt, _ = self._round(about)
+        return Drop(**about, round=number, attempt=self.often(attempt, attempt - 1))
+
+    def _join(self) -> Join:
+        return Join(**{**_fields(super()._join()), "cache_bytes": self.pick(ROOMS)})
+
+    def _ruling(self) -> AnyCommand:
+        version = self._version() or 1
+        agent = self.pick(AGENTS)
+        kind = self.pick(("retain",) * 6 + ("pin", "unpin", "rewind", "drain", "drain", "quota", "delete", "end"))
+        match kind:
+            case "retain":
+                return Retain(model=MODEL, last=self.pick((0, 1, 1, 1, 2, 2, -1, 33)))
+            case "pin":
+                return Pin(model=MODEL, version=version)
+            case "unpin":
+                return Unpin(model=MODEL, version=version)
+            case "rewind":
+                return Rewind(model=MODEL, to=max(0, version - self.pick((0, 1, 2))))
+            case "drain":
+                return DrainAgent(agent=agent, on=self.pick((True, False, False)))
+            case "quota":
+                return Quota(nbytes=self.pick((0, 0, 256, 1024)))
+            case "end" if self.pick(range(END_ODDS)) == 0:
+                return DeleteJob(by=self.often(None, self._sender(agent, None)))
+        return Delete(model=MODEL)
+
+
+def _fields(command: AnyCommand) -> dict[str, Any]:
+    return {name: getattr(command, name) for name in command.__struct_fields__}

@@ -1,6 +1,6 @@
-"""Somebody who sees the events alone, as `hub.watch` does, and knows which replicas and versions can be read.
+"""What can be known from the events alone, as `hub.watch` sees them: which replicas and versions can be read.
 
-Always true: what it knows is what the catalog knows, so an event is never missing, doubled or out of order.
+Invariant, asserted by `check`: it is what the catalog knows. So no event is missing, doubled or out of order.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,11 @@ from tensorhub_common.protocol.log.events import (
 from tensorhub_common.protocol.queries import VersionState
 
 
-class Watcher:
+class EventWatcher:
     """What can be known from the events so far."""
 
     def __init__(self) -> None:
+        """Begin with an empty log."""
         self.holds: dict[tuple[str, str], int] = {}
         self.versions: dict[tuple[str, int], str] = {}
         self.over: set[int] = set()
