@@ -10,9 +10,9 @@ from tensorhub_simulator.__main__ import FINDING_SEEDS
 from tensorhub_simulator.faultsim.drawing import CROWD_READERS, is_crowd
 from tensorhub_simulator.faultsim.mutants import agent
 from tensorhub_simulator.faultsim.mutants.planting import BUGS, planted
-from tensorhub_simulator.faultsim.mutants.replacement import Owner
+from tensorhub_simulator.faultsim.mutants.replacement import Owner, Replacement
 from tensorhub_simulator.faultsim.runner.parallel import processes_here, spread
-from tensorhub_simulator.faultsim.runner.run import Totals, run
+from tensorhub_simulator.faultsim.runner.run import MUTANTS, Totals, run
 from tensorhub_simulator.faultsim.runner.transitions import counted
 
 
@@ -75,6 +75,15 @@ def test_what_a_bug_replaces_exists(name: str) -> None:
     with planted(name):
         assert all(of(owner, where) is not right for owner, where, right in replaced)
     assert all(of(owner, where) is right for owner, where, right in replaced)
+
+
+def test_a_bug_that_names_what_is_not_there_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own error would be taken for a broken invariant, so the run ends with it."""
+    scope: dict[str, Any] = {}
+    exec(compile("def stale(self, *_): self.core.renamed_since()", f"{MUTANTS}/stale.py", "exec"), scope)  # noqa: S102 (a bug like the others, by its file)
+    monkeypatch.setitem(BUGS, "stale", lambda: [Replacement(DrainOperation.on_event, scope["stale"])])
+    with planted("stale"), pytest.raises(AttributeError, match="renamed_since"):
+        run(range(1, 9), Totals())
 
 
 @pytest.mark.parametrize("name", SOON_FOUND)

@@ -150,7 +150,7 @@ def values_over_a_drain() -> list[Replacement]:
     """A worker that comes back to a shard which still drains gets the memory at once."""
 
     def start(self: Any, now: float) -> None:  # noqa: ARG001 (as the machine takes it)
-        self.core.forsake()
+        self.core.worker_mapping_gone()
         self.core.finish()
 
     return [Replacement(AttachOperation.start, start)]
