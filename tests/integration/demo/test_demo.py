@@ -100,7 +100,7 @@ def test_when_it_is_killed_no_process_is_left() -> None:
 def test_a_missing_extra_is_told_in_one_line() -> None:
     with started(WITHOUT_TRANSFORMERS) as demo:
         ended = demo.communicate(timeout=120)
-    line = "tensorhub: the demo needs transformers, not installed here: pip install 'tensorhub[agent,demo]'\n"
+    line = "tensorhub: the demo needs transformers, not installed here: pip install 'tensorhub[demo]'\n"
     assert (demo.returncode, ended) == (1, ("", line))
 
 

@@ -8,7 +8,6 @@ Invariants:
 
 import asyncio
 import contextlib
-import logging
 import os
 import shutil
 import signal
@@ -98,8 +97,6 @@ async def run_demo(*, seconds: float = 0, hosts: int = 1, json: bool = False, at
     """
     check_machine(has_hub=not attach)
     display = Display(json=json)
-    # That a process was killed is told by the demo itself.
-    logging.getLogger("tensorhub").setLevel(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="tensorhub-demo-"))
     faults: list[str] = []
     try:

@@ -2,13 +2,14 @@
 
 import importlib
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS
+from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS, SERVER_NEEDS
 from tensorhub.cli.runner import need, print_error, run
 from tensorhub_common.errors import NotInThisVersion
 
@@ -48,7 +49,10 @@ def demo(
             raise typer.BadParameter(
                 f"{path} is no agent's socket; hub.json names those of a hub", param_hint="--attach"
             )
-    need("the demo", "torch", "transformers", *(() if attach else AGENT_NEEDS), extra="agent,demo")
+    hub_needs = () if attach else dict.fromkeys([*AGENT_NEEDS, *SERVER_NEEDS])
+    need("the demo", "torch", "transformers", *hub_needs, extra="demo")
+    # The demo itself says that a process was killed.
+    logging.getLogger("tensorhub").setLevel(logging.ERROR)
     # Its name is looked up only now: it imports much, and other commands do without.
     run_demo = importlib.import_module("tensorhub.demo.run").run_demo
     code = run(run_demo(seconds=seconds, hosts=hosts, json=json, attach=attach or []))
