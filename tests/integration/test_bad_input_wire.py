@@ -171,7 +171,7 @@ async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> N
         assert await registry.versions("m") == []
         forged = b'{"kind":"version.published","cmd":1,"i":1,"k":1,"model":"m","version":9,"replica":"x","roots":[]}'
         await JobLog(bus, job).append(f"{PREFIX}.{job}.event.m.version.published", forged, "forged")
-        with pytest.raises(TensorHubError, match="somebody else may write events"):
+        with pytest.raises(TensorHubError, match="another user may write events"):
             await asked_until_refused(registry)
     async with hub.connected() as (fine, _):
         assert await (await fine.register("m", {"w": torch.ones(9)}, replica="trainer")).publish() == 1

@@ -22,7 +22,7 @@ from tensorhub_common.protocol.worker import REGISTERING_MAX
 
 NBYTES = 128 * MIB
 WINDOW_BYTES = 16 * MIB
-IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().local_bytes) + 2 * PIECE_BYTES_MAX
+IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().memory_bytes) + 2 * PIECE_BYTES_MAX
 """Of one source: its part of the window, or two batches, each with a piece that made it full."""
 
 ATTEMPTS_MAX = 20

@@ -95,7 +95,7 @@ class World(TransferDriver[Peer]):
         self.kept_bytes = sum(size for piece, size in enumerate(self.sizes) if self.memory[piece])
         peers = [drawn_peer(rng, pieces, verify=self.verify) for _ in range(rng.randint(1, 5))]
         super().__init__({SourceId(f"agent-{n}", 1, "trainer", 0): peer for n, peer in enumerate(peers)})
-        batches = BatchLimits(local_bytes=LOCAL_BATCH_BYTES, ucxx_bytes=LOCAL_BATCH_BYTES, least_bytes=1)
+        batches = BatchLimits(memory_bytes=LOCAL_BATCH_BYTES, wire_bytes=LOCAL_BATCH_BYTES, least_bytes=1)
         self.limits = TransferLimits(window_bytes=rng.choice((8, 32, 1000)), batches=batches)
         self.silent_planner = 0.1 if rng.random() < 0.3 else 0.0
         self.transfer = Transfer(

@@ -13,7 +13,9 @@ from tensorhub_planner.primitives.limits import Rates
 
 SCALED: Final = CoreConfig(
     transfer=TransferLimits(
-        batches=BatchLimits(local_bytes=16, ucxx_bytes=8, least_bytes=1),  # A read of a few pieces has several batches.
+        batches=BatchLimits(
+            memory_bytes=16, wire_bytes=8, least_bytes=1
+        ),  # A read of a few pieces has several batches.
         transports_max=2,  # Of a handful of sources some wait for others to leave.
         crosser_open_s_max=3.0,
         stall_min_s=0.3,

@@ -292,3 +292,26 @@ async def test_the_callers_bound_is_the_bound(agent: FakeAgent, hub: AsyncHub, m
         assert loop.time() - began >= 0.6
     told = [frame.timeout_s for frame in (*agent.calls(w.RegisterCall)[1:], *agent.calls(w.PublishCall))]
     assert all(timeout_s <= 0.6 for timeout_s in told)
+
+
+async def test_a_read_without_an_answer_leaves_no_version(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent may be overwriting the memory, and an engine must not go on with what stood there before."""
+    await (await trainer(hub)).publish(4)
+    shard = await engine(hub)
+    assert await shard.replicate() == 4
+    monkeypatch.setattr("tensorhub_common.protocol.call_deadlines.END_S_MIN", 0.0)
+    reads = Held(agent, w.ReadCall)
+    with pytest.raises(AgentUnavailable, match="did not answer within"):
+        await shard.update(timeout_s=0.1)
+    assert shard.version is None
+    reads.let_go()
+    assert await shard.replicate(timeout_s=WAIT_S) == 4
+    reads = Held(agent, w.ReadCall)
+    reading = asyncio.create_task(shard.update(timeout_s=WAIT_S))
+    await reads.first()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert shard.version is None

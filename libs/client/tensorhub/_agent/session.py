@@ -253,7 +253,9 @@ class AgentSession:
                 "'tensorhub doctor', then call again"
             ) from None
         finally:
-            self._pending.pop(number, None)
+            if self._pending.pop(number, None) is not None and isinstance(pending.question, ReadRequest):
+                # Without an answer the read goes on at the agent, which may have begun to overwrite the memory.
+                pending.attachment.forget_version()
 
     # --------------------------------------------------------------------------------- what the agent tells us
 

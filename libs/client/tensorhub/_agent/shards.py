@@ -130,6 +130,11 @@ class AttachedShard:
             if fd is not None:
                 os.close(fd)
 
+    def forget_version(self) -> None:
+        """Claim no version until the agent names one: it may be overwriting the tensors' own memory."""
+        if self.place.install == "in-place":
+            self.version = None
+
     def lend(self, lent: tuple[int, int] | None) -> None:
         """Take what a mapped shard is to show next, in place of what was not shown yet."""
         with self._lending:

@@ -115,7 +115,11 @@ class AsyncShard(NotCopyable):
 
     @property
     def version(self) -> int | None:
-        """What it holds now, or None. Of a staged or mapped shard: what its tensors show."""
+        """The version that it holds, or None. Of a staged or mapped shard: the one that its tensors show.
+
+        None too after a read without an answer (a bound or a cancellation came first): the agent may overwrite the
+        memory still. The next read that is answered says what the shard holds.
+        """
         return self._attachment.version if self._swaps is None else self._swaps.version
 
     @property

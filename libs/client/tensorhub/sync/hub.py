@@ -74,7 +74,7 @@ class Shard(NotCopyable):
 
     @property
     def version(self) -> int | None:
-        """What it holds now, or None."""
+        """The version that it holds, or None; see `AsyncShard.version`."""
         return self._twin.version
 
     @property

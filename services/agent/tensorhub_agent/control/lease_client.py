@@ -13,6 +13,7 @@ import msgspec
 from tensorhub_agent.core.effects import RequestLease
 from tensorhub_agent.leases.delta_store import SIZE
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.rates.encoding_choice import awaits_patches
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
@@ -83,8 +84,8 @@ class LeaseClient:
             mapped=effect.mapped,
             units=effect.program is not None,
             nbytes=effect.share.nbytes,
-            # Within a host a copy is sooner made than a patch.
-            base=effect.base.root if effect.base is not None and effect.share.transport == "ucxx" else None,
+            # A copy of memory is sooner made than a patch.
+            base=None if effect.base is None or reads_memory(effect.share.transport) else effect.base.root,
             awaits_patches=awaits_patches(effect.rate, far=effect.share.far),
             promises=effect.share.crosses,
             program=effect.program.digest if effect.program is not None else None,

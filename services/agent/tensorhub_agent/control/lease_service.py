@@ -22,6 +22,7 @@ from tensorhub_agent.core.effects import AnyEffect
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.leases.lease import Lease, LeaseTransition
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.runtime.timer import CoalescingTimer
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_agent.transports.base import LeaseOpened
@@ -128,7 +129,7 @@ class LeaseService:
         endpoint = self._transports.endpoint(question.transport)
         if endpoint is None:
             return LeaseRefusal(reason=self._transports.lack(question.transport))
-        if question.mapped and question.transport != "local":
+        if question.mapped and not reads_memory(question.transport):
             # Nothing over another transport would ever give the memory back.
             return LeaseRefusal(reason="memory is mapped over the transport local alone")
         if question.mapped and not self._can_be_lent(question):

@@ -67,7 +67,7 @@ class LineEstimate:
 
     known: float | None = None
     """Bytes in a second that came over its link in other reads."""
-    _pace: SourceRate = field(default_factory=lambda: SourceRate("ucxx"))
+    _pace: SourceRate = field(default_factory=SourceRate)
     _flying: int = 0
     _since: float = 0.0
     _busy_since: float = 0.0
@@ -116,7 +116,7 @@ class LineEstimate:
         """
         rate = self._pace.rate
         if rate is not None and self._busy_bytes > rate * busy_s:
-            self._pace = SourceRate("ucxx")
+            self._pace = SourceRate()
             self._pace.record(self._busy_bytes, busy_s)
         if self._is_slow:
             self._slow += 1

@@ -8,23 +8,21 @@ Invariants:
 from dataclasses import dataclass
 from typing import Final
 
-from tensorhub_common.protocol.plans import Transport
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
     """How large the batches are that a source is asked for."""
 
-    local_bytes: int = 32 * 1024 * 1024
+    memory_bytes: int = 32 * 1024 * 1024
     """Pieces of mapped memory are asked for in batches of about this: large enough for every copying thread."""
-    ucxx_bytes: int = 8 * 1024 * 1024
+    wire_bytes: int = 8 * 1024 * 1024
     """The same between hosts: small enough to see progress, and several of them fill a wire."""
     least_bytes: int = 1024 * 1024
     """The slowest source is still asked for batches of this: smaller ones cost more than they tell."""
 
-    def largest_bytes(self, transport: Transport) -> int:
-        """Return how large a batch over this transport may be."""
-        return self.local_bytes if transport == "local" else self.ucxx_bytes
+    def largest_bytes(self, *, reads_memory: bool) -> int:
+        """Return how large a batch of a source's own memory, or over a wire, may be."""
+        return self.memory_bytes if reads_memory else self.wire_bytes
 
 
 DEFAULT_BATCHES: Final = BatchLimits()
@@ -46,7 +44,8 @@ RELAY_S: Final = 0.01
 class SourceRate:
     """The pace of one source."""
 
-    transport: Transport
+    reads_memory: bool = False
+    """It is a source whose own memory is read."""
     is_far: bool = False
     """It stands in another site: others share the line, so that it begins with little."""
     limits: BatchLimits = DEFAULT_BATCHES
@@ -70,7 +69,7 @@ class SourceRate:
 
     def batch_bytes(self, share_bytes: int, *, relayed: bool = False) -> float:
         """Return how large its next batch should be; `relayed`: others wait for what it brings."""
-        largest = max(min(self.limits.largest_bytes(self.transport), share_bytes // BATCHES_MIN), 1)
+        largest = max(min(self.limits.largest_bytes(reads_memory=self.reads_memory), share_bytes // BATCHES_MIN), 1)
         rate = self.rate
         if relayed:
             return min(largest, max(self.limits.least_bytes, (rate or 0.0) * RELAY_S))

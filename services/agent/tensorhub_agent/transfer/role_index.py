@@ -15,6 +15,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 from tensorhub_agent.primitives.deadlines import NEVER
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.timeouts import deadline_of
@@ -117,7 +118,7 @@ def _roles_of_open(source: Source, roles: int) -> int:
     if source.confirming:
         return busy
     if source.in_flight:
-        return busy if source.share.transport == "local" else busy | SLOWABLE
+        return busy if reads_memory(source.share.transport) else busy | SLOWABLE
     return busy if roles & GIVING else IDLE
 
 

@@ -22,6 +22,7 @@ from tensorhub_agent.primitives.ranges import (
     split_by_marks,
     total_count,
 )
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.rates.link_rates import LinkMeter
 from tensorhub_agent.rates.source_rate import SourceRate
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
@@ -127,7 +128,7 @@ class Source:
     def __post_init__(self) -> None:
         """Begin to measure."""
         self.last_new_at = self.last_progress_at
-        self.pace = SourceRate(self.share.transport, self.share.far, self.limits.batches)
+        self.pace = SourceRate(reads_memory(self.share.transport), self.share.far, self.limits.batches)
 
     @property
     def is_live(self) -> bool:

@@ -4,6 +4,7 @@ docs/design/protocol/transfer-faults.md, says why each bound is safe.
 """
 
 from tensorhub_agent.primitives.deadlines import NEVER
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.transfer.source import Source, SourcePhase
 
 
@@ -51,11 +52,11 @@ def _silence_limit_s(source: Source) -> float:
 def _batch_limit_s(source: Source) -> float:
     """Return how long a source may be silent while batches of it are in flight.
 
-    A local source does nothing for a read: when its bytes are late, the reader is busy. Between sites TCP is silent for
-    seconds after a loss, and what is asked for again crosses again. A source that was left for silence before, and was
-    needed again, has the long bound as well.
+    A source whose memory is read does nothing for it: when its bytes are late, the reader is busy. Between sites TCP is
+    silent for seconds after a loss, and what is asked for again crosses again. A source that was left for silence
+    before, and was needed again, has the long bound as well.
     """
     limits, rate = source.limits, source.pace.rate
-    if rate is None or source.is_readmitted or source.share.far or source.share.transport == "local":
+    if rate is None or source.is_readmitted or source.share.far or reads_memory(source.share.transport):
         return limits.stall_s
     return min(limits.stall_s, max(limits.stall_min_s, limits.stall_times * source.in_flight_bytes / rate))

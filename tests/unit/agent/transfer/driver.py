@@ -20,7 +20,7 @@ PIECES = 6
 PIECE_BYTES = 10
 STALL_S = DEFAULT_LIMITS.stall_s
 PIECE_BATCHES = TransferLimits(
-    batches=BatchLimits(local_bytes=PIECE_BYTES, ucxx_bytes=PIECE_BYTES, least_bytes=PIECE_BYTES)
+    batches=BatchLimits(memory_bytes=PIECE_BYTES, wire_bytes=PIECE_BYTES, least_bytes=PIECE_BYTES)
 )
 """Each batch is one piece."""
 RIGHT = [piece_digest(f"right {number}".encode()) for number in range(64)]

@@ -109,7 +109,7 @@ def test_right_batches_are_shown_as_they_come() -> None:
 
 
 def test_what_waits_for_its_sources_word_is_told_as_come() -> None:
-    limits = TransferLimits(batches=BatchLimits(local_bytes=2 * PIECE_BYTES))
+    limits = TransferLimits(batches=BatchLimits(memory_bytes=2 * PIECE_BYTES))
     driven, [number] = running(("a", ((0, PIECES),)), verify=False, limits=limits)
     for came, confirms in ((20, []), (40, []), (60, [number])):
         batch = next(iter(driven.transfer.sources[number].in_flight))

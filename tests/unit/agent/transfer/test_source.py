@@ -166,7 +166,7 @@ def test_what_came_early_is_not_counted_again() -> None:
 
 def test_each_byte_makes_its_source_faster_once() -> None:
     """What was told as progress is not brought again by the answer, and the rest of the batch is."""
-    made, pace = source(), SourceRate("ucxx")
+    made, pace = source(), SourceRate()
     made.asked(7, ((0, 1),), 100, 20.0)
     made.asked(8, ((1, 1),), 100, 20.0)
     made.progressed(130, 22.0)
