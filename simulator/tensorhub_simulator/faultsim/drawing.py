@@ -21,7 +21,7 @@ QUANTISED: Final = 0.05
 MATES: Final = 0.7
 """The share of the worlds with two sites in which all rollouts are cut alike, so that they share what crosses."""
 
-CROWD_SEEDS: Final = 50
+CROWD_SEEDS: Final = 25
 """One seed of this many is a crowd."""
 CROWD_READERS: Final = (100, 100, 200, 400)
 CROWD_CHECK_STEPS: Final = 200
@@ -113,7 +113,7 @@ def _cuttings(streams: Streams, trainers: int, rollouts: int, *, sites: bool) ->
 
 def is_crowd(seed: int) -> bool:
     """Tell whether a seed's world is a crowd."""
-    return seed % CROWD_SEEDS == CROWD_SEEDS // 2
+    return seed % CROWD_SEEDS == 0
 
 
 def draw_crowd(streams: Streams, setting: WorldConfig, readers: int | None = None) -> WorldConfig:
