@@ -8,6 +8,7 @@ one outcome, and nothing that was acknowledged is missing. What is wrong is a se
 import asyncio
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Scenario:
+class Scenario(ABC):
     """One run. A subclass has a script and says which workers there are."""
 
     directory: Path
@@ -54,13 +55,13 @@ class Scenario:
     must_begin = True
     reads_log = True
 
+    @abstractmethod
     def workers(self) -> Iterable[tuple[str, Config]]:
         """Return each worker's name and what it is to be."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def script(self) -> None:
         """Strike."""
-        raise NotImplementedError
 
     def config(self, replica: str, agent: str, **more: Any) -> Config:
         """Describe a worker; one whose replica is called "trainer" trains."""

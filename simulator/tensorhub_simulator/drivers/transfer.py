@@ -10,6 +10,7 @@ Invariants, asserted at every step:
 - A read ends.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -41,7 +42,7 @@ class Session(Generic[P]):
     """The pieces that a half-filled source has announced."""
 
 
-class TransferDriver(Generic[P]):
+class TransferDriver(ABC, Generic[P]):
     """One read. `run` ends it."""
 
     transfer: Transfer
@@ -57,25 +58,25 @@ class TransferDriver(Generic[P]):
 
     # How sources behave.
 
+    @abstractmethod
     def answer(self, pieces: Sequence[Range], avoid: Sequence[SourceId]) -> tuple[float, PlanAnswer] | None:
         """Return the planner's answer and when it arrives; None: the planner is silent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask_lease(self, session: Session[P]) -> None:
         """Grant the lease by `granted`, or lose the source."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_transport(self, session: Session[P]) -> None:
         """Open the transport of a source whose lease is held, by `opened`, or lose the source."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bring(self, session: Session[P], batch: int, pieces: Sequence[int]) -> None:
         """Let a batch land, by `landed`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask_confirmation(self, session: Session[P]) -> None:
         """Say whether the lease has held after the last byte, by `Transfer.confirmed`."""
-        raise NotImplementedError
 
     def close_after_s(self) -> float:
         """Return how long a transport takes to close."""
