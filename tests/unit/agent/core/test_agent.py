@@ -1,118 +1,95 @@
-"""An agent in a job: what it says before it is let in, what it keeps, and what it lets go."""
+"""An agent in a job: joining and registering, one call of a shard at a time, and what it lets go of.
 
-from tests.unit.agent.core.scene import NBYTES, OneAgent, digests_of
+A job's end is in test_job_deleted.py, each kind of call in a file of its own.
+"""
+
+import pytest
 
 from tensorhub_agent.core.agent import UNSENT_MAX
+from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
-    CallRegister,
+    CallRead,
     CallUnpublish,
-    CompleteCall,
+    CompareLayouts,
+    Digested,
+    DigestMemory,
     EndFenced,
-    FailCall,
-    FreeShard,
     Rejoin,
+    SaveManifest,
+    SiblingsChecked,
 )
-from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
-from tensorhub_agent.primitives.digests import root_digest
-from tensorhub_common.protocol.log.commands import Expire, Join, Sender
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents
+from tensorhub_common.protocol.leases import LeaseRefusal, LeaseRequest
+from tensorhub_common.protocol.log.commands import Expire, Join, Publish, Sender
+from tensorhub_common.protocol.log.events import PublishDeclined
+from tensorhub_common.protocol.plans import ReadPriority, SourceId
+from tensorhub_simulator.drivers.agent import MODEL, SESSION, OneAgent, digests_of, joined, published, ready, spec_of
 
-ROOT = root_digest(digests_of("a"))
-
-
-def published() -> OneAgent:
-    agent = OneAgent()
-    agent.join()
-    agent.register("trainer")
-    agent.publish(agent.key("trainer"), "a")
-    agent.log()
-    return agent
-
-
-def counted(agent: OneAgent) -> int | None:
-    """Return the version that the log says the trainer holds."""
-    return agent.catalog.models["policy"].replicas["trainer"].version
-
-
-def expire(agent: OneAgent) -> None:
-    by = Sender("_registry", 1, 1)
-    agent.take(Expire(by=by, agent="agent-0", incarnation=agent.core.incarnation, term=1))
+# Joining.
 
 
 def test_nothing_is_said_before_the_log_has_let_the_agent_in() -> None:
     """On a lane of its own a command could overtake the join, be refused as stale, and cost another join."""
     agent = OneAgent()
-    agent.do(agent.core.join(1, "host", "site", 0.0))
-    place = ShardSpec(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
-    agent.do(agent.core.register(place, CallRegister(call=1, session=7, deadline=10.0), 0.0))
-    assert [type(command) for command in agent.unsaid] == [Join]
+    agent.joins()
+    call = agent.begin_register(spec_of(agent.key("trainer")))
+    assert agent.said() == ["Join"]
     agent.log()
-    assert agent.end_of(1) == CompleteCall(call=1)
+    assert agent.result(call) == "done"
 
 
 def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
     """A worker that calls and gives up again and again fills no memory; other shards' calls are taken."""
-    agent = published()
+    agent, key = published()
     other = agent.register("other")
-    agent.do(agent.core.join(2, "host", "site", agent.now))
-    key = agent.key("trainer")
+    agent.joins(2)
     calls = []
     for _ in range(2 * UNSENT_MAX):
         calls.append(agent.unpublish(key))
         agent.tick(20.0)
         agent.tick(20.0)
-    ends = [agent.end_of(call) for call in calls]
-    assert all(isinstance(end, FailCall) and end.error == "RegistryUnavailable" for end in ends)
-    assert isinstance(ends[-1], FailCall)
-    assert "earlier calls wait" in ends[-1].message
+    assert {agent.result(call) for call in calls} == {"RegistryUnavailable"}
+    assert "earlier calls wait" in agent.why(calls[-1])
     assert len(agent.core._unsent) < UNSENT_MAX + 8
-    assert agent.end_of(agent.publish(other, "b")) is None
+    assert agent.result(agent.publish(other, "b")) is None
     agent.unsaid.clear()
     agent.join(3)
     call = agent.unpublish(key)
     agent.log()
-    assert agent.end_of(call) == CompleteCall(call=call)
+    assert agent.result(call) == "done"
 
 
 def test_a_wrongly_expired_agent_states_what_it_has_and_is_believed() -> None:
-    agent = published()
-    expire(agent)
+    agent, key = published()
+    agent.take(Expire(by=Sender("_registry", 1, 1), agent="agent-0", incarnation=1, term=1))
     assert agent.last(Rejoin) is not None
-    assert counted(agent) is None
+    assert agent.counted(key) is None
     agent.join(2)
-    assert counted(agent) == 1
-    assert agent.memory(agent.key("trainer")) is MemoryState.READY
+    assert (agent.counted(key), agent.memory(key)) == (1, MemoryState.READY)
 
 
-def test_memory_that_the_log_does_not_know_is_no_version() -> None:
-    agent = OneAgent()
-    agent.join()
+def test_memory_that_the_log_does_not_know_is_no_version_and_a_shard_that_it_never_knew_is_let_go() -> None:
+    agent = joined()
     key = agent.register("trainer")
-    again = OneAgent(catalog=agent.catalog)
-    place = ShardSpec(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
-    again.core.adopt(place, ShardContents(MemoryState.READY, version=9, root=ROOT, digests=digests_of("a")))
+    again = OneAgent(after=agent)
+    again.core.adopt(spec_of(key), ready(version=9))
+    stranger = again.key("stranger")
+    again.core.adopt(spec_of(stranger), ShardContents())
     again.join(2)
     assert again.memory(key) is MemoryState.EMPTY
     assert key not in again.core.leases.offers
-
-
-def test_a_shard_that_the_log_never_knew_is_let_go() -> None:
-    agent = OneAgent()
-    key = agent.key("trainer")
-    agent.core.adopt(ShardSpec(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES), ShardContents())
-    agent.join()
-    assert agent.last(FreeShard) == FreeShard(key)
-    assert key not in agent.core.shards
+    assert again.freed() == [stranger]
+    assert list(again.core.shards) == [key]
 
 
 def test_a_higher_incarnation_of_the_same_name_ends_this_process() -> None:
-    agent = published()
+    agent, _ = published()
     agent.take(Join(by=Sender("agent-0", 5, 1), host="host", site="site"))
     assert agent.last(EndFenced) is not None
 
 
 def test_a_lane_is_kept_for_a_shard_that_comes_back() -> None:
-    agent = published()
-    key = agent.key("trainer")
+    agent, key = published()
     lane = next(name for name in agent.catalog.lanes if "/" in name)
     agent.release(key)
     agent.log()
@@ -123,28 +100,192 @@ def test_a_lane_is_kept_for_a_shard_that_comes_back() -> None:
     assert agent.unsaid[0].by.lane == lane
 
 
+# Registering.
+
+
+def test_siblings_of_which_the_later_one_clashes() -> None:
+    """The first one stands at once. The second is compared with it; if that clashes it is released, and its memory."""
+    agent = joined()
+    first, *later = (agent.key("trainer", shard) for shard in range(3))
+    calls = [agent.begin_register(spec_of(first, 3))]
+    assert agent.result(calls[0]) is None
+    agent.log()
+    assert agent.result(calls[0]) == "done"
+    for key, mismatch, result in zip(later, (None, "tensor 'w' differs"), ("done", "LayoutMismatch"), strict=True):
+        call = agent.begin_register(spec_of(key, 3))
+        agent.log()
+        assert agent.result(call) is None
+        agent.siblings_checked(mismatch)
+        agent.log()
+        assert agent.result(call) == result
+    assert agent.freed() == later[1:]
+    assert list(agent.catalog.models[MODEL].replicas["trainer"].members) == [0, 1]
+
+
+def test_what_the_log_does_not_confirm_is_taken_back_and_the_next_try_stands() -> None:
+    """Both tries speak on one lane, so the first one's release can't end the second."""
+    agent = joined()
+    spec = spec_of(agent.key("trainer"))
+    first = agent.begin_register(spec)
+    agent.tick(10.0)
+    assert agent.result(first) == "RegistryUnavailable"
+    second = agent.begin_register(spec)
+    agent.log()
+    assert agent.result(second) == "done"
+    assert 0 in agent.catalog.models[MODEL].replicas["trainer"].members
+
+
+def test_a_registration_that_the_log_refuses_frees_the_memory() -> None:
+    agent = joined()
+    agent.register("trainer", 0, shards=1)
+    key = agent.key("trainer", 1)
+    call = agent.begin_register(spec_of(key, 2))
+    agent.log()
+    assert agent.result(call) == "LayoutMismatch"
+    assert agent.freed() == [key]
+
+
+def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> None:
+    agent = joined()
+    agent.register("engine", 0, 2)
+    spec = spec_of(agent.key("engine", 1), 2)
+    first = agent.begin_register(spec)
+    agent.log()
+    agent.joins(2)
+    assert agent.result(first) == "AgentUnavailable"
+    check = agent.need(CompareLayouts)
+    stale = SiblingsChecked(check.key, check.number, "tensor 'w' differs")
+    second = agent.begin_register(spec)
+    agent.hear(stale)
+    agent.log()
+    agent.hear(stale)
+    assert agent.result(second) is None
+    agent.siblings_checked()
+    assert agent.result(second) == "done"
+    assert spec.key in agent.core.shards
+
+
+# Calls.
+
+
+def test_a_second_call_of_the_same_worker_is_refused() -> None:
+    agent = joined()
+    key = agent.register("trainer", 0, 2)
+    agent.publish(key, "a")
+    assert agent.result(agent.unpublish(key)) == "ReplicaConflict"
+
+
 def test_a_second_worker_is_refused_while_the_first_lives() -> None:
-    agent = published()
-    key = agent.key("trainer")
-    agent.core.shards[key].session = 7
-    assert agent.error_of(agent.attach(key, session=8)) == "ReplicaConflict"
-    agent.do(agent.core.worker_gone(7, agent.now))
-    call = agent.attach(key, session=9)
-    assert agent.end_of(call) == CompleteCall(call=call)
+    agent, key = published()
+    agent.core.shards[key].session = SESSION
+    assert agent.result(agent.attach(key, 8)) == "ReplicaConflict"
+    agent.worker_gone()
+    assert agent.result(agent.attach(key, 9)) == "done"
 
 
-def test_a_call_on_a_shard_that_is_not_here() -> None:
-    agent = published()
-    unknown = agent.key("nowhere")
-    agent.do(agent.core.called(unknown, CallUnpublish(call=50, session=7, deadline=1.0), 0.0))
-    assert agent.error_of(50) == "AgentUnavailable"
+def test_the_next_worker_waits_for_what_the_dead_one_began() -> None:
+    """The log may still publish what stands here. Should it die as well, its call is ended for its driver."""
+    agent = joined()
+    key = agent.register("trainer")
+    agent.publish(key, "a")
+    agent.worker_gone()
+    second = agent.attach(key, 8)
+    agent.worker_gone(8)
+    assert agent.result(second) == "AgentUnavailable"
+    third = agent.attach(key, 9)
+    assert agent.result(third) is None
+    agent.log()
+    assert (agent.result(third), agent.memory(key)) == ("done", MemoryState.READY)
 
 
-def test_a_shard_that_is_gone_may_be_released_once_more() -> None:
+def test_a_waiting_call_is_given_up_at_its_bound() -> None:
+    agent = joined()
+    key = agent.register("trainer", 0, 2)
+    agent.publish(key, "a")
+    agent.do(agent.core.called(key, CallUnpublish(call=60, session=8, deadline=1.0), agent.now))
+    agent.tick(1.0)
+    assert agent.result(60) == "ReplicaConflict"
+
+
+def test_of_a_shard_that_is_not_here_a_release_is_done_and_any_other_call_fails() -> None:
     """Whoever gave up waiting for a release asks again, when it has come to its end."""
-    agent = published()
-    key = agent.key("trainer")
+    agent, key = published()
+    assert agent.result(agent.unpublish(agent.key("nowhere"))) == "AgentUnavailable"
     agent.release(key)
     agent.log()
-    again = agent.release(key)
-    assert agent.end_of(again) == CompleteCall(call=again)
+    assert agent.result(agent.release(key)) == "done"
+
+
+def test_the_manifest_says_what_the_memory_becomes_before_anything_else_is_done() -> None:
+    agent, key = published()
+    agent.seen.clear()
+    agent.unpublish(key)
+    assert isinstance(agent.seen[1], SaveManifest)
+    assert agent.seen[1].state == "draining"
+
+
+# Wishes from outside to publish.
+
+
+def test_a_wish_from_outside_is_gated_digested_and_said_ready() -> None:
+    agent = joined()
+    key = agent.register("trainer")
+    agent.take(Publish(model=MODEL, replica="trainer"))
+    agent.hear(Digested(key, agent.need(DigestMemory).number, digests_of("a")))
+    agent.log()
+    assert agent.memory(key) is MemoryState.READY
+
+
+def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
+    agent = joined()
+    key, other = (agent.register("trainer", shard, 2) for shard in range(2))
+    agent.take(Publish(model=MODEL, replica="trainer"))
+    agent.core.shards[other].operation = None
+    digest = next(effect for effect in agent.all(DigestMemory) if effect.key == key)
+    agent.hear(Digested(key, digest.number, digests_of("a")))
+    agent.log()
+    agent.tick_and_log(CoreConfig().wish_s_max)
+    assert agent.core.shards[key].operation is None
+    assert agent.memory(key) is MemoryState.EMPTY
+
+
+@pytest.mark.parametrize(("why_not", "error"), [("partial", "NotFilled"), ("reads", "ReplicaConflict")])
+def test_a_wish_that_can_not_be_fulfilled_is_declined_for_all_to_hear(why_not: str, error: str) -> None:
+    """No call could raise, and a read that has not reached the log when the wish does is none to refuse it for."""
+    agent = joined()
+    key = agent.register("trainer")
+    if why_not == "partial":
+        agent.core.shards[key].held.partial = True
+    else:
+        agent.core.called(key, CallRead(call=99, session=SESSION, deadline=60.0, want="latest", patience=60.0), 0.0)
+    agent.take(Publish(model=MODEL, replica="trainer"))
+    wish = agent.catalog.seq
+    [declined] = [event for event in agent.log() if isinstance(event, PublishDeclined)]
+    assert (declined.error, declined.wish) == (error, wish)
+    assert agent.memory(key) is MemoryState.EMPTY
+
+
+# Questions for leases that come before the log's word for them.
+
+
+def test_a_question_for_a_lease_waits_while_the_logs_word_for_it_may_be_on_its_way() -> None:
+    agent = joined()
+    trainer, rollout = agent.register("trainer"), agent.register("rollout")
+
+    def answer(replica: str, version: int = 1) -> object:
+        source, reader = SourceId("agent-0", 1, replica, 0), SourceId("agent-1", 1, "later", 0)
+        turn = ReadPriority(1 << 30, 1)
+        asked = LeaseRequest(
+            job="run-7", model=MODEL, source=source, version=version, root=None, reader=reader, turn=turn
+        )
+        return agent.core.lease_asked(asked, "lease", "ticket", "here", agent.now)
+
+    for replica in ("nowhere", "rollout"):
+        assert isinstance(answer(replica), LeaseRefusal)
+    agent.read(rollout)
+    assert answer("rollout") is None, "whoever has joined a round may have been decided without knowing"
+    agent.publish(trainer, "a", 1)
+    assert agent.lease(trainer, 1, None, mapped=True) is None
+    agent.log()
+    assert agent.lease(trainer, 1, None, mapped=True) is not None
+    assert isinstance(answer("trainer", 2), LeaseRefusal)

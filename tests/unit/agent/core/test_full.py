@@ -1,14 +1,15 @@
 """An agent that has as many shards as it may: what is refused leaves nothing."""
 
 import asyncio
+import errno
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.unit.agent.core.scene import MODEL, NBYTES, OneAgent
 from tests.unit.agent.core.test_retained_copies import retaining, wanted
 from tests.unit.agent.storage.test_manifest import LAYOUT, PREFIX, left_ready, manifest_of, names, next_run
 
@@ -38,6 +39,7 @@ from tensorhub_common.layout.layout import layout_digest, segment_bytes
 from tensorhub_common.protocol.log.commands import Join, Release
 from tensorhub_common.protocol.log.events import CopyMember, CopyPlaced, ShardReleased
 from tensorhub_common.runtime.supervision import Fault
+from tensorhub_simulator.drivers.agent import MODEL, NBYTES, OneAgent, joined, spec_of
 
 GIB = 1 << 30
 
@@ -49,71 +51,72 @@ async def pool() -> AsyncIterator[CopyPool]:
     pool.close()
 
 
-def place_of(number: int) -> ShardSpec:
-    return ShardSpec(ShardKey(MODEL, f"r-{number}", 0), 1, spot=False, layout="f" * 64, nbytes=NBYTES)
-
-
-def fill(core: AgentCore, count: int) -> None:
-    """Let the agent have so many shards more."""
-    for number in range(count):
-        core.register(place_of(number), CallRegister(call=number, session=1, deadline=10.0), 0.0)
-    assert len(core.shards) == SHARDS_MAX
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    return SegmentStore(tmp_path, PREFIX, GIB)
 
 
 # What is asked of it.
 
 
-def test_a_shard_too_many_is_refused_and_its_memory_freed() -> None:
-    core = AgentCore("agent-0", CoreConfig())
+def full_core(shards: int = SHARDS_MAX) -> AgentCore:
+    core = AgentCore("agent-0", CoreConfig(cache_bytes=1000))
     core.join(1, "host", "site", 0.0)
-    fill(core, SHARDS_MAX)
+    fill(core, shards)
+    return core
+
+
+def fill(core: AgentCore, count: int) -> None:
+    """Let the agent have so many shards more, which are as many as it may have."""
+    for number in range(count):
+        core.register(number_of(number), CallRegister(call=number, session=1, deadline=10.0), 0.0)
+    assert len(core.shards) == SHARDS_MAX
+
+
+def number_of(number: int) -> ShardSpec:
+    return spec_of(ShardKey(MODEL, f"r-{number}", 0))
+
+
+def test_a_shard_too_many_is_refused_and_its_memory_freed() -> None:
+    core = full_core()
     for number in range(3):
-        late = place_of(SHARDS_MAX + number)
-        effects = core.register(late, CallRegister(call=5000, session=1, deadline=10.0), 0.0)
-        assert [type(effect) for effect in effects] == [FreeShard, FailCall]
-        assert effects[0] == FreeShard(late.key)
-        assert isinstance(effects[1], FailCall)
-        assert (effects[1].error, "release some" in effects[1].message) == ("MemoryExhausted", True)
+        late = number_of(SHARDS_MAX + number)
+        freed, failed = core.register(late, CallRegister(call=5000, session=1, deadline=10.0), 0.0)
+        assert freed == FreeShard(late.key)
+        assert isinstance(failed, FailCall)
+        assert (failed.error, "release some" in failed.message) == ("MemoryExhausted", True)
     with pytest.raises(MemoryExhausted, match="release some"):
         core.check_room()
 
 
 def test_a_copy_too_many_is_given_back_to_the_log() -> None:
     agent = retaining()
-    agent.core.joined = True
     copy = wanted(agent)
-    agent.unsaid.clear()
     fill(agent.core, SHARDS_MAX - len(agent.core.shards))
-    effects = agent.core.copy_made(CopyMade(copy.key, copy.shards, copy.layout, nbytes=NBYTES), agent.now)
-    assert effects[0] == FreeShard(copy.key)
-    assert [said_by(effect) for effect in effects[1:]] == [(Release, "agent-0")]
+    freed, released = agent.core.copy_made(CopyMade(copy.key, copy.shards, copy.layout, nbytes=NBYTES), agent.now)
+    assert freed == FreeShard(copy.key)
+    assert is_release(released)
     assert copy.key not in agent.core.shards
     assert agent.core.tick(agent.now + 1) == []
 
 
 def test_no_memory_is_made_for_a_copy_too_many() -> None:
-    placed = placed_by(retaining())
-    full = AgentCore("agent-0", CoreConfig(cache_bytes=1000))
-    full.join(1, "host", "site", 0.0)
-    fill(full, SHARDS_MAX)
+    wish = wanted(retaining())
+    member = CopyMember(shard=wish.key.shard, agent="agent-0", layout=wish.layout, nbytes=wish.nbytes)
+    placed = CopyPlaced(model=MODEL, replica=wish.key.replica, version=1, members=(member,))
+    full = full_core()
     full.joined = True
-    effects = full.on_event(placed, 0.0)
-    assert [said_by(effect) for effect in effects] == [(Release, "agent-0")]
+    [released] = full.on_event(placed, 0.0)
+    assert is_release(released)
     full.shards.popitem()
     assert [type(effect) for effect in full.on_event(placed, 0.0)] == [AllocateCopy]
 
 
-def placed_by(agent: OneAgent) -> CopyPlaced:
-    """Return the event with which the log has placed the copy."""
-    wish = wanted(agent)
-    member = CopyMember(shard=wish.key.shard, agent="agent-0", layout=wish.layout, nbytes=wish.nbytes)
-    return CopyPlaced(model=wish.key.model, replica=wish.key.replica, version=1, members=(member,))
-
-
-def said_by(effect: object) -> tuple[type, str] | None:
-    if not isinstance(effect, AppendCommand) or effect.command.by is None:
-        return None
-    return type(effect.command), effect.command.by.lane
+def is_release(effect: object) -> bool:
+    """Tell whether this gives a copy back on the agent's own lane."""
+    assert isinstance(effect, AppendCommand)
+    assert effect.command.by is not None
+    return isinstance(effect.command, Release) and effect.command.by.lane == "agent-0"
 
 
 # What an earlier process left.
@@ -131,42 +134,44 @@ class TwoAtMost(AdoptionPolicy):
 
 
 def test_a_shard_too_many_is_stated_as_empty_and_freed_if_the_log_does_not_know_it() -> None:
-    agent = OneAgent()
-    agent.join()
+    agent = joined()
     key = agent.register("kept")
-    again = OneAgent(catalog=agent.catalog)
+    again = OneAgent(after=agent)
     stranger = again.key("unknown")
     for each in (key, stranger):
         again.core.set_aside(each)
     again.join(2)
-    joins = [
-        effect.command
-        for effect in again.seen
-        if isinstance(effect, AppendCommand) and isinstance(effect.command, Join)
-    ]
-    assert {holding.replica for holding in joins[0].holds} == {"kept", "unknown"}
-    assert [effect for effect in again.seen if isinstance(effect, FreeShard)] == [FreeShard(stranger)]
+    assert {holding.replica for holding in again.appended(Join)[0].holds} == {"kept", "unknown"}
+    assert again.freed() == [stranger]
     assert again.core.aside == {key}
     assert "kept" in again.catalog.models[MODEL].replicas, "the log has forgotten what stands there"
     # An earlier worker's, which is read late: what stands there is of the one that was registered since.
     again.do(again.core.on_event(ShardReleased(model=MODEL, replica="kept", shard=0), again.now))
     assert again.core.aside == {key}
     again.do(again.core.job_deleted("the job is deleted", again.now))
-    assert again.last(FreeShard) == FreeShard(key)
+    assert again.freed() == [stranger, key]
 
 
 def test_an_agent_that_is_full_adopts_no_more() -> None:
     core = AgentCore("agent-0", CoreConfig())
     for number in range(SHARDS_MAX):
-        core.adopt(place_of(number), ShardContents())
+        core.adopt(number_of(number), ShardContents())
     with pytest.raises(MemoryExhausted):
-        core.adopt(place_of(SHARDS_MAX), ShardContents())
+        core.adopt(number_of(SHARDS_MAX), ShardContents())
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """Stand in for a call into the kernel that fails."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fails
 
 
 async def test_too_many_manifests_are_set_aside_and_taken_back_by_a_run_that_has_room(
-    tmp_path: Path, pool: CopyPool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, store: SegmentStore, pool: CopyPool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = SegmentStore(tmp_path, PREFIX, GIB)
     empty = [manifest_of(store.create(segment_bytes(LAYOUT)), replica=f"r-{number}") for number in range(3)]
     for number, manifest in enumerate(empty):
         save(store, manifest)
@@ -188,48 +193,40 @@ async def test_too_many_manifests_are_set_aside_and_taken_back_by_a_run_that_has
     assert (len(adopted), aside) == (4, [])
 
 
+@pytest.mark.parametrize("place", ["segments.os.open", "segments._map", "manifest.Path.open"])
 async def test_what_cannot_be_opened_now_is_set_aside(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+    store: SegmentStore, pool: CopyPool, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Without a free descriptor, or memory for the mapping, nothing is known of what stands there: it stays."""
-    store = SegmentStore(tmp_path, PREFIX, GIB)
     manifest = await left_ready(store, pool)
-    before = names(tmp_path)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(24, "Too many open files")
-
+    before = names(store.shm_dir)
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.storage.segments.os.open", full)
+        patched.setattr(f"tensorhub_agent.storage.{place}", failing(errno.EMFILE))
         adopted, aside = await adopt(next_run(store), pool)
-    assert (adopted, [each.manifest for each in aside]) == ([], [manifest])
-    with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.storage.segments._map", full)
-        adopted, aside = await adopt(next_run(store), pool)
-    assert (adopted, [each.manifest for each in aside]) == ([], [manifest])
-    with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.storage.manifest.Path.open", full)
-        assert await adopt(next_run(store), pool) == ([], [])
-    assert names(tmp_path) == before
+    assert (adopted, [each.manifest for each in aside]) == ([], [] if "manifest" in place else [manifest])
+    assert names(store.shm_dir) == before
     adopted, _ = await adopt(next_run(store), pool)
     assert [each.whole for each in adopted] == [True]
 
 
 async def test_a_machine_without_memory_to_spare_takes_back_what_it_has(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+    store: SegmentStore, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SegmentStore(tmp_path, PREFIX, GIB)
     await left_ready(store, pool)
     monkeypatch.setattr("tensorhub_agent.storage.segments._memory_spare", lambda _fd: -GIB)
     adopted, _ = await adopt(next_run(store), pool)
     assert [each.whole for each in adopted] == [True]
 
 
-async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(tmp_path: Path, pool: CopyPool) -> None:
-    store = SegmentStore(tmp_path, PREFIX, GIB)
-    for number in range(2):
+def shelves_of_jobs(store: SegmentStore, jobs: int) -> ShardStores:
+    """Return what the next process finds where an earlier one has left a shard of each job."""
+    for number in range(jobs):
         save(store, manifest_of(store.create(segment_bytes(LAYOUT)), job=f"job-{number}"))
-    shelves = ShardStores(next_run(store))
+    return ShardStores(next_run(store))
+
+
+async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(store: SegmentStore, pool: CopyPool) -> None:
+    shelves = shelves_of_jobs(store, 2)
     adopted = await shelves.adopt(pool, jobs_max=1)
     (job,) = adopted
     (other,) = {"job-0", "job-1"} - {job}
@@ -244,18 +241,11 @@ async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(tmp_path: P
 
 
 async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+    store: SegmentStore, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log would take its agent for gone, and the agent would never hear what became of what it has."""
-    store = SegmentStore(tmp_path, PREFIX, GIB)
-    for number in range(3):
-        save(store, manifest_of(store.create(segment_bytes(LAYOUT)), job=f"job-{number}"))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("tensorhub_agent.storage.segments.os.open", full)
-    shelves = ShardStores(next_run(store))
+    shelves = shelves_of_jobs(store, 3)
+    monkeypatch.setattr("tensorhub_agent.storage.segments.os.open", failing(errno.EMFILE))
     adopted = await shelves.adopt(pool, jobs_max=2)
     assert list(adopted.values()) == [[], []]
     assert len(shelves.set_aside()) == 3
@@ -267,11 +257,10 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
     pool: CopyPool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    aside: bool,  # noqa: FBT001 (a test's parameter)
+    *,
+    aside: bool,
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error")
-
+    broken = failing(errno.EIO)
     shm = tmp_path / "shm"
     shm.mkdir()
     disk = DiskSegmentStore(tmp_path, PREFIX, GIB)
@@ -336,20 +325,16 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(tmp_path:
 
 
 async def test_a_manifest_without_room_costs_nothing_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before stands. It is believed only for bytes that hash to it."""
-    store = SegmentStore(tmp_path, PREFIX, GIB)
     shelf, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
     await make(shelf, key)
     place = shelf.places[key]
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     filling = SaveManifest(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.storage.manifest.os.replace", full)
+        patched.setattr("tensorhub_agent.storage.manifest.os.replace", failing(errno.ENOSPC))
         shelf.save(filling)
         (trouble,) = TROUBLES.told()
         assert (trouble.kind, "make room in" in trouble.why) == ("no-room-for-manifests", True)

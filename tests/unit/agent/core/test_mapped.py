@@ -1,10 +1,10 @@
 """Memory that readers map, step by step: nothing says that it may be written before a probe has found it free."""
 
+from collections.abc import Callable
+
 import pytest
-from tests.unit.agent.core.scene import NBYTES, SESSION, OneAgent, digests_of
 
 from tensorhub_agent.core.effects import (
-    AppendCommand,
     BatchDone,
     CopyToSpare,
     DropMapping,
@@ -14,64 +14,68 @@ from tensorhub_agent.core.effects import (
     SaveManifest,
 )
 from tensorhub_agent.core.operations.reclaim import PROBE_AGAIN_S
-from tensorhub_agent.core.shard_state import MemoryState, ShardContents, ShardSpec
-from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.core.shard_state import MemoryState, ShardContents
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
-from tensorhub_common.protocol.log.commands import Drained, Filled, Register, ShardCommand, Unpublish
+from tensorhub_common.protocol.log.commands import Drained, Register, ShardCommand
 from tensorhub_common.protocol.log.events import kind_of
+from tensorhub_simulator.drivers.agent import SESSION, OneAgent, joined, pair, root_of, spec_of
+from tensorhub_simulator.drivers.agent import published as published_by_one
 
-ROOT = root_digest(digests_of("one"))
+ROOT = root_of("a")
+DRAINING, EMPTY, READY = MemoryState.DRAINING, MemoryState.EMPTY, MemoryState.READY
 
 
 def published(*, staged: bool = False) -> tuple[OneAgent, ShardKey]:
     """A trainer that has published version 1, which somebody has mapped."""
-    agent = OneAgent()
-    agent.join()
-    key = agent.register("trainer", staged=staged)
-    agent.publish(key, "one")
-    agent.log()
+    agent, key = published_by_one(staged=staged)
     agent.lend(key, 1, ROOT)
     return agent, key
 
 
-def drained(agent: OneAgent) -> bool:
-    return any(isinstance(effect, AppendCommand) and isinstance(effect.command, Drained) for effect in agent.seen)
+def draining(*, staged: bool = False) -> tuple[OneAgent, ShardKey, int]:
+    """One that is unpublished, and whose memory is mapped still."""
+    agent, key = published(staged=staged)
+    call = agent.unpublish(key)
+    agent.log()
+    agent.probed(lent=True)
+    return agent, key, call
+
+
+def freed(agent: OneAgent) -> None:
+    agent.probed(lent=False)
+    agent.log()
 
 
 def test_one_memory_is_probed_again_until_it_is_free() -> None:
-    agent, key = published()
-    call = agent.unpublish(key)
-    agent.log()
+    agent, key, call = draining()
     for _ in range(3):
-        agent.probed(lent=True)
-        assert agent.end_of(call) is None
-        before = sum(isinstance(effect, ProbeMapping) for effect in agent.seen)
+        assert agent.result(call) is None
+        before = len(agent.all(ProbeMapping))
         agent.tick(PROBE_AGAIN_S)
-        assert sum(isinstance(effect, ProbeMapping) for effect in agent.seen) == before + 1
-    agent.probed(lent=False)
-    agent.log()
-    assert agent.end_of(call) is not None
-    assert agent.error_of(call) is None
-    assert agent.memory(key) is MemoryState.EMPTY
+        assert len(agent.all(ProbeMapping)) == before + 1
+        agent.probed(lent=True)
+    agent.tick(PROBE_AGAIN_S)
+    agent.join(2)
+    assert agent.result(call) is None, "an agent that joins anew goes on waiting"
+    agent.tick(PROBE_AGAIN_S)
+    freed(agent)
+    assert (agent.result(call), agent.memory(key)) == ("done", EMPTY)
 
 
 def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
-    agent, key = published()
+    agent, key, call = draining()
     for _ in range(2):
+        agent.tick(10)
+        assert agent.result(call) == "DrainTimeout"
+        assert agent.memory(key) is DRAINING
+        assert not agent.appended(Drained)
         call = agent.unpublish(key)
         agent.log()
         agent.probed(lent=True)
-        agent.tick(10)
-        assert agent.error_of(call) == "DrainTimeout"
-        assert agent.memory(key) is MemoryState.DRAINING
-        assert not drained(agent)
-    again = agent.unpublish(key)
-    agent.log()
-    agent.probed(lent=False)
-    agent.log()
-    assert agent.error_of(again) is None
-    assert agent.memory(key) is MemoryState.EMPTY
+    agent.tick(PROBE_AGAIN_S)
+    freed(agent)
+    assert (agent.result(call), agent.memory(key)) == ("done", EMPTY)
 
 
 def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -> None:
@@ -82,22 +86,21 @@ def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -
     assert agent.last(ProbeMapping) is None
     agent.tick(10)
     agent.probed(lent=True)
-    assert agent.error_of(call) == "DrainTimeout"
+    assert agent.result(call) == "DrainTimeout"
 
 
-def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on() -> None:
-    agent, key = published(staged=True)
-    call = agent.unpublish(key)
-    agent.log()
-    agent.probed(lent=True)
+@pytest.mark.parametrize("waits_s", [0, 60])
+def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on(waits_s: float) -> None:
+    """A copy that is under way is waited for beyond the bound."""
+    agent, key, call = draining(staged=True)
     assert agent.last(CopyToSpare) is not None
-    assert not drained(agent)
-    agent.do(agent.core.on_outcome(Duplicated(key), agent.now))
-    saved = agent.last(SaveManifest)
-    assert saved is not None
-    assert saved.swap
+    assert not agent.appended(Drained)
+    agent.tick(waits_s)
+    assert agent.result(call) is None
+    agent.hear(Duplicated(key))
+    assert agent.need(SaveManifest).swap
     agent.log()
-    assert agent.end_of(call) is not None
+    assert agent.result(call) == "done"
     held = agent.core.shards[key].held
     assert (held.lent, held.spare_lent) == (False, True)
 
@@ -109,87 +112,57 @@ def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
     agent.log()
     for _ in range(2):
         agent.probed(lent=True)
-        probe = agent.last(ProbeMapping)
-        assert probe is not None
-        assert probe.spare
+        assert agent.need(ProbeMapping).spare
         agent.probed(lent=True)
-        assert agent.last(CopyToSpare) is None
         agent.tick(PROBE_AGAIN_S)
-    agent.probed(lent=False)
-    agent.log()
-    assert agent.error_of(call) is None
+    freed(agent)
+    assert agent.result(call) == "done"
     assert agent.last(CopyToSpare) is None
 
 
-def test_a_copy_under_way_is_waited_for_beyond_the_bound() -> None:
-    agent, key = published(staged=True)
-    call = agent.unpublish(key)
-    agent.log()
-    agent.probed(lent=True)
-    agent.tick(60)
-    assert agent.end_of(call) is None
-    agent.do(agent.core.on_outcome(Duplicated(key), agent.now))
-    agent.log()
-    assert agent.end_of(call) is not None
-    assert agent.error_of(call) is None
-
-
-def test_a_release_waits_too() -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_release_waits_too(*, silent: bool) -> None:
+    """Without a caller as well, which has given up where the registry was silent."""
     agent, key = published()
     call = agent.release(key)
+    if silent:
+        agent.silence(call)
     agent.log()
     agent.probed(lent=True)
-    agent.tick(10)
-    assert agent.error_of(call) == "DrainTimeout"
     assert key in agent.core.shards
+    agent.tick(1.0 if silent else 10.0)
+    assert agent.result(call) == ("RegistryUnavailable" if silent else "DrainTimeout")
+    if silent:
+        freed(agent)
+    assert (key in agent.core.shards) is not silent
 
 
 def test_an_agent_that_comes_back_hands_mapped_memory_to_nobody() -> None:
     """What was draining is as good as empty, but for those who map it."""
     agent, key = published()
-    after = OneAgent(catalog=agent.catalog)
-    place = ShardSpec(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
-    after.core.adopt(place, ShardContents(MemoryState.DRAINING, lent=True))
+    after = OneAgent(after=agent)
+    after.core.adopt(spec_of(key), ShardContents(DRAINING, lent=True))
     after.join(2)
-    call = after.attach(key, SESSION)
-    after.log()
-    after.probed(lent=True)
-    after.tick(10)
-    assert after.error_of(call) == "DrainTimeout"
-    call = after.attach(key, SESSION)
-    after.log()
-    after.probed(lent=False)
-    after.log()
-    assert after.error_of(call) is None
-    assert after.memory(key) is MemoryState.EMPTY
+    for lent in (True, False):
+        call = after.attach(key, SESSION)
+        after.log()
+        after.probed(lent=lent)
+        after.tick_and_log(10)
+        assert after.result(call) == ("DrainTimeout" if lent else "done")
+    assert after.memory(key) is EMPTY
 
 
 def test_what_the_log_does_not_know_drains_while_it_is_mapped() -> None:
     agent, key = published()
     agent.core.shards[key].believed(None, None)
-    assert agent.memory(key) is MemoryState.DRAINING
+    assert agent.memory(key) is DRAINING
     agent.core.check()
 
 
-def test_a_rejoining_agent_goes_on_waiting() -> None:
-    agent, key = published()
-    call = agent.unpublish(key)
-    agent.log()
-    agent.probed(lent=True)
-    agent.join(2)
-    assert agent.end_of(call) is None
-    agent.tick(PROBE_AGAIN_S)
-    agent.probed(lent=False)
-    agent.log()
-    assert agent.error_of(call) is None
-    assert agent.memory(key) is MemoryState.EMPTY
-
-
 def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
-    agent = OneAgent()
-    agent.join()
+    agent = joined()
     key = agent.register("trainer")
-    agent.publish(key, "one", version=1)
+    agent.publish(key, "a", version=1)
     assert isinstance(agent.lease(key, 1, ROOT), LeaseGrant)
     assert agent.lease(key, 1, ROOT, "mapped", mapped=True) is None
     agent.log()
@@ -198,172 +171,120 @@ def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
     assert isinstance(agent.lease(key, 1, ROOT, "late", mapped=True), LeaseRefusal)
 
 
-def reading(*, staged: bool) -> tuple[OneAgent, ShardKey]:
-    """A rollout that holds version 1, mapped by somebody, and has its leases on version 2."""
-    agent = OneAgent()
-    agent.join()
-    trainer, key = agent.register("trainer"), agent.register("rollout", staged=staged)
-    agent.publish(trainer, "one")
-    agent.publish(key, "one", version=1)
+def test_what_an_unpublish_drains_is_not_read_into() -> None:
+    agent, key, _ = draining()
+    agent.tick(10)
+    call = agent.read(key)
     agent.log()
+    assert agent.result(call) == "ReplicaConflict"
+    assert "call unpublish again" in agent.why(call)
+    assert agent.memory(key) is DRAINING
+
+
+# Reading into what is mapped.
+
+
+def to_overwrite(*, staged: bool) -> tuple[OneAgent, ShardKey, Callable[[], int]]:
+    """A rollout whose memory, or spare memory, somebody maps, and what lets it get its leases on version 2."""
+    trainer, agent, key = pair(staged=staged)
+    agent.read_all(key, "a")
     agent.lend(key, 1, ROOT)
-    agent.unpublish(trainer)
-    agent.log()
-    agent.publish(trainer, "two")
-    agent.log()
-    return agent, key
-
-
-def filling(*, staged: bool) -> tuple[OneAgent, ShardKey, int]:
-    """Return one that would fill what somebody maps, in place or beside, and is to look whether they still do."""
-    agent, key = reading(staged=staged)
     if staged:
         held = agent.core.shards[key].held
         held.lent, held.spare_lent = False, True
-    call = agent.read(key)
-    agent.log()
-    agent.plan(key)
-    agent.opened(key, "two")
-    agent.log()
-    return agent, key, call
+    trainer.publish_next("b")
+
+    def reads() -> int:
+        call = agent.read(key, "newer", patience=0.0)
+        agent.begin_filling(key, "b")
+        return call
+
+    return agent, key, reads
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
-    agent, key, call = filling(staged=staged)
-    probe = agent.last(ProbeMapping)
-    assert probe is not None
-    assert probe.spare is staged
+def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(*, staged: bool) -> None:
+    agent, key, reads = to_overwrite(staged=staged)
+    call = reads()
+    assert agent.need(ProbeMapping).spare is staged
     agent.probed(lent=True)
-    assert agent.memory(key) is MemoryState.READY
+    assert agent.memory(key) is READY
     agent.tick(PROBE_AGAIN_S)
     agent.probed(lent=False)
-    agent.brought(key, "two")
+    agent.brought(key, "b")
     agent.closed(key)
     agent.log()
-    assert agent.error_of(call) is None
-    assert agent.core.shards[key].held.version == 2
+    assert agent.version_read(call) == agent.core.shards[key].held.version == 2
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_fill_that_can_not_wait_longer_leaves_what_is_mapped(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
-    agent, key, call = filling(staged=staged)
+def test_an_engine_whose_memory_is_mapped_may_call_again_and_again_until_it_is_let_go(*, staged: bool) -> None:
+    """A fill that can't wait longer leaves what is mapped."""
+    agent, key, reads = to_overwrite(staged=staged)
+    written = len(agent.all(ReadBatch))
+    for _ in range(2):
+        call = reads()
+        agent.probed(lent=True)
+        agent.tick_and_log(10.0)
+        agent.closed(key)
+        agent.log()
+        assert agent.result(call) == "DrainTimeout"
+        assert agent.memory(key) is (READY if staged else DRAINING)
+    again = reads()
     agent.probed(lent=True)
-    agent.tick(10)
+    assert len(agent.all(ReadBatch)) == written
+    agent.tick(PROBE_AGAIN_S)
+    agent.probed(lent=False)
+    agent.brought(key, "b")
     agent.log()
-    agent.closed(key)
-    agent.log()
-    assert agent.error_of(call) == "DrainTimeout"
-    assert agent.memory(key) is (MemoryState.READY if staged else MemoryState.DRAINING)
+    assert (agent.result(again), agent.memory(key)) == ("done", READY)
 
 
 # The mapped shard itself.
 
 
 def mapped() -> tuple[OneAgent, ShardKey]:
-    """A mapped rollout, and a trainer of another agent that has published version 1."""
-    agent = OneAgent()
-    agent.join()
-    trainer = agent.register("trainer")
-    agent.publish(trainer, "one")
-    agent.log()
+    """A mapped rollout, beside a trainer that has published version 1."""
+    agent, _ = published_by_one()
     return agent, agent.register("rollout", mapped=True)
 
 
 def read_one(agent: OneAgent, key: ShardKey) -> int:
+    """Read to where the source is to say that the lease still holds."""
     call = agent.read(key)
-    agent.log()
-    agent.plan(key)
-    agent.opened(key, "one")
-    agent.log()
+    agent.begin_filling(key, "a")
     answered = 0
-    while answered < len(posts := [effect for effect in agent.seen if isinstance(effect, ReadBatch)]):
-        agent.do(agent.core.on_outcome(BatchDone(key, posts[answered].source, posts[answered].batch, b""), agent.now))
+    while answered < len(posts := agent.all(ReadBatch)):
+        agent.hear(BatchDone(key, posts[answered].source, posts[answered].batch, b""))
         answered += 1
     return call
 
 
-def test_it_takes_no_room_and_serves_nobody() -> None:
-    agent, key = mapped()
-    registered = [e.command for e in agent.seen if isinstance(e, AppendCommand) and isinstance(e.command, Register)][-1]
-    assert (registered.nbytes, registered.mapped) == (0, True)
-    read_one(agent, key)
-    agent.confirmed(key)
-    agent.closed(key)
-    agent.log()
-    assert agent.memory(key) is MemoryState.READY
-    assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
-    replica = agent.catalog.models[key.model].replicas["rollout"]
-    assert (replica.version, agent.catalog.models[key.model].versions[1].holders) == (1, 1)
-
-
-def test_it_counts_once_its_source_says_that_the_lease_still_holds() -> None:
-    agent, key = mapped()
-    call = read_one(agent, key)
-    assert not any(isinstance(each, Filled) for each in agent.unsaid)
-    agent.confirmed(key)
-    agent.closed(key)
-    agent.log()
-    assert agent.error_of(call) is None
-    assert agent.end_of(call) is not None
-
-
 def said_of(agent: OneAgent, key: ShardKey) -> list[str]:
-    """The words about the rollout that the log has not taken yet."""
-    words = [each for each in agent.unsaid if isinstance(each, ShardCommand) and each.replica == key.replica]
-    return [type(each).__name__ for each in words]
+    """Return what is said of a replica and the log has not taken yet."""
+    said = [each for each in agent.unsaid if isinstance(each, ShardCommand) and each.replica == key.replica]
+    return [type(each).__name__ for each in said]
 
 
-def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
+def test_it_takes_no_room_waits_for_no_start_says_all_with_one_word_and_serves_nobody() -> None:
+    """It counts once its source says that the lease still holds; with its worker goes what that has mapped."""
     agent, key = mapped()
+    registered = agent.appended(Register)[-1]
+    assert (registered.nbytes, registered.mapped) == (0, True)
     call = agent.read(key)
-    agent.log()
-    agent.plan(key)
-    agent.opened(key, "one")
+    agent.lease_plan(key, "a")
     assert said_of(agent, key) == []
-    assert isinstance(agent.last(ReadBatch), ReadBatch), "nothing is overwritten, so it maps at once"
-    agent.brought(key, "one")
+    assert agent.last(ReadBatch) is not None, "nothing is overwritten, so it maps at once"
+    agent.brought(key, "a")
+    assert said_of(agent, key) == []
     agent.confirmed(key)
     agent.closed(key)
     assert said_of(agent, key) == ["Filled"]
     assert [kind_of(event) for event in agent.log()] == ["replica.ready"]
-    assert agent.error_of(call) is None
-    held = agent.core.shards[key].held
-    assert (held.version, held.root) == (1, ROOT)
-
-
-def register_one_of_two(agent: OneAgent, replica: str, shard: int, *, mapped: bool = False) -> ShardKey:
-    key = agent.register(replica, shard, 2, mapped=mapped)
-    if shard > 0:
-        agent.siblings_checked()
-    return key
-
-
-def test_where_a_sibling_is_missing_it_waits_for_the_start() -> None:
-    agent = OneAgent()
-    agent.join()
-    trainer = [register_one_of_two(agent, "trainer", index) for index in (0, 1)]
-    for key in trainer:
-        agent.publish(key, "one", 1)
-    agent.log()
-    rollout = [register_one_of_two(agent, "rollout", index, mapped=True) for index in (0, 1)]
-    for key in rollout:
-        agent.read(key)
-    agent.log()
-    agent.plan(rollout[1])
-    agent.opened(rollout[1], "one")
-    assert said_of(agent, rollout[1]) == ["Granted"]
-    assert agent.last(ReadBatch) is None
-
-
-def test_a_read_that_ends_without_a_swap_lets_go() -> None:
-    agent, key = mapped()
-    call = read_one(agent, key)
-    agent.tick(11)
-    agent.log()
-    agent.closed(key)
-    assert agent.error_of(call) == "RoundTimeout"
-    assert agent.last(DropMapping) is not None
+    assert agent.result(call) == "done"
+    assert agent.holds(key) == (READY, 1, ROOT)
+    assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
+    assert (agent.counted(key), agent.catalog.models[key.model].versions[1].holders) == (1, 1)
 
 
 def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
@@ -372,88 +293,35 @@ def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
     agent.confirmed(key)
     agent.closed(key)
     agent.log()
-    agent.do(agent.core.worker_gone(SESSION, agent.now))
-    assert [type(each) for each in agent.unsaid] == [Unpublish, Drained]
+    agent.worker_gone()
+    assert agent.said() == ["Unpublish", "Drained"]
     agent.log()
-    assert agent.memory(key) is MemoryState.EMPTY
-    assert agent.catalog.models[key.model].replicas["rollout"].version is None
+    assert (agent.memory(key), agent.counted(key)) == (EMPTY, None)
+
+
+def test_where_a_sibling_is_missing_it_waits_for_the_start() -> None:
+    agent = joined()
+    for key in agent.register_all("trainer"):
+        agent.publish(key, "a", 1)
+    agent.log()
+    rollout = agent.register_all("rollout", mapped=True)
+    for key in rollout:
+        agent.read(key)
+    agent.lease_plan(rollout[1], "a")
+    assert said_of(agent, rollout[1]) == ["Granted"]
+    assert agent.last(ReadBatch) is None
+
+
+def test_a_read_that_ends_without_a_swap_lets_go() -> None:
+    agent, key = mapped()
+    call = read_one(agent, key)
+    agent.tick_and_log(11)
+    agent.closed(key)
+    assert agent.result(call) == "RoundTimeout"
+    assert agent.last(DropMapping) is not None
 
 
 def test_it_neither_publishes_nor_unpublishes() -> None:
     agent, key = mapped()
-    assert agent.error_of(agent.publish(key, "one")) == "NotFilled"
-    assert agent.error_of(agent.unpublish(key)) == "NotPublished"
-
-
-def lent_engine() -> tuple[OneAgent, OneAgent, ShardKey]:
-    """An engine that holds version 1 in one memory, which a reader of its host has mapped, and a trainer with 2."""
-    trainer = OneAgent("elsewhere")
-    trainer.join()
-    source = trainer.register("trainer")
-    trainer.publish(source, "one")
-    trainer.log()
-    agent = OneAgent("agent-1", catalog=trainer.catalog)
-    agent.join()
-    key = agent.register("rollout")
-    call = agent.read(key)
-    filled(agent, key, "one")
-    assert agent.error_of(call) is None
-    agent.lend(key, 1, ROOT)
-    trainer.unpublish(source)
-    trainer.log()
-    trainer.publish(source, "two")
-    trainer.log()
-    return trainer, agent, key
-
-
-def filled(agent: OneAgent, key: ShardKey, text: str) -> None:
-    """Let the read under way bring a version."""
-    agent.log()
-    agent.plan(key)
-    agent.opened(key, text)
-    agent.log()
-    agent.brought(key, text)
-    agent.log()
-
-
-def test_an_engine_whose_memory_is_mapped_may_call_again_and_again_until_it_is_let_go() -> None:
-    _, agent, key = lent_engine()
-    for _ in range(2):
-        call = agent.read(key, "newer", patience=0.0)
-        agent.log()
-        agent.plan(key)
-        agent.opened(key, "two")
-        agent.log()
-        agent.probed(lent=True)
-        agent.tick(10.0)
-        agent.log()
-        agent.closed(key)
-        assert agent.error_of(call) == "DrainTimeout"
-        assert agent.memory(key) is MemoryState.DRAINING
-    again = agent.read(key, "newer", patience=0.0)
-    agent.log()
-    agent.plan(key)
-    agent.opened(key, "two")
-    agent.log()
-    agent.probed(lent=True)
-    assert agent.last(ReadBatch) is None or agent.memory(key) is not MemoryState.FILLING
-    agent.tick(PROBE_AGAIN_S)
-    agent.probed(lent=False)
-    agent.brought(key, "two")
-    agent.log()
-    assert agent.error_of(again) is None
-    assert agent.memory(key) is MemoryState.READY
-
-
-def test_what_an_unpublish_drains_is_not_read_into() -> None:
-    agent, key = published()
-    agent.unpublish(key)
-    agent.log()
-    agent.probed(lent=True)
-    agent.tick(10)
-    call = agent.read(key)
-    agent.log()
-    assert agent.error_of(call) == "ReplicaConflict"
-    end = agent.end_of(call)
-    assert "call unpublish again and wait for its end" in getattr(end, "message", "")
-    assert agent.memory(key) is MemoryState.DRAINING
+    assert agent.result(agent.publish(key, "a")) == "NotFilled"
+    assert agent.result(agent.unpublish(key)) == "NotPublished"

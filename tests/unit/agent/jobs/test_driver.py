@@ -1,10 +1,8 @@
 """The driver of one job: what costs one call, or nothing, is no fault of the job."""
 
 import asyncio
-import contextlib
 import errno
 import os
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.agent.core.scene import OneAgent
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.core.config import CoreConfig
@@ -23,7 +20,6 @@ from tensorhub_agent.core.effects import (
     CompleteCall,
     CopyToSpare,
     DigestMemory,
-    FailCall,
     FreeShard,
     Keep,
     Kept,
@@ -38,7 +34,6 @@ from tensorhub_agent.jobs.pending_calls import PendingCall
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_session import WorkerSessions
 from tensorhub_agent.leases.delta_store import DeltaStore
-from tensorhub_agent.observability.read_log import REFUSED_TOLD_S, NotBegun, ReadLog
 from tensorhub_agent.observability.registry_watch import RegistryWatch
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.rates.link_rates import LinkRates
@@ -50,14 +45,17 @@ from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
 from tensorhub_common.protocol.log.events import ShardReleased
 from tensorhub_common.protocol.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
+from tensorhub_simulator.drivers.agent import pair
 
 KEY = ShardKey("policy", "trainer", 0)
-WHERE, AGAIN = "shard 0 of policy/trainer", "register it again"
 LAYOUT = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
+KEEP = Keep(key=KEY, number=3, version=12, root="r", digests=b"")
+EMPTY = SaveManifest(key=KEY, state="empty", partial=True)
 
 
 @pytest.fixture
 async def job(tmp_path: Path) -> AsyncIterator[JobDriver]:
+    """A job with one shard, which is staged."""
     pool, shelves = CopyPool(1), ShardStores(SegmentStore(tmp_path, "test-", 1 << 30))
     around: Any = SimpleNamespace(
         agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, config=CoreConfig(), measured=LinkRates(),
@@ -65,20 +63,12 @@ async def job(tmp_path: Path) -> AsyncIterator[JobDriver]:
         None, reads=ReadCounts(),
     )  # fmt: skip
     job = JobDriver("run-7", around, lambda: None)
+    await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
     yield job
     await job.stop()
     job.shelf.free(KEY)
     shelves.close()
     pool.close()
-
-
-def descriptors() -> int:
-    """Count those that this process has open."""
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a folder of the kernel's)
-
-
-async def made(job: JobDriver) -> None:
-    await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
 
 
 async def ended(job: JobDriver) -> None:
@@ -88,25 +78,55 @@ async def ended(job: JobDriver) -> None:
             await asyncio.sleep(0.001)
 
 
-KEEP = Keep(key=KEY, number=3, version=12, root="r", digests=b"")
+class Told:
+    """A worker that keeps what it is told, and calls."""
+
+    number = 7
+
+    def __init__(self, job: JobDriver) -> None:
+        self._job = job
+        self.frames: list[Frame] = []
+
+    def tell(self, frame: Frame, fd: int | None = None) -> None:
+        self.frames.append(frame)
+        if fd is not None:
+            os.close(fd)
+
+    def calls(self, call: int, **more: Any) -> int:
+        worker: Any = self
+        return self._job.callers.begin(PendingCall(worker, call, 1, **more))
+
+    def failed(self) -> list[tuple[int, str]]:
+        return [(frame.call, frame.error) for frame in self.frames if isinstance(frame, Failed)]
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "tensorhub_agent.jobs.driver"]
+
+
+def planted(*_: object) -> Any:
+    raise ArithmeticError("planted")
+
+
+def no_descriptor(_: Segment) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+# What is carried out.
 
 
 @pytest.mark.parametrize("effect", [CompareLayouts(KEY, 1, ()), DigestMemory(KEY, 1), CopyToSpare(KEY), KEEP])
 async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobDriver, effect: AnyEffect) -> None:
     """An agent that was stopped for a moment takes the shard's end from the log in the turn that began the work."""
-    await made(job)
     job.carry_out([effect, FreeShard(KEY)])
     await ended(job)
     assert job.set_aside_reason is None
 
 
-@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("failure", [None, "no room"])
 async def test_the_core_is_told_whether_what_was_filled_is_kept(
-    job: JobDriver,
-    monkeypatch: pytest.MonkeyPatch,
-    room: bool,  # noqa: FBT001
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, failure: str | None
 ) -> None:
-    await made(job)
     told: asyncio.Queue[object] = asyncio.Queue()
 
     def on_outcome(news: object, _: float) -> list[AnyEffect]:
@@ -117,20 +137,19 @@ async def test_the_core_is_told_whether_what_was_filled_is_kept(
         raise MemoryExhausted("no room")
 
     monkeypatch.setattr(job.core, "on_outcome", on_outcome)
-    if not room:
+    if failure:
         monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     job.carry_out([KEEP])
     async with asyncio.timeout(10):
-        assert await told.get() == Kept(KEY, 3, None if room else "no room")
+        assert await told.get() == Kept(KEY, 3, failure)
 
 
 async def test_a_fill_is_kept_in_the_order_of_what_was_decided(job: JobDriver) -> None:
     """An agent that was stopped for a moment takes the round's failure in the turn in which it keeps the fill."""
-    await made(job)
-    job.carry_out([KEEP, SaveManifest(key=KEY, state="empty", partial=True)])
+    job.carry_out([KEEP, EMPTY])
     await ended(job)
     assert job.shelf.places[KEY].manifest.state == "empty"
-    job.carry_out([SaveManifest(key=KEY, state="empty", partial=True), KEEP])
+    job.carry_out([EMPTY, KEEP])
     assert (job.shelf.places[KEY].manifest.state, job.shelf.places[KEY].manifest.version) == ("ready", 12)
     await ended(job)
 
@@ -153,37 +172,67 @@ async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_th
     del job.shelf.aside[KEY]
 
 
-async def test_a_fault_in_looking_for_late_reads_is_the_jobs_alone(
+@pytest.mark.parametrize("left", [0, 1])
+async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """A staged shard takes two: neither stays open where one can't be had. The next call gets both."""
+    job.core.adopt(ShardSpec(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), ShardContents())
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208 (a folder of the kernel's)
+    real, answers = Segment.open_writable, [Segment.open_writable] * left
+
+    def scarce(segment: Segment) -> int:
+        return answers.pop()(segment) if answers else no_descriptor(segment)
+
+    worker = Told(job)
+    monkeypatch.setattr(Segment, "open_writable", scarce)
+    job.carry_out([CompleteCall(call=worker.calls(5, registers=KEY))])
+    assert job.set_aside_reason is None
+    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208 (a folder of the kernel's)
+    assert worker.failed() == [(5, "AgentUnavailable")]
+    monkeypatch.setattr(Segment, "open_writable", real)
+    job.carry_out([CompleteCall(call=worker.calls(6, registers=KEY))])
+    assert [type(each) for each in worker.frames[1:]] == [Spare, Registered]
+
+
+async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
     job: JobDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent's main loop looks at all jobs, one after another."""
+    told: list[Any] = []
+    monkeypatch.setattr(job._memory, "_news", told.append)
+    monkeypatch.setattr(Segment, "open_writable", no_descriptor)
+    job._memory.probe(ProbeMapping(KEY, spare=False))
+    assert told == [Probed(KEY, spare=False, lent=True)]
 
-    def fails(*_: object) -> list[str]:
-        raise ArithmeticError("planted")
 
-    monkeypatch.setattr(job._watch, "look", fails)
+# A job that is set aside.
+
+
+def set_aside(job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Let looking for late reads fail: the agent's main loop looks at all jobs, one after another."""
+    monkeypatch.setattr(job._watch, "look", planted)
     job.look()
     assert "planted" in (job.set_aside_reason or "")
+    caplog.clear()
 
 
-class Told:
-    """A worker; `descriptors` come with what it is told."""
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def tell(self, frame: Frame, fd: int | None = None) -> None:
-        self.frames.append(frame)
-        if fd is not None:
-            os.close(fd)
-
-
-async def test_a_call_of_a_job_that_is_set_aside_ends_once_nothing_is_written_any_more(
-    job: JobDriver, monkeypatch: pytest.MonkeyPatch
+async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who is told may write into the same memory at once."""
-    worker: Any = Told()
-    job.callers.begin(PendingCall(worker, 5, 1, about=KEY, reads=True))
+    """With as much of each as is known: one reads from a source, the other has not begun.
+
+    They are told once nothing is written any more: who is told may write into the same memory at once.
+    """
+    _, agent, key = pair()
+    worker = Told(job)
+    worker.calls(4, about=KEY)
+    reads = worker.calls(5, about=key, reads=True)
+    assert agent.read(key) == reads
+    agent.log()
+    agent.plan(key)
+    worker.calls(6, about=agent.key("rollout", 1), reads=True)
+    job.core = agent.core
+    monkeypatch.setattr(job._tracing, "trace_of", lambda call: "7ace" if call == reads else None)
     told_before: list[int] = []
     stop = job.sources.stop
 
@@ -192,49 +241,10 @@ async def test_a_call_of_a_job_that_is_set_aside_ends_once_nothing_is_written_an
         told_before.append(len(worker.frames))
 
     monkeypatch.setattr(job.sources, "stop", stopping)
-    with contextlib.suppress(ZeroDivisionError), job.isolated("reading"):
-        1 / 0  # noqa: B018 (a planted fault)
+    set_aside(job, monkeypatch, caplog)
     await job.end_aside()
-    [failed] = worker.frames
-    assert isinstance(failed, Failed)
-    assert (failed.call, failed.error) == (5, "AgentUnavailable")
-    assert "ZeroDivisionError" in failed.message
     assert told_before[0] == 0
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.name == "tensorhub_agent.jobs.driver"]
-
-
-def fail(job: JobDriver) -> None:
-    with contextlib.suppress(ZeroDivisionError), job.isolated("reading"):
-        1 / 0  # noqa: B018 (a planted fault)
-
-
-async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
-    job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With as much of each as is known: one reads from a source, the other has not begun."""
-    trainer = OneAgent("elsewhere")
-    trainer.join()
-    trainer.publish(trainer.register("trainer"), "a")
-    trainer.log()
-    agent = OneAgent("agent-0", catalog=trainer.catalog)
-    agent.join()
-    key = agent.register("rollout")
-    worker: Any = Told()
-    job.callers.begin(PendingCall(worker, 4, 1, about=KEY))
-    reads = job.callers.begin(PendingCall(worker, 5, 1, about=key, reads=True))
-    assert agent.read(key) == reads
-    agent.log()
-    agent.plan(key)
-    job.callers.begin(PendingCall(worker, 6, 2, about=agent.key("rollout", 1), reads=True))
-    job.core = agent.core
-    monkeypatch.setattr(job._tracing, "trace_of", lambda call: "7ace" if call == reads else None)
-    fail(job)
-    caplog.clear()
-    await job.end_aside()
-    assert [frame.call for frame in worker.frames if isinstance(frame, Failed)] == [4, 5, 6]
+    assert worker.failed() == [(call, "AgentUnavailable") for call in (4, 5, 6)]
     first, second = lines(caplog)
     assert first.startswith("job run-7: the read of shard 0 of policy/rollout failed: AgentUnavailable: agent ")
     assert first.endswith("; sources: elsewhere (local, 0.0 MiB) (trace 7ace)")
@@ -243,59 +253,45 @@ async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
 
 
 async def test_whatever_fails_in_telling_each_call_of_a_job_that_is_set_aside_is_answered(
-    job: JobDriver, monkeypatch: pytest.MonkeyPatch
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker: Any = Told()
+    worker = Told(job)
     for call in (5, 6):
-        job.callers.begin(PendingCall(worker, call, 1, about=KEY, reads=True))
-
-    def fails(_: int) -> None:
-        raise ArithmeticError("planted")
-
-    monkeypatch.setattr(job._tracing, "trace_of", fails)
-    fail(job)
+        worker.calls(call, about=KEY, reads=True)
+    monkeypatch.setattr(job._tracing, "trace_of", planted)
+    set_aside(job, monkeypatch, caplog)
     await job.end_aside()
-    assert [frame.call for frame in worker.frames if isinstance(frame, Failed)] == [5, 6]
+    assert [call for call, _ in worker.failed()] == [5, 6]
 
 
 async def test_a_crowd_of_reads_of_a_job_that_is_set_aside_has_one_line(
-    job: JobDriver, caplog: pytest.LogCaptureFixture
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker: Any = Told()
-    fail(job)
-    caplog.clear()
+    worker = Told(job)
+    set_aside(job, monkeypatch, caplog)
     for call in range(1000):
-        number = job.callers.begin(PendingCall(worker, call, 1, about=KEY, reads=True))
-        read = CallRead(call=number, session=1, deadline=1.0, want="latest", patience=1.0)
-        job.call(KEY, read, 0.0)
-    assert len(worker.frames) == 1000
+        number = worker.calls(call, about=KEY, reads=True)
+        job.call(KEY, CallRead(call=number, session=1, deadline=1.0, want="latest", patience=1.0), 0.0)
+    assert len(worker.failed()) == 1000
     assert job._around.reads.ended == {"AgentUnavailable": 1000}
     [line] = lines(caplog)
-    assert line.startswith(f"job run-7: a read of {WHERE} is refused: AgentUnavailable: agent ")
+    assert "a read of shard 0 of policy/trainer is refused: AgentUnavailable: agent " in line
 
 
 @pytest.mark.parametrize(
-    ("handle", "session", "what", "error", "message"),
+    ("handle", "session", "error", "message"),
     [
-        (2, 7, "", "BadCommand", "no shard has handle 2 here"),
-        (
-            1,
-            8,
-            f" of {WHERE}",
-            "AgentUnavailable",
-            f"{WHERE} was released, and is not this worker's: register it again",
-        ),
-        (1, 7, f" of {WHERE}", "ReplicaConflict", f"an earlier read of {WHERE} has just ended: call again"),
+        (2, 7, "BadCommand", "no shard has handle 2 here"),
+        (1, 8, "AgentUnavailable", "shard 0 of policy/trainer was released, and is not this worker's: register it"),
+        (1, 7, "ReplicaConflict", "an earlier read of shard 0 of policy/trainer has just ended: call again"),
     ],
 )
 async def test_a_read_that_is_refused_before_it_begins_is_told_and_counted(
-    job: JobDriver, caplog: pytest.LogCaptureFixture, handle: int, session: int, what: str, error: str, message: str
+    job: JobDriver, caplog: pytest.LogCaptureFixture, handle: int, session: int, error: str, message: str
 ) -> None:
-    await made(job)
     job.core.adopt(ShardSpec(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), ShardContents())
     job.core.shards[KEY].session = session
-    worker: Any = Told()
-    worker.number = 7
+    worker: Any = Told(job)
 
     async def job_of(_: str) -> JobDriver:
         return job
@@ -306,76 +302,16 @@ async def test_a_read_that_is_refused_before_it_begins_is_told_and_counted(
     for call in (5, 6):
         await desk.frame(worker, ReadCall(call=call, handle=handle, timeout_s=1.0, want="latest", segment=1))
     await desk.frame(worker, UnpublishCall(call=7, handle=2, timeout_s=1.0))
-    failed = [(frame.call, frame.error) for frame in worker.frames if isinstance(frame, Failed)]
-    assert failed == [(5, error), (6, error), (7, "BadCommand")]
-    assert lines(caplog) == [f"job run-7: a read{what} is refused: {error}: {message}"]
+    assert worker.failed() == [(5, error), (6, error), (7, "BadCommand")]
+    what = " of shard 0 of policy/trainer" if handle == 1 else ""
+    [line] = lines(caplog)
+    assert line.startswith(f"job run-7: a read{what} is refused: {error}: {message}")
     assert job._around.reads.ended == {error: 2}, "an unpublish is no read"
-
-
-def test_of_reads_that_are_refused_one_of_each_kind_is_told_in_a_while() -> None:
-    watch = ReadLog(5.0, 2.0, Counter())
-    effect = FailCall(1, "BadCommand", "no")
-    assert watch.refused(NotBegun.HANDLE, None, effect, 100.0) == "a read is refused: BadCommand: no"
-    for _ in range(3):
-        assert watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S - 1.0) is None
-    assert watch.refused(NotBegun.ASIDE, KEY, effect, 101.0) is not None
-    line = watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S)
-    assert line == "a read is refused: BadCommand: no (and 3 more such since the last line)"
-    line = watch.refused(NotBegun.HANDLE, None, effect, 100.0 + 2 * REFUSED_TOLD_S)
-    assert line == "a read is refused: BadCommand: no"
-
-
-@pytest.mark.parametrize("left", [0, 1])
-async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
-    job: JobDriver, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
-    """A staged shard takes two: neither stays open where one can't be had. The next call gets both."""
-    await made(job)
-    job.core.adopt(ShardSpec(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), ShardContents())
-    before = descriptors()
-    real, opened = Segment.open_writable, 0
-
-    def scarce(segment: Segment) -> int:
-        nonlocal opened
-        opened += 1
-        if opened > left:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(segment)
-
-    worker: Any = Told()
-    monkeypatch.setattr(Segment, "open_writable", scarce)
-    job.carry_out([CompleteCall(call=job.callers.begin(PendingCall(worker, 5, 1, registers=KEY)))])
-    assert job.set_aside_reason is None
-    assert descriptors() == before
-    [failed] = worker.frames
-    assert isinstance(failed, Failed)
-    assert (failed.call, failed.error) == (5, "AgentUnavailable")
-    monkeypatch.setattr(Segment, "open_writable", real)
-    job.carry_out([CompleteCall(call=job.callers.begin(PendingCall(worker, 6, 1, registers=KEY)))])
-    assert [type(each) for each in worker.frames[1:]] == [Spare, Registered]
-
-
-async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
-    job: JobDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await made(job)
-
-    def scarce(_: Segment) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    told: list[Any] = []
-    monkeypatch.setattr(job._memory, "_news", told.append)
-    monkeypatch.setattr(Segment, "open_writable", scarce)
-    job._memory.probe(ProbeMapping(KEY, spare=False))
-    assert told == [Probed(KEY, spare=False, lent=True)]
 
 
 @pytest.mark.parametrize("is_reachable", [True, False])
 async def test_a_log_that_can_not_be_followed_is_told_once_and_so_is_its_end(
-    job: JobDriver,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    is_reachable: bool,  # noqa: FBT001
+    job: JobDriver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_reachable: bool
 ) -> None:
     """However often it is tried; that NATS is away the bus has said."""
     failures = [NoResponder("nobody listens") if is_reachable else NoBus("no connection") for _ in range(20)]
@@ -389,27 +325,24 @@ async def test_a_log_that_can_not_be_followed_is_told_once_and_so_is_its_end(
     async def last_seq(_: JobLog) -> int:
         return 0
 
-    monkeypatch.setattr(driver, "FOLLOW_AGAIN_S", 0.0)
-    monkeypatch.setattr(job._questions, "open_job", open_job)
-    monkeypatch.setattr(JobLog, "last_seq", last_seq)
-    monkeypatch.setattr(JobLog, "is_reachable", is_reachable)
-
     async def entries() -> AsyncIterator[None]:
         follows.set()
         await asyncio.Event().wait()
         yield
 
+    monkeypatch.setattr(driver, "FOLLOW_AGAIN_S", 0.0)
+    monkeypatch.setattr(job._questions, "open_job", open_job)
+    monkeypatch.setattr(JobLog, "last_seq", last_seq)
+    monkeypatch.setattr(JobLog, "is_reachable", is_reachable)
     monkeypatch.setattr(JobLog, "follow", lambda *_, **__: entries())
     monkeypatch.setattr(job, "rejoin", lambda _: None)
     job._around.incarnation = SimpleNamespace(number=1)  # type: ignore[assignment]
     job.start()
     async with asyncio.timeout(10):
         await follows.wait()
-    told = [record.getMessage() for record in caplog.records]
-    if is_reachable:
-        lost, back = told
-        assert lost == "the log of job run-7 can't be followed, so that is tried again: nobody listens"
-        assert back.startswith("the log of job run-7 is followed after ")
-        assert back.endswith(" s; 20 attempts failed")
-    else:
-        assert told == []
+    if not is_reachable:
+        assert caplog.records == []
+        return
+    lost, back = (record.getMessage() for record in caplog.records)
+    assert "can't be followed, so that is tried again: nobody listens" in lost
+    assert back.endswith(" s; 20 attempts failed")

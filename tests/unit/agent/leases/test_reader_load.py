@@ -1,5 +1,7 @@
 """What an agent says with its beats of who reads from it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -21,22 +23,20 @@ ASK = LeaseRequest(
 ONE = ReaderLoad("run-7", "policy", "rollout", 3, 4711, 5)
 
 
-def test_a_lease_says_whose_it_is_and_where_in_the_log_that_was_decided() -> None:
-    assert reader_of(ASK) == ONE
+LONG = SourceId("agent-9", 1, "r" * 100_000, 3)
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [
-        pytest.param(msgspec.structs.replace(ASK, turn=None), id="it says no turn"),
-        pytest.param(
-            msgspec.structs.replace(ASK, reader=SourceId("agent-9", 1, "r" * 100_000, 3)), id="no such name can be"
-        ),
-    ],
-)
-def test_whom_the_log_could_not_end_is_only_counted(ask: LeaseRequest) -> None:
-    """Nor would a beat with any name in it fit into a message."""
-    assert reader_loads([("ucxx", reader_of(ask))]) == (ServingLoad("ucxx", 1, 5),)
+    ("more", "served"),
+    [pytest.param({}, (ONE,), id="named"), pytest.param({"turn": None}, (), id="says no turn"),
+     pytest.param({"reader": LONG}, (), id="no such name can be")],
+)  # fmt: skip
+def test_a_lease_says_whose_it_is_and_where_in_the_log_that_was_decided(
+    more: dict[str, Any], served: tuple[ReaderLoad, ...]
+) -> None:
+    """Whom the log could not end is only counted; nor would a beat with any name in it fit into a message."""
+    reader = reader_of(msgspec.structs.replace(ASK, **more))
+    assert reader_loads([("ucxx", reader)]) == (ServingLoad("ucxx", 1, 5, served),)
 
 
 def test_readers_of_all_jobs_come_together_by_their_way() -> None:

@@ -1,4 +1,9 @@
-"""Leases: granted for exactly what stands, once, and only as long as it stays."""
+"""Leases: granted for exactly what stands, once, and only as long as it stays.
+
+A shard that is being filled serves readers of later turns, with what stands in it.
+"""
+
+from typing import Any
 
 import msgspec
 import pytest
@@ -7,85 +12,125 @@ from tensorhub_agent.leases.lease import LEASE_TRANSITIONS, LeaseState, LeaseTra
 from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX, READERS_MAX, LeaseLimits, LeaseTable
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.program_units import PieceCompletion
+from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
+from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.leases import DIGESTS_PAGE_PIECES, LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import NO_ROOT
-from tensorhub_common.protocol.plans import SourceId
+from tensorhub_common.protocol.plans import ReadPriority, SourceId
+from tensorhub_planner.compiler.compiler import compile_program
+from tensorhub_planner.compiler.layout_index import LayoutIndex
 
 KEY = ShardKey("policy", "trainer", 0)
-READER = SourceId("agent-1", 1, "rollout", 0)
+LIMITS = LeaseLimits()
+PIECES = 4
+ALL = ((0, PIECES),)
+LIST = b"d" * (PIECES * PIECE_DIGEST_BYTES)
+TURN = ReadPriority(10, 3)
+LATER = ReadPriority(11, 1)
+EARLIER = ReadPriority(9, 9)
 
 
-def ask(version: int = 3, root: str | None = "r3", reader: SourceId = READER) -> LeaseRequest:
-    return LeaseRequest(
-        job="j", model="policy", source=SourceId("agent-0", 1, "trainer", 0), version=version, root=root, reader=reader
-    )
+def ask(agent: str = "agent-1", **more: Any) -> LeaseRequest:
+    made = LeaseRequest(
+        job="j", model=KEY.model, source=SourceId("agent-0", 1, KEY.replica, KEY.shard), version=3, root="r3",
+        reader=SourceId(agent, 1, "rollout", 0),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **more)
 
 
 @pytest.fixture
 def table() -> LeaseTable:
+    """A shard that holds version 3."""
     table = LeaseTable()
     table.offer(KEY, 3, "r3", b"")
     return table
 
 
-def opened(table: LeaseTable, name: str = "one", now: float = 0.0, agent: str = "agent-1") -> None:
-    asked = ask(reader=SourceId(agent, 1, "rollout", 0))
-    assert isinstance(table.grant(asked, name, f"t-{name}", "here", now), LeaseGrant)
-    assert table.redeem(f"t-{name}", now) is not None
+@pytest.fixture
+def coming() -> LeaseTable:
+    """A shard that is to be filled with version 3, of whose digests the log's root has vouched."""
+    table = LeaseTable()
+    table.begin_fill(KEY, 3, "r3", TURN, PIECES)
+    table.set_digests(KEY, LIST)
+    return table
+
+
+def answer(table: LeaseTable, asked: LeaseRequest, name: str = "one", now: float = 0.0) -> LeaseGrant | str | None:
+    """Return what is granted, or the reason of a refusal; None: that is not known yet."""
+    found = table.grant(asked, name, f"t-{name}", "here", now)
+    table.check()
+    return found.reason if isinstance(found, LeaseRefusal) else found
+
+
+def granted(table: LeaseTable, name: str = "one", **more: Any) -> LeaseGrant:
+    found = answer(table, ask(**more), name)
+    assert isinstance(found, LeaseGrant)
+    return found
+
+
+def opened(table: LeaseTable, name: str = "one", **more: Any) -> None:
+    granted(table, name, **more)
+    assert table.redeem(f"t-{name}", 0.0) is not None
+
+
+# What stands.
 
 
 @pytest.mark.parametrize(
-    ("wrong", "why"),
+    ("version", "root", "asked", "why"),
     [
-        (ask(version=4, root=None), "the shard holds version 3, not 4"),
-        (ask(version=2), "the shard holds version 3, not 2"),
-        (ask(root="r4"), "the shard holds other bytes than version 3 has by the log"),
+        (3, "r3", {"root": None}, None),
+        (None, "r3", {}, None),
+        (3, "r3", {"version": 4, "root": None}, "holds version 3, not 4"),
+        (3, "r3", {"version": 2}, "holds version 3, not 2"),
+        (3, "r3", {"root": "r4"}, "holds other bytes than version 3"),
+        # What is published without digests could be anything: nobody may take it for what was published before.
+        (None, "r3", {"root": None}, "has no number yet"),
+        (None, NO_ROOT, {"root": NO_ROOT}, "has no number yet"),
+        (3, NO_ROOT, {"root": NO_ROOT}, None),
     ],
 )
-def test_grants_nothing_but_what_is_asked_for(table: LeaseTable, wrong: LeaseRequest, why: str) -> None:
-    assert table.grant(wrong, "one", "t", "here", 0.0) == LeaseRefusal(reason=why)
-
-
-@pytest.mark.parametrize("root", [None, NO_ROOT])
-def test_an_offer_without_number_is_granted_by_a_real_root_alone(root: str | None) -> None:
-    """What is being published without digests could be anything: nobody may take it for what was published before."""
+def test_grants_nothing_but_what_is_asked_for(
+    version: int | None, root: str, asked: dict[str, Any], why: str | None
+) -> None:
     table = LeaseTable()
-    table.offer(KEY, None, root or "r3", b"")
-    refusal = table.grant(ask(root=root), "one", "t", "here", 0.0)
-    assert refusal == LeaseRefusal(reason="the shard's publication has no number yet")
+    table.offer(KEY, version, root, b"")
+    found = answer(table, ask(**asked))
+    if why is None:
+        assert isinstance(found, LeaseGrant)
+    else:
+        assert why in str(found)
 
 
-def test_a_ticket_opens_once(table: LeaseTable) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_grant_says_whether_the_memory_is_mapped(*, table: LeaseTable, mapped: bool) -> None:
+    assert granted(table, mapped=mapped).mapped is mapped
+
+
+def test_a_ticket_opens_once_in_time_for_the_agent_that_asked(table: LeaseTable) -> None:
     opened(table)
     assert table.redeem("t-one", 0.0) is None
-
-
-def test_a_ticket_that_is_shown_late_is_void(table: LeaseTable) -> None:
-    table.grant(ask(), "one", "t-one", "here", 0.0)
-    assert table.redeem("t-one", LeaseLimits().ticket_s) is None
+    granted(table, "two")
+    assert [table.is_for(*each) for each in (("t-two", "agent-1"), ("t-two", "agent-10"), ("t-two", "agent"))] == [
+        True,
+        False,
+        False,
+    ]
+    assert not table.is_for("t-three", "agent-1")
+    assert table.redeem("t-two", LIMITS.ticket_s) is None
     table.check()
 
 
-def test_what_is_due_at_its_deadline_is_over_then(table: LeaseTable) -> None:
-    """A driver that ticks at `deadline()` gets on: equal times are due."""
+def test_a_lease_lasts_as_long_as_its_reader_renews_it(table: LeaseTable) -> None:
+    """A driver that ticks at `deadline()` gets on: equal times are due. Who renews too late learns that it is over."""
     opened(table)
-    when = table.deadline()
-    assert when == LeaseLimits().silence_s_max
-    assert [lease.name for lease in table.expire(when)] == ["one"]
-    assert table.deadline() is None
-
-
-def test_renewing_keeps_a_lease(table: LeaseTable) -> None:
-    opened(table)
+    assert table.deadline() == LIMITS.silence_s_max
     assert table.renew("one", 5.0)
-    assert table.expire(LeaseLimits().silence_s_max) == []
+    assert table.expire(LIMITS.silence_s_max) == []
     assert table.holds("one")
-
-
-def test_who_renews_too_late_learns_that_the_lease_is_over(table: LeaseTable) -> None:
-    opened(table)
-    table.expire(LeaseLimits().silence_s_max)
-    assert not table.renew("one", LeaseLimits().silence_s_max)
+    assert [lease.name for lease in table.expire(LIMITS.silence_s_max + 5.0)] == ["one"]
+    assert not table.renew("one", LIMITS.silence_s_max + 5.0)
     assert table.deadline() is None
 
 
@@ -93,148 +138,238 @@ def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> 
     """A reader whose lease was broken may have read anything; one that is done had the memory to its end."""
     leases = {}
     for name in ("done", "gone", "late", "broken"):
-        table.grant(ask(), name, f"t-{name}", "here", 0.0)
+        granted(table, name)
         leases[name] = table.redeem(f"t-{name}", 1.0 if name == "broken" else 0.0)
     assert table.states() == ["open"] * 4
-    table.finish("done", LeaseTransition.DONE)
+    assert table.finish("done", LeaseTransition.DONE) == KEY
+    assert table.finish("done", LeaseTransition.DONE) is None
     table.finish("gone", LeaseTransition.READER_GONE)
-    table.expire(LeaseLimits().silence_s_max)
-    table.withdraw_offer(KEY)
-    assert {name: lease and lease.state for name, lease in leases.items()} == {
-        "done": LeaseState.ENDED,
-        "gone": LeaseState.ENDED,
-        "late": LeaseState.BROKEN,
-        "broken": LeaseState.BROKEN,
-    }
-    assert table.states() == []
+    table.expire(LIMITS.silence_s_max)
+    assert table.withdraw_offer(KEY) == ["broken"]
+    assert table.withdraw_offer(KEY) == [], "it is told once"
+    table.check()
+    ended, broken = LeaseState.ENDED, LeaseState.BROKEN
+    assert [lease and lease.state for lease in leases.values()] == [ended, ended, broken, broken]
+    assert (table.states(), table.holds("broken")) == ([], False)
+    assert not [move for move in LEASE_TRANSITIONS if move[0] in (ended, broken)], "an ended lease moves no more"
 
 
-def test_what_has_no_reader_keeps_nobody_waiting(table: LeaseTable) -> None:
+def test_a_granted_lease_that_is_not_open_vouches_for_nothing(table: LeaseTable) -> None:
     assert (table.reading(KEY), table.awaiting(KEY)) == (0, 0)
     assert table.reading(ShardKey("policy", "nobody", 0)) == 0
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_grant_says_whether_the_memory_is_mapped(*, table: LeaseTable, mapped: bool) -> None:
-    granted = table.grant(msgspec.structs.replace(ask(), mapped=mapped), "one", "t-one", "here", 0.0)
-    assert isinstance(granted, LeaseGrant)
-    assert granted.mapped is mapped
-
-
-# ------------------------------------------------------------------------------------------------------ lists in pages
-
-
-def test_the_pages_of_a_list_make_the_list() -> None:
-    """Only whoever has the whole list can hold its root against the log's."""
-    digests = b"".join(number.to_bytes(PIECE_DIGEST_BYTES) for number in range(2 * DIGESTS_PAGE_PIECES + 5))
-    table = LeaseTable()
-    table.offer(KEY, 3, "r3", digests)
-    granted = table.grant(ask(), "one", "t-one", "here", 0.0)
-    assert isinstance(granted, LeaseGrant)
-    assert granted.pieces == 2 * DIGESTS_PAGE_PIECES + 5
-    assert granted.digests == table.page("one", 0)
-    pages = [table.page("one", page * DIGESTS_PAGE_PIECES) for page in range(4)]
-    assert [len(page) // PIECE_DIGEST_BYTES for page in pages] == [DIGESTS_PAGE_PIECES, DIGESTS_PAGE_PIECES, 5, 0]
-    assert b"".join(pages) == digests
-    assert table.page("one", 1) == digests[PIECE_DIGEST_BYTES:][: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES]
-
-
-def test_who_asks_for_a_page_without_a_lease_or_before_its_beginning_gets_nothing(table: LeaseTable) -> None:
-    table.offer(KEY, 3, "r3", bytes(8 * PIECE_DIGEST_BYTES))
-    opened(table)
-    assert table.page("one", -1) == b""
-    assert table.page("two", 0) == b""
-    table.break_all(KEY)
-    assert table.page("one", 0) == b""
+    granted(table)
+    assert not table.holds("one")
+    assert table.finish("one", LeaseTransition.DONE) == KEY
 
 
 def test_a_draining_shard_keeps_its_readers_and_takes_no_more(table: LeaseTable) -> None:
     opened(table)
     table.stop_granting(KEY)
-    refusal = table.grant(ask(), "two", "t-two", "here", 0.0)
-    assert refusal == LeaseRefusal(reason="the shard is not published here, or it is draining")
+    assert answer(table, ask(), "two") == "the shard is not published here, or it is draining"
     assert table.holds("one")
     assert table.reading(KEY) == 1
 
 
-def test_a_broken_lease_holds_no_more_and_is_told_once(table: LeaseTable) -> None:
-    opened(table)
-    assert table.withdraw_offer(KEY) == ["one"]
-    assert not table.holds("one")
-    assert table.withdraw_offer(KEY) == []
-    table.check()
-
-
-def test_a_granted_lease_that_is_not_open_vouches_for_nothing(table: LeaseTable) -> None:
-    table.grant(ask(), "one", "t-one", "here", 0.0)
-    assert not table.holds("one")
-    assert table.finish("one", LeaseTransition.DONE) == KEY
-    assert table.finish("one", LeaseTransition.DONE) is None
-
-
-def test_a_shard_has_room_for_so_many_readers(table: LeaseTable) -> None:
-    for number in range(READERS_MAX):
-        opened(table, str(number), agent=f"agent-{number}")
-    assert isinstance(table.grant(ask(), "more", "t", "here", 0.0), LeaseRefusal)
-
-
-def test_one_agent_leaves_room_for_the_others(table: LeaseTable) -> None:
+def test_a_shard_has_room_for_so_many_readers_and_so_many_of_one_agent(table: LeaseTable) -> None:
     """Whoever asks for leases and shows no ticket has so many of them, and no reader of another agent notices."""
     for number in range(LEASES_OF_ONE_MAX):
-        assert isinstance(table.grant(ask(), str(number), f"t-{number}", "here", 0.0), LeaseGrant)
-    refused = table.grant(ask(), "more", "t", "here", 0.0)
-    assert isinstance(refused, LeaseRefusal)
-    assert "agent-1" in refused.reason
+        granted(table, str(number))
+    assert f"'agent-1' has {LEASES_OF_ONE_MAX} leases" in str(answer(table, ask(), "more"))
     # The names begin alike, and are of two agents.
     opened(table, "other", agent="agent-10")
-    table.check()
+    for number in range(READERS_MAX - LEASES_OF_ONE_MAX - 1):
+        opened(table, f"more-{number}", agent=f"agent-1{number}-")
+    assert f"{READERS_MAX} readers" in str(answer(table, ask(agent="agent-2"), "too many"))
 
 
-def test_a_ticket_is_for_the_agent_that_asked(table: LeaseTable) -> None:
-    table.grant(ask(), "one", "t-one", "here", 0.0)
-    assert table.is_for("t-one", "agent-1")
-    assert not table.is_for("t-one", "agent-10")
-    assert not table.is_for("t-one", "agent")
-    assert not table.is_for("t-two", "agent-1")
-
-
-def test_an_ended_lease_moves_no_more() -> None:
-    ended = {LeaseState.ENDED, LeaseState.BROKEN}
-    assert not [move for move in LEASE_TRANSITIONS if move[0] in ended]
+def test_the_pages_of_a_list_make_the_list() -> None:
+    """Only whoever has the whole list can hold its root against the log's; without a lease nobody gets a page."""
+    digests = b"".join(number.to_bytes(PIECE_DIGEST_BYTES) for number in range(2 * DIGESTS_PAGE_PIECES + 5))
+    table = LeaseTable()
+    table.offer(KEY, 3, "r3", digests)
+    found = granted(table)
+    assert found.pieces == 2 * DIGESTS_PAGE_PIECES + 5
+    assert found.digests == table.page("one", 0)
+    pages = [table.page("one", page * DIGESTS_PAGE_PIECES) for page in range(4)]
+    assert [len(page) // PIECE_DIGEST_BYTES for page in pages] == [DIGESTS_PAGE_PIECES, DIGESTS_PAGE_PIECES, 5, 0]
+    assert b"".join(pages) == digests
+    assert table.page("one", 1) == digests[PIECE_DIGEST_BYTES:][: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES]
+    assert table.page("one", -1) == table.page("two", 0) == b""
+    table.break_all(KEY)
+    assert table.page("one", 0) == b""
 
 
 # A lease that is held until its reader comes to it.
 
-
-def holding(hold_s: float, again: str = "", agent: str = "agent-1") -> LeaseRequest:
-    return msgspec.structs.replace(ask(reader=SourceId(agent, 1, "rollout", 0)), hold_s=hold_s, again=again)
+HOLD_S = LIMITS.hold_s_max
 
 
 def test_a_ticket_is_good_for_as_long_as_it_is_to_be_held_and_no_longer_than_may_be(table: LeaseTable) -> None:
-    answer = table.grant(holding(2 * LeaseLimits().hold_s_max), "one", "t", "here", 0.0)
-    assert isinstance(answer, LeaseGrant)
-    assert answer.ticket_s == LeaseLimits().hold_s_max
-    assert table.expire(LeaseLimits().hold_s_max - 0.1) == []
-    assert table.redeem("t", LeaseLimits().hold_s_max - 0.1) is not None
-
-
-def test_who_asks_again_holds_it_for_longer_with_the_same_ticket(table: LeaseTable) -> None:
-    first = table.grant(holding(LeaseLimits().hold_s_max), "one", "t", "here", 0.0)
-    assert table.grant(holding(LeaseLimits().hold_s_max, "one"), "two", "u", "here", 20.0) == first
+    """Who asks again holds it for longer, with the same ticket."""
+    first = granted(table, hold_s=2 * HOLD_S)
+    assert first.ticket_s == HOLD_S
+    assert answer(table, ask(hold_s=HOLD_S, again="one"), "two", 20.0) == first
     assert table.reading(KEY) == 1
-    assert table.expire(LeaseLimits().hold_s_max + 19.0) == []
-    assert table.redeem("t", LeaseLimits().hold_s_max + 19.0) is not None
-    assert table.grant(holding(LeaseLimits().hold_s_max, "one"), "two", "u", "here", 50.0) == LeaseRefusal(
-        reason="its lease is over"
-    )
+    assert table.expire(HOLD_S + 19.0) == []
+    assert table.redeem("t-one", HOLD_S + 19.0) is not None
+    assert answer(table, ask(hold_s=HOLD_S, again="one"), "two", 50.0) == "its lease is over"
 
 
 def test_only_the_reader_of_a_lease_holds_it_and_only_as_long_as_it_stands(table: LeaseTable) -> None:
-    table.grant(holding(LeaseLimits().hold_s_max), "one", "t", "here", 0.0)
-    refusal = LeaseRefusal(reason="its lease is over")
-    assert table.grant(holding(LeaseLimits().hold_s_max, "one", "agent-7"), "two", "u", "here", 1.0) == refusal
-    assert not table.is_of("one", "agent-7")
-    assert table.is_of("one", "agent-1")
+    granted(table, hold_s=HOLD_S)
+    assert answer(table, ask("agent-7", hold_s=HOLD_S, again="one"), "two", 1.0) == "its lease is over"
+    assert [table.is_of("one", agent) for agent in ("agent-7", "agent-1")] == [False, True]
     table.break_all(KEY)
-    assert table.grant(holding(LeaseLimits().hold_s_max, "one"), "two", "u", "here", 2.0) == refusal
-    table.check()
+    assert answer(table, ask(hold_s=HOLD_S, again="one"), "two", 2.0) == "its lease is over"
+
+
+# A shard that is being filled.
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"turn": LATER}, None),
+        # Of one command the round counts.
+        ({"turn": ReadPriority(10, 4)}, None),
+        ({"turn": None}, "its turn is not earlier"),
+        ({"turn": EARLIER}, "its turn is not earlier"),
+        ({"turn": ReadPriority(10, 2)}, "its turn is not earlier"),
+        ({"turn": TURN}, "its turn is not earlier"),
+        ({"turn": LATER, "version": 4}, "not published here"),
+        ({"turn": LATER, "root": "other"}, "not published here"),
+        ({"turn": LATER, "root": None}, "not published here"),
+        # Whoever goes by units needs no root; who counts on promises waits in any turn, but for the same program.
+        ({"turn": LATER, "root": None, "units": True}, None),
+        ({"turn": EARLIER, "promises": True}, None),
+        ({"turn": EARLIER, "promises": True, "program": "p"}, "filled by the program"),
+    ],
+)
+def test_only_later_turns_are_served_with_what_is_filled_in(
+    coming: LeaseTable, asked: dict[str, Any], why: str | None
+) -> None:
+    found = answer(coming, ask(**asked))
+    if why is None:
+        assert isinstance(found, LeaseGrant)
+        assert (found.filling, found.digests) == (True, LIST)
+    else:
+        assert why in str(found)
+
+
+def test_the_answer_waits_for_the_digests() -> None:
+    table = LeaseTable()
+    table.begin_fill(KEY, 3, "r3", TURN, PIECES)
+    assert answer(table, ask(turn=LATER)) is None
+    table.set_digests(KEY, LIST)
+    assert granted(table, turn=LATER).digests == LIST
+
+
+def test_a_reader_is_told_what_stands_there(coming: LeaseTable) -> None:
+    """At the opening what there is, then each piece; and before that it may not be asked for."""
+    granted(coming, turn=LATER)
+    assert coming.pieces_available(KEY, [(0, 1)]) == [], "nobody has shown a ticket"
+    lease = coming.redeem("t-one", 0.0)
+    assert lease is not None
+    assert lease.pieces() == ((0, 1),)
+    assert [coming.is_missing("one", 0, last) for last in (1, 2)] == [False, True]
+    assert coming.pieces_available(KEY, [(2, 1)]) == ["one"]
+    missing = [coming.is_missing("one", *each) for each in ((2, 3), (1, 3), (2, 4))]
+    assert missing == [False, True, True], "what is not there yet keeps nobody from what is"
+    assert coming.waits("one")
+
+
+def test_leases_go_on_when_the_shard_is_ready(coming: LeaseTable) -> None:
+    """One was opened before, one is opened after; both have everything, and an unpublish waits for both."""
+    opened(coming, "one", turn=LATER)
+    granted(coming, "two", turn=LATER)
+    coming.pieces_available(KEY, ALL)
+    coming.offer(KEY, 3, "r3", LIST)
+    coming.check()
+    assert coming.reading(KEY) == 2
+    assert not coming.waits("one")
+    assert not coming.is_missing("one", 0, PIECES)
+    lease = coming.redeem("t-two", 0.0)
+    assert lease is not None
+    assert lease.pieces() == ALL, "it was told to wait for being told"
+    assert coming.finish("one", LeaseTransition.DONE) == KEY
+    assert coming.reading(KEY) == 1
+
+
+def test_a_fill_that_is_given_up_breaks_its_readers_leases(coming: LeaseTable) -> None:
+    opened(coming, turn=LATER)
+    assert coming.cancel_fill(KEY) == ["one"]
+    coming.check()
+    assert not coming.holds("one")
+    assert coming.is_missing("one", 0, 1)
+    assert isinstance(answer(coming, ask(turn=LATER), "two"), str)
+
+
+def test_readers_of_what_stood_there_before_are_others() -> None:
+    """The shard still offers version 2 while its round waits: breaking those leases leaves the new ones."""
+    table = LeaseTable()
+    table.offer(KEY, 2, "r2", LIST)
+    granted(table, "old", version=2, root="r2")
+    table.begin_fill(KEY, 3, "r3", TURN, PIECES)
+    table.set_digests(KEY, LIST)
+    opened(table, "new", turn=LATER)
+    assert table.break_all(KEY) == ["old"]
+    assert table.holds("new")
+    assert table.awaiting(KEY) == 1
+
+
+# One that is filled by a program, whose readers are told of its units.
+
+PIECE_BYTES = 4
+
+
+def filled_by_a_program() -> LeaseTable:
+    entries = [TensorEntry(f"t{n}", "uint8", 1, (PIECE_BYTES,), (PIECE_BYTES,), (0,)) for n in range(3)]
+    mine, more = layout_of(entries), TensorEntry("more", "uint8", 1, (1,), (1,), (0,))
+    program = compile_program("mine", mine, LayoutIndex({"theirs": layout_of([*entries, more])}))
+    table = LeaseTable()
+    units = PieceCompletion(NumberedProgram(program, "program"), pieces(mine))
+    table.begin_fill(KEY, 3, None, TURN, 3, units=units)
+    return table
+
+
+def by_units(table: LeaseTable, name: str, program: str, *, turn: ReadPriority = LATER, promises: bool = False) -> Any:
+    return answer(table, ask(root=None, units=True, turn=turn, promises=promises, program=program), name)
+
+
+def test_whoever_counts_on_promises_goes_by_the_same_program() -> None:
+    """The units of another one are other bytes: what was promised of these would say nothing of those."""
+    table = filled_by_a_program()
+    assert isinstance(by_units(table, "other", "another", promises=True), str)
+    found = by_units(table, "one", "program", turn=EARLIER, promises=True)
+    assert (found.promises, found.program) == (True, "program")
+    assert table.counts_on_promises(KEY)
+
+
+def test_readers_of_other_programs_are_told_of_pieces_and_those_of_the_same_of_units() -> None:
+    table = filled_by_a_program()
+    for name, program, told_of in (("same", "program", "program"), ("other", "another", None)):
+        found = by_units(table, name, program)
+        assert (found.promises, found.program) == (False, told_of)
+        assert table.redeem(f"t-{name}", 0.0) is not None
+    assert table.pieces_available(KEY, [(0, 1)]) == ["other"]
+    assert table.prove_units(KEY, [(0, 2)]) == ["same"]
+    assert isinstance(by_units(table, "late", "program", promises=True), LeaseGrant)
+    lease = table.redeem("t-late", 0.0)
+    assert lease is not None
+    assert lease.pieces() == ((0, 2),)
+    assert table.promise(KEY, [(2, 1)], []) is not None
+    assert lease.promised() == ((2, 1),)
+    assert not table.lacks_units("late", 0, PIECE_BYTES)
+    assert table.lacks_units("other", 0, PIECE_BYTES), "it is told of pieces"
+    table.offer(KEY, 3, "root", b"")
+    assert not table.lacks_units("late", 0, 3 * PIECE_BYTES)
+    assert lease.pieces() == ((0, 3),)
+
+
+def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_too() -> None:
+    table = filled_by_a_program()
+    assert isinstance(by_units(table, "one", "none"), LeaseGrant)
+    table.offer(KEY, 3, "none", b"")
+    lease = table.redeem("t-one", 0.0)
+    assert lease is not None
+    assert lease.pieces() == ((0, 3),)

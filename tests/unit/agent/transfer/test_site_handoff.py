@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from tests.unit.agent.core.scene import MODEL, OneAgent
 from tests.unit.agent.transfer.site import LOST_AFTER_S, PIECE_BYTES, Site
 
 from tensorhub_agent.core.effects import AvailabilityReceived, SendAvailability
@@ -16,6 +15,7 @@ from tensorhub_agent.transfer.transfer import Transfer
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.plans import ReadPriority, Share, SourceId
+from tensorhub_simulator.drivers.agent import MODEL, OneAgent, pair
 
 FAST_BPS = 8.0 * PIECE_BYTES
 PIECES = 256
@@ -115,19 +115,9 @@ HEIR = SourceId("agent-3", 1, "rollout-3", 0)
 
 def reading() -> tuple[OneAgent, Transfer]:
     """Return an agent that reads, with its source open, and a reader that counts on what it promises."""
-    trainer = OneAgent("elsewhere")
-    trainer.join()
-    trainer.register("trainer")
-    reader = OneAgent("agent-1", catalog=trainer.catalog)
-    reader.join()
-    key = reader.register("rollout")
-    trainer.publish(trainer.key("trainer"), "a")
-    trainer.log()
+    _, reader, key = pair()
     reader.read(key)
-    reader.log()
-    reader.plan(key)
-    reader.opened(key, "a")
-    reader.log()
+    reader.begin_filling(key, "a")
     operation = reader.core.shards[key].operation
     assert isinstance(operation, ReadOperation)
     assert operation.transfer is not None

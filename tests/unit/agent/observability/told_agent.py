@@ -1,22 +1,21 @@
-"""One agent whose calls a chronicle notes, as `jobs/driver.py` has it noted."""
+"""One agent whose calls are noted as `jobs/driver.py` has them noted; it reads what a trainer elsewhere publishes."""
 
 from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any, Final
 
-from tests.unit.agent.core.scene import SESSION, OneAgent
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.core.effects import AnyEffect, AppendCommand, CallPublish, CallRead, EffectOutcome, RequestLease
+from tensorhub_agent.core.effects import AnyEffect, AppendCommand, CallPublish, CallRead, RequestLease
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.observability.recorder import CallRecorder
-from tensorhub_agent.observability.records import CallRecord
+from tensorhub_agent.observability.records import CallRecord, ReadRecord
 from tensorhub_agent.observability.span_builder import SpanBuilder
 from tensorhub_agent.primitives.ids import ShardKey
-from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.observability.trace_context import TRACEPARENT, SpanRecord, TraceContext
 from tensorhub_common.protocol.log.commands import VersionRequest
-from tensorhub_common.protocol.log.events import AnyEvent, kind_of
+from tensorhub_common.protocol.log.events import AnyEvent, RoundDecided, kind_of
+from tensorhub_simulator.drivers.agent import SESSION, OneAgent, joined
 
 NS: Final = 1_000_000_000
 BEGAN: Final = 1000 * NS
@@ -24,16 +23,18 @@ WORKER = place_at(0xAAAA, 0xA1)
 """The publish span of a worker."""
 VERSION = place_at(0xBBBB, 0xB1)
 """The publish span of a version that somebody else has published."""
+ENGINE = place_at(0xCCCC, 0xC1)
+"""The update span of a worker that reads."""
 
 
 class ToldAgent(OneAgent):
     """`headers` are those of the events of each kind; `causes` is what the agent's own messages name."""
 
-    def __init__(self, name: str = "agent-0", *, digests: bool = True, catalog: Catalog | None = None) -> None:
-        super().__init__(name, digests=digests, catalog=catalog)
+    def __init__(self, name: str = "agent-0", *, beside: OneAgent | None = None) -> None:
+        super().__init__(name, beside=beside)
         ids = count(1)
         self.chronicle = CallRecorder(lambda _: place_at(0xF000 + next(ids), next(ids)), lambda: f"{next(ids):016x}")
-        self.teller = SpanBuilder("run-7", name, digests, lambda: f"{next(ids):016x}")
+        self.teller = SpanBuilder("run-7", name, self.core.config.digests, lambda: f"{next(ids):016x}")
         self.headers: dict[str, Mapping[str, str]] = {}
         self.causes: dict[str, TraceContext | None] = {}
         self.core = _Noted(self)  # type: ignore[assignment]  # It stands in for the core that it wraps.
@@ -53,10 +54,9 @@ class ToldAgent(OneAgent):
     def _reading_of(self, effect: AnyEffect) -> Any:
         if not isinstance(effect, RequestLease):
             return None
-        operation = self.core.shards[effect.key].operation
-        assert isinstance(operation, ReadOperation)
-        assert operation.transfer is not None
-        return operation.transfer.sources.get(effect.source)
+        transfer = self.operation(effect.key).transfer
+        assert transfer is not None
+        return transfer.sources.get(effect.source)
 
     def begin_publish(self, key: ShardKey, text: str, version: int, cause: TraceContext | None = WORKER) -> int:
         """Publish as a worker does that has a span of its own."""
@@ -72,10 +72,6 @@ class ToldAgent(OneAgent):
         self.chronicle.called(key, call, engine, self.at)
         return self.read(key, want, patience)
 
-    def hear(self, news: EffectOutcome) -> None:
-        """Tell it what came of an effect."""
-        self.do(self.core.on_outcome(news, self.now))
-
     def later(self, seconds: float) -> None:
         self.now += seconds
 
@@ -86,6 +82,17 @@ class ToldAgent(OneAgent):
     def finished(self) -> list[CallRecord]:
         told, self.chronicle.finished = self.chronicle.finished, []
         return told
+
+    def note(self, key: ShardKey) -> ReadRecord:
+        """Return what is noted of the read under way."""
+        found = self.chronicle._now[key]
+        assert isinstance(found, ReadRecord)
+        return found
+
+    def operation(self, key: ShardKey) -> ReadOperation:
+        found = self.core.shards[key].operation
+        assert isinstance(found, ReadOperation)
+        return found
 
     def spans(self) -> list[SpanRecord]:
         """Return the spans of all calls that have ended since the last time."""
@@ -117,6 +124,57 @@ def names(spans: list[SpanRecord]) -> list[str]:
 def one(spans: list[SpanRecord], name: str) -> SpanRecord:
     (found,) = (span for span in spans if span.name == name)
     return found
+
+
+def seconds(span: SpanRecord) -> float:
+    return (span.end_ns - span.start_ns) / NS
+
+
+def told_trainer() -> tuple[ToldAgent, ShardKey]:
+    agent = ToldAgent()
+    agent.join()
+    return agent, agent.register("trainer")
+
+
+def reader(shards: int = 1) -> tuple[ToldAgent, ShardKey]:
+    """Return the agent of a rollout; a trainer elsewhere has published version 1."""
+    trainer = joined("elsewhere")
+    trainer.register("trainer")
+    trainer.publish_next("a")
+    agent = ToldAgent("agent-1", beside=trainer)
+    agent.join()
+    key = agent.register("rollout", 0, shards)
+    agent.decided_by(VERSION)
+    return agent, key
+
+
+def decided() -> tuple[ToldAgent, ShardKey, int]:
+    """Return a read whose version is decided, one second after the call; it waits for a plan."""
+    agent, key = reader()
+    call = agent.begin_read(key, engine=ENGINE)
+    agent.later(1.0)
+    agent.log()
+    return agent, key, call
+
+
+def read_whole(agent: ToldAgent, key: ShardKey, text: str = "a") -> None:
+    """Plan, lease, read and be ready, a second each."""
+    agent.later(1.0)
+    agent.plan(key)
+    agent.later(1.0)
+    agent.opened(key, text)
+    agent.log()
+    agent.later(1.0)
+    agent.brought(key, text)
+    agent.later(1.0)
+    agent.log()
+
+
+def decided_again(key: ShardKey, note: ReadRecord, version: int, root: str | None) -> RoundDecided:
+    """Return another decision of the log on the round of a read."""
+    return RoundDecided(
+        model=key.model, replica=key.replica, round=note.round or 0, attempt=2, version=version, roots=(root,), held=()
+    )
 
 
 def check_tree(spans: list[SpanRecord], *outside: TraceContext) -> None:

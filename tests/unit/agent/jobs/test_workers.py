@@ -1,0 +1,163 @@
+"""A worker of a job: its handles, what it is told while its call is under way, and what is counted of its reads."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tensorhub_agent.core.effects import CallRead, CompleteCall, FailCall
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.jobs import pending_calls, read_counts
+from tensorhub_agent.jobs.memory_tasks import blank
+from tensorhub_agent.jobs.pending_calls import PendingCall, PendingCalls
+from tensorhub_agent.jobs.read_counts import ReadCounts
+from tensorhub_agent.jobs.worker_server import WorkerServer
+from tensorhub_agent.jobs.worker_session import WorkerSession
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.layout.layout import TensorEntry, layout_of, placements, segment_bytes
+from tensorhub_common.layout.parts import Part, padding
+from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
+from tensorhub_common.protocol.log.commands import PROTOCOL
+from tensorhub_common.protocol.worker import Attach, AttachRefused, Progress, ReadReport, ReadStages
+from tensorhub_common.runtime.framed_socket import connect
+from tensorhub_common.runtime.release import release
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_simulator.drivers.agent import SESSION, joined
+
+FRAME_BYTES_MAX = 1 << 20
+BOUND_S = 60.0
+KEY = ShardKey("policy", "engine", 0)
+TOTAL = 100
+
+
+async def test_a_worker_that_is_not_let_in_hears_why_and_the_log_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many workers try, and however often."""
+    caplog.set_level("INFO")
+
+    async def attach(*_: object) -> None:
+        raise MemoryExhausted("the agent serves 100 jobs already")
+
+    desk: Any = SimpleNamespace(attach=attach, gone=lambda _: None)
+    server = WorkerServer(tmp_path / "agent.sock", desk)
+    server.start()
+    for _ in range(3):
+        worker = await connect(tmp_path / "agent.sock", FRAME_BYTES_MAX, BOUND_S)
+        attaching = Attach(protocol=OLDEST_PROTOCOL, newest=PROTOCOL, release=release(), job="run-7")
+        async with asyncio.timeout(BOUND_S):
+            await worker.send(msgspec.msgpack.encode(attaching))
+            body = await worker.receive()
+        assert msgspec.msgpack.decode(body, type=AttachRefused).message == "the agent serves 100 jobs already"
+        worker.close()
+    await server.stop()
+    assert caplog.records == []
+
+
+def test_handles_of_released_shards_take_up_no_room_and_none_is_given_twice() -> None:
+    """A shard that stands again as another worker's is not this one's."""
+    agent = joined()
+    worker, job = SimpleNamespace(number=SESSION), SimpleNamespace(core=agent.core)
+    session = WorkerSession(worker, job)  # type: ignore[arg-type]
+    kept, left = agent.register("kept"), agent.register("left")
+    handles = {key: session.new_handle(key) for key in (kept, left)}
+    agent.release(left)
+    agent.log()
+    session.forget_released()
+    assert session.handles == {handles[kept]: kept}
+    assert session.new_handle(left) not in handles.values()
+    assert not session.is_anothers(kept)
+    agent.worker_gone()
+    agent.attach(kept, SESSION + 1)
+    assert session.is_anothers(kept)
+
+
+class Read(ReadOperation):
+    """A read that is as far as it is told, look after look, and then ends."""
+
+    def __init__(self, core: Any, call: int, far: list[int]) -> None:
+        self.core = core
+        self.call = CallRead(call=call, session=1, deadline=1e9, want="latest", patience=1e9)
+        self._far = iter(far)
+        self._last = far[-1]
+
+    @property
+    def transfer(self) -> Any:
+        return SimpleNamespace(done_bytes=self.done_bytes)
+
+    def done_bytes(self) -> int:
+        done = next(self._far)
+        if done == self._last:
+            self.core.operation = None
+        return done
+
+
+async def test_progress_is_told_when_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that waits is told of once, however often it is looked at."""
+    monkeypatch.setattr(pending_calls, "PROGRESS_S", 0.0)
+    told: list[Any] = []
+    core = SimpleNamespace(operation=None, place=SimpleNamespace(nbytes=(TOTAL,)))
+    worker: Any = SimpleNamespace(tell=told.append)
+    work = Supervisor("test")
+    waits = PendingCalls({KEY: core}, None, work, ReadCounts())  # type: ignore[dict-item, arg-type]
+    call = waits.begin(PendingCall(worker, call=7, handle=1, about=KEY, reads=True))
+    core.operation = Read(core, call, [0, 0, 0, 40, 40, 40, 40, TOTAL])
+    waits.show_progress()
+    assert waits._progress is not None
+    async with asyncio.timeout(BOUND_S):
+        await waits._progress
+    await work.close()
+    assert told == [Progress(call=7, done_bytes=done, total_bytes=TOTAL) for done in (0, 40, TOTAL)]
+
+
+def test_reads_are_counted_by_their_end_and_a_wait_for_a_publisher_is_no_part_of_the_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Retries count whatever became of the read."""
+    took, waited = list[float](), list[float]()
+    monkeypatch.setattr(read_counts, "_read_took", took.append)
+    monkeypatch.setattr(read_counts, "_read_waited", waited.append)
+
+    def report(retried: int, failure: str = "", stages: ReadStages | None = None) -> ReadReport:
+        return ReadReport(
+            nbytes=1, wire_s=0.0, total_s=8.0, pieces=1, retried=retried, kept=0, sources=(), stages=stages,
+            failure=failure,
+        )  # fmt: skip
+
+    stages = ReadStages(
+        round_s=7.0, plan_s=0.125, lease_s=0.125, start_s=0.125, first_s=0.125, wire_s=0.25, verify_s=0.125,
+        ready_s=0.125,
+    )  # fmt: skip
+    counts = ReadCounts()
+    for end in (
+        CompleteCall(call=1, version=1, report=report(1, stages=stages)),
+        FailCall(2, "RoundTimeout", "", report(10)),
+        CompleteCall(call=3, report=report(100, "not now")),
+        FailCall(4, "ReplicaConflict", ""),
+        CompleteCall(call=5),
+    ):
+        counts.count(end)
+    assert counts.retried == 111
+    assert counts.ended == {"done": 1, "RoundTimeout": 1, "put-off": 1, "ReplicaConflict": 1}
+    assert (waited, took) == ([7.0], [1.0])
+
+
+def test_padding_becomes_zero_after_a_fill_by_a_program_and_nothing_else_does() -> None:
+    """Right of one part, and between it and another one."""
+    upper = Part("v", (3, 3), (0, 0), (3, 3), (0, 0), (3, 3))
+    lower = Part("u", (1, 4), (0, 0), (1, 4), (4, 0), (1, 4))
+    consists = (upper, padding((0, 3), (3, 1)), padding((3, 0), (1, 4)), lower)
+    fused = TensorEntry("e", "int16", 2, (5, 4), (5, 4), (0, 0), consists)
+    layout = layout_of([fused, TensorEntry("w", "int16", 2, (7,), (7,), (0,))])
+    memory = bytearray(b"\xff" * segment_bytes(layout))
+    blank(memoryview(memory), layout)
+    at = dict(zip((entry.name for entry in layout.tensors), placements(layout), strict=True))["e"]
+    expected = np.full(segment_bytes(layout), 255, np.uint8)
+    for first, last in ((6, 8), (14, 16), (22, 24), (24, 32)):
+        expected[at + first : at + last] = 0
+    np.testing.assert_array_equal(np.frombuffer(memory, np.uint8), expected)
