@@ -150,14 +150,28 @@ class OneAgent:
             told += self.take(self.unsaid.pop(0))
         return told
 
+    def logged(self, call: int) -> int:
+        """Let the log take what a call has said; returns the call."""
+        self.log()
+        return call
+
     def take(self, command: AnyCommand) -> list[AnyEvent]:
         """Let the log take one command, whoever says it."""
         events = cast("tuple[AnyEvent, ...]", apply(self.catalog, self.catalog.seq + 1, self.now, command))
         check_invariants(self.catalog)
         for event in events:
             for each in self.all_agents:
-                each.do(each.core.on_event(event, each.now))
+                each.read_event(event)
         return list(events)
+
+    def read_event(self, event: AnyEvent) -> None:
+        """Read one event of the log."""
+        self.do(self.core.on_event(event, self.now))
+
+    def called(self, key: ShardKey, call: AnyCall) -> int:
+        """Take a call of a worker."""
+        self.do(self.core.called(key, call, self.now))
+        return call.call
 
     def tick(self, seconds: float) -> list[AnyEffect]:
         """Let so much time pass."""
@@ -181,9 +195,7 @@ class OneAgent:
 
     def _call(self, key: ShardKey, make: type, **more: object) -> int:
         self.calls += 1
-        call = cast("AnyCall", make(call=self.calls, session=SESSION, deadline=self.now + 10.0, **more))
-        self.do(self.core.called(key, call, self.now))
-        return self.calls
+        return self.called(key, make(call=self.calls, session=SESSION, deadline=self.now + 10.0, **more))
 
     def begin_register(self, spec: ShardSpec) -> int:
         """Register a shard; the log has not answered."""
@@ -242,9 +254,7 @@ class OneAgent:
     def attach(self, key: ShardKey, session: int) -> int:
         """Let another worker come to a shard that stands here."""
         self.calls += 1
-        call = CallRegister(call=self.calls, session=session, deadline=self.now + 10.0)
-        self.do(self.core.called(key, call, self.now))
-        return self.calls
+        return self.called(key, CallRegister(call=self.calls, session=session, deadline=self.now + 10.0))
 
     def worker_gone(self, session: int = SESSION) -> None:
         """Let a worker die."""
@@ -400,6 +410,11 @@ class OneAgent:
         """Let the last source bring what it was asked for last."""
         post = self.need(ReadBatch)
         self.hear(BatchDone(key, post.source, post.batch, digests_of(text) if text else b"", encoded))
+
+    def bring(self, key: ShardKey, text: str, *encoded: EncodedBytes) -> None:
+        """Let the last source bring what it was asked for last, and the log take what is said."""
+        self.brought(key, text, *encoded)
+        self.log()
 
     def lose_source(self, key: ShardKey, why: str = "gone") -> None:
         """Let the last source go, at once."""

@@ -54,8 +54,7 @@ def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
     assert agent.result(agent.publish(other, "b")) is None
     agent.unsaid.clear()
     agent.join(3)
-    call = agent.unpublish(key)
-    agent.log()
+    call = agent.logged(agent.unpublish(key))
     assert agent.result(call) == "done"
 
 
@@ -91,8 +90,7 @@ def test_a_higher_incarnation_of_the_same_name_ends_this_process() -> None:
 def test_a_lane_is_kept_for_a_shard_that_comes_back() -> None:
     agent, key = published()
     lane = next(name for name in agent.catalog.lanes if "/" in name)
-    agent.release(key)
-    agent.log()
+    agent.logged(agent.release(key))
     agent.register("other")
     agent.register("trainer")
     agent.publish(key, "b")
@@ -112,8 +110,7 @@ def test_siblings_of_which_the_later_one_clashes() -> None:
     agent.log()
     assert agent.result(calls[0]) == "done"
     for key, mismatch, result in zip(later, (None, "tensor 'w' differs"), ("done", "LayoutMismatch"), strict=True):
-        call = agent.begin_register(spec_of(key, 3))
-        agent.log()
+        call = agent.logged(agent.begin_register(spec_of(key, 3)))
         assert agent.result(call) is None
         agent.siblings_checked(mismatch)
         agent.log()
@@ -129,8 +126,7 @@ def test_what_the_log_does_not_confirm_is_taken_back_and_the_next_try_stands() -
     first = agent.begin_register(spec)
     agent.tick(10.0)
     assert agent.result(first) == "RegistryUnavailable"
-    second = agent.begin_register(spec)
-    agent.log()
+    second = agent.logged(agent.begin_register(spec))
     assert agent.result(second) == "done"
     assert 0 in agent.catalog.models[MODEL].replicas["trainer"].members
 
@@ -139,8 +135,7 @@ def test_a_registration_that_the_log_refuses_frees_the_memory() -> None:
     agent = joined()
     agent.register("trainer", 0, shards=1)
     key = agent.key("trainer", 1)
-    call = agent.begin_register(spec_of(key, 2))
-    agent.log()
+    call = agent.logged(agent.begin_register(spec_of(key, 2)))
     assert agent.result(call) == "LayoutMismatch"
     assert agent.freed() == [key]
 
@@ -149,8 +144,7 @@ def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> N
     agent = joined()
     agent.register("engine", 0, 2)
     spec = spec_of(agent.key("engine", 1), 2)
-    first = agent.begin_register(spec)
-    agent.log()
+    first = agent.logged(agent.begin_register(spec))
     agent.joins(2)
     assert agent.result(first) == "AgentUnavailable"
     check = agent.need(CompareLayouts)
@@ -211,8 +205,7 @@ def test_of_a_shard_that_is_not_here_a_release_is_done_and_any_other_call_fails(
     """Whoever gave up waiting for a release asks again, when it has come to its end."""
     agent, key = published()
     assert agent.result(agent.unpublish(agent.key("nowhere"))) == "AgentUnavailable"
-    agent.release(key)
-    agent.log()
+    agent.logged(agent.release(key))
     assert agent.result(agent.release(key)) == "done"
 
 

@@ -253,12 +253,7 @@ async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
 
 @pytest.mark.parametrize("aside", [True, False], ids=["aside", "taken-back"])
 async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
-    tmp_path: Path,
-    pool: CopyPool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    aside: bool,
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, aside: bool
 ) -> None:
     broken = failing(errno.EIO)
     shm = tmp_path / "shm"

@@ -42,8 +42,7 @@ def test_a_publication_that_waits_for_its_siblings_ends() -> None:
     """It has been said and counts for nothing: the caller is told that the job is gone, not that the agent was."""
     agent = joined()
     key = agent.register("trainer", 0, 2)
-    call = agent.publish(key, "a", 1)
-    agent.log()
+    call = agent.logged(agent.publish(key, "a", 1))
     assert agent.result(call) is None
     agent.take(DeleteJob())
     assert agent.result(call) == "JobGone"
@@ -89,8 +88,7 @@ def test_a_copy_that_is_being_made_is_let_go_when_it_is_made() -> None:
     agent = OneAgent(config=CoreConfig(cache_bytes=1000))
     agent.join()
     key = agent.register("trainer")
-    agent.publish(key, "a")
-    agent.log()
+    agent.logged(agent.publish(key, "a"))
     agent.take(Retain(model=key.model, last=1))
     wanted = agent.need(AllocateCopy)
     agent.take(DeleteJob())

@@ -36,8 +36,7 @@ def published(*, staged: bool = False) -> tuple[OneAgent, ShardKey]:
 def draining(*, staged: bool = False) -> tuple[OneAgent, ShardKey, int]:
     """One that is unpublished, and whose memory is mapped still."""
     agent, key = published(staged=staged)
-    call = agent.unpublish(key)
-    agent.log()
+    call = agent.logged(agent.unpublish(key))
     agent.probed(lent=True)
     return agent, key, call
 
@@ -70,8 +69,7 @@ def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
         assert agent.result(call) == "DrainTimeout"
         assert agent.memory(key) is DRAINING
         assert not agent.appended(Drained)
-        call = agent.unpublish(key)
-        agent.log()
+        call = agent.logged(agent.unpublish(key))
         agent.probed(lent=True)
     agent.tick(PROBE_AGAIN_S)
     freed(agent)
@@ -81,8 +79,7 @@ def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
 def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -> None:
     agent, key = published()
     agent.open_lease(key, 1, ROOT)
-    call = agent.unpublish(key)
-    agent.log()
+    call = agent.logged(agent.unpublish(key))
     assert agent.last(ProbeMapping) is None
     agent.tick(10)
     agent.probed(lent=True)
@@ -108,8 +105,7 @@ def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on(waits_s: flo
 def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
     agent, key = published(staged=True)
     agent.core.shards[key].held.spare_lent = True
-    call = agent.unpublish(key)
-    agent.log()
+    call = agent.logged(agent.unpublish(key))
     for _ in range(2):
         agent.probed(lent=True)
         assert agent.need(ProbeMapping).spare
@@ -144,8 +140,7 @@ def test_an_agent_that_comes_back_hands_mapped_memory_to_nobody() -> None:
     after.core.adopt(spec_of(key), ShardContents(DRAINING, lent=True))
     after.join(2)
     for lent in (True, False):
-        call = after.attach(key, SESSION)
-        after.log()
+        call = after.logged(after.attach(key, SESSION))
         after.probed(lent=lent)
         after.tick_and_log(10)
         assert after.result(call) == ("DrainTimeout" if lent else "done")
@@ -174,8 +169,7 @@ def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
 def test_what_an_unpublish_drains_is_not_read_into() -> None:
     agent, key, _ = draining()
     agent.tick(10)
-    call = agent.read(key)
-    agent.log()
+    call = agent.logged(agent.read(key))
     assert agent.result(call) == "ReplicaConflict"
     assert "call unpublish again" in agent.why(call)
     assert agent.memory(key) is DRAINING
@@ -235,8 +229,7 @@ def test_an_engine_whose_memory_is_mapped_may_call_again_and_again_until_it_is_l
     assert len(agent.all(ReadBatch)) == written
     agent.tick(PROBE_AGAIN_S)
     agent.probed(lent=False)
-    agent.brought(key, "b")
-    agent.log()
+    agent.bring(key, "b")
     assert (agent.result(again), agent.memory(key)) == ("done", READY)
 
 

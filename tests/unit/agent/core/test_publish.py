@@ -9,8 +9,7 @@ from tensorhub_simulator.drivers.agent import joined, published, root_of
 def test_a_version_is_published_leased_and_published_once_more_but_is_no_other() -> None:
     agent = joined()
     key = agent.register("trainer")
-    call = agent.publish(key, "a")
-    agent.log()
+    call = agent.logged(agent.publish(key, "a"))
     assert agent.version_read(call) == 1
     assert isinstance(agent.lease(key, 1, root_of("a")), LeaseGrant)
     assert agent.result(agent.publish(key, "a", version=1)) == "done"
@@ -38,8 +37,7 @@ def test_a_publication_that_was_fenced_is_undone_and_the_next_one_is_not_taken_f
     key = agent.register("trainer")
     agent.silence(agent.publish(key, "old"))
     assert agent.said()[1:] == ["Withdraw", "Unpublish", "Drained"]
-    call = agent.publish(key, "new")
-    agent.log()
+    call = agent.logged(agent.publish(key, "new"))
     assert agent.version_read(call) == 2
     assert agent.core.shards[key].held.root == root_of("new")
 
@@ -66,8 +64,7 @@ def test_a_worker_that_dies_while_publishing_withdraws_and_one_whose_agent_joins
     for error in ("RoundTimeout", "AgentUnavailable"):
         agent = joined()
         key = agent.register("trainer", 0, 2)
-        call = agent.publish(key, "a")
-        agent.log()
+        call = agent.logged(agent.publish(key, "a"))
         if error == "RoundTimeout":
             agent.worker_gone()
             agent.log()
@@ -78,8 +75,7 @@ def test_a_worker_that_dies_while_publishing_withdraws_and_one_whose_agent_joins
 
 def test_a_part_of_a_version_is_not_published() -> None:
     agent, key = published()
-    agent.unpublish(key)
-    agent.log()
+    agent.logged(agent.unpublish(key))
     agent.core.shards[key].held.partial = True
     assert agent.result(agent.publish(key, "a")) == "NotFilled"
     agent.do(agent.core.loaded(key))

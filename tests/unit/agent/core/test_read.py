@@ -26,13 +26,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.transitions import ShardState
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.leases import LeaseRefusal
-from tensorhub_common.protocol.log.commands import (
-    Drop,
-    Filled,
-    Replan,
-    Rewind,
-    VersionRequest,
-)
+from tensorhub_common.protocol.log.commands import Drop, Filled, Replan, Rewind, VersionRequest
 from tensorhub_common.protocol.plans import Refusal
 from tensorhub_simulator.drivers.agent import (
     MODEL,
@@ -68,8 +62,7 @@ def filling() -> tuple[OneAgent, OneAgent, ShardKey, int]:
 
 def test_reads_verifies_and_returns() -> None:
     _, reader, key, call = filling()
-    reader.brought(key, "a")
-    reader.log()
+    reader.bring(key, "a")
     assert reader.version_read(call) == 1
     report = reader.report(call)
     assert (report.pieces, report.kept, report.retried) == (3, 0, 0)
@@ -91,8 +84,7 @@ def test_what_was_verified_before_is_not_read_again() -> None:
     reader.brought(key, "a")
     reader.unsaid.clear()
     reader.tick_and_log(10.0)
-    again = reader.read(key)
-    reader.log()
+    again = reader.logged(reader.read(key))
     reader.log()
     assert reader.report(again).kept == 3
 
@@ -123,8 +115,7 @@ def test_a_fill_that_nobody_was_told_of_is_taken_back() -> None:
 def test_a_wish_for_newer_that_loses_its_patience_answers_none() -> None:
     _, reader, key = pair()
     reader.read_all(key, "a")
-    call = reader.read(key, "newer", patience=5.0)
-    reader.log()
+    call = reader.logged(reader.read(key, "newer", patience=5.0))
     assert reader.result(call) is None
     reader.tick_and_log(5.0)
     assert reader.end_of(call) == CompleteCall(call=call)
@@ -142,8 +133,7 @@ def test_a_repeat_that_the_log_refuses_as_late_ends_no_call() -> None:
 
 def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> None:
     _, reader, key = pair()
-    reader.read(key)
-    reader.log()
+    reader.logged(reader.read(key))
     reader.worker_gone()
     reader.log()
     assert reader.core.shards[key].operation is None
@@ -166,8 +156,7 @@ def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() 
         reader.plan(key)
         reader.opened(key, "a")
     reader.log()
-    reader.brought(whole, "a")
-    reader.log()
+    reader.bring(whole, "a")
     assert reader.memory(whole) is READY
     reader.tick_and_log(10.0)
     reader.closed(late)
@@ -216,8 +205,7 @@ def test_who_left_before_the_last_one_came_is_named() -> None:
     """They were never there together, so that nothing is published is not why."""
     agent, (first,) = waiting(shards=2, came=1)
     agent.tick_and_log(10.0)
-    second = agent.read(agent.key("rollout", 1))
-    agent.log()
+    second = agent.logged(agent.read(agent.key("rollout", 1)))
     agent.tick_and_log(10.0)
     assert "shards [1] of the replica did not join" in agent.why(first)
     assert "shards [0] of the replica did not join" in agent.why(second)
@@ -257,8 +245,7 @@ def test_a_manifest_that_comes_too_late_is_none_of_a_later_fill() -> None:
     assert reader.result(call) == "RoundTimeout"
     assert "manifest is not written" in reader.why(call)
     assert (reader.memory(key), reader.core.shards[key].held.partial) == (EMPTY, True)
-    again = reader.read(key)
-    reader.log()
+    again = reader.logged(reader.read(key))
     reader.log()
     second = reader.need(Keep)
     assert second.number != first.number
@@ -287,8 +274,7 @@ BOUND_S = 10.0
 
 def waits_for_plan(want: VersionRequest = "latest") -> tuple[OneAgent, OneAgent, ShardKey, int]:
     trainer, reader, key = pair()
-    call = reader.read(key, want, patience=0.0 if want == "newer" else 1e9)
-    reader.log()
+    call = reader.logged(reader.read(key, want, patience=0.0 if want == "newer" else 1e9))
     return trainer, reader, key, call
 
 
@@ -343,8 +329,7 @@ def test_at_its_deadline_it_says_who_stood_still_and_an_update_is_put_off() -> N
 def test_once_the_log_counts_no_holder_latest_waits_for_the_next_version() -> None:
     """There was one, and it went in good order."""
     trainer, reader, key, call = waits_for_plan()
-    trainer.unpublish(trainer.key("trainer"))
-    trainer.log()
+    trainer.logged(trainer.unpublish(trainer.key("trainer")))
     reader.refuse_plan(key, GONE)
     reader.tick_and_log(0.1)
     assert reader.result(call) is None
@@ -385,13 +370,11 @@ def overtaken(want: VersionRequest, *, begun: bool) -> tuple[OneAgent, ShardKey,
     """An engine that reads version 1, where another trainer publishes 2; `begun`: it writes already."""
     trainer, agent, key = pair()
     second = trainer.register("second")
-    call = agent.read(key, want)
-    agent.log()
+    call = agent.logged(agent.read(key, want))
     if begun:
         agent.begin_filling(key, "a")
         assert agent.memory(key) is FILLING
-    trainer.publish(second, "b", 2)
-    trainer.log()
+    trainer.logged(trainer.publish(second, "b", 2))
     return agent, key, call
 
 
@@ -475,8 +458,7 @@ def test_a_staged_read_that_fails_changes_nothing_and_what_it_verified_counts() 
     assert (reader.holds(key), reader.counted(key)) == (STOOD, 1)
     assert not reader.core.shards[key].held.partial
     posts = len(reader.all(ReadBatch))
-    again = reader.read(key)
-    reader.log()
+    again = reader.logged(reader.read(key))
     assert (reader.version_read(again), reader.report(again).kept) == (2, 3)
     assert len(reader.all(ReadBatch)) == posts
 
@@ -594,14 +576,12 @@ def test_a_read_that_waits_for_readers_when_its_agent_joins_anew_leaves_what_it_
     assert agrees(reader, key)
     assert reader.holds(key) == STOOD
     reader.open_lease(key, 1, OLD, "reads-again")
-    again = reader.read(key, 1)
-    reader.log()
+    again = reader.logged(reader.read(key, 1))
     assert reader.end_of(again) == CompleteCall(call=again, version=1)
     if not mapped:
         for name in ("lease", "reads-again"):
             reader.end_lease(name)
-        taken_back = reader.unpublish(key)
-        reader.log()
+        taken_back = reader.logged(reader.unpublish(key))
         assert reader.result(taken_back) == "done"
 
 
@@ -613,8 +593,11 @@ def test_a_fill_that_the_log_refuses_leaves_the_round(*, staged: bool) -> None:
     def engine(name: str, *, digests: bool) -> tuple[OneAgent, ShardKey, int]:
         agent = joined(name, digests=digests, beside=trainer)
         key = agent.key(f"engine-{name}")
-        agent.begin_register(ShardSpec(key, 1, spot=False, layout="e" * 64, nbytes=NBYTES, staged=staged and digests))
-        agent.log()
+        agent.logged(
+            agent.begin_register(
+                ShardSpec(key, 1, spot=False, layout="e" * 64, nbytes=NBYTES, staged=staged and digests)
+            )
+        )
         return agent, key, agent.read(key)
 
     proves, key, call = engine("on", digests=True)
@@ -635,8 +618,7 @@ def test_a_fill_that_the_log_refuses_leaves_the_round(*, staged: bool) -> None:
     assert proves.round_of(key) is None
     assert proves.memory(key) is EMPTY
     assert agrees(proves, key)
-    again = proves.read(key)
-    proves.log()
+    again = proves.logged(proves.read(key))
     assert proves.result(again) is None, "it is read again, and not refused"
 
 

@@ -48,8 +48,7 @@ def asking(*, digests: bool = True) -> tuple[OneAgent, ShardKey, int]:
     reader = joined("agent-1", beside=trainer)
     key = reader.register("rollout")
     trainer.publish_next("a")
-    call = reader.read(key)
-    reader.log()
+    call = reader.logged(reader.read(key))
     return reader, key, call
 
 
@@ -218,8 +217,7 @@ def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
         reader.refuse_plan(key)
         reader.tick_and_log(0.1)
     assert reader.memory(key) is MemoryState.EMPTY
-    reader.read(key)
-    reader.log()
+    reader.logged(reader.read(key))
     assert reader.need(RequestPlan).demand.pieces == ((1, 2),)
     reader.refuse_plan(key, NOBODY)
     reader.log()
@@ -262,8 +260,7 @@ def test_a_question_for_units_waits_until_the_plan_says_by_which_program_the_sha
 
 def asked(reader: OneAgent, key: ShardKey) -> RequestLease:
     """Begin to read, up to the question for a lease."""
-    reader.read(key)
-    reader.log()
+    reader.logged(reader.read(key))
     reader.plan(key)
     return reader.need(RequestLease)
 
@@ -274,15 +271,13 @@ def test_what_stood_there_before_is_the_base_and_the_report_says_what_came_as_a_
     assert asked(reader, key).base is None
     reader.opened(key, "a")
     reader.log()
-    reader.brought(key, "a")
-    reader.log()
+    reader.bring(key, "a")
     trainer.publish_next("b")
     assert asked(reader, key).base == BaseVersion(1, root_of("a"))
     reader.opened(key, "b")
     reader.log()
     encoded = EncodedBytes(how="delta", nbytes=8, wire_bytes=1)
-    reader.brought(key, "b", encoded)
-    reader.log()
+    reader.bring(key, "b", encoded)
     report = reader.report(reader.calls)
     assert report.base == 1
     assert report.sources[0].encoded == (encoded,)
@@ -302,8 +297,7 @@ def test_nothing_else_is_a_base(why_not: str) -> None:
     reader.log()
     assert reader.memory(key) is MemoryState.READY
     if why_not == "taken-back":
-        reader.unpublish(key)
-        reader.log()
+        reader.logged(reader.unpublish(key))
     trainer.publish_next("b")
     if why_not == "partly-overwritten":
         reader.read(key)
@@ -327,8 +321,7 @@ def _twelve_bytes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def reading(link: str = LINK) -> tuple[OneAgent, OneAgent, ShardKey]:
     """A reader of which all of its twelve bytes are under way."""
     trainer, reader, key = pair()
-    reader.read(key)
-    reader.log()
+    reader.logged(reader.read(key))
     reader.plan(key, link=link)
     reader.opened(key, "a")
     reader.log()
@@ -340,12 +333,10 @@ def test_what_a_read_got_the_next_demand_tells() -> None:
     trainer, reader, key = reading()
     assert reader.need(RequestPlan).demand.rates == ()
     reader.now += 2.0
-    reader.brought(key, "a")
-    reader.log()
+    reader.bring(key, "a")
     reader.now += 10.0
     trainer.publish_next("b")
-    reader.read(key)
-    reader.log()
+    reader.logged(reader.read(key))
     assert reader.need(RequestPlan).demand.rates == (LinkRate(LINK, "local", 6, 1, 10.0),)
 
 

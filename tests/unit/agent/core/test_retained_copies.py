@@ -30,8 +30,7 @@ def held_back(cache_bytes: int = 1000) -> tuple[OneAgent, ShardKey, int]:
     """One whose trainer is unpublished: the log holds it back until a copy stands, where there is room for one."""
     agent = retaining(cache_bytes)
     key = agent.key("trainer")
-    call = agent.unpublish(key)
-    agent.log()
+    call = agent.logged(agent.unpublish(key))
     return agent, key, call
 
 
@@ -92,8 +91,7 @@ def test_with_no_word_of_the_registry_at_the_bound_the_memory_must_not_be_overwr
     agent.silence(call)
     assert agent.memory(key) is DRAINING
     agent.log()
-    again = agent.unpublish(key)
-    agent.log()
+    again = agent.logged(agent.unpublish(key))
     assert agent.result(again) is None
     read(agent, made(agent))
     assert agent.result(again) == "done"

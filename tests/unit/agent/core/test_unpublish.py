@@ -129,8 +129,7 @@ def test_what_the_log_goes_on_counting_as_published_is_read_again() -> None:
         assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
         agent.log()
         assert serves(agent, key)
-        again = agent.unpublish(key)
-        agent.log()
+        again = agent.logged(agent.unpublish(key))
         assert agent.result(again) == "RetentionFull"
 
 
@@ -151,8 +150,7 @@ def test_what_the_log_holds_back_is_read_until_another_copy_stands(*, comes: boo
     agent.end_lease("the-copy")
     agent.log()
     assert agent.memory(key) is DRAINING, "nobody has called, so nobody was told that it may be overwritten"
-    again = agent.unpublish(key)
-    agent.log()
+    again = agent.logged(agent.unpublish(key))
     assert (agent.result(again), agent.memory(key)) == ("done", EMPTY)
 
 
@@ -177,8 +175,7 @@ def test_a_read_is_not_answered_by_the_end_of_an_unpublish_that_gave_up() -> Non
     call = agent.unpublish(key)
     agent.log(1)
     agent.silence(call)
-    read = agent.read(key)
-    agent.log()
+    read = agent.logged(agent.read(key))
     assert (agent.memory(key), agent.core.shards[key].detached) == (EMPTY, None)
     assert agent.result(read) is None, "its round waits for a version"
     agent.tick_and_log(10.0)
@@ -188,8 +185,7 @@ def test_a_read_is_not_answered_by_the_end_of_an_unpublish_that_gave_up() -> Non
 def test_the_answer_to_a_call_that_asked_to_stay_serves_again() -> None:
     """Held back, the bound reached, and then the registry falls silent: nobody knows, until it speaks."""
     agent, key, _ = with_room()
-    call = agent.unpublish(key)
-    agent.log()
+    call = agent.logged(agent.unpublish(key))
     assert agent.memory(key) is READY
     agent.silence(call)
     assert agent.memory(key) is DRAINING
@@ -208,8 +204,7 @@ def test_an_incarnation_that_is_over_settles_it(call_it: Call) -> None:
         assert key not in agent.core.shards
         return
     assert agent.core.shards[key].detached is None
-    again = agent.unpublish(key)
-    agent.log()
+    again = agent.logged(agent.unpublish(key))
     assert agent.result(again) == "done"
 
 
@@ -229,8 +224,7 @@ def test_a_release_that_the_log_was_told_of_excludes_other_calls_but_the_same_on
     agent.log(2)
     agent.silence(call)
     assert agent.result(agent.unpublish(key)) == agent.result(agent.attach(key, SESSION)) == "ReplicaConflict"
-    again = agent.release(key)
-    agent.log()
+    again = agent.logged(agent.release(key))
     assert agent.result(again) == "done"
     assert key not in agent.core.shards
 

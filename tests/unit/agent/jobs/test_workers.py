@@ -66,8 +66,7 @@ def test_handles_of_released_shards_take_up_no_room_and_none_is_given_twice() ->
     session = WorkerSession(worker, job)  # type: ignore[arg-type]
     kept, left = agent.register("kept"), agent.register("left")
     handles = {key: session.new_handle(key) for key in (kept, left)}
-    agent.release(left)
-    agent.log()
+    agent.logged(agent.release(left))
     session.forget_released()
     assert session.handles == {handles[kept]: kept}
     assert session.new_handle(left) not in handles.values()

@@ -52,8 +52,7 @@ class Watch(ReadLog):
 def reading() -> tuple[OneAgent, ShardKey]:
     """An agent that reads version 1, which is decided; no plan has come."""
     _, agent, key = pair()
-    agent.read(key)
-    agent.log()
+    agent.logged(agent.read(key))
     return agent, key
 
 
@@ -66,8 +65,7 @@ def test_a_read_that_stands_still_is_told_once() -> None:
     assert line.endswith(" (trace 7ace2)")
     assert watch.lines(agent, agent.now + 2 * STALL_S) == []
     assert watch.counted == {"stalled": 1}
-    agent.brought(key, "a")
-    agent.log()
+    agent.bring(key, "a")
     assert watch.lines(agent, agent.now) == []
 
 
@@ -127,8 +125,7 @@ def test_a_read_that_had_its_leases_stands_still_from_where_they_went() -> None:
 def comes(agent: ToldAgent, key: ShardKey, text: str = "a") -> None:
     agent.begin_filling(key, text)
     agent.later(0.5)
-    agent.brought(key, text)
-    agent.log()
+    agent.bring(key, text)
 
 
 def stages_of(report: ReadReport) -> ReadStages:
@@ -182,11 +179,10 @@ def test_a_round_that_is_reopened_waits_again() -> None:
     agent.join()
     key = agent.register("engine")
     agent.decided_by(VERSION)
-    call = agent.begin_read(key)
+    call = agent.read(key)
     agent.later(1.0)
     agent.log()
-    trainer.unpublish(trainer.key("trainer"))
-    trainer.log()
+    trainer.logged(trainer.unpublish(trainer.key("trainer")))
     agent.later(2.0)
     agent.refuse_plan(key, GONE)
     agent.tick(0.125)
@@ -298,8 +294,7 @@ def test_a_read_is_told_from_its_call_to_its_end() -> None:
     assert (filling.stage, filling.total_bytes, filling.done_bytes) == ("filling", sum(NBYTES), 0)
     assert (filling.still_s, filling.plan_s) == (0.5, None)
     assert [(each.agent, each.phase, each.silent_s) for each in filling.sources] == [("elsewhere", "open", 0.5)]
-    reader.brought(key, "a")
-    reader.log()
+    reader.bring(key, "a")
     assert told(reader) == []
 
 

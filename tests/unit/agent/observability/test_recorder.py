@@ -20,7 +20,7 @@ from tests.unit.agent.observability.told_agent import (
 )
 from tests.unit.span_places import place_at, place_of
 
-from tensorhub_agent.core.effects import CompleteCall, RequestLease
+from tensorhub_agent.core.effects import CompleteCall, Digested, DigestMemory, RequestLease
 from tensorhub_agent.core.operations.read_report import report_of_failure
 from tensorhub_agent.observability.recorder import SOURCES_NOTED_MAX, WISHES_MAX
 from tensorhub_common.observability.trace_context import PUBLISH_HEADER, TRACEPARENT, TraceContext
@@ -28,6 +28,7 @@ from tensorhub_common.protocol.log.commands import Publish
 from tensorhub_common.protocol.log.events import PublishWished
 from tensorhub_common.protocol.plans import Refusal, Share, SourceId
 from tensorhub_common.protocol.worker import EncodedBytes
+from tensorhub_simulator.drivers.agent import digests_of
 
 CLIENT = place_at(0xDDDD, 0xD1)
 
@@ -36,7 +37,7 @@ CLIENT = place_at(0xDDDD, 0xD1)
 
 def test_a_publication_stands_below_its_workers_span() -> None:
     agent, key = told_trainer()
-    agent.begin_publish(key, "a", 7)
+    agent.publish(key, "a", 7)
     assert agent.causes["Ready"] == WORKER, "what is said to the log belongs to the publication"
     agent.later(1.0)
     agent.log()
@@ -48,7 +49,7 @@ def test_a_publication_stands_below_its_workers_span() -> None:
     assert (whole.trace, whole.parent, whole.error) == (WORKER.trace_id, WORKER.span_id, None)
     assert one(spans, "log").end_ns == BEGAN + NS
     assert agent.causes["CompleteCall"] == WORKER, "the worker learns where its version was published"
-    agent.begin_publish(key, "b", 8)
+    agent.publish(key, "b", 8)
     (refused,) = agent.spans()
     assert (refused.error or "").startswith("VersionConflict: ")
     assert "unpublish 7 first" in (refused.error or "")
@@ -56,8 +57,8 @@ def test_a_publication_stands_below_its_workers_span() -> None:
 
 def test_without_a_workers_span_the_agent_makes_the_publish_span() -> None:
     agent, key = told_trainer()
-    agent.begin_publish(key, "a", 7, cause=None)
-    agent.log()
+    agent.caller = None
+    agent.logged(agent.publish(key, "a", 7))
     spans = agent.spans()
     assert names(spans) == ["publish", "publish.agent", "digest", "log"]
     check_tree(spans)
@@ -67,14 +68,13 @@ def test_without_a_workers_span_the_agent_makes_the_publish_span() -> None:
 
 def test_the_shards_of_one_publication_stand_in_one_trace() -> None:
     """It is the trace of the shard whose word was the last; the others' publish spans are below that one's."""
-    agent = ToldAgent()
+    agent = ToldAgent(caller=WORKER)
     agent.join()
     key, other = agent.register_all("trainer")
-    agent.begin_publish(key, "a", 7)
-    agent.log()
+    agent.logged(agent.publish(key, "a", 7))
+    agent.caller = VERSION
     agent.headers["version.published"] = {TRACEPARENT: VERSION.traceparent}
-    agent.begin_publish(other, "b", 7, cause=VERSION)
-    agent.log()
+    agent.logged(agent.publish(other, "b", 7))
     spans = agent.spans()
     assert [(span.trace, span.parent) for span in spans if span.name == "publish.agent"] == [
         (VERSION.trace_id, WORKER.span_id),
@@ -90,9 +90,9 @@ def test_a_wish_from_outside_stands_below_its_clients_span(cause: TraceContext |
     if cause is not None:
         agent.headers["publish.wished"] = {"Traceparent": cause.traceparent}
     agent.take(Publish(model=key.model, replica=key.replica, version=3))
-    agent.publish(key, "a", 3)  # The digest that the wish asked for; the call beside it is refused.
+    agent.hear(Digested(key, agent.need(DigestMemory).number, digests_of("a")))
     agent.log()
-    spans = [span for span in agent.spans() if span.error is None]
+    spans = agent.spans()
     assert names(spans) == ["publish", "publish.agent", "digest", "log"]
     publish = one(spans, "publish")
     assert publish.parent == (None if cause is None else cause.span_id)
@@ -146,8 +146,7 @@ def test_a_read_stands_in_the_trace_of_its_version_and_says_what_each_source_gav
 def test_a_read_says_what_came_as_a_delta() -> None:
     agent, key, _ = decided()
     agent.begin_filling(key, "a")
-    agent.brought(key, "a", EncodedBytes(how="delta", nbytes=8, wire_bytes=1, why="25 MB/s in this read"))
-    agent.log()
+    agent.bring(key, "a", EncodedBytes(how="delta", nbytes=8, wire_bytes=1, why="25 MB/s in this read"))
     read = one(agent.spans(), "read").attributes
     assert (read["tensorhub.encodings"], read["tensorhub.wire_bytes"]) == (("delta",), 5)
     assert read["tensorhub.encodings_why"] == "delta: 25 MB/s in this read"
@@ -163,8 +162,7 @@ def test_a_source_that_is_lost_and_one_that_takes_over_are_both_told() -> None:
     agent.plan(key, "third")
     agent.opened(key, "a")
     agent.later(1.0)
-    agent.brought(key, "a")
-    agent.log()
+    agent.bring(key, "a")
     assert agent.result(call) == "done"
     spans = agent.spans()
     check_tree(spans, VERSION)
@@ -189,8 +187,7 @@ def test_wrong_bytes_are_told_as_the_reason() -> None:
     agent.closed(key)
     agent.plan(key, "third")
     agent.opened(key, "a")
-    agent.brought(key, "a")
-    agent.log()
+    agent.bring(key, "a")
     wrong, right = (span for span in agent.spans() if span.name == "read")
     assert wrong.error == "lost: its bytes did not match the digests of the log"
     assert (wrong.attributes["tensorhub.retries"], right.attributes["tensorhub.retries"]) == (3, 0)
@@ -216,8 +213,7 @@ def test_a_source_that_grants_no_lease_has_no_read_and_a_refused_plan_is_told() 
     agent.plan(key, "third")
     agent.opened(key, "a")
     agent.log()
-    agent.brought(key, "a")
-    agent.log()
+    agent.bring(key, "a")
     spans = agent.spans()
     assert names(spans).count("read") == 1
     refused, granted = (span for span in spans if span.name == "lease")
@@ -236,8 +232,7 @@ def test_a_read_without_bytes() -> None:
     agent.unsaid.clear()
     agent.tick_and_log(10.0)
     agent.spans()
-    agent.begin_read(key)
-    agent.log()
+    agent.logged(agent.read(key))
     agent.log()
     spans = agent.spans()
     assert names(spans) == ["transfer", "verify", "ready"]
@@ -252,7 +247,7 @@ def test_an_update_that_finds_nothing_newer_and_a_version_that_is_held_are_no_tr
     agent.spans()
     calls = []
     for want, patience in ((1, 1e9), ("newer", 0.0)):
-        calls.append(agent.begin_read(key, want, patience=patience))  # type: ignore[arg-type]
+        calls.append(agent.read(key, want, patience=patience))  # type: ignore[arg-type]
         agent.log()
     assert [agent.result(call) for call in calls] == ["done", "done"]
     assert agent.spans() == []
@@ -261,11 +256,10 @@ def test_an_update_that_finds_nothing_newer_and_a_version_that_is_held_are_no_tr
 
 def test_a_read_that_fails_before_a_decision_tells_what_it_waited_for_and_why_in_vain() -> None:
     """Where its line in the log says, and its worker's span stands below it."""
-    agent = ToldAgent("agent-1")
+    agent = ToldAgent("agent-1", ENGINE)
     agent.join()
     key = agent.register("rollout")
-    call = agent.begin_read(key, "latest", engine=ENGINE)
-    agent.log()
+    call = agent.logged(agent.read(key))
     named = agent.chronicle.trace_of(call)
     agent.tick_and_log(10.0)
     (wait,) = agent.spans()
@@ -281,8 +275,7 @@ def test_a_read_that_fails_before_a_decision_tells_what_it_waited_for_and_why_in
 def test_a_read_whose_sibling_is_missing_tells_so() -> None:
     agent, key = reader(shards=2)
     agent.register("rollout", 1, 2)
-    agent.begin_read(key)
-    agent.log()
+    agent.logged(agent.read(key))
     agent.tick_and_log(10.0)
     (wait,) = agent.spans()
     assert (wait.name, (wait.error or "")[:12]) == ("wait", "RoundTimeout")
@@ -302,8 +295,7 @@ def test_an_update_that_is_put_off_has_failed() -> None:
 def test_without_a_readable_cause_a_read_has_a_trace_of_its_own(garbage: str) -> None:
     agent, key = reader()
     agent.headers["round.decided"] = {TRACEPARENT: garbage}
-    agent.begin_read(key)
-    agent.log()
+    agent.logged(agent.read(key))
     own = agent.causes["Want"]
     read_whole(agent, key)
     spans = agent.spans()
@@ -314,7 +306,7 @@ def test_without_a_readable_cause_a_read_has_a_trace_of_its_own(garbage: str) ->
 
 def test_long_after_the_publication_a_read_has_a_trace_of_its_own_and_links_to_it() -> None:
     agent, key = reader()
-    agent.begin_read(key, engine=ENGINE)
+    agent.read(key)
     own = agent.causes["Want"]
     agent.decided_by(own, **{PUBLISH_HEADER: VERSION.traceparent})
     agent.log()
@@ -344,8 +336,7 @@ def test_another_version_is_told_by_itself() -> None:
 def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() -> None:
     agent, key = reader()
     agent.decided_by(TraceContext(VERSION.trace_id, VERSION.span_id, sampled=False))
-    agent.begin_read(key)
-    agent.log()
+    agent.logged(agent.read(key))
     note = agent.note(key)
     assert agent.chronicle.trace_of(note.call.call) is None, "a line would name a trace that nobody keeps"
     read_whole(agent, key)
@@ -356,8 +347,8 @@ def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() ->
     assert (answered.trace_id, answered.sampled) == (VERSION.trace_id, False)
     assert agent.finished() == []
     trainer, key = told_trainer()
-    trainer.begin_publish(key, "a", 1, TraceContext(WORKER.trace_id, WORKER.span_id, sampled=False))
-    trainer.log()
+    trainer.caller = TraceContext(WORKER.trace_id, WORKER.span_id, sampled=False)
+    trainer.logged(trainer.publish(key, "a", 1))
     ready = trainer.causes["Ready"]
     assert ready is not None
     assert not ready.sampled

@@ -6,16 +6,15 @@ from typing import Any, Final
 
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.core.effects import AnyEffect, AppendCommand, CallPublish, CallRead, RequestLease
+from tensorhub_agent.core.effects import AnyCall, AnyEffect, AppendCommand, EffectOutcome, RequestLease
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.observability.recorder import CallRecorder
 from tensorhub_agent.observability.records import CallRecord, ReadRecord
 from tensorhub_agent.observability.span_builder import SpanBuilder
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.observability.trace_context import TRACEPARENT, SpanRecord, TraceContext
-from tensorhub_common.protocol.log.commands import VersionRequest
 from tensorhub_common.protocol.log.events import AnyEvent, RoundDecided, kind_of
-from tensorhub_simulator.drivers.agent import SESSION, OneAgent, joined
+from tensorhub_simulator.drivers.agent import OneAgent, published
 
 NS: Final = 1_000_000_000
 BEGAN: Final = 1000 * NS
@@ -28,16 +27,21 @@ ENGINE = place_at(0xCCCC, 0xC1)
 
 
 class ToldAgent(OneAgent):
-    """`headers` are those of the events of each kind; `causes` is what the agent's own messages name."""
+    """`headers` are those of the events of each kind; `causes` is what the agent's own messages name.
 
-    def __init__(self, name: str = "agent-0", *, beside: OneAgent | None = None) -> None:
+    `caller` is the span of the worker that calls.
+    """
+
+    def __init__(
+        self, name: str = "agent-0", caller: TraceContext | None = None, *, beside: OneAgent | None = None
+    ) -> None:
         super().__init__(name, beside=beside)
+        self.caller = caller
         ids = count(1)
         self.chronicle = CallRecorder(lambda _: place_at(0xF000 + next(ids), next(ids)), lambda: f"{next(ids):016x}")
         self.teller = SpanBuilder("run-7", name, self.core.config.digests, lambda: f"{next(ids):016x}")
         self.headers: dict[str, Mapping[str, str]] = {}
         self.causes: dict[str, TraceContext | None] = {}
-        self.core = _Noted(self)  # type: ignore[assignment]  # It stands in for the core that it wraps.
 
     @property
     def at(self) -> int:
@@ -58,19 +62,17 @@ class ToldAgent(OneAgent):
         assert transfer is not None
         return transfer.sources.get(effect.source)
 
-    def begin_publish(self, key: ShardKey, text: str, version: int, cause: TraceContext | None = WORKER) -> int:
-        """Publish as a worker does that has a span of its own."""
-        call = CallPublish(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, version=version)
-        self.chronicle.called(key, call, cause, self.at)
-        return self.publish(key, text, version)
+    def called(self, key: ShardKey, call: AnyCall) -> int:
+        self.chronicle.called(key, call, self.caller, self.at)
+        return super().called(key, call)
 
-    def begin_read(
-        self, key: ShardKey, want: VersionRequest = "latest", engine: TraceContext | None = None, patience: float = 1e9
-    ) -> int:
-        """Read as a worker does."""
-        call = CallRead(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, want=want, patience=patience)
-        self.chronicle.called(key, call, engine, self.at)
-        return self.read(key, want, patience)
+    def read_event(self, event: AnyEvent) -> None:
+        self.chronicle.event(event, self.headers.get(kind_of(event), {}), self.at)
+        super().read_event(event)
+
+    def hear(self, news: EffectOutcome) -> list[AnyEffect]:
+        self.chronicle.news(news, self.at)
+        return super().hear(news)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -99,24 +101,6 @@ class ToldAgent(OneAgent):
         return [span for note in self.finished() for span in self.teller.spans_of(note)]
 
 
-class _Noted:
-    """A core that the chronicle hears before."""
-
-    def __init__(self, agent: ToldAgent) -> None:
-        self._agent, self._core = agent, agent.core
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
-        self._agent.chronicle.event(event, self._agent.headers.get(kind_of(event), {}), self._agent.at)
-        return self._core.on_event(event, now)
-
-    def on_outcome(self, news: Any, now: float) -> list[AnyEffect]:
-        self._agent.chronicle.news(news, self._agent.at)
-        return self._core.on_outcome(news, now)
-
-
 def names(spans: list[SpanRecord]) -> list[str]:
     return [span.name for span in spans]
 
@@ -131,17 +115,15 @@ def seconds(span: SpanRecord) -> float:
 
 
 def told_trainer() -> tuple[ToldAgent, ShardKey]:
-    agent = ToldAgent()
+    agent = ToldAgent(caller=WORKER)
     agent.join()
     return agent, agent.register("trainer")
 
 
 def reader(shards: int = 1) -> tuple[ToldAgent, ShardKey]:
     """Return the agent of a rollout; a trainer elsewhere has published version 1."""
-    trainer = joined("elsewhere")
-    trainer.register("trainer")
-    trainer.publish_next("a")
-    agent = ToldAgent("agent-1", beside=trainer)
+    trainer, _ = published()
+    agent = ToldAgent("agent-1", ENGINE, beside=trainer)
     agent.join()
     key = agent.register("rollout", 0, shards)
     agent.decided_by(VERSION)
@@ -151,7 +133,7 @@ def reader(shards: int = 1) -> tuple[ToldAgent, ShardKey]:
 def decided() -> tuple[ToldAgent, ShardKey, int]:
     """Return a read whose version is decided, one second after the call; it waits for a plan."""
     agent, key = reader()
-    call = agent.begin_read(key, engine=ENGINE)
+    call = agent.read(key)
     agent.later(1.0)
     agent.log()
     return agent, key, call
