@@ -16,6 +16,7 @@ from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 LANES = 10
 TRIES = 5
+EVER = 10**9
 BOUND_S = 60.0
 
 
@@ -24,20 +25,16 @@ class Log:
 
     job = "run-7"
 
-    def __init__(self, why: Exception, *, is_reachable: bool = True) -> None:
-        self.why, self.is_reachable = why, is_reachable
+    def __init__(self, why: Exception, tries: int = TRIES, *, is_reachable: bool = True) -> None:
+        self.why, self.tries, self.is_reachable = why, tries, is_reachable
         self.refused: Counter[str] = Counter()
         self.took_all = asyncio.Event()
         self._taken = 0
 
-    @property
-    def refused_count(self) -> int:
-        return self.refused.total()
-
     async def append(self, _subject: str, _body: bytes, msg_id: str, *_: object) -> None:
         await asyncio.sleep(0)
         lane = msg_id.partition(":")[0]
-        if self.refused[lane] < (3 * TRIES if lane == "0" else TRIES):
+        if self.refused[lane] < (3 * self.tries if lane == "0" else self.tries):
             self.refused[lane] += 1
             raise self.why
         self._taken += 1
@@ -57,11 +54,15 @@ async def no_registry() -> None:
     raise NoResponder("nobody listens on ask.open")
 
 
+def command(lane: int, n: int = 1) -> Drained:
+    return Drained(model="m", replica="r", shard=lane, by=Sender(str(lane), 1, n))
+
+
 async def said(log: Any, work: Supervisor) -> None:
     """Say one command on each lane, and return once the log has all of them."""
-    command_queue = CommandQueue(log, no_registry, work, lambda: None)
-    for n in range(LANES):
-        command_queue.say(Drained(model="m", replica="r", shard=n, by=Sender(str(n), 1, 1)))
+    queue = CommandQueue(log, no_registry, work, lambda: None)
+    for lane in range(LANES):
+        queue.say(command(lane))
     async with asyncio.timeout(BOUND_S):
         await log.took_all.wait()
         while work.tasks:  # noqa: ASYNC110 (nothing tells of their end)
@@ -81,11 +82,11 @@ async def test_many_lanes_and_many_retries_are_two_lines(
     """That the log takes what other lanes say is no end of it while one is refused."""
     log = Log(why)
     await said(log, work)
-    assert log.refused_count == (LANES + 2) * TRIES
+    assert log.refused.total() == (LANES + 2) * TRIES
     lost, back = (record.getMessage() for record in caplog.records)
     assert lost == f"the log of job run-7 takes no commands from here, so they wait and are tried again: {told}"
     assert back.startswith("the log of job run-7 takes commands again after ")
-    assert back.endswith(f" s; {log.refused_count} attempts failed")
+    assert back.endswith(f" s; {log.refused.total()} attempts failed")
 
 
 @pytest.mark.parametrize("why", [NoBus("there is no connection to NATS"), LogMissing("gone")])
@@ -97,59 +98,31 @@ async def test_while_nats_is_away_lanes_say_nothing(
     assert caplog.records == []
 
 
-# What a lane can't say.
-
-
-@pytest.fixture
-def faults() -> list[str]:
-    return []
-
-
-class FailingLog:
-    """A job's log that takes nothing."""
-
-    job = "run-7"
-
-    def __init__(self, why: Exception) -> None:
-        self.why = why
-        self.asked = 0
-
-    async def append(self, *_: Any) -> None:
-        self.asked += 1
-        raise self.why
-
-
-def command(n: int) -> Drained:
-    return Drained(model="m", replica="r", shard=0, by=Sender("agent-0/1", 1, n))
-
-
-async def test_a_lane_without_room_gives_the_incarnation_up(faults: list[str]) -> None:
+async def test_a_lane_without_room_gives_the_incarnation_up(work: Supervisor) -> None:
     """It never leaves out one command and says the next."""
-    work, given_up = Supervisor("test", lambda fault: faults.append(str(fault))), list[int]()
-    lanes = CommandQueue(FailingLog(RegistryUnavailable("no")), None, work, lambda: given_up.append(1))  # type: ignore[arg-type]
+    given_up = list[int]()
+    queue = CommandQueue(Log(RegistryUnavailable("no"), EVER), None, work, lambda: given_up.append(1))  # type: ignore[arg-type]
     for n in range(WAITING_MAX):
-        lanes.say(command(n))
+        queue.say(command(1, n))
     assert given_up == []
-    assert lanes.waiting("agent-0/1") == WAITING_MAX > CALLS_WAIT_MAX
-    lanes.say(command(WAITING_MAX))
+    assert queue.waiting("1") == WAITING_MAX > CALLS_WAIT_MAX
+    queue.say(command(1, WAITING_MAX))
     assert given_up == [1]
-    lanes.forget()
-    assert lanes.waiting("agent-0/1") == 0
-    await work.close()
-    assert faults == []
+    queue.forget()
+    assert queue.waiting("1") == 0
 
 
-async def test_a_command_that_no_message_holds_is_a_fault(faults: list[str]) -> None:
-    came = asyncio.Event()
+async def test_a_command_that_no_message_holds_is_a_fault() -> None:
+    faults, came = list[Fault](), asyncio.Event()
 
     def fault(each: Fault) -> None:
-        faults.append(str(each))
+        faults.append(each)
         came.set()
 
-    log = FailingLog(MessageTooLarge("2 MiB"))
-    lanes = CommandQueue(log, None, Supervisor("job run-7", fault), lambda: None)  # type: ignore[arg-type]
-    lanes.say(command(1))
-    lanes.say(command(2))
+    log = Log(MessageTooLarge("2 MiB"), EVER)
+    queue = CommandQueue(log, None, Supervisor("job run-7", fault), lambda: None)  # type: ignore[arg-type]
+    for n in (1, 2):
+        queue.say(command(1, n))
     async with asyncio.timeout(BOUND_S):
         await came.wait()
-    assert (len(faults), log.asked) == (1, 1), "the second was said although the first is missing"
+    assert (len(faults), log.refused.total()) == (1, 1), "the second was said although the first is missing"

@@ -15,7 +15,6 @@ from tensorhub_agent.core.effects import (
     DigestMemory,
     EndFenced,
     Rejoin,
-    SaveManifest,
     SiblingsChecked,
 )
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents
@@ -59,12 +58,15 @@ def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
 
 
 def test_a_wrongly_expired_agent_states_what_it_has_and_is_believed() -> None:
+    """A higher incarnation of the same name ends its process."""
     agent, key = published()
     agent.take(Expire(by=Sender("_registry", 1, 1), agent="agent-0", incarnation=1, term=1))
     assert agent.last(Rejoin) is not None
     assert agent.counted(key) is None
     agent.join(2)
     assert (agent.counted(key), agent.memory(key)) == (1, MemoryState.READY)
+    agent.take(Join(by=Sender("agent-0", 5, 1), host="host", site="site"))
+    assert agent.last(EndFenced) is not None
 
 
 def test_memory_that_the_log_does_not_know_is_no_version_and_a_shard_that_it_never_knew_is_let_go() -> None:
@@ -79,12 +81,6 @@ def test_memory_that_the_log_does_not_know_is_no_version_and_a_shard_that_it_nev
     assert key not in again.core.leases.offers
     assert again.freed() == [stranger]
     assert list(again.core.shards) == [key]
-
-
-def test_a_higher_incarnation_of_the_same_name_ends_this_process() -> None:
-    agent, _ = published()
-    agent.take(Join(by=Sender("agent-0", 5, 1), host="host", site="site"))
-    assert agent.last(EndFenced) is not None
 
 
 def test_a_lane_is_kept_for_a_shard_that_comes_back() -> None:
@@ -102,7 +98,7 @@ def test_a_lane_is_kept_for_a_shard_that_comes_back() -> None:
 
 
 def test_siblings_of_which_the_later_one_clashes() -> None:
-    """The first one stands at once. The second is compared with it; if that clashes it is released, and its memory."""
+    """The first one stands at once. A later one is compared; if that clashes, or the log refuses it, it is freed."""
     agent = joined()
     first, *later = (agent.key("trainer", shard) for shard in range(3))
     calls = [agent.begin_register(spec_of(first, 3))]
@@ -115,7 +111,9 @@ def test_siblings_of_which_the_later_one_clashes() -> None:
         agent.siblings_checked(mismatch)
         agent.log()
         assert agent.result(call) == result
-    assert agent.freed() == later[1:]
+    refused = agent.logged(agent.begin_register(spec_of(later[1], 4)))
+    assert agent.result(refused) == "LayoutMismatch"
+    assert agent.freed() == [later[1], later[1]]
     assert list(agent.catalog.models[MODEL].replicas["trainer"].members) == [0, 1]
 
 
@@ -129,15 +127,6 @@ def test_what_the_log_does_not_confirm_is_taken_back_and_the_next_try_stands() -
     second = agent.logged(agent.begin_register(spec))
     assert agent.result(second) == "done"
     assert 0 in agent.catalog.models[MODEL].replicas["trainer"].members
-
-
-def test_a_registration_that_the_log_refuses_frees_the_memory() -> None:
-    agent = joined()
-    agent.register("trainer", 0, shards=1)
-    key = agent.key("trainer", 1)
-    call = agent.logged(agent.begin_register(spec_of(key, 2)))
-    assert agent.result(call) == "LayoutMismatch"
-    assert agent.freed() == [key]
 
 
 def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> None:
@@ -162,11 +151,15 @@ def test_a_siblings_check_of_a_registration_that_is_over_decides_no_other() -> N
 # Calls.
 
 
-def test_a_second_call_of_the_same_worker_is_refused() -> None:
+def test_a_second_call_of_the_same_worker_is_refused_and_one_of_another_waits_until_its_bound() -> None:
     agent = joined()
     key = agent.register("trainer", 0, 2)
     agent.publish(key, "a")
     assert agent.result(agent.unpublish(key)) == "ReplicaConflict"
+    agent.called(key, CallUnpublish(call=60, session=8, deadline=1.0))
+    assert agent.result(60) is None
+    agent.tick(1.0)
+    assert agent.result(60) == "ReplicaConflict"
 
 
 def test_a_second_worker_is_refused_while_the_first_lives() -> None:
@@ -192,29 +185,12 @@ def test_the_next_worker_waits_for_what_the_dead_one_began() -> None:
     assert (agent.result(third), agent.memory(key)) == ("done", MemoryState.READY)
 
 
-def test_a_waiting_call_is_given_up_at_its_bound() -> None:
-    agent = joined()
-    key = agent.register("trainer", 0, 2)
-    agent.publish(key, "a")
-    agent.do(agent.core.called(key, CallUnpublish(call=60, session=8, deadline=1.0), agent.now))
-    agent.tick(1.0)
-    assert agent.result(60) == "ReplicaConflict"
-
-
 def test_of_a_shard_that_is_not_here_a_release_is_done_and_any_other_call_fails() -> None:
     """Whoever gave up waiting for a release asks again, when it has come to its end."""
     agent, key = published()
     assert agent.result(agent.unpublish(agent.key("nowhere"))) == "AgentUnavailable"
     agent.logged(agent.release(key))
     assert agent.result(agent.release(key)) == "done"
-
-
-def test_the_manifest_says_what_the_memory_becomes_before_anything_else_is_done() -> None:
-    agent, key = published()
-    agent.seen.clear()
-    agent.unpublish(key)
-    assert isinstance(agent.seen[1], SaveManifest)
-    assert agent.seen[1].state == "draining"
 
 
 # Wishes from outside to publish.
@@ -277,8 +253,5 @@ def test_a_question_for_a_lease_waits_while_the_logs_word_for_it_may_be_on_its_w
         assert isinstance(answer(replica), LeaseRefusal)
     agent.read(rollout)
     assert answer("rollout") is None, "whoever has joined a round may have been decided without knowing"
-    agent.publish(trainer, "a", 1)
-    assert agent.lease(trainer, 1, None, mapped=True) is None
-    agent.log()
-    assert agent.lease(trainer, 1, None, mapped=True) is not None
+    agent.logged(agent.publish(trainer, "a", 1))
     assert isinstance(answer("trainer", 2), LeaseRefusal)

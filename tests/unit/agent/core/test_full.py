@@ -87,6 +87,8 @@ def test_a_shard_too_many_is_refused_and_its_memory_freed() -> None:
         assert (failed.error, "release some" in failed.message) == ("MemoryExhausted", True)
     with pytest.raises(MemoryExhausted, match="release some"):
         core.check_room()
+    with pytest.raises(MemoryExhausted):
+        core.adopt(number_of(SHARDS_MAX), ShardContents())
 
 
 def test_a_copy_too_many_is_given_back_to_the_log() -> None:
@@ -152,14 +154,6 @@ def test_a_shard_too_many_is_stated_as_empty_and_freed_if_the_log_does_not_know_
     assert again.freed() == [stranger, key]
 
 
-def test_an_agent_that_is_full_adopts_no_more() -> None:
-    core = AgentCore("agent-0", CoreConfig())
-    for number in range(SHARDS_MAX):
-        core.adopt(number_of(number), ShardContents())
-    with pytest.raises(MemoryExhausted):
-        core.adopt(number_of(SHARDS_MAX), ShardContents())
-
-
 def failing(number: int) -> Callable[..., Any]:
     """Stand in for a call into the kernel that fails."""
 
@@ -197,7 +191,10 @@ async def test_too_many_manifests_are_set_aside_and_taken_back_by_a_run_that_has
 async def test_what_cannot_be_opened_now_is_set_aside(
     store: SegmentStore, pool: CopyPool, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Without a free descriptor, or memory for the mapping, nothing is known of what stands there: it stays."""
+    """Without a free descriptor, or memory for the mapping, nothing is known of what stands there: it stays.
+
+    A machine without memory to spare takes back what it has.
+    """
     manifest = await left_ready(store, pool)
     before = names(store.shm_dir)
     with monkeypatch.context() as patched:
@@ -205,14 +202,6 @@ async def test_what_cannot_be_opened_now_is_set_aside(
         adopted, aside = await adopt(next_run(store), pool)
     assert (adopted, [each.manifest for each in aside]) == ([], [] if "manifest" in place else [manifest])
     assert names(store.shm_dir) == before
-    adopted, _ = await adopt(next_run(store), pool)
-    assert [each.whole for each in adopted] == [True]
-
-
-async def test_a_machine_without_memory_to_spare_takes_back_what_it_has(
-    store: SegmentStore, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await left_ready(store, pool)
     monkeypatch.setattr("tensorhub_agent.storage.segments._memory_spare", lambda _fd: -GIB)
     adopted, _ = await adopt(next_run(store), pool)
     assert [each.whole for each in adopted] == [True]
@@ -229,8 +218,7 @@ async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(store: Segm
     shelves = shelves_of_jobs(store, 2)
     adopted = await shelves.adopt(pool, jobs_max=1)
     (job,) = adopted
-    (other,) = {"job-0", "job-1"} - {job}
-    shelf = shelves.of(other)
+    shelf = shelves.of(*{"job-0", "job-1"} - {job})
     ((key, (aside, _)),) = shelf.aside.items()
     with pytest.raises(AgentUnavailable, match="serves 1 jobs"):
         await make(shelf, key)
@@ -289,30 +277,26 @@ async def make(shelf: JobShardStore, key: ShardKey) -> None:
     await shelf.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
 
 
-class SlowStore(SegmentStore):
-    """Makes a segment, and hands it over when the test lets it."""
+async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on, create = threading.Event(), threading.Event(), store.create
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, PREFIX, GIB)
-        self.began, self.goes_on = threading.Event(), threading.Event()
+    def slow(nbytes: int, head: bytes = b"") -> Segment:
+        began.set()
+        assert goes_on.wait(10)
+        return create(nbytes, head)
 
-    def create(self, nbytes: int, head: bytes = b"") -> Segment:
-        self.began.set()
-        assert self.goes_on.wait(10)
-        return super().create(nbytes, head)
-
-
-async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(tmp_path: Path) -> None:
-    store = SlowStore(tmp_path)
+    monkeypatch.setattr(store, "create", slow)
     shelf = JobShardStore("run-7", store)
     making = asyncio.create_task(make(shelf, ShardKey("policy", "trainer", 0)))
-    await asyncio.to_thread(store.began.wait, 10)
+    await asyncio.to_thread(began.wait, 10)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
         await making
-    store.goes_on.set()
+    goes_on.set()
     async with asyncio.timeout(10):
-        while store.total_bytes or names(tmp_path):  # noqa: ASYNC110 (a thread's work)
+        while store.total_bytes or names(store.shm_dir):  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
         await shelf.files.idle()
     assert shelf.places == {}
@@ -326,7 +310,6 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
     shelf, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
     await make(shelf, key)
     place = shelf.places[key]
-
     filling = SaveManifest(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_agent.storage.manifest.os.replace", failing(errno.ENOSPC))

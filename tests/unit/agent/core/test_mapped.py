@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from tensorhub_agent.core.effects import (
-    BatchDone,
     CopyToSpare,
     DropMapping,
     Duplicated,
@@ -46,44 +45,29 @@ def freed(agent: OneAgent) -> None:
     agent.log()
 
 
-def test_one_memory_is_probed_again_until_it_is_free() -> None:
-    agent, key, call = draining()
-    for _ in range(3):
-        assert agent.result(call) is None
-        before = len(agent.all(ProbeMapping))
-        agent.tick(PROBE_AGAIN_S)
-        assert len(agent.all(ProbeMapping)) == before + 1
-        agent.probed(lent=True)
-    agent.tick(PROBE_AGAIN_S)
-    agent.join(2)
-    assert agent.result(call) is None, "an agent that joins anew goes on waiting"
-    agent.tick(PROBE_AGAIN_S)
-    freed(agent)
-    assert (agent.result(call), agent.memory(key)) == ("done", EMPTY)
-
-
 def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
-    agent, key, call = draining()
-    for _ in range(2):
-        agent.tick(10)
-        assert agent.result(call) == "DrainTimeout"
-        assert agent.memory(key) is DRAINING
-        assert not agent.appended(Drained)
-        call = agent.logged(agent.unpublish(key))
-        agent.probed(lent=True)
-    agent.tick(PROBE_AGAIN_S)
-    freed(agent)
-    assert (agent.result(call), agent.memory(key)) == ("done", EMPTY)
-
-
-def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -> None:
+    """Readers that copy are broken before anything is probed. It is probed until it is free."""
     agent, key = published()
     agent.open_lease(key, 1, ROOT)
     call = agent.logged(agent.unpublish(key))
     assert agent.last(ProbeMapping) is None
-    agent.tick(10)
-    agent.probed(lent=True)
-    assert agent.result(call) == "DrainTimeout"
+    for _ in range(2):
+        agent.tick(10)
+        agent.probed(lent=True)
+        assert agent.result(call) == "DrainTimeout"
+        assert agent.memory(key) is DRAINING
+        assert not agent.appended(Drained)
+        call = agent.logged(agent.unpublish(key))
+    before = len(agent.all(ProbeMapping))
+    for number in range(1, 4):
+        agent.probed(lent=True)
+        assert agent.result(call) is None
+        agent.tick(PROBE_AGAIN_S)
+        assert len(agent.all(ProbeMapping)) == before + number
+    agent.join(2)
+    agent.tick(PROBE_AGAIN_S)
+    freed(agent)
+    assert (agent.result(call), agent.memory(key)) == ("done", EMPTY)
 
 
 @pytest.mark.parametrize("waits_s", [0, 60])
@@ -242,28 +226,19 @@ def mapped() -> tuple[OneAgent, ShardKey]:
     return agent, agent.register("rollout", mapped=True)
 
 
-def read_one(agent: OneAgent, key: ShardKey) -> int:
-    """Read to where the source is to say that the lease still holds."""
-    call = agent.read(key)
-    agent.begin_filling(key, "a")
-    answered = 0
-    while answered < len(posts := agent.all(ReadBatch)):
-        agent.hear(BatchDone(key, posts[answered].source, posts[answered].batch, b""))
-        answered += 1
-    return call
-
-
 def said_of(agent: OneAgent, key: ShardKey) -> list[str]:
     """Return what is said of a replica and the log has not taken yet."""
     said = [each for each in agent.unsaid if isinstance(each, ShardCommand) and each.replica == key.replica]
     return [type(each).__name__ for each in said]
 
 
-def test_it_takes_no_room_waits_for_no_start_says_all_with_one_word_and_serves_nobody() -> None:
-    """It counts once its source says that the lease still holds; with its worker goes what that has mapped."""
+def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
+    """It takes no room, serves nobody, waits for no start, and says all with one word once its lease has held."""
     agent, key = mapped()
     registered = agent.appended(Register)[-1]
     assert (registered.nbytes, registered.mapped) == (0, True)
+    assert agent.result(agent.publish(key, "a")) == "NotFilled"
+    assert agent.result(agent.unpublish(key)) == "NotPublished"
     call = agent.read(key)
     agent.lease_plan(key, "a")
     assert said_of(agent, key) == []
@@ -278,14 +253,6 @@ def test_it_takes_no_room_waits_for_no_start_says_all_with_one_word_and_serves_n
     assert agent.holds(key) == (READY, 1, ROOT)
     assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
     assert (agent.counted(key), agent.catalog.models[key.model].versions[1].holders) == (1, 1)
-
-
-def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
-    agent, key = mapped()
-    read_one(agent, key)
-    agent.confirmed(key)
-    agent.closed(key)
-    agent.log()
     agent.worker_gone()
     assert agent.said() == ["Unpublish", "Drained"]
     agent.log()
@@ -307,14 +274,9 @@ def test_where_a_sibling_is_missing_it_waits_for_the_start() -> None:
 
 def test_a_read_that_ends_without_a_swap_lets_go() -> None:
     agent, key = mapped()
-    call = read_one(agent, key)
+    call = agent.read(key)
+    agent.fill(key, "a")
     agent.tick_and_log(11)
     agent.closed(key)
     assert agent.result(call) == "RoundTimeout"
     assert agent.last(DropMapping) is not None
-
-
-def test_it_neither_publishes_nor_unpublishes() -> None:
-    agent, key = mapped()
-    assert agent.result(agent.publish(key, "a")) == "NotFilled"
-    assert agent.result(agent.unpublish(key)) == "NotPublished"

@@ -1,5 +1,7 @@
 """Publishing: what the log decides is what the call says, also when it decides late, twice, or about another offer."""
 
+import pytest
+
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal
 from tensorhub_common.protocol.log.commands import NO_ROOT
@@ -31,23 +33,17 @@ def test_all_shards_are_told_alike_who_never_published() -> None:
     assert agent.memory(keys[0]) is MemoryState.EMPTY
 
 
-def test_a_publication_that_was_fenced_is_undone_and_the_next_one_is_not_taken_for_it() -> None:
+@pytest.mark.parametrize("again", [True, False])
+def test_a_publication_that_was_fenced_is_undone_and_the_next_one_is_not_taken_for_it(*, again: bool) -> None:
     """The registry comes back after the call has raised, and the worker has overwritten its memory meanwhile."""
     agent = joined()
     key = agent.register("trainer")
     agent.silence(agent.publish(key, "old"))
     assert agent.said()[1:] == ["Withdraw", "Unpublish", "Drained"]
-    call = agent.logged(agent.publish(key, "new"))
-    assert agent.version_read(call) == 2
-    assert agent.core.shards[key].held.root == root_of("new")
-
-
-def test_a_publication_that_was_fenced_leaves_no_holder() -> None:
-    agent = joined()
-    key = agent.register("trainer")
-    agent.silence(agent.publish(key, "a"))
+    call = agent.publish(key, "new") if again else None
     agent.log()
-    assert agent.counted(key) is None
+    assert call is None or agent.version_read(call) == 2
+    assert (agent.counted(key), agent.core.shards[key].held.root) == ((2, root_of("new")) if again else (None, None))
 
 
 def test_without_digests_nothing_is_offered_before_the_log_has_numbered_it() -> None:

@@ -70,6 +70,7 @@ def test_reads_verifies_and_returns() -> None:
 
 
 def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> None:
+    """What a later one has verified is not read again."""
     _, reader, key, call = filling()
     reader.tick_and_log(10.0)
     assert reader.result(call) is None, "a batch is still under way"
@@ -77,11 +78,8 @@ def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> N
     assert reader.result(call) == "RoundTimeout"
     assert "allow more time" in reader.why(call)
     assert (reader.memory(key), reader.core.shards[key].held.partial) == (EMPTY, True)
-
-
-def test_what_was_verified_before_is_not_read_again() -> None:
-    _, reader, key, _ = filling()
-    reader.brought(key, "a")
+    reader.read(key)
+    reader.fill(key, "a")
     reader.unsaid.clear()
     reader.tick_and_log(10.0)
     again = reader.logged(reader.read(key))
@@ -426,8 +424,8 @@ def staged(reader: OneAgent, key: ShardKey) -> int:
 
 
 def test_the_old_version_is_held_and_served_until_the_swap() -> None:
-    """The manifest says that it swapped before anybody is told."""
-    _, reader, key = standing()
+    """The manifest says that it swapped before anybody is told; what was verified beside does not count afterwards."""
+    trainer, reader, key = standing()
     for name in ("before", "ends"):
         reader.open_lease(key, 1, OLD, name)
     call = staged(reader, key)
@@ -446,6 +444,10 @@ def test_the_old_version_is_held_and_served_until_the_swap() -> None:
     assert [type(effect) for effect in reader.seen if isinstance(effect, told)] == list(told)
     [manifest] = reader.all(SaveManifest)
     assert (manifest.swap, manifest.version, manifest.root) == (True, 2, NEW)
+    assert reader.core.shards[key].held.kept is None
+    trainer.publish_next("c")
+    reader.read_all(key, "c")
+    assert reader.holds(key) == (READY, 3, root_of("c"))
 
 
 def test_a_staged_read_that_fails_changes_nothing_and_what_it_verified_counts() -> None:
@@ -461,17 +463,6 @@ def test_a_staged_read_that_fails_changes_nothing_and_what_it_verified_counts() 
     again = reader.logged(reader.read(key))
     assert (reader.version_read(again), reader.report(again).kept) == (2, 3)
     assert len(reader.all(ReadBatch)) == posts
-
-
-def test_what_was_verified_beside_does_not_count_after_a_swap() -> None:
-    """The spare memory is another one then."""
-    trainer, reader, key = standing()
-    staged(reader, key)
-    reader.log()
-    assert reader.core.shards[key].held.kept is None
-    trainer.publish_next("c")
-    reader.read_all(key, "c")
-    assert reader.holds(key) == (READY, 3, root_of("c"))
 
 
 def test_a_worker_that_dies_between_fill_and_swap_leaves_the_next_one_the_new_version() -> None:

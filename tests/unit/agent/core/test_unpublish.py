@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorhub_agent.core.effects import BreakLease, CallUnpublish
+from tensorhub_agent.core.effects import AppendCommand, BreakLease, CallUnpublish, SaveManifest
 from tensorhub_agent.core.shard_state import MemoryState
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
@@ -43,6 +43,9 @@ def test_from_the_call_on_nobody_reads_and_it_returns_after_the_last_reader(call
     call = call_it(agent, key)
     assert isinstance(agent.lease(key, 1, ROOT, "late"), LeaseRefusal)
     assert agent.memory(key) is DRAINING
+    saved, *_ = [effect for effect in agent.seen if isinstance(effect, SaveManifest) and effect.state == "draining"]
+    appended = [effect for effect in agent.seen if isinstance(effect, AppendCommand)]
+    assert agent.seen.index(saved) < agent.seen.index(appended[-1]), "the manifest says so before the log is told"
     agent.log()
     if reader != "none":
         assert agent.result(call) is None

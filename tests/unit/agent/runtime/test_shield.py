@@ -11,17 +11,13 @@ def future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
-async def test_it_returns_at_the_end() -> None:
-    end = future()
+async def test_it_returns_at_the_end_and_raises_what_the_end_was() -> None:
+    end, failed = future(), future()
     end.set_result(None)
     await wait_shielded(end)
-
-
-async def test_it_raises_what_the_end_was() -> None:
-    end = future()
-    end.set_exception(ValueError("it went wrong"))
+    failed.set_exception(ValueError("it went wrong"))
     with pytest.raises(ValueError, match="it went wrong"):
-        await wait_shielded(end)
+        await wait_shielded(failed)
 
 
 async def test_a_cancelled_caller_is_kept_until_the_end_and_the_end_is_not_cancelled() -> None:
@@ -33,9 +29,7 @@ async def test_a_cancelled_caller_is_kept_until_the_end_and_the_end_is_not_cance
         waiting.cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not waiting.done()
-        assert not end.done()
-        assert len(hastened) == times
+        assert (waiting.done(), end.done(), len(hastened)) == (False, False, times)
     end.set_result(None)
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -52,9 +46,9 @@ async def test_an_end_is_begun_once_and_everybody_waits_for_it() -> None:
     waiting = [asyncio.create_task(ending.reached()) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert len(begun) == 1
     assert not any(task.done() for task in waiting)
-    begun[0].set_result(None)
+    [the_one] = begun
+    the_one.set_result(None)
     await asyncio.gather(*waiting)
     await ending.reached()
-    assert len(begun) == 1
+    assert begun == [the_one]
