@@ -6,7 +6,9 @@ versions.
 """
 
 from collections.abc import Iterable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+
+from msgspec import structs
 
 from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.config import CoreConfig
@@ -53,7 +55,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.state import Catalog, Round
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
-from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
+from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.log.commands import AnyCommand, Retain, VersionRequest
 from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
@@ -336,19 +338,23 @@ class OneAgent:
         return end.report
 
     def lease(
-        self, key: ShardKey, version: int, root: str | None, name: str = "lease", *, mapped: bool = False
-    ) -> object:
-        """Ask for a lease as a reader elsewhere does."""
+        self, key: ShardKey, version: int, root: str | None, name: str = "lease", **more: Any
+    ) -> LeaseGrant | LeaseRefusal | None:
+        """Ask for a lease as a reader elsewhere does; `more` are further fields of its request."""
         me = SourceId(self.core.agent, self.core.incarnation, key.replica, key.shard)
-        reader = SourceId("agent-9", 1, "reader", 0)
         ask = LeaseRequest(
-            job="run-7", model=MODEL, source=me, version=version, root=root, reader=reader, mapped=mapped
+            job="run-7",
+            model=key.model,
+            source=me,
+            version=version,
+            root=root,
+            reader=SourceId("agent-9", 1, "reader", 0),
         )
-        return self.core.lease_asked(ask, name, f"ticket-{name}", "here", self.now)
+        return self.core.lease_asked(structs.replace(ask, **more), name, f"ticket-{name}", "here", self.now)
 
-    def open_lease(self, key: ShardKey, version: int, root: str | None, name: str = "lease") -> None:
+    def open_lease(self, key: ShardKey, version: int, root: str | None, name: str = "lease", **more: Any) -> None:
         """Let a reader elsewhere read."""
-        assert isinstance(self.lease(key, version, root, name), LeaseGrant)
+        assert isinstance(self.lease(key, version, root, name, **more), LeaseGrant)
         assert self.core.redeemed(f"ticket-{name}", self.now) is not None
 
     def end_lease(self, name: str = "lease") -> None:
@@ -357,8 +363,7 @@ class OneAgent:
 
     def lend(self, key: ShardKey, version: int, root: str | None) -> None:
         """Let a reader take the memory, to map it; its lease is over at once."""
-        assert isinstance(self.lease(key, version, root, "lent", mapped=True), LeaseGrant)
-        assert self.core.redeemed("ticket-lent", self.now) is not None
+        self.open_lease(key, version, root, "lent", mapped=True)
         self.end_lease("lent")
 
     def probed(self, *, lent: bool) -> None:

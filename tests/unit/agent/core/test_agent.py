@@ -18,10 +18,11 @@ from tensorhub_agent.core.effects import (
     SiblingsChecked,
 )
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents
-from tensorhub_common.protocol.leases import LeaseRefusal, LeaseRequest
+from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_common.protocol.leases import LeaseRefusal
 from tensorhub_common.protocol.log.commands import Expire, Join, Publish, Sender
 from tensorhub_common.protocol.log.events import PublishDeclined
-from tensorhub_common.protocol.plans import ReadPriority, SourceId
+from tensorhub_common.protocol.plans import ReadPriority
 from tensorhub_simulator.drivers.agent import MODEL, SESSION, OneAgent, digests_of, joined, published, ready, spec_of
 
 # Joining.
@@ -196,15 +197,6 @@ def test_of_a_shard_that_is_not_here_a_release_is_done_and_any_other_call_fails(
 # Wishes from outside to publish.
 
 
-def test_a_wish_from_outside_is_gated_digested_and_said_ready() -> None:
-    agent = joined()
-    key = agent.register("trainer")
-    agent.take(Publish(model=MODEL, replica="trainer"))
-    agent.hear(Digested(key, agent.need(DigestMemory).number, digests_of("a")))
-    agent.log()
-    assert agent.memory(key) is MemoryState.READY
-
-
 def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
     agent = joined()
     key, other = (agent.register("trainer", shard, 2) for shard in range(2))
@@ -241,17 +233,12 @@ def test_a_question_for_a_lease_waits_while_the_logs_word_for_it_may_be_on_its_w
     agent = joined()
     trainer, rollout = agent.register("trainer"), agent.register("rollout")
 
-    def answer(replica: str, version: int = 1) -> object:
-        source, reader = SourceId("agent-0", 1, replica, 0), SourceId("agent-1", 1, "later", 0)
-        turn = ReadPriority(1 << 30, 1)
-        asked = LeaseRequest(
-            job="run-7", model=MODEL, source=source, version=version, root=None, reader=reader, turn=turn
-        )
-        return agent.core.lease_asked(asked, "lease", "ticket", "here", agent.now)
+    def answer(key: ShardKey, version: int = 1) -> object:
+        return agent.lease(key, version, None, turn=ReadPriority(1 << 30, 1))
 
-    for replica in ("nowhere", "rollout"):
-        assert isinstance(answer(replica), LeaseRefusal)
+    for key in (agent.key("nowhere"), rollout):
+        assert isinstance(answer(key), LeaseRefusal)
     agent.read(rollout)
-    assert answer("rollout") is None, "whoever has joined a round may have been decided without knowing"
+    assert answer(rollout) is None, "whoever has joined a round may have been decided without knowing"
     agent.logged(agent.publish(trainer, "a", 1))
-    assert isinstance(answer("trainer", 2), LeaseRefusal)
+    assert isinstance(answer(trainer, 2), LeaseRefusal)

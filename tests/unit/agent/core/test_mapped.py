@@ -131,13 +131,6 @@ def test_an_agent_that_comes_back_hands_mapped_memory_to_nobody() -> None:
     assert after.memory(key) is EMPTY
 
 
-def test_what_the_log_does_not_know_drains_while_it_is_mapped() -> None:
-    agent, key = published()
-    agent.core.shards[key].believed(None, None)
-    assert agent.memory(key) is DRAINING
-    agent.core.check()
-
-
 def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
     agent = joined()
     key = agent.register("trainer")

@@ -60,15 +60,6 @@ def filling() -> tuple[OneAgent, OneAgent, ShardKey, int]:
 # Its end.
 
 
-def test_reads_verifies_and_returns() -> None:
-    _, reader, key, call = filling()
-    reader.bring(key, "a")
-    assert reader.version_read(call) == 1
-    report = reader.report(call)
-    assert (report.pieces, report.kept, report.retried) == (3, 0, 0)
-    assert reader.holds(key) == STOOD
-
-
 def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> None:
     """What a later one has verified is not read again."""
     _, reader, key, call = filling()
@@ -266,7 +257,6 @@ def test_without_a_registry_either_the_call_still_ends() -> None:
 # A holder that stands still, and one that is gone.
 
 HELD = Refusal(error="VersionUnavailable", reason="its holder failed this read", is_held=True)
-GONE = Refusal(error="VersionUnavailable", reason="nobody has it", is_held=False)
 BOUND_S = 10.0
 
 
@@ -324,22 +314,12 @@ def test_at_its_deadline_it_says_who_stood_still_and_an_update_is_put_off() -> N
     assert "was left because it does not answer" in reader.report(call).failure
 
 
-def test_once_the_log_counts_no_holder_latest_waits_for_the_next_version() -> None:
-    """There was one, and it went in good order."""
-    trainer, reader, key, call = waits_for_plan()
-    trainer.logged(trainer.unpublish(trainer.key("trainer")))
-    reader.refuse_plan(key, GONE)
-    reader.tick_and_log(0.1)
-    assert reader.result(call) is None
-    assert reader.round_of(key) is not None
-
-
 def test_an_update_that_has_begun_to_overwrite_raises() -> None:
     """What the shard held is gone, so its worker must not go on with it."""
     _, reader, key, call = waits_for_plan("newer")
     reader.begin_filling(key, "a")
     reader.lose_source(key)
-    reader.refuse_plan(key, GONE)
+    reader.refuse_plan(key, Refusal(error="VersionUnavailable", reason="nobody has it", is_held=False))
     reader.log()
     assert reader.result(call) == "VersionUnavailable"
 
@@ -386,11 +366,8 @@ def test_a_read_of_which_nothing_has_come_takes_up_the_newer_version() -> None:
     agent.log()
     assert agent.version_read(call) == 2
     assert agent.holds(key) == SWAPPED
-
-
-def test_a_read_that_was_asked_for_by_number_is_not_told() -> None:
     agent, _, _ = overtaken(1, begun=True)
-    assert agent.unsaid == []
+    assert agent.unsaid == [], "it was asked for by number"
 
 
 def test_a_version_that_is_overtaken_before_the_leases_stand_is_not_begun() -> None:

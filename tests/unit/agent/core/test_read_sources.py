@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from tensorhub_agent.core.agent import AgentCore
-from tensorhub_agent.core.config import CoreConfig
 from tensorhub_agent.core.effects import (
     BatchDone,
     BreakLease,
@@ -24,13 +22,13 @@ from tensorhub_agent.leases.reader_load import reader_loads
 from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
 from tensorhub_agent.primitives.program_units import PieceCompletion
 from tensorhub_agent.rates import link_rates
-from tensorhub_agent.rates.link_rates import SLOW_SAMPLES_MIN, LinkRates, LinkSample
+from tensorhub_agent.rates.link_rates import SLOW_SAMPLES_MIN, LinkSample
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, pieces
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.heartbeat import ReaderLoad, ServingLoad
-from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.plans import LinkRate, Plan, ReadPriority, Refusal, Share, SourceId
 from tensorhub_common.protocol.worker import EncodedBytes
 from tensorhub_planner.compiler.compiler import compile_program
@@ -72,16 +70,6 @@ def test_a_planner_that_is_silent_is_asked_again_as_long_as_the_call_may_last() 
     reader.tick_and_log(10.0)
     assert reader.result(call) == "RoundTimeout"
     assert "no plan: no planner listens. See that tensorhub-planner runs" in reader.why(call)
-
-
-def test_leases_that_cant_be_had_are_planned_again_by_the_log() -> None:
-    reader, key, _ = asking()
-    first = reader.need(RequestPlan)
-    reader.refuse_plan(key)
-    reader.tick(REPLAN_S)
-    assert reader.said() == ["Replan"]
-    reader.log()
-    assert reader.need(RequestPlan).number != first.number
 
 
 @pytest.mark.parametrize("refusal", [SILENT, Refusal(error="VersionUnavailable", reason="", is_held=True)])
@@ -146,13 +134,8 @@ def bring(reader: OneAgent, key: ShardKey, text: str | None = "a") -> None:
     reader.log()
 
 
-def ask_units(key: ShardKey, **more: Any) -> LeaseRequest:
-    """A question for a lease on a shard that is being filled."""
-    me = SourceId("agent-1", 1, key.replica, key.shard)
-    turn = ReadPriority(1 << 30, 1)
-    return LeaseRequest(
-        job="run-7", model=MODEL, source=me, version=1, root=None, reader=OTHER, turn=turn, units=True, **more
-    )
+BY_UNITS: dict[str, Any] = {"units": True, "turn": ReadPriority(1 << 30, 1)}
+"""A question for a lease on a shard that is being filled by a program."""
 
 
 def test_a_program_that_fills_another_layout_is_no_plan_and_one_that_fills_this_is_read_by() -> None:
@@ -221,7 +204,9 @@ def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
     assert reader.need(RequestPlan).demand.pieces == ((1, 2),)
     reader.refuse_plan(key, NOBODY)
     reader.log()
-    reader.tick_and_log(REPLAN_S)
+    reader.tick(REPLAN_S)
+    assert reader.said() == ["Replan"]
+    reader.log()
     assert reader.need(RequestPlan).demand.pieces == ((0, 3),)
     plan_by_program(reader, key)
     assert reader.need(RequestLease).program is not None
@@ -230,8 +215,7 @@ def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
 def test_what_hashes_to_another_root_than_the_log_keeps_is_no_version_and_its_readers_are_told() -> None:
     reader, key, call = asking()
     plan_by_program(reader, key)
-    assert isinstance(reader.core.lease_asked(ask_units(key), "later", "ticket", "here", reader.now), LeaseGrant)
-    assert reader.core.redeemed("ticket", reader.now) is not None
+    reader.open_lease(key, 1, None, "later", **BY_UNITS)
     bring(reader, key, "b")
     assert reader.result(call) == "IntegrityError"
     assert reader.need(BreakLease).lease == "later"
@@ -249,10 +233,9 @@ def test_what_the_log_has_no_digest_of_is_not_hashed() -> None:
 def test_a_question_for_units_waits_until_the_plan_says_by_which_program_the_shard_is_filled() -> None:
     """Refused, the whole of its part would cross once more."""
     reader, key, _ = asking()
-    asked = ask_units(key, promises=True, program="program")
-    assert reader.core.lease_asked(asked, "lease", "ticket", "here", reader.now) is None
-    plan_by_program(reader, key)
-    assert isinstance(reader.core.lease_asked(asked, "lease", "ticket", "here", reader.now), LeaseGrant)
+    for answer in (type(None), LeaseGrant):
+        assert isinstance(reader.lease(key, 1, None, promises=True, program="program", **BY_UNITS), answer)
+        plan_by_program(reader, key)
 
 
 # Patches: from a version that stands whole in what is overwritten, and no other.
@@ -378,17 +361,10 @@ def test_a_link_without_a_name_and_a_source_that_brings_nothing_give_no_sample(l
     assert reader.core.measured.told(reader.now) == ()
 
 
-def test_what_one_job_measured_another_one_tells() -> None:
-    measured = LinkRates()
-    one, other = (AgentCore("agent-0", CoreConfig(), measured) for _ in range(2))
-    assert one.measured is other.measured is measured
-
-
 def test_an_agent_says_who_reads_from_it() -> None:
     """From its grant to its end a reader counts; one that maps the memory costs nothing."""
     trainer, _, _ = pair()
     key, table = trainer.key("trainer"), trainer.core.leases
-    me, root = SourceId("elsewhere", 1, key.replica, key.shard), root_of("a")
 
     def load() -> tuple[ServingLoad, ...]:
         return reader_loads(table.readers())
@@ -396,11 +372,18 @@ def test_an_agent_says_who_reads_from_it() -> None:
     assert load() == ()
     for shard, (name, nbytes) in enumerate((("one", 5), ("two", 7), ("mapped", 100))):
         reader, turn = SourceId("agent-9", 1, "reader", shard), ReadPriority(70 + shard, 70)
-        ask = LeaseRequest(
-            job="run-7", model=MODEL, source=me, version=1, root=root, reader=reader, transport="ucxx", turn=turn,
-            nbytes=nbytes, mapped=name == "mapped",
-        )  # fmt: skip
-        assert isinstance(trainer.core.lease_asked(ask, name, f"ticket-{name}", "here", trainer.now), LeaseGrant)
+        granted = trainer.lease(
+            key,
+            1,
+            root_of("a"),
+            name,
+            reader=reader,
+            transport="ucxx",
+            turn=turn,
+            nbytes=nbytes,
+            mapped=name == "mapped",
+        )
+        assert isinstance(granted, LeaseGrant)
     one, two = (ReaderLoad("run-7", MODEL, "reader", shard, 70 + shard, nbytes) for shard, nbytes in ((0, 5), (1, 7)))
     assert load() == (ServingLoad("ucxx", 2, 12, (one, two)),)
     assert trainer.core.redeemed("ticket-one", trainer.now) is not None

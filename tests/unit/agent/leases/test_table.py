@@ -136,9 +136,11 @@ def test_a_lease_lasts_as_long_as_its_reader_renews_it(table: LeaseTable) -> Non
 
 def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> None:
     """A reader whose lease was broken may have read anything; one that is done had the memory to its end."""
+    assert (table.reading(KEY), table.awaiting(KEY), table.reading(ShardKey("policy", "nobody", 0))) == (0, 0, 0)
     leases = {}
     for name in ("done", "gone", "late", "broken"):
         granted(table, name)
+        assert not table.holds(name), "it is not open yet"
         leases[name] = table.redeem(f"t-{name}", 1.0 if name == "broken" else 0.0)
     assert table.states() == ["open"] * 4
     assert table.finish("done", LeaseTransition.DONE) == KEY
@@ -152,14 +154,6 @@ def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> 
     assert [lease and lease.state for lease in leases.values()] == [ended, ended, broken, broken]
     assert (table.states(), table.holds("broken")) == ([], False)
     assert not [move for move in LEASE_TRANSITIONS if move[0] in (ended, broken)], "an ended lease moves no more"
-
-
-def test_a_granted_lease_that_is_not_open_vouches_for_nothing(table: LeaseTable) -> None:
-    assert (table.reading(KEY), table.awaiting(KEY)) == (0, 0)
-    assert table.reading(ShardKey("policy", "nobody", 0)) == 0
-    granted(table)
-    assert not table.holds("one")
-    assert table.finish("one", LeaseTransition.DONE) == KEY
 
 
 def test_a_draining_shard_keeps_its_readers_and_takes_no_more(table: LeaseTable) -> None:
@@ -361,15 +355,9 @@ def test_readers_of_other_programs_are_told_of_pieces_and_those_of_the_same_of_u
     assert lease.promised() == ((2, 1),)
     assert not table.lacks_units("late", 0, PIECE_BYTES)
     assert table.lacks_units("other", 0, PIECE_BYTES), "it is told of pieces"
+    assert isinstance(by_units(table, "last", "program"), LeaseGrant)
     table.offer(KEY, 3, "root", b"")
     assert not table.lacks_units("late", 0, 3 * PIECE_BYTES)
-    assert lease.pieces() == ((0, 3),)
-
-
-def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_too() -> None:
-    table = filled_by_a_program()
-    assert isinstance(by_units(table, "one", "none"), LeaseGrant)
-    table.offer(KEY, 3, "none", b"")
-    lease = table.redeem("t-one", 0.0)
-    assert lease is not None
-    assert lease.pieces() == ((0, 3),)
+    last = table.redeem("t-last", 0.0)
+    assert last is not None
+    assert lease.pieces() == last.pieces() == ((0, 3),), "of all, without digests too"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.unit.agent.observability.told_agent import VERSION, ToldAgent, decided, decided_again, one, seconds
 
-from tensorhub_agent.core.effects import CompleteCall, FailCall
+from tensorhub_agent.core.effects import CompleteCall, FailCall, Keep
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.core.operations.read_report import transfer_s
 from tensorhub_agent.observability.read_log import REFUSED_TOLD_S, SLOW_BYTES_PER_S, NotBegun, ReadLog
@@ -21,6 +21,7 @@ from tensorhub_simulator.drivers.agent import MODEL, NBYTES, OneAgent, joined, p
 
 KEY = ShardKey(MODEL, "rollout", 0)
 WHERE = "the read of shard 0 of policy/rollout"
+NO_LEASE = "version 1 is decided, and for 5.0 s it has no lease on a source"
 STALL_S, SLOW_S = 5.0, 2.0
 HELD = Refusal(error="VersionUnavailable", reason="its holder failed this read", is_held=True)
 GONE = Refusal(error="VersionUnavailable", reason="nobody has it", is_held=False)
@@ -38,12 +39,12 @@ class Watch(ReadLog):
         reads = [each for each in operations if isinstance(each, ReadOperation)]
         return self.look(reads, at, lambda call: f"7ace{call}")
 
-    def is_due(self, agent: OneAgent, at: float) -> str:
-        """Check that a read is told of from this moment on, and return the line."""
+    def check_due(self, agent: OneAgent, at: float, why: str = "") -> None:
+        """Check that a read is told of from this moment on, with this reason."""
         assert self.lines(agent, at - 0.01) == []
         (line,) = self.lines(agent, at)
         assert line.startswith(f"{WHERE} stands still: ")
-        return line
+        assert why in line
 
 
 # Reads that stand still.
@@ -60,28 +61,23 @@ def test_a_read_that_stands_still_is_told_once() -> None:
     agent, key = reading()
     watch = Watch()
     agent.begin_filling(key, "a")
-    line = watch.is_due(agent, agent.now + STALL_S)
-    assert "nothing of version 1 has come for 5.0 s, after 0.0 MiB of 0.0 MiB; it waits for elsewhere (local)" in line
-    assert line.endswith(" (trace 7ace2)")
+    why = "nothing of version 1 has come for 5.0 s, after 0.0 MiB of 0.0 MiB; it waits for elsewhere (local) (trace"
+    watch.check_due(agent, agent.now + STALL_S, why)
     assert watch.lines(agent, agent.now + 2 * STALL_S) == []
     assert watch.counted == {"stalled": 1}
-    agent.bring(key, "a")
-    assert watch.lines(agent, agent.now) == []
-
-
-def test_a_disk_that_stands_still_is_told() -> None:
-    agent, key = reading()
     agent.keeps = False
-    agent.fill(key, "a")
+    agent.brought(key, "a")
     agent.closed(key)
-    line = Watch().is_due(agent, agent.now + STALL_S)
-    assert "all of version 1 has come, and its manifest is not written for 5.0 s: see whether the disk" in line
+    disk = "all of version 1 has come, and its manifest is not written for 5.0 s: see whether the disk"
+    Watch().check_due(agent, agent.now + STALL_S, disk)
+    agent.kept(agent.need(Keep))
+    agent.log()
+    assert watch.lines(agent, agent.now) == []
 
 
 def test_a_read_without_a_plan_says_that_the_planner_is_silent() -> None:
     agent, _ = reading()
-    line = Watch().is_due(agent, STALL_S)
-    assert "version 1 is decided, and for 5.0 s it has no lease on a source" in line
+    Watch().check_due(agent, STALL_S, NO_LEASE)
     agent.tick(1.5)
     (line,) = Watch().lines(agent, agent.now + STALL_S)
     assert "it has no lease on a source: the planner does not answer (nothing came within 1 s)" in line
@@ -106,8 +102,7 @@ def test_a_read_without_a_lease_stands_still_from_the_decision_on_however_often_
     if answers:
         agent.log()
     assert (agent.operation(key).transfer is not None) is answers
-    line = Watch().is_due(agent, 1.0 + STALL_S)
-    assert "version 1 is decided, and for 5.0 s it has no lease on a source" in line
+    Watch().check_due(agent, 1.0 + STALL_S, NO_LEASE)
 
 
 def test_a_read_that_had_its_leases_stands_still_from_where_they_went() -> None:
@@ -116,7 +111,7 @@ def test_a_read_that_had_its_leases_stands_still_from_where_they_went() -> None:
     agent.begin_filling(key, "a")
     agent.later(20.0)
     agent.do(agent.core.on_event(decided_again(key, agent.note(key), 1, None), agent.now))
-    Watch().is_due(agent, agent.now + STALL_S)
+    Watch().check_due(agent, agent.now + STALL_S)
 
 
 # For how long it waits and for how long it is under way.
@@ -187,6 +182,7 @@ def test_a_round_that_is_reopened_waits_again() -> None:
     agent.refuse_plan(key, GONE)
     agent.tick(0.125)
     assert [kind_of(event) for event in agent.log()] == ["round.reopened"]
+    assert agent.result(call) is None, "latest waits for the next version"
     agent.later(6.0)
     assert Watch().lines(agent, agent.now) == []
     trainer.publish_next("b")
@@ -250,23 +246,24 @@ def test_a_read_that_failed_says_why_and_what_became_of_its_sources(
 
 def test_a_read_is_slow_by_what_it_took_for_its_bytes() -> None:
     watch, bytes_s = Watch(), (1 << 20) / SLOW_BYTES_PER_S
-    line = watch.ended(KEY, CompleteCall(call=1, version=1, report=staged(wire_s=SLOW_S + bytes_s, ready_s=11.0)), None)
-    assert line is not None
+    slow = CompleteCall(call=1, version=1, report=staged(wire_s=SLOW_S + bytes_s, ready_s=11.0))
+    line = watch.ended(KEY, slow, None) or ""
     assert line.startswith(f"{WHERE} was slow: version 1, 1.0 MiB in 13.0 s (plan 0.0, ")
     assert "bytes 2.0, proof 0.0, log 11.0); sources: agent-3" in line
     assert watch.counted == {"slow": 1}
 
 
 def test_of_reads_that_are_refused_one_of_each_kind_is_told_in_a_while() -> None:
-    watch, effect = Watch(), FailCall(1, "BadCommand", "no")
-    line = "a read is refused: BadCommand: no"
-    assert watch.refused(NotBegun.HANDLE, None, effect, 100.0) == line
-    for _ in range(3):
-        assert watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S - 1.0) is None
-    assert watch.refused(NotBegun.ASIDE, KEY, effect, 101.0) is not None
-    more = watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S)
-    assert more == f"{line} (and 3 more such since the last line)"
-    assert watch.refused(NotBegun.HANDLE, None, effect, 100.0 + 2 * REFUSED_TOLD_S) == line
+    watch, line = Watch(), "a read is refused: BadCommand: no"
+
+    def refused(at: float, why: NotBegun = NotBegun.HANDLE) -> str | None:
+        return watch.refused(why, KEY if why is NotBegun.ASIDE else None, FailCall(1, "BadCommand", "no"), at)
+
+    assert refused(100.0) == line
+    assert [refused(100.0 + REFUSED_TOLD_S - 1.0) for _ in range(3)] == [None] * 3
+    assert refused(101.0, NotBegun.ASIDE) is not None
+    assert refused(100.0 + REFUSED_TOLD_S) == f"{line} (and 3 more such since the last line)"
+    assert refused(100.0 + 2 * REFUSED_TOLD_S) == line
 
 
 # Status: how far each is, how fast, of whom, and for how long nothing has come.

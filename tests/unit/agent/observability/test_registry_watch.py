@@ -6,39 +6,39 @@ ALWAYS = -1000.0
 """NATS was there all the time."""
 
 
-def test_a_registry_that_is_away_is_told_once_and_so_is_its_return() -> None:
+def saying(*times: float) -> RegistryWatch:
+    """Let job `a` say as many commands on one lane, at these times."""
     watch = RegistryWatch()
-    for number, job in enumerate(("a", "b"), 1):
-        watch.said(job, "agent-0/1", number, 0.0)
-        watch.said(job, "agent-0/1", number + 1, 1.0)
+    for number, at in enumerate(times, 1):
+        watch.said("a", "agent-0", number, at)
+    return watch
+
+
+def test_a_registry_that_is_away_is_told_once_and_so_is_its_return() -> None:
+    watch = saying(0.0, 1.0)
+    watch.said("b", "agent-0", 3, 0.0)
     assert watch.look(SILENT_S - 0.1, ALWAYS) is None
-    line = watch.look(SILENT_S, ALWAYS)
-    assert line == "no registry has answered for 3.0 s what this agent said in a, b: is one running?"
+    line = "no registry has answered for 3.0 s what this agent said in a, b: is one running?"
+    assert watch.look(SILENT_S, ALWAYS) == line
     assert watch.look(10.0, ALWAYS) is None
-    watch.answered("a", "agent-0/1", 2)
+    watch.answered("a", "agent-0", 2)
     assert watch.look(10.0, ALWAYS) is None, "the other job waits still"
-    watch.answered("b", "agent-0/1", 3)
+    watch.answered("b", "agent-0", 3)
     assert watch.look(12.0, ALWAYS) == "the registry answers again after 12.0 s"
     assert watch.look(13.0, ALWAYS) is None
 
 
 def test_what_was_said_behind_the_oldest_is_waited_for_too() -> None:
-    watch = RegistryWatch()
-    watch.said("a", "agent-0", 1, 0.0)
-    watch.said("a", "agent-0", 2, 0.5)
-    watch.said("a", "agent-0", 3, 1.0)
+    watch = saying(0.0, 0.5, 1.0)
     watch.answered("a", "agent-0", 1)
     assert watch.look(SILENT_S + 0.9, ALWAYS) is None
-    line = watch.look(SILENT_S + 1.0, ALWAYS)
-    assert line is not None
-    assert "no registry has answered" in line
+    assert "no registry has answered" in (watch.look(SILENT_S + 1.0, ALWAYS) or "")
     watch.answered("a", "agent-0", 3)
     assert watch.look(SILENT_S + 2.0, ALWAYS) is not None
 
 
 def test_while_nats_is_away_nothing_is_said_of_the_registry() -> None:
-    watch = RegistryWatch()
-    watch.said("a", "agent-0", 1, 0.0)
+    watch = saying(0.0)
     assert watch.look(20.0, None) is None
     assert watch.look(21.0, 20.0) is None, "it had a second"
     assert watch.look(20.0 + SILENT_S, 20.0) is not None

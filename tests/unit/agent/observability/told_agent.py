@@ -110,6 +110,11 @@ def one(spans: list[SpanRecord], name: str) -> SpanRecord:
     return found
 
 
+def said_of(span: SpanRecord, *names: str) -> tuple[object, ...]:
+    """Return what a span says of these."""
+    return tuple(span.attributes.get(f"tensorhub.{name}") for name in names)
+
+
 def seconds(span: SpanRecord) -> float:
     return (span.end_ns - span.start_ns) / NS
 
@@ -120,12 +125,12 @@ def told_trainer() -> tuple[ToldAgent, ShardKey]:
     return agent, agent.register("trainer")
 
 
-def reader(shards: int = 1) -> tuple[ToldAgent, ShardKey]:
+def reader() -> tuple[ToldAgent, ShardKey]:
     """Return the agent of a rollout; a trainer elsewhere has published version 1."""
     trainer, _ = published()
     agent = ToldAgent("agent-1", ENGINE, beside=trainer)
     agent.join()
-    key = agent.register("rollout", 0, shards)
+    key = agent.register("rollout")
     agent.decided_by(VERSION)
     return agent, key
 

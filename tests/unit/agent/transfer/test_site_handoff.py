@@ -12,10 +12,9 @@ from tensorhub_agent.transfer.site_handoff import Handoff, hand_off
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_agent.transfer.transfer import Transfer
-from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.plans import ReadPriority, Share, SourceId
-from tensorhub_simulator.drivers.agent import MODEL, OneAgent, pair
+from tensorhub_simulator.drivers.agent import OneAgent, pair
 
 FAST_BPS = 8.0 * PIECE_BYTES
 PIECES = 256
@@ -121,18 +120,7 @@ def reading() -> tuple[OneAgent, Transfer]:
     operation = reader.core.shards[key].operation
     assert isinstance(operation, ReadOperation)
     assert operation.transfer is not None
-    ask = LeaseRequest(
-        job="j",
-        model=MODEL,
-        source=SourceId("agent-1", 1, key.replica, key.shard),
-        version=1,
-        root=operation.transfer.root,
-        reader=HEIR,
-        turn=ReadPriority(1, 1),
-        promises=True,
-    )
-    assert isinstance(reader.core.lease_asked(ask, "lease", "ticket", "here", reader.now), LeaseGrant)
-    assert reader.core.redeemed("ticket", reader.now) is not None
+    reader.open_lease(key, 1, operation.transfer.root, reader=HEIR, turn=ReadPriority(1, 1), promises=True)
     return reader, operation.transfer
 
 
