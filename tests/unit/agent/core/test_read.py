@@ -101,15 +101,6 @@ def test_a_fill_that_nobody_was_told_of_is_taken_back() -> None:
     assert reader.counted(key) is None
 
 
-def test_a_wish_for_newer_that_loses_its_patience_answers_none() -> None:
-    _, reader, key = pair()
-    reader.read_all(key, "a")
-    call = reader.logged(reader.read(key, "newer", patience=5.0))
-    assert reader.result(call) is None
-    reader.tick_and_log(5.0)
-    assert reader.end_of(call) == CompleteCall(call=call)
-
-
 def test_a_repeat_that_the_log_refuses_as_late_ends_no_call() -> None:
     """A delayed copy of the want comes after a later word of the lane: its refusal is not the want's outcome."""
     _, reader, key = pair()

@@ -86,17 +86,6 @@ def test_at_the_bound_the_shard_stays_published_and_the_call_raises(why_not: str
     agent.open_lease(key, 1, ROOT)
 
 
-def test_with_no_word_of_the_registry_at_the_bound_the_memory_must_not_be_overwritten() -> None:
-    agent, key, call = held_back()
-    agent.silence(call)
-    assert agent.memory(key) is DRAINING
-    agent.log()
-    again = agent.logged(agent.unpublish(key))
-    assert agent.result(again) is None
-    read(agent, made(agent))
-    assert agent.result(again) == "done"
-
-
 def test_a_read_that_fails_is_tried_again_and_given_up_in_the_end() -> None:
     agent = retaining()
     copy = made(agent)

@@ -187,13 +187,18 @@ def test_a_read_is_not_answered_by_the_end_of_an_unpublish_that_gave_up() -> Non
 
 def test_the_answer_to_a_call_that_asked_to_stay_serves_again() -> None:
     """Held back, the bound reached, and then the registry falls silent: nobody knows, until it speaks."""
-    agent, key, _ = with_room()
+    agent, key, copies = with_room()
     call = agent.logged(agent.unpublish(key))
     assert agent.memory(key) is READY
     agent.silence(call)
     assert agent.memory(key) is DRAINING
     agent.log()
     assert serves(agent, key)
+    again = agent.logged(agent.unpublish(key))
+    assert agent.result(again) is None
+    agent.end_lease(f"again-{agent.now}")
+    copies()
+    assert agent.result(again) == "done"
 
 
 @each_call

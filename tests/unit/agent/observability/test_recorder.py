@@ -238,11 +238,11 @@ def test_an_update_that_finds_nothing_newer_and_a_version_that_is_held_are_no_tr
     agent, key, _ = decided()
     read_whole(agent, key)
     agent.spans()
-    calls = []
-    for want, patience in ((1, 1e9), ("newer", 0.0)):
-        calls.append(agent.read(key, want, patience=patience))  # type: ignore[arg-type]
-        agent.log()
-    assert [agent.result(call) for call in calls] == ["done", "done"]
+    held = agent.logged(agent.read(key, 1))
+    newer = agent.logged(agent.read(key, "newer", patience=agent.now + 5.0))
+    assert [agent.result(call) for call in (held, newer)] == ["done", None]
+    agent.tick_and_log(5.0)
+    assert agent.end_of(newer) == CompleteCall(call=newer), "it has lost its patience"
     assert agent.spans() == []
     assert agent.causes["CompleteCall"] is None
 
