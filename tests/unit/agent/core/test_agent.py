@@ -163,19 +163,12 @@ def test_a_second_call_of_the_same_worker_is_refused_and_one_of_another_waits_un
     assert agent.result(60) == "ReplicaConflict"
 
 
-def test_a_second_worker_is_refused_while_the_first_lives() -> None:
-    agent, key = published()
-    agent.core.shards[key].session = SESSION
-    assert agent.result(agent.attach(key, 8)) == "ReplicaConflict"
-    agent.worker_gone()
-    assert agent.result(agent.attach(key, 9)) == "done"
-
-
 def test_the_next_worker_waits_for_what_the_dead_one_began() -> None:
     """The log may still publish what stands here. Should it die as well, its call is ended for its driver."""
     agent = joined()
     key = agent.register("trainer")
     agent.publish(key, "a")
+    assert agent.result(agent.attach(key, 8)) == "ReplicaConflict", "the first one lives"
     agent.worker_gone()
     second = agent.attach(key, 8)
     agent.worker_gone(8)
@@ -187,8 +180,9 @@ def test_the_next_worker_waits_for_what_the_dead_one_began() -> None:
 
 
 def test_of_a_shard_that_is_not_here_a_release_is_done_and_any_other_call_fails() -> None:
-    """Whoever gave up waiting for a release asks again, when it has come to its end."""
+    """Whoever gave up waiting for a release asks again, when it has come to its end. Nor is what is not published."""
     agent, key = published()
+    assert agent.result(agent.unpublish(agent.register("engine"))) == "NotPublished"
     assert agent.result(agent.unpublish(agent.key("nowhere"))) == "AgentUnavailable"
     agent.logged(agent.release(key))
     assert agent.result(agent.release(key)) == "done"

@@ -128,6 +128,7 @@ def test_an_adopted_copy_is_believed_and_one_that_is_not_whole_is_read_again(hel
 
 
 def test_a_source_that_goes_is_replaced_within_the_same_try() -> None:
+    """Nothing is due while the agent has not joined again: a timer that does nothing would ring for ever."""
     agent = retaining()
     copy = made(agent)
     agent.plan(copy)
@@ -135,12 +136,6 @@ def test_a_source_that_goes_is_replaced_within_the_same_try() -> None:
     assert opening is not None
     agent.hear(SourceLost(copy, 99, "gone"))
     assert agent.core.shards[copy].operation is opening
-
-
-def test_nothing_is_due_about_a_copy_while_the_agent_has_not_joined_again() -> None:
-    """A timer that is due and does nothing would be due for ever."""
-    agent = retaining()
-    made(agent)
     agent.joins(2)
     when = agent.core.deadline()
     assert when is None or when > agent.now

@@ -10,7 +10,7 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
 from tensorhub_common.protocol.leases import LeaseRefusal
 from tensorhub_common.protocol.log.commands import Expire, Retain, Sender
-from tensorhub_simulator.drivers.agent import MODEL, SESSION, AgentsWithCopies, OneAgent, joined, root_of
+from tensorhub_simulator.drivers.agent import MODEL, SESSION, AgentsWithCopies, OneAgent, root_of
 from tensorhub_simulator.drivers.agent import published as published_by_one
 
 ROOT = root_of("a")
@@ -60,11 +60,6 @@ def test_from_the_call_on_nobody_reads_and_it_returns_after_the_last_reader(call
         assert agent.memory(key) is EMPTY
 
 
-def test_nothing_published() -> None:
-    agent = joined()
-    assert agent.result(agent.unpublish(agent.register("trainer"))) == "NotPublished"
-
-
 def test_without_a_registry_the_memory_must_not_be_overwritten_before_another_call() -> None:
     """The same call may be made again. A worker that comes back is told that nothing stands here, once that is so."""
     for again in (OneAgent.unpublish, back_again):
@@ -99,14 +94,6 @@ def test_a_release_without_a_registry_happens_once_it_answers(taken: int) -> Non
     agent.log()
     assert (agent.freed(), agent.core.shards) == ([key], {})
     assert "trainer" not in agent.catalog.models[MODEL].replicas
-
-
-def test_a_call_that_waits_behind_a_release_is_answered() -> None:
-    agent, key = published()
-    agent.release(key)
-    agent.do(agent.core.called(key, CallUnpublish(call=99, session=8, deadline=100.0), agent.now))
-    agent.log()
-    assert agent.result(99) == "AgentUnavailable"
 
 
 # A registry that is silent until the call has given up.
@@ -217,12 +204,13 @@ def test_an_incarnation_that_is_over_settles_it(call_it: Call) -> None:
 
 
 def test_a_release_that_waits_goes_on_when_the_agent_has_joined_anew() -> None:
-    """That the agent was taken for lost meanwhile is no reason to ask again."""
+    """That the agent was taken for lost meanwhile is no reason to ask again; a call behind it is answered."""
     agent, key = published()
     call = agent.release(key)
+    late = agent.called(key, CallUnpublish(call=99, session=8, deadline=100.0))
     agent.unsaid.clear()
     agent.join(2)
-    assert agent.result(call) == "done"
+    assert (agent.result(call), agent.result(late)) == ("done", "AgentUnavailable")
     assert key not in agent.core.shards
 
 

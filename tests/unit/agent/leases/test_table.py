@@ -103,21 +103,13 @@ def test_grants_nothing_but_what_is_asked_for(
         assert why in str(found)
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_grant_says_whether_the_memory_is_mapped(*, table: LeaseTable, mapped: bool) -> None:
-    assert granted(table, mapped=mapped).mapped is mapped
-
-
 def test_a_ticket_opens_once_in_time_for_the_agent_that_asked(table: LeaseTable) -> None:
     opened(table)
     assert table.redeem("t-one", 0.0) is None
-    granted(table, "two")
-    assert [table.is_for(*each) for each in (("t-two", "agent-1"), ("t-two", "agent-10"), ("t-two", "agent"))] == [
-        True,
-        False,
-        False,
-    ]
-    assert not table.is_for("t-three", "agent-1")
+    assert [granted(table, name, mapped=name == "two").mapped for name in ("two", "three")] == [True, False]
+    assert table.is_for("t-two", "agent-1")
+    for ticket, agent in (("t-two", "agent-10"), ("t-two", "agent"), ("t-four", "agent-1")):
+        assert not table.is_for(ticket, agent)
     assert table.redeem("t-two", LIMITS.ticket_s) is None
     table.check()
 
@@ -250,17 +242,13 @@ def test_only_later_turns_are_served_with_what_is_filled_in(
         assert why in str(found)
 
 
-def test_the_answer_waits_for_the_digests() -> None:
-    table = LeaseTable()
-    table.begin_fill(KEY, 3, "r3", TURN, PIECES)
-    assert answer(table, ask(turn=LATER)) is None
-    table.set_digests(KEY, LIST)
-    assert granted(table, turn=LATER).digests == LIST
-
-
-def test_a_reader_is_told_what_stands_there(coming: LeaseTable) -> None:
-    """At the opening what there is, then each piece; and before that it may not be asked for."""
-    granted(coming, turn=LATER)
+def test_a_reader_is_told_what_stands_there() -> None:
+    """Once there are digests: at the opening what there is, then each piece; before that it may not be asked for."""
+    coming = LeaseTable()
+    coming.begin_fill(KEY, 3, "r3", TURN, PIECES)
+    assert answer(coming, ask(turn=LATER)) is None
+    coming.set_digests(KEY, LIST)
+    assert granted(coming, turn=LATER).digests == LIST
     assert coming.pieces_available(KEY, [(0, 1)]) == [], "nobody has shown a ticket"
     lease = coming.redeem("t-one", 0.0)
     assert lease is not None
