@@ -268,7 +268,10 @@ def stalls(reader: OneAgent, key: ShardKey, seconds: float, *, awake: bool = Fal
         for effect in effects:
             if isinstance(effect, RequestPlan):
                 reader.seen.append(effect)
-                reader.refuse_plan(key, HELD) if effect.demand.avoid else reader.plan(key)
+                if effect.demand.avoid:
+                    reader.refuse_plan(key, HELD)
+                else:
+                    reader.plan(key)
             elif isinstance(effect, RequestLease) and awake:
                 reader.opened(key, "a")
             elif isinstance(effect, ReadBatch):

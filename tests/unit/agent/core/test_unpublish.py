@@ -49,7 +49,10 @@ def test_from_the_call_on_nobody_reads_and_it_returns_after_the_last_reader(call
     agent.log()
     if reader != "none":
         assert agent.result(call) is None
-        agent.end_lease() if reader == "ends" else agent.tick(10.0)
+        if reader == "ends":
+            agent.end_lease()
+        else:
+            agent.tick(10.0)
         assert (agent.last(BreakLease) is not None) == (reader == "stays")
         assert not agent.core.leases.holds("lease")
         agent.log()

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.unit.agent.observability.told_agent import VERSION, ToldAgent, decided, decided_again, one, seconds
+from tests.unit.agent.observability.told_agent import VERSION, decided, decided_again, note_of, one, seconds
 
 from tensorhub_agent.core.effects import CompleteCall, FailCall, Keep
 from tensorhub_agent.core.operations.read import ReadOperation
@@ -18,6 +18,7 @@ from tensorhub_common.protocol.log.events import kind_of
 from tensorhub_common.protocol.plans import Refusal
 from tensorhub_common.protocol.worker import ReadReport, ReadStages, SourceReport
 from tensorhub_simulator.drivers.agent import MODEL, NBYTES, OneAgent, joined, pair
+from tensorhub_simulator.drivers.noted_agent import NotedAgent
 
 KEY = ShardKey(MODEL, "rollout", 0)
 WHERE = "the read of shard 0 of policy/rollout"
@@ -83,7 +84,7 @@ def test_a_read_without_a_plan_says_that_the_planner_is_silent() -> None:
     assert "it has no lease on a source: the planner does not answer (nothing came within 1 s)" in line
 
 
-def in_vain(agent: ToldAgent, key: ShardKey) -> None:
+def in_vain(agent: NotedAgent, key: ShardKey) -> None:
     """The only holder grants nothing for 3.5 s, and the planner has no other; a second later the log is asked."""
     agent.plan(key)
     agent.later(3.5)
@@ -110,14 +111,14 @@ def test_a_read_that_had_its_leases_stands_still_from_where_they_went() -> None:
     agent, key, _ = decided()
     agent.begin_filling(key, "a")
     agent.later(20.0)
-    agent.do(agent.core.on_event(decided_again(key, agent.note(key), 1, None), agent.now))
+    agent.do(agent.core.on_event(decided_again(key, note_of(agent, key), 1, None), agent.now))
     Watch().check_due(agent, agent.now + STALL_S)
 
 
 # For how long it waits and for how long it is under way.
 
 
-def comes(agent: ToldAgent, key: ShardKey, text: str = "a") -> None:
+def comes(agent: NotedAgent, key: ShardKey, text: str = "a") -> None:
     agent.begin_filling(key, text)
     agent.later(0.5)
     agent.bring(key, text)
@@ -170,7 +171,7 @@ def test_the_stages_of_a_read_and_what_each_source_gave_are_reported() -> None:
 def test_a_round_that_is_reopened_waits_again() -> None:
     """The version went in good order before a byte came: what is waited for from then on is another publication."""
     trainer, _, _ = pair()
-    agent = ToldAgent("agent-2", beside=trainer)
+    agent = NotedAgent("agent-2", beside=trainer)
     agent.join()
     key = agent.register("engine")
     agent.decided_by(VERSION)

@@ -2,18 +2,15 @@
 
 import pytest
 from tests.unit.agent.observability.told_agent import (
-    BEGAN,
     ENGINE,
-    NS,
     VERSION,
     WORKER,
-    ToldAgent,
     check_tree,
     decided,
     decided_again,
     names,
+    note_of,
     one,
-    read_whole,
     reader,
     said_of,
     seconds,
@@ -30,6 +27,7 @@ from tensorhub_common.protocol.log.events import PublishWished
 from tensorhub_common.protocol.plans import Refusal, Share, SourceId
 from tensorhub_common.protocol.worker import EncodedBytes
 from tensorhub_simulator.drivers.agent import digests_of
+from tensorhub_simulator.drivers.noted_agent import BEGAN, NS, NotedAgent
 
 CLIENT = place_at(0xDDDD, 0xD1)
 
@@ -65,7 +63,7 @@ def test_a_publication_stands_below_its_workers_span(caller: TraceContext | None
 
 def test_the_shards_of_one_publication_stand_in_one_trace() -> None:
     """It is the trace of the shard whose word was the last; the others' publish spans are below that one's."""
-    agent = ToldAgent(caller=WORKER)
+    agent = NotedAgent(caller=WORKER)
     agent.join()
     key, other = agent.register_all("trainer")
     agent.logged(agent.publish(key, "a", 7))
@@ -107,7 +105,7 @@ def test_wishes_and_sources_that_are_noted_are_bounded() -> None:
     share = Share(source=SourceId("a", 1, "r", 0), transport="local", pieces=(), nbytes=0, why="")
     for number in range(SOURCES_NOTED_MAX + 5):
         agent.chronicle.effect(RequestLease(key, 1000 + number, share, 1, None), None, 0)
-    assert len(agent.note(key).sources) == SOURCES_NOTED_MAX
+    assert len(note_of(agent, key).sources) == SOURCES_NOTED_MAX
 
 
 # Reads.
@@ -116,7 +114,7 @@ def test_wishes_and_sources_that_are_noted_are_bounded() -> None:
 def test_a_read_stands_in_the_trace_of_its_version_and_says_what_each_source_gave() -> None:
     agent, key, _ = decided()
     assert agent.causes["RequestPlan"] is not None
-    read_whole(agent, key)
+    agent.read_slowly(key)
     spans = agent.spans()
     assert names(spans) == ["transfer", "wait", "plan", "lease", "read", "verify", "ready"]
     check_tree(spans, VERSION)
@@ -236,7 +234,7 @@ def test_a_read_without_bytes() -> None:
 
 def test_an_update_that_finds_nothing_newer_and_a_version_that_is_held_are_no_transfer() -> None:
     agent, key, _ = decided()
-    read_whole(agent, key)
+    agent.read_slowly(key)
     agent.spans()
     held = agent.logged(agent.read(key, 1))
     newer = agent.logged(agent.read(key, "newer", patience=agent.now + 5.0))
@@ -249,7 +247,7 @@ def test_an_update_that_finds_nothing_newer_and_a_version_that_is_held_are_no_tr
 
 def test_a_read_that_fails_before_a_decision_tells_what_it_waited_for_and_why_in_vain() -> None:
     """Where its line in the log says, and its worker's span stands below it."""
-    agent = ToldAgent("agent-1", ENGINE)
+    agent = NotedAgent("agent-1", ENGINE)
     agent.join()
     key = agent.register("rollout")
     call = agent.logged(agent.read(key))
@@ -280,7 +278,7 @@ def test_without_a_readable_cause_a_read_has_a_trace_of_its_own(garbage: str | N
     if garbage is None:
         agent.decided_by(own, **{PUBLISH_HEADER: VERSION.traceparent})
     agent.log()
-    read_whole(agent, key)
+    agent.read_slowly(key)
     spans = agent.spans()
     check_tree(spans)
     whole = one(spans, "transfer")
@@ -293,14 +291,14 @@ def test_another_version_is_told_by_itself() -> None:
     agent, key, _ = decided()
     agent.later(1.0)
     agent.plan(key)
-    note = agent.note(key)
+    note = note_of(agent, key)
     other = place_at(0xEEEE, 0xE1)
     agent.chronicle.event(decided_again(key, note, 2, "r"), {TRACEPARENT: other.traceparent}, agent.at)
     first = agent.spans()
     assert names(first) == ["transfer", "wait", "plan", "lease"]
     check_tree(first, VERSION)
     assert one(first, "transfer").error == "the log decided another version"
-    now = agent.note(key)
+    now = note_of(agent, key)
     assert (now.version, now.parent, now.place.trace_id) == (2, other, other.trace_id)
     assert now.place.span_id != note.place.span_id
 
@@ -309,9 +307,9 @@ def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() ->
     agent, key = reader()
     agent.decided_by(TraceContext(VERSION.trace_id, VERSION.span_id, sampled=False))
     agent.logged(agent.read(key))
-    note = agent.note(key)
+    note = note_of(agent, key)
     assert agent.chronicle.trace_of(note.call.call) is None, "a line would name a trace that nobody keeps"
-    read_whole(agent, key)
+    agent.read_slowly(key)
     assert (note.plans, note.sources) == ([], {})
     assert agent.causes["RequestPlan"] is agent.causes["RequestLease"] is None
     answered = agent.causes["CompleteCall"]
