@@ -264,7 +264,7 @@ class OneAgent:
 
     def memory(self, key: ShardKey) -> MemoryState:
         """Return what the memory of a shard is."""
-        return self.core.shards[key].held.memory
+        return self.core.shards[key].contents.memory
 
     def holds(self, key: ShardKey) -> tuple[MemoryState, int | None, str | None]:
         """Return memory, version and root of a shard."""

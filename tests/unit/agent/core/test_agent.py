@@ -210,7 +210,7 @@ def test_a_wish_that_can_not_be_fulfilled_is_declined_for_all_to_hear(why_not: s
     agent = joined()
     key = agent.register("trainer")
     if why_not == "partial":
-        agent.core.shards[key].held.partial = True
+        agent.core.shards[key].contents.partial = True
     else:
         agent.core.called(key, CallRead(call=99, session=SESSION, deadline=60.0, want="latest", patience=60.0), 0.0)
     agent.take(Publish(model=MODEL, replica="trainer"))

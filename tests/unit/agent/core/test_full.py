@@ -256,7 +256,7 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
         shelves = ShardStores(SegmentStore(shm, PREFIX, GIB), DiskSegmentStore(tmp_path, PREFIX, GIB))
         await shelves.adopt(pool, jobs_max=2)
     shelf = shelves.of(manifest.job)
-    [key] = shelf.aside if aside else shelf.places
+    [key] = shelf.aside if aside else shelf.shards
     escaped: list[Fault] = []
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_common.runtime.supervision._process.last_resort", escaped.append)
@@ -267,7 +267,7 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
         await shelves.files.idle()
     work = "removing what was set aside" if aside else "removing a file from the disk"
     assert f"{work} failed: OSError(5, 'Input/output error')" in caplog.text
-    assert (shelf.aside, shelf.places, escaped) == ({}, {}, [])
+    assert (shelf.aside, shelf.shards, escaped) == ({}, {}, [])
 
 
 # A worker that goes while its memory is made.
@@ -299,7 +299,7 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(
         while store.total_bytes or names(store.shm_dir):  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
         await shelf.files.idle()
-    assert shelf.places == {}
+    assert shelf.shards == {}
     store.close()
 
 
@@ -309,7 +309,7 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
     """The one before stands. It is believed only for bytes that hash to it."""
     shelf, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
     await make(shelf, key)
-    place = shelf.places[key]
+    place = shelf.shards[key]
     filling = SaveManifest(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_agent.storage.manifest.os.replace", failing(errno.ENOSPC))

@@ -82,13 +82,13 @@ def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on(waits_s: flo
     assert agent.need(SaveManifest).swap
     agent.log()
     assert agent.result(call) == "done"
-    held = agent.core.shards[key].held
+    held = agent.core.shards[key].contents
     assert (held.lent, held.spare_lent) == (False, True)
 
 
 def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
     agent, key = published(staged=True)
-    agent.core.shards[key].held.spare_lent = True
+    agent.core.shards[key].contents.spare_lent = True
     call = agent.logged(agent.unpublish(key))
     for _ in range(2):
         agent.probed(lent=True)
@@ -161,7 +161,7 @@ def to_overwrite(*, staged: bool) -> tuple[OneAgent, ShardKey, Callable[[], int]
     agent.read_all(key, "a")
     agent.lend(key, 1, ROOT)
     if staged:
-        held = agent.core.shards[key].held
+        held = agent.core.shards[key].contents
         held.lent, held.spare_lent = False, True
     trainer.publish_next("b")
 
@@ -185,7 +185,7 @@ def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(*, staged: bool)
     agent.brought(key, "b")
     agent.closed(key)
     agent.log()
-    assert agent.version_read(call) == agent.core.shards[key].held.version == 2
+    assert agent.version_read(call) == agent.core.shards[key].contents.version == 2
 
 
 @pytest.mark.parametrize("staged", [False, True])

@@ -43,7 +43,9 @@ def test_a_publication_that_was_fenced_is_undone_and_the_next_one_is_not_taken_f
     call = agent.publish(key, "new") if again else None
     agent.log()
     assert call is None or agent.version_read(call) == 2
-    assert (agent.counted(key), agent.core.shards[key].held.root) == ((2, root_of("new")) if again else (None, None))
+    assert (agent.counted(key), agent.core.shards[key].contents.root) == (
+        (2, root_of("new")) if again else (None, None)
+    )
 
 
 def test_without_digests_nothing_is_offered_before_the_log_has_numbered_it() -> None:
@@ -72,7 +74,7 @@ def test_a_worker_that_dies_while_publishing_withdraws_and_one_whose_agent_joins
 def test_a_part_of_a_version_is_not_published() -> None:
     agent, key = published()
     agent.logged(agent.unpublish(key))
-    agent.core.shards[key].held.partial = True
+    agent.core.shards[key].contents.partial = True
     assert agent.result(agent.publish(key, "a")) == "NotFilled"
     agent.do(agent.core.loaded(key))
     assert agent.result(agent.publish(key, "a")) is None

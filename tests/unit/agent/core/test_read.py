@@ -68,7 +68,7 @@ def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> N
     reader.closed(key)
     assert reader.result(call) == "RoundTimeout"
     assert "allow more time" in reader.why(call)
-    assert (reader.memory(key), reader.core.shards[key].held.partial) == (EMPTY, True)
+    assert (reader.memory(key), reader.core.shards[key].contents.partial) == (EMPTY, True)
     reader.read(key)
     reader.fill(key, "a")
     reader.unsaid.clear()
@@ -224,7 +224,7 @@ def test_a_manifest_that_comes_too_late_is_none_of_a_later_fill() -> None:
     reader.tick_and_log(10.0)
     assert reader.result(call) == "RoundTimeout"
     assert "manifest is not written" in reader.why(call)
-    assert (reader.memory(key), reader.core.shards[key].held.partial) == (EMPTY, True)
+    assert (reader.memory(key), reader.core.shards[key].contents.partial) == (EMPTY, True)
     again = reader.logged(reader.read(key))
     reader.log()
     second = reader.need(Keep)
@@ -415,7 +415,7 @@ def test_the_old_version_is_held_and_served_until_the_swap() -> None:
     assert [type(effect) for effect in reader.seen if isinstance(effect, told)] == list(told)
     [manifest] = reader.all(SaveManifest)
     assert (manifest.swap, manifest.version, manifest.root) == (True, 2, NEW)
-    assert reader.core.shards[key].held.kept is None
+    assert reader.core.shards[key].contents.kept is None
     trainer.publish_next("c")
     reader.read_all(key, "c")
     assert reader.holds(key) == (READY, 3, root_of("c"))
@@ -429,7 +429,7 @@ def test_a_staged_read_that_fails_changes_nothing_and_what_it_verified_counts() 
     reader.tick_and_log(10.0)
     assert reader.result(call) == "RoundTimeout"
     assert (reader.holds(key), reader.counted(key)) == (STOOD, 1)
-    assert not reader.core.shards[key].held.partial
+    assert not reader.core.shards[key].contents.partial
     posts = len(reader.all(ReadBatch))
     again = reader.logged(reader.read(key))
     assert (reader.version_read(again), reader.report(again).kept) == (2, 3)

@@ -104,7 +104,7 @@ def layout(*more: str) -> Layout:
 def plan_by_program(reader: OneAgent, key: ShardKey, fills: str | None = None) -> None:
     """Answer the last question with a plan by a program, all from a source of another layout."""
     program = compile_program(
-        fills or reader.core.shards[key].place.layout, layout(), LayoutIndex({"theirs": layout("a")})
+        fills or reader.core.shards[key].spec.layout, layout(), LayoutIndex({"theirs": layout("a")})
     )
     execution = NumberedProgram(program, "program")
     asked = reader.need(RequestPlan)

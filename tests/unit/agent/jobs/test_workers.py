@@ -100,7 +100,7 @@ async def test_progress_is_told_when_it_moves(monkeypatch: pytest.MonkeyPatch) -
     """A read that waits is told of once, however often it is looked at."""
     monkeypatch.setattr(pending_calls, "PROGRESS_S", 0.0)
     told: list[Any] = []
-    core = SimpleNamespace(operation=None, place=SimpleNamespace(nbytes=(TOTAL,)))
+    core = SimpleNamespace(operation=None, spec=SimpleNamespace(nbytes=(TOTAL,)))
     worker: Any = SimpleNamespace(tell=told.append)
     work = Supervisor("test")
     waits = PendingCalls({KEY: core}, None, work, ReadCounts())  # type: ignore[dict-item, arg-type]
