@@ -134,10 +134,10 @@ class AsyncHub(NotCopyable):
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await shielded_in_thread(lambda: _described(module_or_tensors, names))
-        place = ShardSpec(
+        spec = ShardSpec(
             model=model, replica=replica, shard=number, shards=count, spot=is_spot, layout=layout, install=how
         )
-        return await self._made(described, await self._session.register(place, deadline), choice, deadline)
+        return await self._made(described, await self._session.register(spec, deadline), choice, deadline)
 
     async def _made(
         self, described: "Description", attachment: AttachedShard, resume: Resume | None, deadline: float
@@ -153,7 +153,7 @@ class AsyncHub(NotCopyable):
             await self._undo(attachment)
             raise
         attachment.close_fd()
-        if not attachment.place.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
+        if not attachment.spec.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
             self._session.loaded(attachment)
         made = AsyncShard(
             self._session,
@@ -460,12 +460,12 @@ def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
     from tensorhub._tensors.segment_mapping import map_segment  # noqa: PLC0415 (they import torch)
 
     has_values = attachment.found is not None
-    if attachment.place.install == "staged":
+    if attachment.spec.install == "staged":
         from tensorhub._tensors.installs import Staged  # noqa: PLC0415
 
         staged = Staged(described, attachment)
         return _Bound(staged.tensors, staged, Residency(described, staged.tensors, staged.home, has_values=has_values))
-    if attachment.place.is_mapped:
+    if attachment.spec.is_mapped:
         from tensorhub._tensors.installs import Mapped  # noqa: PLC0415
 
         mapped = Mapped(described, attachment)

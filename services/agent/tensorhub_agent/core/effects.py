@@ -264,7 +264,7 @@ class SendAvailability(Effect, frozen=True):
     """Tell the reader of a half-filled shard which pieces stand there, or are promised, or not any more."""
 
     lease: str
-    news: AvailabilityUpdate
+    update: AvailabilityUpdate
 
 
 class FreeShard(Effect, frozen=True):
@@ -374,7 +374,7 @@ class AvailabilityReceived(msgspec.Struct, frozen=True):
 
     key: ShardKey
     source: int
-    news: AvailabilityUpdate
+    update: AvailabilityUpdate
 
 
 class BytesReceived(msgspec.Struct, frozen=True):

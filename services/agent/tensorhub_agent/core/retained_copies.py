@@ -104,7 +104,7 @@ class RetainedCopies:
         if copy.releasing or copy.tries >= TRIES_MAX:
             copy.releasing = True
             core.called(CallRelease(call=self._call(core.key), session=KEEPER_SESSION, deadline=now + RELEASE_S), now)
-        elif core.held.memory is not MemoryState.READY or copy.awaited:
+        elif core.contents.memory is not MemoryState.READY or copy.awaited:
             copy.tries += 1
             copy.awaited = False
             until = now + core.config.copy_read_s_max

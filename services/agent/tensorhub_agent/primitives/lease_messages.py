@@ -104,7 +104,7 @@ class PromiseRetracted(LeaseMessage, frozen=True, tag="retract"):
 
 
 class PiecesHandedOff(LeaseMessage, frozen=True, tag="cede"):
-    """These pieces of the source's part are brought over to the site by that mate of its group from now on."""
+    """These pieces of the source's part are brought over to the site by that peer of its group from now on."""
 
     pieces: tuple[Range, ...]
     new_owner: SourceId = msgspec.field(name="heir")
@@ -114,10 +114,10 @@ AvailabilityUpdate = PiecesAvailable | PiecesPromised | PromiseRetracted | Piece
 """What a half-filled source tells of its pieces."""
 
 
-def split_update(news: AvailabilityUpdate) -> Sequence[AvailabilityUpdate]:
+def split_update(update: AvailabilityUpdate) -> Sequence[AvailabilityUpdate]:
     """Return the frames that tell of this, one at least, each short enough."""
-    starts = range(0, max(len(news.pieces), 1), HAVE_RANGES_MAX)
-    return [msgspec.structs.replace(news, pieces=news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
+    starts = range(0, max(len(update.pieces), 1), HAVE_RANGES_MAX)
+    return [msgspec.structs.replace(update, pieces=update.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
 
 
 class ReaderDone(LeaseMessage, frozen=True, tag="done"):

@@ -222,7 +222,7 @@ class Transport(Protocol):
     def break_lease(self, lease: str, reason: str) -> None:
         """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
 
-    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, update: AvailabilityUpdate) -> None:
         """Tell the reader of a half-filled shard of its pieces. Unknown: no effect."""
 
     async def open(

@@ -49,7 +49,7 @@ class JobLogModel:
         self.entries: list[Entry] = []
         """All that ever stood in it, for the invariants; followers get nothing from before `first`."""
         self.first = 1
-        self.shelf = DurableSnapshots()
+        self.snapshots = DurableSnapshots()
         self.last_event_seq = 0
         self.watchers: list[Callable[[Entry], None]] = []
         self.followers: list[Follower] = []

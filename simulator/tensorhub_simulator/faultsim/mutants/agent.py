@@ -98,7 +98,7 @@ def drains_for_ever() -> list[Replacement]:
     start = ReadOperation.start
 
     def begin(self: Any, now: float) -> None:
-        if self.core.held.memory is MemoryState.DRAINING:
+        if self.core.contents.memory is MemoryState.DRAINING:
             self.core.fail(ReplicaConflict, "the memory drains: wait until that has ended")
         else:
             start(self, now)
@@ -122,17 +122,17 @@ def lease_not_asked() -> list[Replacement]:
     """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
     take = Transfer.take_actions
 
-    def todo(self: Any) -> Any:
+    def actions(self: Any) -> Any:
         while True:
             wanted = take(self)
             if self.verification.verify or not wanted.confirm:
                 return wanted
             numbers, wanted.confirm = wanted.confirm, []
-            self.pool.todo = wanted
+            self.pool.actions = wanted
             for number in numbers:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 
-    return [Replacement(Transfer.take_actions, todo)]
+    return [Replacement(Transfer.take_actions, actions)]
 
 
 def values_without_a_drain() -> list[Replacement]:

@@ -82,12 +82,12 @@ class OpenReceives:
 
     @property
     def _segment(self) -> Segment:
-        return self.link.reader.shelf[self.link.key].target
+        return self.link.reader.stored[self.link.key].target
 
     def land(self, half: Half, where: Sequence[int], data: bytes) -> Landing | None:
         """Write half a piece; returns the batch that has ended with it."""
         piece = half[0]
-        if self.link.key not in self.link.reader.shelf:
+        if self.link.key not in self.link.reader.stored:
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written into memory that was freed")
         segment = self._segment
         if any(segment.writers.get(at) is not self.link for at in where):
@@ -118,7 +118,7 @@ class OpenReceives:
 
     def forget(self) -> None:
         """What the reader believes once it is told that the source is closed."""
-        place = self.link.reader.shelf.get(self.link.key)
+        place = self.link.reader.stored.get(self.link.key)
         if place is not None:
             for at in [at for at, writer in place.target.writers.items() if writer is self.link]:
                 del place.target.writers[at]

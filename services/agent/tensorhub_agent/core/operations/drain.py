@@ -76,11 +76,11 @@ class DrainOperation(UnattendedOperation, ABC):
         if event.by == self._unpublish_by:
             repeats_hold = isinstance(event, CommandRepeated) and event.outcome == HELD
             if isinstance(event, UnpublishHeld) or repeats_hold:
-                self._resume(self.core.held.version)
+                self._resume(self.core.contents.version)
                 self.on_held(now)
                 return
             if isinstance(event, CommandRejected | CommandRepeated) and event.error == RetentionFull.__name__:
-                self._resume(self.core.held.version)
+                self._resume(self.core.contents.version)
                 self.stays(RetentionFull, event.message or self._no_copy())
                 return
             # A refusal means that the log counts the shard as gone already: it is no holder either way.
@@ -94,13 +94,13 @@ class DrainOperation(UnattendedOperation, ABC):
 
     def _resume(self, version: int | None) -> None:
         """Serve again what the log goes on counting as published."""
-        core, held = self.core, self.core.held
-        if held.memory not in (MemoryState.READY, MemoryState.DRAINING) or version is None:
+        core, contents = self.core, self.core.contents
+        if contents.memory not in (MemoryState.READY, MemoryState.DRAINING) or version is None:
             return
         # Who reads from now on is broken at the bound that the log's next word begins.
         self._held, self._bounded = True, False
-        if held.root is not None:
-            core.table.offer(core.key, held.version, held.root, held.digests)
+        if contents.root is not None:
+            core.table.offer(core.key, contents.version, contents.root, contents.digests)
         core.set_memory(MemoryState.READY)
         core.hold(version)
 
@@ -130,8 +130,8 @@ class DrainOperation(UnattendedOperation, ABC):
     def _no_copy(self) -> str:
         core = self.core
         return (
-            f"{core.where} stays published: no other copy of the retained version {core.held.version} stood within the "
-            "bound; allow more time, or give an agent more TENSORHUB_CACHE_BYTES"
+            f"{core.where} stays published: no other copy of the retained version {core.contents.version} stood within "
+            "the bound; allow more time, or give an agent more TENSORHUB_CACHE_BYTES"
         )
 
     def on_held(self, now: float) -> None:
@@ -140,8 +140,8 @@ class DrainOperation(UnattendedOperation, ABC):
     def stays(self, error: type[TensorHubError], message: str) -> None:
         """The shard is published as before."""
         core = self.core
-        if core.held.memory is MemoryState.DRAINING:
-            self._resume(core.held.version)
+        if core.contents.memory is MemoryState.DRAINING:
+            self._resume(core.contents.version)
         self._held = False
         if self._is_detached:
             core.settled(self)
@@ -170,9 +170,9 @@ class DrainOperation(UnattendedOperation, ABC):
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what was found out about who maps the memory."""
-        self._reclaim.on_outcome(news, now)
+        self._reclaim.on_outcome(outcome, now)
         self._when_read_out(now)
         self._fail_if_mapped()
 
@@ -180,7 +180,7 @@ class DrainOperation(UnattendedOperation, ABC):
         """At the bound say that somebody still maps the memory. It drains on, and the next call goes on from there."""
         core = self.core
         if self._bounded and self._reclaim.is_blocked and self._drained_by is None and not self._is_detached:
-            spare = " and its spare memory" if core.place.staged else ""
+            spare = " and its spare memory" if core.spec.staged else ""
             core.fail(
                 DrainTimeout,
                 f"the memory of {core.where}{spare} is still mapped by a reader of this host: don't overwrite it, and "
@@ -248,9 +248,9 @@ class UnpublishOperation(DrainOperation):
 
     def start(self, now: float) -> None:
         """Refuse when nothing is published, else drain."""
-        if self.core.place.mapped:
+        if self.core.spec.mapped:
             self.core.fail(NotPublished, f"{self.core.where} only maps what its publisher holds: unpublish there")
-        elif self.core.held.memory not in (MemoryState.READY, MemoryState.DRAINING):
+        elif self.core.contents.memory not in (MemoryState.READY, MemoryState.DRAINING):
             self.core.fail(NotPublished, f"{self.core.where} has nothing published: publish or replicate first")
         else:
             self.drain(now)
@@ -282,7 +282,7 @@ class UnpublishOperation(DrainOperation):
         self._counted = True
         core = self.core
         core.break_readers("the agent joined anew")
-        if core.held.lent:
+        if core.contents.lent:
             # What the old incarnation said is void, but the memory must be free all the same.
             self._drained_by = None
             self._when_read_out(now)
@@ -300,7 +300,7 @@ class AttachOperation(UnpublishOperation):
         goes_on, core.detached = core.detached is not None, None
         # What another worker had mapped this one does not show.
         core.worker_mapping_gone()
-        if core.held.memory is MemoryState.DRAINING or (goes_on and core.held.memory is MemoryState.READY):
+        if core.contents.memory is MemoryState.DRAINING or (goes_on and core.contents.memory is MemoryState.READY):
             # Nobody else is there any more to take the log's word that it drains.
             self.drain(now)
         else:
@@ -329,7 +329,7 @@ class ReleaseOperation(DrainOperation):
 
     def start(self, now: float) -> None:
         """Drain first where there may be readers."""
-        if self.core.held.memory in (MemoryState.READY, MemoryState.DRAINING):
+        if self.core.contents.memory in (MemoryState.READY, MemoryState.DRAINING):
             self.drain(now)
         else:
             self.drained(now)
@@ -376,6 +376,6 @@ class ReleaseOperation(DrainOperation):
             self.drain(now)
             return
         core.break_readers("the agent joined anew")
-        if core.held.memory is not MemoryState.EMPTY:
+        if core.contents.memory is not MemoryState.EMPTY:
             core.set_memory(MemoryState.EMPTY)
         self.drained(now)

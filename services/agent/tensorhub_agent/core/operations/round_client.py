@@ -56,7 +56,7 @@ class RoundClient:
             want=wish,
             patient=patient,
             supersede=True,
-            staged=self._core.place.swaps,
+            staged=self._core.spec.swaps,
         )
         self.want_by = self._core.append_command(command)
 
@@ -120,9 +120,9 @@ class RoundClient:
         core = self._core
         message = f"the registry did not answer {core.where} within the bound"
         self._leave(None, RoundTimeout.__name__, message)
-        if self.filled_by is not None and (core.held.memory is MemoryState.FILLING or core.place.swaps):
+        if self.filled_by is not None and (core.contents.memory is MemoryState.FILLING or core.spec.swaps):
             core.take_back()
-            if core.held.memory is MemoryState.READY:
+            if core.contents.memory is MemoryState.READY:
                 # Nobody knows whether the log has swapped, so the shard is no holder of either version.
                 core.hold(None)
                 core.break_readers("the log did not say which version stands here")

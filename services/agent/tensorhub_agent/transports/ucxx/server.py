@@ -108,9 +108,9 @@ class ReaderConnection:
             raise fault.error
         self.end(f"the agent failed: {fault.error!r}")
 
-    def announce(self, news: AvailabilityUpdate) -> None:
+    def announce(self, update: AvailabilityUpdate) -> None:
         """Tell the reader of the pieces here."""
-        self._send(self._lease.announce(news))
+        self._send(self._lease.announce(update))
 
     def _send(self, messages: Sequence[SourceMessage]) -> None:
         for message in messages:
