@@ -24,7 +24,7 @@ from tensorhub._control.discovery import find_agent
 from tensorhub._control.registry_client import ASK_S, NatsAddress, RegistryClient, left_s
 from tensorhub.aio.lifetime import NotCopyable, leave, leave_when_dropped, shielded_in_thread
 from tensorhub.aio.shard import AsyncShard, UnresolvedResume
-from tensorhub.arguments import Resume
+from tensorhub.arguments import Install, Resume
 from tensorhub.mapping import Mapping
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
@@ -87,7 +87,7 @@ class AsyncHub(NotCopyable):
         shard: int = 0,
         shards: int = 1,
         spot: bool = False,
-        install: str = "in-place",
+        install: Install = "in-place",
         mapping: Mapping | None = None,
         resume: Resume | None = None,
         timeout_s: float = 30,
@@ -97,8 +97,8 @@ class AsyncHub(NotCopyable):
         The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
         on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
 
-        Example:
-            shard = await hub.register("policy", module, replica="trainer")
+        Examples:
+            >>> shard = await hub.register("policy", module, replica="trainer")
 
         Args:
             model: The model's name: letters, digits, "_" and "-", at most 64.
@@ -384,8 +384,8 @@ async def connect_async(
 ) -> AsyncHub:
     """Connect to an agent of this host.
 
-    Example:
-        hub = await tensorhub.connect_async()
+    Examples:
+        >>> hub = await tensorhub.connect_async()
 
     Args:
         job: An isolated namespace; by default `TENSORHUB_JOB`, else "default".

@@ -12,7 +12,7 @@ memory may still be written; until then further calls on the shard raise `Replic
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tensorhub import arguments
 from tensorhub._agent.calls import PublishRequest, ReadRequest, UnpublishRequest
@@ -191,9 +191,9 @@ class AsyncShard(NotCopyable):
     ) -> "AsyncGenerator[dict[str, torch.Tensor], None]":
         """Unpublish what is published, and let the block overwrite the tensors, which it gets.
 
-        Example:
-            async with shard.overwriting(publish=True):
-                optimizer.step()
+        Examples:
+            >>> async with shard.overwriting(publish=True):
+            ...     optimizer.step()
 
         Args:
             publish: Publish at the block's end. After an exception in the block the tensors stay unpublished.
@@ -214,7 +214,7 @@ class AsyncShard(NotCopyable):
 
     async def replicate(
         self,
-        version: int | str = "latest",
+        version: int | Literal["latest"] = "latest",
         *,
         timeout_s: float = 120,
         on_progress: OnProgress | None = None,
@@ -255,9 +255,9 @@ class AsyncShard(NotCopyable):
         can't be had just now: the shard then holds what it held, `last_read.failure` says why, and the next call
         tries again.
 
-        Example:
-            if (version := await shard.update(wait_s=1)) is not None:
-                print(f"generating with version {version}")
+        Examples:
+            >>> if (version := await shard.update(wait_s=1)) is not None:
+            ...     print(f"generating with version {version}")
 
         Args:
             wait_s: How long to wait for a newer version, in seconds.
@@ -369,7 +369,7 @@ class AsyncShard(NotCopyable):
         if self._swaps is not None:
             self._swaps.show()
 
-    async def _fetch(self, version: int | str, timeout_s: float, on_progress: OnProgress | None) -> int:
+    async def _fetch(self, version: int | Literal["latest"], timeout_s: float, on_progress: OnProgress | None) -> int:
         """Do what `replicate` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         held = await self._read("replicate", ReadRequest(arguments.wanted_version(version)), bound_s, on_progress)
