@@ -15,7 +15,7 @@ from tensorhub_simulator.faultsim.runner.report import tell_coverage, tell_failu
 from tensorhub_simulator.faultsim.runner.run import Totals, run
 
 FINDING_SEEDS: Final = 500
-"""A planted bug must be found by one of so many seeds."""
+"""A planted bug must be found by one of this many seeds."""
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tensorhub_simulator", description=__doc__)
     parser.add_argument("--seeds", type=int, default=FINDING_SEEDS, help="how many seeds to run, from 1 on")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--processes", type=int, default=processes_here(), help="run them in so many processes")
+    parser.add_argument("--processes", type=int, default=processes_here(), help="run them in this many processes")
     parser.add_argument("--steps", action="store_true", help="print the whole story of the one seed")
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug")

@@ -52,7 +52,7 @@ LOOK_S: Final = 0.5
 LIVE_WITHIN_S: Final = 60.0
 """After the last fault a fresh version reaches all rollouts within this."""
 DONE_STEPS: Final = 8
-"""Whether a fresh version has come everywhere is looked up every so many steps."""
+"""Whether a fresh version has come everywhere is looked up every this many steps."""
 RACK: Final = "rack-0"
 STAGED_ODDS: Final = 0.5
 STEPS_MAX: Final = 400_000

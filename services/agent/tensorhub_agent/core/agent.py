@@ -126,7 +126,7 @@ class AgentCore:
         self._unsent_of: Counter[str] = Counter()
         """How many of them each lane has."""
         self.deleted: str | None = None
-        """What whoever speaks of this job is told, once it is deleted."""
+        """The message of every error about this job, once the job is deleted."""
         self.retained_copies = RetainedCopies(agent)
         self.aside: set[ShardKey] = set()
         """Shards whose memory stands here and could not be taken back."""
@@ -304,7 +304,7 @@ class AgentCore:
         return effects
 
     def _is_given_up(self, core: ShardCore, event: RoundStarted) -> bool:
-        """Tell whether the log gives up what stands in a shard for a round that nobody here follows.
+        """Tell whether the log gives up what stands in a shard for a round without a call here.
 
         What is told before the agent has joined is over: the join states what stands here, and the log takes that.
         """

@@ -1,7 +1,7 @@
 """What the agent's pure cores ask their driver to do, and what the driver tells them came of it.
 
 The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect
-that takes time is answered later by the event named beside it; an answer that nobody waits for any more is ignored.
+that takes time is answered later by the event named beside it; an answer without a waiting call is ignored.
 """
 
 import msgspec
@@ -378,7 +378,7 @@ class AvailabilityReceived(msgspec.Struct, frozen=True):
 
 
 class BytesReceived(msgspec.Struct, frozen=True):
-    """So many more bytes of the source's batches have come; told a few times a second at most, or never."""
+    """`nbytes` more of the source's batches have come; reported a few times a second at most, or never."""
 
     key: ShardKey
     source: int

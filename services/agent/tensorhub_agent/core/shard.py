@@ -134,7 +134,7 @@ class ShardCore:
         """Change what the memory is, and have the manifest say so before anything later is done.
 
         With `swap` this is said of the spare memory, which is the shard's from now on. Memory that somebody may have
-        mapped is not empty: it drains on, until an unpublish finds that nobody has.
+        mapped is not empty: it drains on, until an unpublish finds that no process has.
         """
         if swap:
             self.contents.lent, self.contents.spare_lent = self.contents.spare_lent, self.contents.lent
@@ -223,12 +223,12 @@ class ShardCore:
             self.queued = None
 
     def break_readers(self, reason: str) -> None:
-        """End the offer, and tell whoever reads."""
+        """End the offer, and tell its readers."""
         for lease in self.table.withdraw_offer(self.key):
             self.out.append(BreakLease(lease, reason))
 
     def break_waiting(self, reason: str) -> None:
-        """The memory will not be filled as was expected: tell whoever reads what is there."""
+        """The memory will not be filled as was expected: tell the readers of what is there."""
         for lease in self.table.cancel_fill(self.key):
             self.out.append(BreakLease(lease, reason))
 
@@ -242,7 +242,7 @@ class ShardCore:
             self.leave()
 
     def job_deleted(self, why: str, now: float) -> None:
-        """The job is deleted: the same, and whoever calls or waits is told that."""
+        """The job is deleted: the same, and each call under way ends with an error that says so."""
         self.deleted = why
         self.dismiss(now)
 
@@ -326,7 +326,7 @@ class ShardCore:
             and event.shard == self.key.shard
             and self.registered
         ):
-            # Whoever waited for this may have given up, and the shard is gone nevertheless.
+            # The call that waited for this may have given up, and the shard is gone nevertheless.
             self.dismiss(now)
             return
         if self.detached is not None:
@@ -393,7 +393,7 @@ class ShardCore:
         self.hold(version)
 
     def overwritten_for_log(self, version: int) -> None:
-        """The log has given up what stands here to have it overwritten with a version, and nobody does that."""
+        """The log has given up what stands here to have it overwritten with a version, and no call does that."""
         if not self.spec.swaps and self.contents.memory is MemoryState.READY and self.contents.version != version:
             self.hold(None)
             self.break_readers("the log has given up what stands here")
@@ -414,7 +414,7 @@ class ShardCore:
             )
         coming = self.table.coming.get(self.key)
         if coming is not None:
-            assert self.operation is not None, f"{self.where} is to be filled, and nobody does it"
+            assert self.operation is not None, f"{self.where} is to be filled, and no call fills it"
             assert self.contents.memory is MemoryState.FILLING or not any(coming.has or b""), (
                 f"{self.where} shows old pieces"
             )

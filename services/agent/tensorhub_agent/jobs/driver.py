@@ -95,7 +95,7 @@ JOIN_S_MAX: Final = 10.0
 FOLLOW_AGAIN_S: Final = 0.2
 
 TENSORS_NAMED_MAX: Final = 8
-"""So many tensors that were overwritten are named."""
+"""At most this many tensors that were overwritten are named."""
 
 REPLICA: Final = b'"replica":"'
 """Behind this an event names the replica that it is about."""
@@ -302,7 +302,7 @@ class JobDriver:
             self._joined.set()
 
     def _note_deleted(self) -> None:
-        """Say nothing more, and tell whoever waits to be let in."""
+        """Say nothing more, and answer the workers that wait to be let in."""
         _log.info("job %s is deleted", self.job)
         self._around.registry.forget(self.job)
         self._lanes.forget()
@@ -329,7 +329,7 @@ class JobDriver:
 
     @contextlib.contextmanager
     def isolated(self, what: str) -> Iterator[None]:
-        """Keep an error of this job's from whoever asks something of it: it is a fault of the job."""
+        """Keep an error of this job's from its callers: it is a fault of the job."""
         try:
             yield
         except Exception as why:  # noqa: BLE001 (whatever it is, this job can't be trusted to go on)

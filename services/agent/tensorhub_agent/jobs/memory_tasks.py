@@ -87,7 +87,7 @@ class MemoryTasks:
             try:
                 lent = segment.is_lent()
             except OSError:
-                # Without a descriptor nobody knows; it is asked again soon.
+                # Without a descriptor it is unknown; it is asked again soon.
                 lent = True
             self._take_outcome(Probed(effect.key, effect.spare, lent))
 

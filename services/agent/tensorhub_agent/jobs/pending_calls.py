@@ -72,7 +72,7 @@ class PendingCalls:
         waiting.worker.tell(Failed(call=waiting.call, error=effect.error, message=effect.message))
 
     def answer(self, effect: CompleteCall | FailCall, context: TraceContext | None) -> None:
-        """Tell whoever waits what became of the call, and the span that its own belongs to."""
+        """Tell the worker what became of the call, and the span that its own belongs to."""
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
             return
@@ -110,7 +110,7 @@ class PendingCalls:
             waiting.worker.tell(Swapped(handle=waiting.handle, segment=stored.inode))
 
     def swapped(self, key: ShardKey) -> None:
-        """Tell whoever waits for a call on a staged shard that it swaps: with the answer the shard may be gone."""
+        """Tell the worker that a staged shard swaps, before the call's answer: with that the shard may be gone."""
         for waiting in self._waiting.values():
             if waiting.about == key:
                 self._tell_swapped(waiting, key)

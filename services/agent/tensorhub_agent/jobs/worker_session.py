@@ -55,12 +55,12 @@ TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """A call's bound is cut to a week."""
 
 HANDLES_MAX: Final = 1000
-"""One connection has at most so many shards."""
+"""One connection has at most this many shards."""
 
 RECLAIM_ADVICE: Final = (
     "give the same, or take another replica name. To be rid of what stands there register it as it was, and release it"
 )
-"""What whoever comes back otherwise than he went may do: a release is its worker's, and that one may be gone."""
+"""The next step of a worker that registers other tensors than before: only the worker that had it may release it."""
 
 
 class WorkerSession:
@@ -236,7 +236,7 @@ class WorkerSessions:
                 f"{where} was registered with shards={core.spec.shards}, spot={core.spec.spot}, "
                 f"install={core.spec.install!r}; {RECLAIM_ADVICE}"
             )
-        # Its own worker asks again where it gave up waiting for an answer, which came to nobody.
+        # Its own worker asks again where it gave up waiting for an answer, which then came to no call.
         if core.session not in (None, session.worker.number):
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = session.new_handle(key)

@@ -38,7 +38,7 @@ class NotBegun(StrEnum):
     HANDLE = "handle"
     """Its worker names a shard that it never had."""
     NOT_ITS_OWN = "not-its-own"
-    """The shard was released, and is another worker's, or nobody's."""
+    """The shard was released, and belongs to another worker or to none."""
     SWAPPED = "swapped"
     """Its worker would overwrite what an earlier read has just brought."""
     ASIDE = "aside"

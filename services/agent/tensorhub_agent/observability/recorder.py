@@ -53,10 +53,10 @@ from tensorhub_common.protocol.log.events import (
 
 PLANS_NOTED_MAX: Final = 16
 SOURCES_NOTED_MAX: Final = 64
-"""Of one read so many questions for a plan and so many sources are told; the rest only counts."""
+"""Of one read at most this many requests for a plan and this many sources are recorded; the rest only counts."""
 
 WISHES_MAX: Final = 256
-"""So many wishes from outside may wait for the digest with which their publication begins."""
+"""At most this many publications wished from outside may wait for the digest with which they begin."""
 
 NOTED: Final = frozenset({AppendCommand, CompleteCall, FailCall, DigestMemory, RequestPlan, RequestLease})
 """The effects that are noted; of the others, which are the many, the time need not be taken."""
@@ -164,7 +164,7 @@ class CallRecorder:
         if isinstance(note, PublishRecord):
             self._finish(note, GIVEN_UP, at)
         cause, wished = self._wishes.pop((key.model, key.replica), (None, at))
-        # The span of whoever wished is the parent of the publish span, which no worker makes.
+        # The span of the program that wished is the parent of the publish span, which no worker makes.
         context = self._new_trace("publish") if cause is None else cause.beside(self._new_span())
         note = PublishRecord(key, None, context, wished, is_ours=True, parent=cause, digested_from=at)
         self._now[key] = note

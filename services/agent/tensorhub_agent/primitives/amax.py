@@ -11,7 +11,7 @@ class AmaxTable(Protocol):
     """The largest magnitudes of a read's blocks, in its driver's memory: see `amax_table`."""
 
     partials: int
-    """So many units, the first ones, are brought here, and not into the destination."""
+    """The first `partials` units are brought here, and not into the destination."""
 
     def batch_buffer(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
         """Return memory of its own for a batch of partials, and how they are brought into it."""

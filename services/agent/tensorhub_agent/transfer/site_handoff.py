@@ -26,7 +26,7 @@ from tensorhub_common.protocol.ranges import Range
 
 
 class SitePeers:
-    """The peers of a read whose shard has so many pieces; what is `loose` is the read's own list."""
+    """The peers of a read whose shard has `pieces` pieces; what is `loose` is the read's own list."""
 
     def __init__(self, loose: list[Range], index: RoleIndex, pieces: int) -> None:
         """Begin with no peer."""
@@ -35,7 +35,7 @@ class SitePeers:
         self.crossers: tuple[SourceId, ...] = ()
         """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
         self.asks_for_handoff = False
-        """The question that is out is for what a peer has ceded: that is this reader's part, whoever's it was."""
+        """The question that is out is for what a peer has ceded: that is this reader's part now."""
         self._inherited = bytearray(pieces)
         """Marks of what a peer has ceded to this reader, and no source here could bring."""
         self._loose, self._index = loose, index
@@ -121,7 +121,7 @@ def _rate(peer: Source, began: float) -> float:
 
 
 def _last(source: Source, sizes: Sequence[int], nbytes: float) -> int:
-    """Return how many of the pieces at the end of a source's queue have at most so many bytes."""
+    """Return how many of the pieces at the end of a source's queue have at most `nbytes`."""
     left, number = nbytes, 0
     for first, count in reversed(source.queue):
         for piece in reversed(range(first, first + count)):

@@ -125,7 +125,7 @@ class SourcePool:
         return (*self.exclusions.left_out(), *self.trial.avoid)
 
     def committed(self) -> list[Range]:
-        """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
+        """Return what is under way, or waits its turn at a source that has it: no other reader has to get it first."""
         self.index.settle()
         there = by_number(self.index.of(SETTLED))
         flying = [run for source in there for ranges, _ in source.in_flight.values() for run in ranges]
@@ -212,7 +212,8 @@ class SourcePool:
     def share_out(self, *, is_told: bool) -> bool:
         """Give what is loose to those that there are; tells whether they take all of it.
 
-        `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
+        `is_told`: a planner has said that no other holder has it; without its word it is unknown which holder has it
+        computed.
         """
         self.index.settle()
         live = by_number(self.index.of(LIVE))
@@ -250,7 +251,7 @@ class SourcePool:
                 source.freed()
 
     def _follow(self) -> None:
-        """Leave scales that nobody brings to their folds; some of these may be known."""
+        """Leave scales that no source brings to their folds; some of these may be known."""
         self.loose[:], known = self.fold_progress.follow(self.loose)
         if known:
             self._fold(0, (), known)
@@ -269,7 +270,7 @@ class SourcePool:
             self.loose += self.fold_progress.request_partials(source.take_new_awaiting_fold())
 
     def give_up_folds(self) -> None:
-        """Let partials sleep that nobody has, so that the next plan may do without them."""
+        """Let partials sleep that no source has, so that the next plan may do without them."""
         partials, others = self.fold_progress.apart(self.loose)
         if partials:
             scales, values = self.fold_progress.defer_partials(partials)

@@ -107,7 +107,7 @@ class Transfer:
             if self.phase is TransferPhase.LEASING:
                 self.planned_at = now
         else:
-            # It names whoever failed while it was made; that says nothing of others.
+            # It names sources that failed while it was made; that says nothing of others.
             self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
         self._advance(now)
 
@@ -347,7 +347,7 @@ class Transfer:
     # Planning.
 
     def _no_plan(self, refusal: Refusal, now: float) -> None:
-        """Nobody new brings what is loose: the open sources do, or it is asked again, or the read fails."""
+        """No new source brings what is loose: the open sources do, or it is asked again, or the read fails."""
         if refusal.error == LayoutMismatch.__name__:
             self._fail(refusal.error, refusal.reason)
             return

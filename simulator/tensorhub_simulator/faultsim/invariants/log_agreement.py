@@ -1,4 +1,4 @@
-"""What the log counts as ready stands at its agent and is granted: else it would be planned for, and found by nobody.
+"""What the log counts as ready stands at its agent and is granted: else a plan would name what no reader can find.
 
 Nor does the log wait for anything that no call of the agent brings: else every later call would be refused.
 

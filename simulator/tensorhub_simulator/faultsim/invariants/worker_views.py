@@ -1,7 +1,7 @@
 """What workers see in their tensors between two calls: byte for byte the version that they were told of.
 
 A read in place may change the memory while its call is under way, and a call that raised may have; at all other times
-an engine computes with what stands there, and a trainer trusts that nobody writes over what it has published.
+an engine computes with what stands there, and a trainer trusts that nothing writes over what it has published.
 """
 
 from collections.abc import Sequence

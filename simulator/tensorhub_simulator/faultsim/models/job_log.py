@@ -16,7 +16,7 @@ from tensorhub_simulator.faultsim.models.snapshots import DurableSnapshots
 EPOCH_S: Final = 1_700_000_000.0
 NO_HEADERS: Final[Mapping[str, str]] = {}
 MESSAGES_A_STEP_MAX: Final = 64
-"""A follower that begins far behind reads so many entries in one step."""
+"""A follower that begins far behind reads this many entries in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class JobLogModel:
         self.wake()
 
     def wake(self) -> None:
-        """Go on with whoever waits for entries."""
+        """Go on with the followers that wait for entries."""
         for follower in self.followers:
             follower.wake()
 

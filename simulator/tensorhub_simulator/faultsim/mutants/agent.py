@@ -38,7 +38,7 @@ from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
 from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 ROOM: Final = 2
-"""So many commands of a lane wait, and the next one is left out."""
+"""This many commands of a lane wait, and the next one is left out."""
 
 
 def refused_kept() -> list[Replacement]:
@@ -75,7 +75,7 @@ def counts_unkept() -> list[Replacement]:
 
 
 def given_up_kept() -> list[Replacement]:
-    """What the log has given up for a round that nobody follows any more stays published at its agent."""
+    """What the log has given up for a round without a call stays published at its agent."""
 
     def overwritten(_: Any, version: int) -> None:
         del version
@@ -119,7 +119,7 @@ def place_kept() -> list[Replacement]:
 
 
 def lease_not_asked() -> list[Replacement]:
-    """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
+    """With digests off, pieces count as soon as they have come: no reader asks whether the lease has held."""
     take = Transfer.take_actions
 
     def actions(self: Any) -> Any:
@@ -190,7 +190,7 @@ def ticket_twice() -> list[Replacement]:
 
 
 def incarnation_ignored() -> list[Replacement]:
-    """Whoever has an agent's name speaks for it, also a process that died long ago."""
+    """A process with an agent's name speaks for it, even one that died long ago."""
 
     def live_agent(catalog: Catalog, by: Sender | None) -> Any:
         agent = catalog.agents.get(by.process) if by is not None else None
@@ -238,7 +238,7 @@ def filled_forgotten() -> list[Replacement]:
 
 
 def turns_forgotten() -> list[Replacement]:
-    """A planner that begins with a snapshot knows no turn of a round that was decided before: nobody is half-filled."""
+    """A planner that begins with a snapshot knows no turn of a round decided before it: no replica is half-filled."""
     restore = PlannerNode._restore
 
     def forget(self: Any) -> None:

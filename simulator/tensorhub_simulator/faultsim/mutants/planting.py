@@ -178,7 +178,7 @@ def _swap_per_shard() -> list[Replacement]:
 
 
 def _mapped_not_waited_for() -> list[Replacement]:
-    """Whoever maps the memory is found, and taken for gone."""
+    """A process that maps the memory is found, and taken for gone."""
     take = MemoryReclaim.on_outcome
 
     def on_outcome(self: MemoryReclaim, outcome: Any, now: float) -> None:

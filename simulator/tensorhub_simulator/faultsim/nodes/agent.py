@@ -154,7 +154,7 @@ class AgentTasks:
             self._agent.outcome(Probed(effect.key, effect.spare, bool(segment.maps)))
 
     def duplicate(self, key: ShardKey) -> None:
-        """Copy one piece after the other into the spare memory, so that whoever writes meanwhile is seen."""
+        """Copy one piece after the other into the spare memory, so that a write meanwhile is seen."""
         self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, 0))
 
     def _duplicate(self, key: ShardKey, piece: int) -> None:
@@ -460,7 +460,7 @@ class AgentNode(AgentHost):
             case ConfirmLease():
                 self.links[effect.key, effect.source].confirm(effect)
             case ReportWrongBytes():
-                # Its agent would look at its memory, and tell the worker; here nobody writes to what is published.
+                # Its agent would look at its memory, and tell the worker; here no worker writes to what is published.
                 pass
             case CloseSource():
                 self._close(effect)
@@ -502,7 +502,7 @@ class AgentNode(AgentHost):
     def _break(self, effect: BreakLease) -> None:
         link = self.job.sessions.get(effect.lease)
         if link is not None and link.reader.up and not link.is_cut:
-            # A broken lease is safe only because nobody relies on this message: it may come late.
+            # A broken lease is safe only because nothing relies on this message: it may come late.
             late = self.messages.random() * BREAK_S if self.happens(0.3) else self.lag()
             self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
 

@@ -211,7 +211,7 @@ class WorkerNode(Node):
     def _overwrite(self) -> None:
         """Change most bytes, in as many writes as there are pieces."""
         if self.agent.up and self.agent.core.deleted is not None:
-            # What it has mapped is nobody's but its own.
+            # What it has mapped is its own alone.
             return
         stored = self.agent.stored[self.key]
         segment = stored.segment

@@ -1,4 +1,4 @@
-"""What is printed of a run: one seed's failure, the totals, and the transitions that nobody made."""
+"""What is printed of a run: one seed's failure, the totals, and the transitions that were not made."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ from tensorhub_simulator.faultsim.runner.transitions import UNREACHABLE, Tallies
 
 COLUMNS: Final = 140
 COVERED_FROM_SEEDS: Final = 500
-"""A run of so many seeds has to make every transition that can be made."""
+"""A run of this many seeds has to make every transition that can be made."""
 
 
 def tell_failure(failure: Failure, bug: str | None) -> None:
@@ -43,7 +43,7 @@ def tell_totals(totals: Totals, seconds: float) -> None:
 
 
 def tell_coverage(tallies: Tallies, seeds: int) -> bool:
-    """Print which transitions were made; returns whether that is enough for so many seeds."""
+    """Print which transitions were made; returns whether that is enough for this many seeds."""
     console = Console(width=COLUMNS)
     table = Table("transitions", "made", "never made", "made and not in the table")
     complete = True

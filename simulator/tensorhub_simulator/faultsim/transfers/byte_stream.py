@@ -3,7 +3,7 @@
 `local`: the reader copies out of the source's memory, which needs nothing of the source. `ucxx`: the source sends, half
 a piece at a time, whatever stands in its memory just then, for all that it was asked for and until it hears that the
 reader has closed; so it sends on after it was stopped and woken. What arrives, in any order, is written as long as the
-reader's receives are open, whoever believes what.
+reader's receives are open, whatever either side believes.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from tensorhub_simulator.faultsim.observations import PieceSent
 
 STUCK_S: Final = 0.05
 ON_THE_WAY_MAX: Final = 4
-"""So many halves of pieces are on the wire at most."""
+"""This many halves of pieces are on the wire at most."""
 
 Half = tuple[int, int]
 """A piece and which half of it."""
@@ -160,7 +160,7 @@ class ByteStream:
         return self._delta is not None and piece not in self._plain
 
     def stop(self) -> None:
-        """The source has heard that nobody reads any more."""
+        """The source has heard that the reader is gone."""
         self.asked.clear()
 
     def _go_on(self) -> None:

@@ -323,7 +323,7 @@ class ReadSession:
             self._again_or_lost("its agent did not answer")
 
     def _again_or_lost(self, reason: str) -> None:
-        """Ask once more whoever is worth it, as `sources/manager.py` of the agent does."""
+        """Ask a source once more where that is worth it, as `sources/manager.py` of the agent does."""
         if (self.share.crosses or self.share.far) and not self.closing:
             self.job.sessions.pop(self.lease, None)
             self.answered, self.lease = False, ""

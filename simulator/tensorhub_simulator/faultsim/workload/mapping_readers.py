@@ -17,7 +17,7 @@ from tensorhub_simulator.faultsim.models.segments import Segment
 from tensorhub_simulator.faultsim.observations import MemoryMapped
 
 WORLDS: Final = 0.4
-"""So many worlds have borrowers."""
+"""This many worlds have borrowers."""
 
 EACH_S: Final = 0.3
 KEPT_S: Final = (0.01, 0.2, 1.0, 3.0)

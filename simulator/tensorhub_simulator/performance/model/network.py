@@ -110,7 +110,7 @@ class Network:
         connection.closed = True
         self._advance(connection)
         connection.messages.clear()
-        # Also when its last message has just come and nobody has been told yet: its part of the links is free.
+        # Also when its last message has just come and neither side has been told yet: its part of the links is free.
         if connection.rate:
             self._change(connection, begins=False)
 

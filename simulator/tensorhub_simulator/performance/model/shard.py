@@ -369,7 +369,7 @@ class ShardNode:
         self.transfer, self.turn = None, None
 
     def vanish(self) -> None:
-        """Be gone without a word: whoever reads from here has to find out."""
+        """Be gone without a word: those that read from here have to find out."""
         self.alive = False
         self.drop()
         for reader, number in self.readers:

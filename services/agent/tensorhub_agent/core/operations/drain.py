@@ -1,8 +1,9 @@
 """Taking a shard back: unpublish, and release. Pure.
 
 The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are
-broken, and only then does the call return and the memory change. Whoever maps the memory can't be broken: the call
-waits for them too, or goes on in spare memory (`core/operations/reclaim.py`), or raises `DrainTimeout` at its bound.
+broken, and only then does the call return and the memory change. A process that maps the memory can't be made to let
+go: the call waits for them too, or goes on in spare memory (`core/operations/reclaim.py`), or raises `DrainTimeout` at
+its bound.
 
 The log may hold it back, because this is the last copy that counts of a retained version. Then the shard is published
 as before, and grants leases, until the log says that it drains or stays.
@@ -184,8 +185,8 @@ class DrainOperation(UnattendedOperation, ABC):
             core.fail(
                 DrainTimeout,
                 f"the memory of {core.where}{spare} is still mapped by a reader of this host: don't overwrite it, and "
-                "call again; whoever maps it lets go by its next update, once nothing refers to the tensors, or by "
-                "its end",
+                "call again; a process that maps it lets go by its next update, once nothing refers to the tensors, or "
+                "by its end",
             )
 
     def tick(self, now: float) -> None:
@@ -198,7 +199,7 @@ class DrainOperation(UnattendedOperation, ABC):
             self.say_stay(now)
             return
         if self._held:
-            # Nobody knows whether the log lets it go just now, so it may not be published on, nor overwritten.
+            # Whether the log lets it go just now is unknown, so it may not be published on, nor overwritten.
             core.table.stop_granting(core.key)
             core.set_memory(MemoryState.DRAINING)
             self._leave_to_log()
@@ -301,7 +302,7 @@ class AttachOperation(UnpublishOperation):
         # What another worker had mapped this one does not show.
         core.worker_mapping_gone()
         if core.contents.memory is MemoryState.DRAINING or (goes_on and core.contents.memory is MemoryState.READY):
-            # Nobody else is there any more to take the log's word that it drains.
+            # No other operation is left to take the log's word that it drains.
             self.drain(now)
         else:
             core.finish()

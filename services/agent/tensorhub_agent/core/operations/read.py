@@ -454,7 +454,8 @@ class ReadOperation:
         if by_pieces or transfer.root == NO_ROOT or not self.core.config.digests:
             self._filled(transfer.root)
             return
-        # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.
+        # The log has no digests of the shard's own pieces yet: it gets them from here, and keeps the first that it
+        # gets.
         self.stage = ReadStage.DIGESTING
         self._driver.digest()
 

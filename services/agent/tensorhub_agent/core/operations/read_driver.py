@@ -63,7 +63,7 @@ class AvailabilityAnnouncer:
     """The readers of one shard that is being filled."""
 
     def __init__(self, core: ShardCore) -> None:
-        """Tell nobody yet."""
+        """Announce nothing yet."""
         self._core = core
 
     def pieces(self, pieces: tuple[Range, ...]) -> None:
@@ -150,9 +150,9 @@ class ReadDriver:
             core.table.begin_fill(core.key, version, root, turn, len(core.spec.nbytes))
 
     def forgo_kept(self) -> None:
-        """Read all pieces from now on: nobody was found for those that an earlier read has not proven.
+        """Read all pieces from now on: no source was found for those that an earlier read has not proven.
 
-        Whoever is left may have other layouts alone, and those are read as a whole or not at all.
+        The sources that are left may have other layouts alone, and those are read as a whole or not at all.
         """
         self._forgoes_kept = True
 

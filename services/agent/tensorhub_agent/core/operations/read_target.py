@@ -1,8 +1,8 @@
 """The memory that one read writes: taken from its readers, filled, and then a version or a part of one. Pure.
 
 A shard that swaps is filled beside what it holds, which is served until all of its replica swaps. Always true: nothing
-may be written before the last lease on the memory has ended or was broken and a probe has found nobody who maps it;
-and others may read what was filled only once the log counts it.
+may be written before the last lease on the memory has ended or was broken and a probe has found no process that maps
+it; and others may read what was filled only once the log counts it.
 """
 
 from tensorhub_agent.core.effects import EffectOutcome, Keep, Kept
@@ -53,7 +53,7 @@ class ReadTarget:
         return self._take()
 
     def _take(self) -> bool:
-        """Nobody has a lease on what is to be overwritten; it may be written once nobody maps it either."""
+        """No lease is left on what is to be overwritten; it may be written once no process maps it either."""
         core, vacancy = self._core, self._reclaim
         if vacancy is None:
             return False
@@ -132,7 +132,7 @@ class ReadTarget:
             core.table.offer(core.key, version, root, digests)
 
     def begin_anew(self) -> None:
-        """The log decided again, so nobody is waited for, and what was filled beside does not count."""
+        """The log decided again, so no other shard is waited for, and what was filled beside does not count."""
         self._beside = self._reclaim = self._keeping = None
 
     def stated(self) -> None:
@@ -151,6 +151,6 @@ class ReadTarget:
             # The memory stays as it is: a part of a version.
             core.set_memory(MemoryState.EMPTY, partial=True)
         elif self._vacated and core.contents.memory is MemoryState.READY:
-            # The log counts it as given up, and nobody has written yet.
+            # The log counts it as given up, and nothing was written yet.
             core.break_readers("the shard was to be filled with another version")
             core.set_memory(MemoryState.EMPTY)

@@ -1,4 +1,4 @@
-"""Finds memory of one shard that nobody maps, so that it may be written. Pure.
+"""Finds memory of one shard that no process maps, so that it may be written. Pure.
 
 Who maps a shard's memory (install="mapped") holds a lock on it until the mapping is gone. The kernel doesn't tell of
 that end, so it is asked again and again while somebody waits. A shard that is to be emptied and has spare memory need
@@ -43,7 +43,7 @@ class MemoryReclaim:
 
     @property
     def is_found(self) -> bool:
-        """Whether nobody maps the wanted memory."""
+        """Whether no process maps the wanted memory."""
         contents = self._core.contents
         return not self._copying and not (contents.spare_lent if self._where is MemoryChoice.SPARE else contents.lent)
 
