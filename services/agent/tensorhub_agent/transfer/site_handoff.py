@@ -11,7 +11,7 @@ byte still crosses to the site once.
 Invariants:
 - A piece that a peer does not bring over is loose, or with another source that brings it over.
 - A piece that is under way is never ceded.
-- An new_owner is open here, and has shown by its own part how fast it is.
+- A new owner is open here, and has shown by its own part how fast it is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ class SitePeers:
         self._loose.extend(mine)
 
     def await_new_owner(self, source: Source, pieces: Sequence[Range], new_owner: SourceId) -> None:
-        """Wait at the new_owner for what a peer has ceded to it."""
+        """Wait at the new owner for what a peer has ceded to it."""
         given_up = source.retracts(pieces)
         self._index.settle()
         crossing = by_number(self._index.of(CROSSING))
@@ -63,7 +63,7 @@ class SitePeers:
         if waits_at is not None:
             waits_at.give(given_up)
         else:
-            # The peer itself finds out that the new_owner is gone, or brings what it gets from there.
+            # The peer itself finds out that the new owner is gone, or brings what it gets from there.
             self._loose.extend(given_up)
 
     def inherited(self, loose: Sequence[Range]) -> tuple[Range, ...]:
@@ -91,7 +91,7 @@ def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now:
         return []
     waiting_bytes, left_s = slow.queued_bytes(sizes), slow.left_s(sizes, now)
     rates = [_rate(new_owner, began) for new_owner in new_owners]
-    # Of what it has yet to ask for it brings so much while the new_owners bring the rest.
+    # Of what it has yet to ask for it brings so much while the new owners bring the rest.
     part = sum(rates) * left_s / (sum(rates) * left_s + waiting_bytes)
     if left_s * part <= slow.limits.handoff_gain_s:
         return []
