@@ -343,9 +343,11 @@ class AgentCore:
             return [EndFenced()] if event.incarnation > self.incarnation else []
         self.joined = True
         effects: list[AnyEffect] = []
+        dropped: set[str] = set()
         for holding in event.dropped:
             core = self._stated_core(holding)
             if core is not None:
+                dropped.add(self.lane(core.key))
                 self.retained_copies.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
@@ -357,9 +359,11 @@ class AgentCore:
             if core is not None:
                 core.believed(holding.version, holding.root)
                 effects += self._take(core)
-        unsaid, self._unsent = self._unsent, []
+        # A worker may have published a shard that the log drops: its memory is gone, so the command has no meaning.
+        unsent = [each for each in self._unsent if each.command.by is None or each.command.by.lane not in dropped]
+        self._unsent.clear()
         self._unsent_of.clear()
-        return effects + unsaid
+        return effects + unsent
 
     def _stated_core(self, holding: HeldShard) -> ShardCore | None:
         """Return the shard that was stated, unless it has gone since; one that was registered anew is another."""

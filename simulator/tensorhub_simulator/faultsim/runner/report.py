@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console
@@ -13,6 +14,15 @@ from tensorhub_simulator.faultsim.runner.transitions import UNREACHABLE, Tallies
 COLUMNS: Final = 140
 COVERED_FROM_SEEDS: Final = 500
 """A run of this many seeds has to make every transition that can be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Which seed found a bug, and by which invariant."""
+
+    bug: str
+    seed: int | None
+    invariant: str
 
 
 def tell_failure(failure: Failure, bug: str | None) -> None:
