@@ -37,6 +37,7 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, PiecesAvailable
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.primitives.program_units import UnitAvailability
 from tensorhub_agent.rates.encoding_choice import LineEstimate, awaits_patches
 from tensorhub_agent.sources.batch_reader import BatchReader, BatchTarget
@@ -323,7 +324,7 @@ class SourceManager:
         effect: ReadBatch,
         source: SourceConnection,
         session: SourceSession,
-        memory: memoryview,
+        memory: MemoryRegion,
         regions: StridedCopies,
         *,
         digests: bool,
