@@ -1,7 +1,7 @@
 """What the agent's pure cores ask their driver to do, and what the driver tells them came of it.
 
-The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect
-that takes time is answered later by the event named beside it; an answer without a waiting call is ignored.
+The driver (production's `jobs/driver.py`, or the simulator) carries out the effects of one call in their order. An
+effect that takes time is answered later by the event named beside it; an answer without a waiting call is ignored.
 """
 
 import msgspec
@@ -169,7 +169,7 @@ class AllocateCopy(Effect, frozen=True):
 
 
 class RequestPlan(Effect, frozen=True):
-    """Ask the planner; answered by `PlanCame(number)`."""
+    """Ask the planner; answered by `PlanReceived(number)`."""
 
     key: ShardKey
     number: int

@@ -28,7 +28,7 @@ from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 @dataclass(frozen=True, slots=True)
 class CopyQuota:
-    """Bytes of copies on either: the limits, or what is taken."""
+    """Bytes of copies in memory and on the disk: the limits of both, or what is taken of each."""
 
     memory_bytes: int
     disk_bytes: int

@@ -193,7 +193,7 @@ OnLost = Callable[[str], None]
 
 
 OnAvailability = Callable[[AvailabilityUpdate], None]
-"""Called when a half-filled source tells of its pieces; with `Have` of none it only says that it lives."""
+"""Called when a half-filled source tells of its pieces; with `PiecesAvailable` of none it only says that it lives."""
 
 
 def unheard(_: AvailabilityUpdate) -> None:
@@ -221,7 +221,7 @@ class Transport(Protocol):
         """Accept no more readers and end all served leases. Sessions of the reading side are closed by their owners."""
 
     def break_lease(self, lease: str, reason: str) -> None:
-        """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
+        """Tell a lease's reader that it is over, and end its session; the lease table is not told. Unknown: nothing."""
 
     def announce(self, lease: str, update: AvailabilityUpdate) -> None:
         """Tell the reader of a half-filled shard of its pieces. Unknown: no effect."""

@@ -36,6 +36,7 @@ from tensorhub_agent.primitives.digests import digest_at
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, PiecesAvailable, PiecesPromised
 from tensorhub_agent.primitives.program_units import UnitAvailability
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -238,7 +239,7 @@ class ReadSession:
         if self.program is not None:
             self.computing = UnitCompute(self.program, self.share.layout or "", effect.table)
         self.telling = Announcements(self)
-        self.is_local = self.share.transport == "local"
+        self.is_local = reads_memory(self.share.transport)
         self.receives = OpenReceives(self)
         self._wire: ByteStream | None = None
         self._digests = b""

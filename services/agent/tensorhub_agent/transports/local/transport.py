@@ -215,7 +215,7 @@ class LocalTransport:
         try:
             await self._receive(reader, pid)
         except PeerGone:
-            pass  # `lost` ends its lease.
+            pass  # Its lease ends below.
         except TimeoutError:
             _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
         except (TensorHubError, OSError, *MALFORMED) as why:
