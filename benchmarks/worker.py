@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
 
 import tensorhub
+from tensorhub.arguments import Install
 from tensorhub_common.observability.span_cost import SPAN_CPU
 
 WAIT_S = 60.0
@@ -74,7 +75,7 @@ class Worker:
         replica: str,
         shapes: Mapping[str, Sequence[int]],
         fill: bool,
-        install: str = "in-place",
+        install: Install = "in-place",
         shard: int = 0,
         shards: int = 1,
     ) -> Answer:

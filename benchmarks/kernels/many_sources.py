@@ -112,14 +112,14 @@ class Read:
 
     def _take(self) -> None:
         self.transfer.tick(self.now)
-        todo, answers = self.transfer.take_actions(), self._answers
-        answers.extend(("open", number, 0) for number, _ in todo.open)
-        if hasattr(todo, "hold"):
-            answers.extend(("lease", number, 0) for number, _ in todo.hold)
-            answers.extend(("open", number, 0) for number in todo.enter)
-        answers.extend(("batch", number, batch) for number, batch, _ in todo.post)
-        answers.extend(("confirm", number, 0) for number in todo.confirm)
-        answers.extend(("close", number, 0) for number in todo.close)
+        actions, answers = self.transfer.take_actions(), self._answers
+        answers.extend(("open", number, 0) for number, _ in actions.open)
+        if hasattr(actions, "hold"):
+            answers.extend(("lease", number, 0) for number, _ in actions.hold)
+            answers.extend(("open", number, 0) for number in actions.enter)
+        answers.extend(("batch", number, batch) for number, batch, _ in actions.post)
+        answers.extend(("confirm", number, 0) for number in actions.confirm)
+        answers.extend(("close", number, 0) for number in actions.close)
         self.transfer.deadline()
 
 

@@ -7,15 +7,14 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
-from tools.docs import simulator_page
 
 from tensorhub_simulator.faultsim.mutants.planting import BUGS, planted
 from tensorhub_simulator.faultsim.runner.parallel import processes_here, spread
-from tensorhub_simulator.faultsim.runner.report import tell_coverage, tell_failure, tell_totals
+from tensorhub_simulator.faultsim.runner.report import Finding, tell_coverage, tell_failure, tell_totals
 from tensorhub_simulator.faultsim.runner.run import Totals, run
 
 FINDING_SEEDS: Final = 500
-"""A planted bug must be found by one of so many seeds."""
+"""A planted bug must be found by one of this many seeds."""
 
 
 def main() -> int:
@@ -39,7 +38,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tensorhub_simulator", description=__doc__)
     parser.add_argument("--seeds", type=int, default=FINDING_SEEDS, help="how many seeds to run, from 1 on")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--processes", type=int, default=processes_here(), help="run them in so many processes")
+    parser.add_argument("--processes", type=int, default=processes_here(), help="run them in this many processes")
     parser.add_argument("--steps", action="store_true", help="print the whole story of the one seed")
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug")
@@ -72,18 +71,18 @@ def _one(arguments: argparse.Namespace) -> int:
 def _all_bugs(arguments: argparse.Namespace) -> int:
     """Plant each bug, and look for the first seed that finds it."""
     table = Table("bug", "found by seed", "invariant", "seconds")
-    rows: list[simulator_page.Finding] = []
+    rows: list[Finding] = []
     for name in BUGS:
         began = time.monotonic()
         seeds = range(1, arguments.seeds + 1)
         failure = spread(seeds, bug=name, calm=False, processes=arguments.processes, title=name).failure
-        rows.append(
-            simulator_page.Finding(name, failure.seed if failure else None, failure.invariant if failure else "")
-        )
+        rows.append(Finding(name, failure.seed if failure else None, failure.invariant if failure else ""))
         found = "never" if failure is None else str(failure.seed)
         table.add_row(name, found, rows[-1].invariant, f"{time.monotonic() - began:.1f}")
     Console().print(table)
     if arguments.docs:
+        from tools.docs import simulator_page  # noqa: PLC0415 (a checkout has it, and an installed simulator has not)
+
         simulator_page.write(rows)
     return 1 if any(row.seed is None for row in rows) else 0
 

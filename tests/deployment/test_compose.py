@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.deployment.composed import DEMO, HUB, MARKS, Compose
 
-HEAVY = ("torch", "numpy", "cupy", "ucxx", "libucx")
+HEAVY = ("torch", "cupy", "ucxx", "libucx")
 
 pytestmark = MARKS
 

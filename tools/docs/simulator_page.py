@@ -2,23 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tensorhub_simulator.faultsim.mutants.planting import BUGS
+from tensorhub_simulator.faultsim.runner.report import Finding
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "design" / "simulator.md"
 _TABLE: Final = re.compile(r"(<!-- generated: bugs -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Which seed found a bug, and by which invariant."""
-
-    bug: str
-    seed: int | None
-    invariant: str
 
 
 def write(findings: Sequence[Finding]) -> None:

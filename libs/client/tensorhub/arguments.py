@@ -9,7 +9,7 @@ import operator
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from numbers import Real
-from typing import Final, Literal, SupportsIndex, cast
+from typing import Final, Literal, SupportsIndex, cast, get_args
 
 from tensorhub.mapping import Mapping
 from tensorhub_common.errors import (
@@ -23,7 +23,11 @@ from tensorhub_common.errors import (
 from tensorhub_common.protocol.log.commands import RETAINED_MAX, SHARDS_MAX, VERSION_MAX
 from tensorhub_common.protocol.subjects import check_name
 
+Install = Literal["in-place", "staged", "mapped"]
+"""How a read changes what the tensors show: in their own memory, beside it, or by showing a holder's of this host."""
+
 Resume = Literal["memory", "values"]
+"""Which counts where a shard is found with other values than the given ones."""
 
 
 NAMES_MAX: Final = 3
@@ -39,8 +43,8 @@ SHOWN_BITS_MAX: Final = 128
 SEQ_MAX: Final = 2**53 - 1
 """No log has more entries."""
 
-INSTALLS: Final = ("in-place", "staged", "mapped")
-RESUMES: Final = ("memory", "values")
+INSTALLS: Final[tuple[Install, ...]] = get_args(Install)
+RESUMES: Final[tuple[Resume, ...]] = get_args(Resume)
 
 
 def shown(value: object) -> str:
@@ -185,17 +189,17 @@ def text(what: str, value: object) -> None:
         raise TypeError(f"{what} is text; got {shown(value)}")
 
 
-def install(value: object) -> str:
+def install(value: object) -> Install:
     """Return how weights are to be installed."""
-    if not isinstance(value, str) or value not in INSTALLS:
-        raise ValueError(f"install is {shown(value)}; possible are {', '.join(map(repr, INSTALLS))}")
-    return value
+    if isinstance(value, str) and value in INSTALLS:
+        return value
+    raise ValueError(f"install is {shown(value)}; possible are {', '.join(map(repr, INSTALLS))}")
 
 
 def resume(value: object) -> Resume | None:
     """Return which counts where the hub holds other values than the given ones; None leaves it open."""
     if value is None or (isinstance(value, str) and value in RESUMES):
-        return cast("Resume | None", value)
+        return value
     raise ValueError(f"resume is {shown(value)}; possible are None, {', '.join(map(repr, RESUMES))}")
 
 

@@ -127,9 +127,9 @@ class OneAgent:
                 done = done + self.kept(effect)
         return done
 
-    def hear(self, news: EffectOutcome) -> list[AnyEffect]:
+    def hear(self, outcome: EffectOutcome) -> list[AnyEffect]:
         """Tell it what came of an effect."""
-        return self.do(self.core.on_outcome(news, self.now))
+        return self.do(self.core.on_outcome(outcome, self.now))
 
     def kept(self, effect: Keep, failure: str | None = None) -> list[AnyEffect]:
         """Answer that a manifest was written, or why not."""
@@ -268,8 +268,8 @@ class OneAgent:
 
     def holds(self, key: ShardKey) -> tuple[MemoryState, int | None, str | None]:
         """Return memory, version and root of a shard."""
-        held = self.core.shards[key].held
-        return held.memory, held.version, held.root
+        contents = self.core.shards[key].contents
+        return contents.memory, contents.version, contents.root
 
     def counted(self, key: ShardKey) -> int | None:
         """Return the version that the log counts the replica as a holder of."""

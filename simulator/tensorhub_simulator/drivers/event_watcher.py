@@ -61,7 +61,7 @@ class EventWatcher:
                 assert self.versions[event.model, event.version] == "available"
                 self.versions[event.model, event.version] = "unavailable"
             case VersionRetired():
-                # What nobody holds is forgotten; a rewind retires also what can be read.
+                # What no replica holds is forgotten; a rewind retires also what can be read.
                 state = self.versions.pop((event.model, event.version))
                 assert state == "unavailable" or event.reason != "forgotten"
             case ModelDeleted():
@@ -88,7 +88,7 @@ class EventWatcher:
                 pass
 
     def _end(self, number: int) -> None:
-        assert number in self.opened, f"round {number} ended and nobody had joined it"
+        assert number in self.opened, f"round {number} ended and no shard had joined it"
         assert number not in self.over, f"round {number} ended twice"
         self.over.add(number)
 

@@ -74,7 +74,7 @@ class NotedAgent(OneAgent):
 
     def hear(self, news: EffectOutcome) -> list[AnyEffect]:
         """Note what came of an effect, and hear it."""
-        self.chronicle.news(news, self.at)
+        self.chronicle.outcome(news, self.at)
         return super().hear(news)
 
     def later(self, seconds: float) -> None:

@@ -27,7 +27,7 @@ class State:
     cut_off: bool = False
     """It does not reach NATS."""
     left: bool = False
-    """It is away, and nobody waits for it."""
+    """It is away, and no process waits for it."""
     rate: float = 1.0
     offset_s: float = 0.0
     """How fast its own clock goes, and how far it is ahead."""
@@ -46,7 +46,7 @@ class Node:
         self.state = State()
         self.backlog: list[tuple[int, Action]] = []
         self.family: list[Any] = [self]
-        """What the same process does in each of its jobs; whoever kills or begins the first one does so with all."""
+        """What the same process does in each of its jobs; a kill or a start of the first one is one of all."""
 
     def join_family(self, first: "Node") -> None:
         """Be what another node's process does in another job."""

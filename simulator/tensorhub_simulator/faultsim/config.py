@@ -99,7 +99,7 @@ class WorldConfig:
     limits: CoreConfig
     planner: PlannerLimits
     retain: int
-    """So many of the last versions are retained, from early on."""
+    """This many of the last versions are retained, from early on."""
     rewinds: float
     """How likely a trainer is to go back, each time that it is told what to do."""
     spot: float
@@ -109,9 +109,9 @@ class WorldConfig:
     one_rack: bool
     """Whether all hosts name one rack."""
     deleted_after_s: float
-    """When somebody deletes the job; 0: nobody does."""
+    """When the job is deleted; 0: never."""
     cuttings: Cuttings | None = None
     """How each replica is cut; None: all alike."""
     crowd: Crowd | None = None
     check_steps: int = 1
-    """The world is looked at every so many steps. Each look at a crowd costs as much as there are readers."""
+    """The world is looked at every this many steps. Each look at a crowd costs as much as there are readers."""

@@ -61,7 +61,7 @@ class ShardOffered(Observation):
     """An agent offers the bytes of a shard to the log."""
 
     by: Sender
-    place: ShardSpec
+    spec: ShardSpec
     data: bytes
 
 
@@ -70,7 +70,7 @@ class ShardCommitted(Observation):
     """An agent tells the log that a shard is filled. `is_kept`: its next process will find that."""
 
     command: Filled
-    place: ShardSpec
+    spec: ShardSpec
     data: bytes
     root: str
     is_kept: bool
@@ -78,14 +78,14 @@ class ShardCommitted(Observation):
 
 @dataclass(frozen=True, slots=True)
 class CallEnded(Observation):
-    """A worker's call ended. `place`, `data` and `memory` are of its shard then, if its agent has the shard."""
+    """A worker's call ended. `spec`, `data` and `memory` are of its shard then, if its agent has the shard."""
 
     agent: str
     key: ShardKey
     call: AnyCall
     end: CompleteCall | FailCall
     core: AgentCore
-    place: ShardSpec | None
+    spec: ShardSpec | None
     data: bytes
     is_written: bool
     """Something may still be written into the memory, and no other call is under way."""

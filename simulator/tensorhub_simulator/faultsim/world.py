@@ -52,7 +52,7 @@ LOOK_S: Final = 0.5
 LIVE_WITHIN_S: Final = 60.0
 """After the last fault a fresh version reaches all rollouts within this."""
 DONE_STEPS: Final = 8
-"""Whether a fresh version has come everywhere is looked up every so many steps."""
+"""Whether a fresh version has come everywhere is looked up every this many steps."""
 RACK: Final = "rack-0"
 STAGED_ODDS: Final = 0.5
 STEPS_MAX: Final = 400_000
@@ -130,7 +130,7 @@ class JobRun:
         for shard, layout in enumerate(cutting):
             key, digest = ShardKey(group.model, group.replica, shard), job.layouts.add(layout)
             sizes = job.layouts.table(digest).nbytes
-            job.places[key] = ShardSpec(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
+            job.specs[key] = ShardSpec(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
             agent = hosts.choice(list(processes.agents.values()))
             if config.sites:
                 near, *far = processes.agents.values()
@@ -201,19 +201,19 @@ class JobRun:
             self._check_shard(agent, core)
 
     def _check_shard(self, agent: AgentNode, core: ShardCore) -> None:
-        key, held = core.key, core.held
+        key, contents = core.key, core.contents
         if isinstance(core.operation, ReadOperation) and core.operation.transfer is not None:
             core.operation.transfer.check()
-        if held.memory not in (MemoryState.READY, MemoryState.DRAINING) or held.version is None:
+        if contents.memory not in (MemoryState.READY, MemoryState.DRAINING) or contents.version is None:
             return
-        segment = agent.shelf[key].segment
-        state = (agent.life, held.version, segment.generation)
+        segment = agent.stored[key].segment
+        state = (agent.life, contents.version, segment.generation)
         if self._verified.get(key) == state:
             return
-        place = root_key(core.place.shards, key.shard, core.place.layout)
-        if not self.reference.is_true(key.model, held.version, place, segment.data):
+        place = root_key(core.spec.shards, key.shard, core.spec.layout)
+        if not self.reference.is_true(key.model, contents.version, place, segment.data):
             raise Violation(
-                "exact version", f"{key} is {held.memory} at {held.version} on {agent.name} with other bytes"
+                "exact version", f"{key} is {contents.memory} at {contents.version} on {agent.name} with other bytes"
             )
         self._verified[key] = state
 

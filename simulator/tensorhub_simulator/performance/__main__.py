@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true", help="neither other sizes nor other assumptions")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--picture", type=Path, help="draw the first scenario into this SVG file")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="so many runs at once")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many runs at once")
     options = parser.parse_args(arguments)
     if options.processes < 1:
         parser.error(f"--processes is {options.processes}, and must be at least 1")
@@ -116,7 +116,7 @@ def _print(findings: list[Finding], *, as_json: bool) -> None:
         say(findings, calibration.compare(calibration.load()), as_json=as_json)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has had enough.
+        # The program that reads the output has closed it.
         _write_no_more()
     except OSError as why:
         _write_no_more()

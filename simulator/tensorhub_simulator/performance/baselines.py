@@ -6,7 +6,7 @@ docs/design/simulate.md has the results.
   the slowest; then a broadcast over a group that stands ready fills all of them at the rate of the slowest card or
   line, and all go on.
 - *star*: each reader pulls from the trainer copy with the fewest readers, with nothing before it but opening the
-  connection. Nobody verifies, nobody waits for a log, and the trainer never has to wait for its readers.
+  connection. No reader verifies, no call waits for a log, and the trainer never has to wait for its readers.
 - *far star*: the same across sites; each pull is over as many TCP streams as one of ours.
 """
 
@@ -27,7 +27,7 @@ BARRIER_HOP_S: Final = 0.0002
 """A step of a barrier, or of a tree: a message between two hosts and the kernel that waits for it."""
 
 STREAMS: Final = PlanLimits().wan_streams
-"""A pull from another site is over so many streams, times those of the line: as many as a shard of ours has."""
+"""A pull from another site is over this many streams, times those of the line: as many as a shard of ours has."""
 
 Who = tuple[str, int]
 """A replica: its kind and its number."""

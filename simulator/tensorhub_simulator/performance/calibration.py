@@ -41,7 +41,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     times: int
-    """Each run is the median of so many."""
+    """Each run is the median of this many."""
     pieces: dict[str, tuple[int, ...]]
     """By MiB of the model: the bytes of its pieces."""
     runs: tuple[Run, ...]

@@ -19,11 +19,11 @@ WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
 """What the paper measured against each baseline."""
 
 PIECES_READ: Final = 50_000
-"""Of a version so many pieces are read in all at most: in larger clusters pieces are larger. A chain's hops are longer
-then, so ours is slower than it would be."""
+"""All replicas together read at most this many pieces of a version: in larger clusters pieces are larger. A chain's
+hops are longer then, so ours is slower than it would be."""
 
 PIECES_MIN: Final = 48
-"""But a shard has so many pieces."""
+"""But a shard has at least this many pieces."""
 
 GPUS_MIN: Final = 2
 """A trainer and one who reads."""
@@ -68,7 +68,7 @@ class BaselineComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> float | None:
-        """Return how much longer the baseline stalls a GPU; 0 where ours has no end, None where nobody is filled."""
+        """Return how much longer the baseline stalls a GPU; 0 where ours has no end, None where nothing is filled."""
         if self.stuck:
             return 0.0
         if not self.ours.updates or not self.baseline.updates:
@@ -139,7 +139,7 @@ def _side(cluster: Cluster, result: Result) -> Side:
 
 
 def grown(cluster: Cluster, gpus: int) -> Cluster:
-    """Return the cluster with so many GPUs in all; the trainer keeps its size, but for at most half of them."""
+    """Return the cluster with this many GPUs in all; the trainer keeps its size, but for at most half of them."""
     assert cluster.grow is not None
     others = (cluster.trainer, cluster.grow.kind)
     beside = sum(each.count for kind, each in cluster.replicas.items() if kind not in others and not each.memory_host)

@@ -18,17 +18,17 @@ from tensorhub_simulator.performance import strict_yaml
 from tensorhub_simulator.performance.model.network import WIRE
 
 RANKS_MAX: Final = 65_536
-"""A cluster has at most so many GPUs with weights: more take hours."""
+"""A cluster has at most this many GPUs with weights: more take hours."""
 
 NUMBER_MAX: Final = 1e12
-"""No number is larger: nothing that is built has so many of anything, in the units of a file."""
+"""No number is larger: nothing that is built has this many of anything, in the units of a file."""
 
 VERSIONS_MAX: Final = 10_000
 RESPONSES_MAX: Final = 65_536
 """More versions, or responses at once, would be drawn for hours."""
 
 PIECES_MAX: Final = 4_096
-"""A shard is cut into at most so many pieces: they are as large as that needs."""
+"""A shard is cut into at most this many pieces: they are as large as that needs."""
 
 SECONDS_MAX: Final = 1e6
 """A run has so much virtual time at most, eleven days: agents beat twice a second, whatever else happens."""
@@ -37,7 +37,7 @@ WAIT_S_MAX: Final = 60.0
 """No round trip and no work of the control plane takes longer."""
 
 MOVES_MAX: Final = 1_000_000
-"""Spot instances come and go so many times at most."""
+"""Spot instances come and go this many times at most."""
 
 SPOT_AFTER_S: Final = 600.0
 """So long after the last publication instances come and go."""
@@ -111,7 +111,7 @@ def _trainer(cluster: "Cluster") -> Iterator[str]:
     if cluster.trainer not in cluster.replicas:
         yield f"the trainer is {cluster.trainer!r}, and there are no replicas of that name"
     elif len(cluster.replicas) == 1:
-        yield "there is a trainer and nobody else: add replicas that read"
+        yield "there is a trainer alone: add replicas that read"
     elif cluster.replicas[cluster.trainer].memory_host:
         yield "the trainer stands in the memory of a host without GPUs: it can't train there"
     elif all(kind.memory_host for name, kind in cluster.replicas.items() if name != cluster.trainer):
@@ -220,7 +220,7 @@ class Model(_Spec, frozen=True, kw_only=True):
     gbytes: float
     """A whole copy of the weights, in units of 10^9 bytes."""
     shards: int = 8
-    """On so many GPUs a copy stands."""
+    """On this many GPUs a copy stands."""
     piece_mib: float = 4.0
     """The unit of transfer. The hub's own are at most 4 MiB; larger ones are simulated sooner."""
     piece_bytes: tuple[int, ...] | None = None
@@ -250,7 +250,7 @@ class Link(_Spec, frozen=True, kw_only=True):
     window_mib: float = 16.0
     """The window of one TCP stream."""
     streams: int = 1
-    """One pull of one GPU is over so many streams."""
+    """One pull of one GPU is over this many streams."""
     efficiency: float = WIRE
 
 
@@ -260,7 +260,7 @@ class Replicas(_Spec, frozen=True, kw_only=True):
     site: str
     count: int
     memory_host: bool = False
-    """They stand in the memory of hosts without GPUs, so nobody loses time while they are filled."""
+    """They stand in the memory of hosts without GPUs, so no GPU loses time while they are filled."""
 
 
 class Control(_Spec, frozen=True, kw_only=True):
@@ -271,7 +271,7 @@ class Control(_Spec, frozen=True, kw_only=True):
     command_s: float = 0.00033
     """The registry and the log need so much for a command: one after the other."""
     planners: int = 1
-    """So many planners share the questions. Each keeps places for readers that have asked another one."""
+    """This many planners share the questions. Each keeps places for readers that have asked another one."""
     plan_s: float = 0.0001
     """A planner needs so much for a plan,"""
     plan_holder_s: float = 0.000006
@@ -294,7 +294,7 @@ class Generation(_Spec, frozen=True, kw_only=True):
     """The 99th percentile of the lengths, in medians. They are log-normal."""
     tokens_max: float = 32_768.0
     responses: int = 32
-    """A replica generates so many at once, and reaches its step boundary with the last of them."""
+    """A replica generates this many at once, and reaches its step boundary with the last of them."""
     token_s: float = 0.02
     """So long a replica takes for the next token of all that it generates."""
     interrupted: bool = False
@@ -306,7 +306,7 @@ class Spot(_Spec, frozen=True, kw_only=True):
 
     kind: str
     away_share: float = 0.0
-    """So many of them are away at the beginning."""
+    """This many of them are away at the beginning."""
     events: tuple[tuple[float, Literal["comes", "goes"], int], ...] = ()
     """(second, what, number of the replica): a recorded trace."""
     stays_s: float | None = None
@@ -346,7 +346,7 @@ class Cluster(_Spec, frozen=True, kw_only=True):
     baseline: Literal["global-stage", "star", "far-star"]
     """What others do instead (docs/design/simulate.md)."""
     star_readers_max: int | None = None
-    """In a star so many readers at a time pull from one trainer copy, and the others wait for their turn. Left out, all
+    """In a star this many readers at a time pull from one trainer copy; the others wait for their turn. Left out, all
     pull at once."""
     update: Literal["at-once", "at-boundary", "behind-a-seed"] = "at-once"
     """When rollouts fetch: when a version is published, when they reach a boundary after that, or once a copy stands
@@ -360,8 +360,8 @@ class Cluster(_Spec, frozen=True, kw_only=True):
     grow: Grow | None = None
     vary: tuple[Variation, ...] = ()
     rails: int | None = None
-    """Of the shards so many are simulated, and stand for the others, which have equal bytes and network cards of their
-    own: what is shared is divided accordingly. Left out, all are, up to 512 GPUs with weights, and one above."""
+    """This many of the shards are simulated, and stand for the others, which have equal bytes and network cards of
+    their own: what is shared is divided accordingly. Left out, all are, up to 512 GPUs with weights, and one above."""
     seed: int = 1
 
 

@@ -1,7 +1,7 @@
 """The closed form that no way of moving bytes can be below, ours or another's: bytes over what carries them. Pure.
 
 A shard's bytes come into its GPU over its part of the network cards, and from replicas of its own host beside that. And
-no byte of a version crosses to another site before it is published, so nobody there has all of it before a copy's
+no byte of a version crosses to another site before it is published, so no replica there has all of it before a copy's
 bytes have come over the lines into that site; who asks later than at the publication may find it there already.
 """
 

@@ -26,7 +26,7 @@ LANES_HIGH: Final = 170
 CURVE_HIGH: Final = 90
 BINS: Final = 200
 LANES_MAX: Final = 64
-"""So many replicas are drawn, evenly chosen among all."""
+"""This many replicas are drawn, evenly chosen among all."""
 
 
 class Canvas:

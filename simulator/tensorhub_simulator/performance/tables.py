@@ -12,10 +12,10 @@ from tensorhub_simulator.performance.comparison import WANTED, BaselineCompariso
 from tensorhub_simulator.performance.config import Cluster
 
 TIERS_MAX: Final = 12
-"""So many tiers of links are shown, those that carried most."""
+"""This many tiers of links are shown, those that carried most."""
 
-NOBODY: Final = "nobody"
-"""In place of a factor, where one of both had nobody to fill, or nobody who stayed for it."""
+NONE_FILLED: Final = "none"
+"""In place of a factor, where one of both had no replica to fill, or none that stayed for it."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ def _stalls(pairs: Sequence[BaselineComparison]) -> Table:
 
 def _factor(pair: BaselineComparison) -> str:
     if pair.factor is None:
-        return NOBODY
+        return NONE_FILLED
     return f"{pair.stuck} stuck" if pair.stuck else f"{pair.factor:.2f}"
 
 
@@ -120,7 +120,7 @@ def _itself(pair: BaselineComparison, wanted: float) -> str:
             "read's patience (a link is too slow, or model.piece_mib too large)"
         )
     if pair.factor is None:
-        return f"no factor with {pair.gpus} GPUs: on one of the two sides nobody was filled who stayed for it"
+        return f"no factor with {pair.gpus} GPUs: on one of the two sides no replica was filled and stayed for it"
     return f"factor {pair.factor:.1f} with {pair.gpus} GPUs (the paper measured {wanted:g} on its own)"
 
 

@@ -1,8 +1,9 @@
 """docs/design/simulator.md has a row for each planted bug, and each was found."""
 
-from tools.docs.simulator_page import PAGE, Finding, listed, table
+from tools.docs.simulator_page import PAGE, listed, table
 
 from tensorhub_simulator.faultsim.mutants.planting import BUGS
+from tensorhub_simulator.faultsim.runner.report import Finding
 
 
 def test_the_page_lists_every_bug() -> None:

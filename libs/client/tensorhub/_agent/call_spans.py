@@ -57,7 +57,7 @@ class SpanMaker(Protocol):
     """Makes spans of records; `tensorhub_common.telemetry.span_maker` has the one for OpenTelemetry's providers."""
 
     def new_trace(self, name: str) -> TraceContext:
-        """Give out the place of a root span."""
+        """Give out the context of a root span."""
 
     def make(self, record: SpanRecord) -> None:
         """Make a finished span, and hand it over."""
@@ -75,11 +75,11 @@ class _AgentAlone:
 
 @dataclass(slots=True)
 class TracedCall:
-    """One call under way. A publication has its place from the beginning, since its agent names it to others."""
+    """One call under way. A publication has its context from the beginning, since its agent names it to others."""
 
     name: str
     began_ns: int
-    place: TraceContext | None
+    context: TraceContext | None
     active: TraceContext | None
     """The application's own span, which is linked to."""
     version: int | None = None
@@ -87,9 +87,9 @@ class TracedCall:
 
     @property
     def traceparent(self) -> str | None:
-        """Return what the agent gets: the place of a publication, or the span that is active in an engine."""
-        place = self.place or self.active
-        return None if place is None else place.traceparent
+        """Return what the agent gets: the context of a publication, or the span that is active in an engine."""
+        context = self.context or self.active
+        return None if context is None else context.traceparent
 
 
 class Tracing:
@@ -111,8 +111,8 @@ class Tracing:
     def call(self, name: str, attachment: AttachedShard) -> Iterator[TracedCall]:
         """Follow a call about a shard, whose `version` is set within when it is answered."""
         maker = self._current()
-        place = maker.new_trace(name) if maker is not None and name == PUBLISH else None
-        call = TracedCall(name, time.time_ns(), place, _active() if maker is not None else None)
+        context = maker.new_trace(name) if maker is not None and name == PUBLISH else None
+        call = TracedCall(name, time.time_ns(), context, _active() if maker is not None else None)
         attachment.traceparent = None
         try:
             yield call
@@ -148,14 +148,14 @@ class Tracing:
         self, maker: SpanMaker, call: TracedCall, attachment: AttachedShard, above: TraceContext | None, ended_ns: int
     ) -> None:
         """Make the span of a call, and hand it over. `above` is what the agent answered: a publication, a transfer."""
-        if call.place is None:
-            place = maker.new_trace(call.name) if above is None else above.beside(new_span_id())
+        if call.context is None:
+            context = maker.new_trace(call.name) if above is None else above.beside(new_span_id())
         else:
-            above = None if above is None or above.trace_id == call.place.trace_id else above
-            place = call.place if above is None else above.beside(call.place.span_id)
-        if not place.sampled:
+            above = None if above is None or above.trace_id == call.context.trace_id else above
+            context = call.context if above is None else above.beside(call.context.span_id)
+        if not context.sampled:
             return
-        record = self._record(call, attachment.place, place, above, ended_ns)
+        record = self._record(call, attachment.spec, context, above, ended_ns)
         maker.make(record)
         self._made.append(of_record(record, SERVICE, str(os.getpid())))
 
@@ -167,7 +167,7 @@ class Tracing:
                 self._hand_over(Traced(spans=tuple(made)))
 
     def _record(
-        self, call: TracedCall, where: ShardSpec, place: TraceContext, parent: TraceContext | None, ended_ns: int
+        self, call: TracedCall, where: ShardSpec, context: TraceContext, parent: TraceContext | None, ended_ns: int
     ) -> SpanRecord:
         attributes: dict[str, AttributeValue] = {
             "tensorhub.job": self._job,
@@ -179,7 +179,7 @@ class Tracing:
             attributes["tensorhub.version"] = call.version
         return finished_span(
             call.name,
-            place,
+            context,
             parent,
             (call.began_ns, ended_ns),
             attributes,

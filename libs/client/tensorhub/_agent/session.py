@@ -112,10 +112,10 @@ class AgentSession:
         """Return the end of a bound that begins now."""
         return self._loop.time() + timeout_s
 
-    async def register(self, place: ShardSpec, deadline: float) -> AttachedShard:
+    async def register(self, spec: ShardSpec, deadline: float) -> AttachedShard:
         """Register a shard. Its descriptor stays open until `close_fd`; if cancelled, the shard is left unclaimed."""
         self.check()
-        forsaken = self._attachments.forsaken(place)
+        forsaken = self._attachments.forsaken(spec)
         if forsaken is not None:
             # An interrupted register left it behind, with other tensors and nothing of value in it.
             forsaken.claimed = True
@@ -124,7 +124,7 @@ class AgentSession:
             except BaseException:
                 forsaken.claimed = False
                 raise
-        return await self._attachments.register(place, deadline)
+        return await self._attachments.register(spec, deadline)
 
     async def empty(self, attachment: AttachedShard, deadline: float) -> None:
         """Unpublish what a shard was found with, before its worker has it. On failure the shard is left to the agent.
@@ -155,7 +155,7 @@ class AgentSession:
             await self.ask(attachment, ReleaseRequest(), timeout_s)
         finally:
             attachment.releasing = False
-        attachment.lost = ReplicaConflict(f"{attachment.place.where} is released: register it again")
+        attachment.lost = ReplicaConflict(f"{attachment.spec.where} is released: register it again")
         self._attachments.forget(attachment)
 
     async def _register(self, attachment: AttachedShard, timeout_s: float) -> None:
@@ -167,7 +167,7 @@ class AgentSession:
             left_s = max(0.0, deadline - self._loop.time())
             pending = _Pending(self._loop.create_future(), attachment)
             end = self._loop.time() + bound_of(left_s).end_s
-            await self._send(pending, lambda number: attachment.place.call(number, left_s), timeout_s, end)
+            await self._send(pending, lambda number: attachment.spec.call(number, left_s), timeout_s, end)
         finally:
             self._turns.release()
         if attachment.lost is not None:
@@ -181,7 +181,7 @@ class AgentSession:
         except TimeoutError:
             raise AgentUnavailable(
                 f"the agent at {self._link.socket_path} was still busy with {REGISTERING_MAX} other shards of this "
-                f"process when the time for {attachment.place.where} was over: allow more"
+                f"process when the time for {attachment.spec.where} was over: allow more"
             ) from None
 
     # -------------------------------------------------------------------------------------------------- calling
@@ -193,7 +193,7 @@ class AgentSession:
         self.check()
         if attachment.busy:
             raise ReplicaConflict(
-                f"{attachment.place.where} has a call under way: wait for its end, one at a time is possible"
+                f"{attachment.spec.where} has a call under way: wait for its end, one at a time is possible"
             )
         attachment.busy = True
         try:

@@ -92,7 +92,7 @@ Segment = tuple[int, int]
 class AttachedShard:
     """The session changes it as the agent speaks; a shard reads it."""
 
-    place: ShardSpec
+    spec: ShardSpec
     claimed: bool = True
     """A caller has it, or is about to. Without one, the next who registers the same shard takes it over."""
     registering: bool = True
@@ -132,7 +132,7 @@ class AttachedShard:
 
     def forget_version(self) -> None:
         """Claim no version until the agent names one: it may be overwriting the tensors' own memory."""
-        if self.place.install == "in-place":
+        if self.spec.install == "in-place":
             self.version = None
 
     def lend(self, lent: tuple[int, int] | None) -> None:
@@ -190,25 +190,25 @@ class ShardTable:
 
     def is_gone(self, attachment: AttachedShard) -> bool:
         """Whether it was released, lost or replaced."""
-        return self._by_key.get(attachment.place.key) is not attachment
+        return self._by_key.get(attachment.spec.key) is not attachment
 
     # ---------------------------------------------------------------------------------------------- registering
 
-    def forsaken(self, place: ShardSpec) -> AttachedShard | None:
-        """Return a shard of this name without a claim that must be freed before `place` can be registered."""
-        known = self._by_key.get(place.key)
-        if known is None or known.registering or known.place == place:
+    def forsaken(self, spec: ShardSpec) -> AttachedShard | None:
+        """Return a shard of this name without a claim that must be freed before `spec` can be registered."""
+        known = self._by_key.get(spec.key)
+        if known is None or known.registering or known.spec == spec:
             return None
         return None if known.claimed or known.version is not None else known
 
-    async def register(self, place: ShardSpec, deadline: float) -> AttachedShard:
+    async def register(self, spec: ShardSpec, deadline: float) -> AttachedShard:
         """Register a shard, or take over the unclaimed one. Cancelled, it goes on and leaves the shard unclaimed."""
-        known = self._by_key.get(place.key)
+        known = self._by_key.get(spec.key)
         if known is not None:
-            return await self._claim(known, place, deadline)
-        attachment = AttachedShard(place)
-        self._by_key[place.key] = attachment
-        what = f"registering {place.where}"
+            return await self._claim(known, spec, deadline)
+        attachment = AttachedShard(spec)
+        self._by_key[spec.key] = attachment
+        what = f"registering {spec.where}"
         task = self._link.work.start(self._register(attachment, deadline), what, awaited=True)
         try:
             await asyncio.shield(task)
@@ -220,12 +220,12 @@ class ShardTable:
             raise
         return attachment
 
-    async def _claim(self, known: AttachedShard, place: ShardSpec, deadline: float) -> AttachedShard:
+    async def _claim(self, known: AttachedShard, spec: ShardSpec, deadline: float) -> AttachedShard:
         if known.claimed:
-            raise ReplicaConflict(f"{place.where} is registered by this process already: release it first")
-        if known.place != place:
+            raise ReplicaConflict(f"{spec.where} is registered by this process already: release it first")
+        if known.spec != spec:
             raise LayoutMismatch(
-                f"{place.where} is registered with other tensors than these: register it with the same ones"
+                f"{spec.where} is registered with other tensors than these: register it with the same ones"
             )
         known.claimed = True
         try:
@@ -237,7 +237,7 @@ class ShardTable:
 
     def leave(self, attachment: AttachedShard) -> None:
         """Keep the shard no longer, and leave it with the agent: the next who registers it gets the agent's word."""
-        attachment.lost = attachment.lost or ReplicaConflict(f"{attachment.place.where} was not registered to its end")
+        attachment.lost = attachment.lost or ReplicaConflict(f"{attachment.spec.where} was not registered to its end")
         self.forget(attachment)
 
     async def _register(self, attachment: AttachedShard, deadline: float) -> None:
@@ -293,7 +293,7 @@ class ShardTable:
         segment = segment_of(fd)
         if attachment.segment is None:
             attachment.fd, attachment.segment, attachment.fresh = fd, segment, frame.fresh
-        elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.place.is_mapped:
+        elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.spec.is_mapped:
             _close(fd)
         else:
             attachment = self._replaced(attachment, fd, segment)
@@ -308,13 +308,13 @@ class ShardTable:
     def _replaced(self, old: AttachedShard, fd: int | None, segment: tuple[int, int] | None) -> AttachedShard:
         """The agent has other memory for the shard than that of the caller's tensors."""
         old.lost = AgentUnavailable(
-            f"the agent came back without the memory of {old.place.where}, so what its tensors hold is no longer in "
+            f"the agent came back without the memory of {old.spec.where}, so what its tensors hold is no longer in "
             "the hub: register it again"
         )
         old.close_fd()
-        new = AttachedShard(old.place, claimed=False, registering=False, fd=fd, segment=segment, fresh=True)
-        self._by_key[old.place.key] = new
-        log.warning("the agent came back without a shard's memory", shard=old.place.where)
+        new = AttachedShard(old.spec, claimed=False, registering=False, fd=fd, segment=segment, fresh=True)
+        self._by_key[old.spec.key] = new
+        log.warning("the agent came back without a shard's memory", shard=old.spec.where)
         return new
 
     async def attached(self, attachment: AttachedShard, deadline: float) -> int:
@@ -342,7 +342,7 @@ class ShardTable:
             return
         attachment.version = version
         if trouble:
-            log.error("published tensors were overwritten", shard=attachment.place.where, why=trouble)
+            log.error("published tensors were overwritten", shard=attachment.spec.where, why=trouble)
 
     def detach(self) -> None:
         """The connection ended."""
@@ -361,7 +361,7 @@ class ShardTable:
             why = f"this program failed with {type(fault.error).__name__}; its log says where"
             self._lose(attachment, AgentUnavailable(why))
 
-        where = attachment.place.where
+        where = attachment.spec.where
         self._link.work.start(self._bring_back(attachment), f"attaching {where} again", lose)
 
     async def _bring_back(self, attachment: AttachedShard) -> None:
@@ -384,7 +384,7 @@ class ShardTable:
                 attachment.delayed = error
                 # A call whose caller no longer waits may go on at the agent, which refuses a second one meanwhile.
                 patient_until = self._loop.time() + CONFLICT_S
-                self._attaching.is_silent(f"{attachment.place.where}: {error}")
+                self._attaching.is_silent(f"{attachment.spec.where}: {error}")
             except TensorHubError as error:
                 if not isinstance(error, ReplicaConflict) or self._loop.time() >= patient_until:
                     self._lose(attachment, error)
@@ -394,14 +394,14 @@ class ShardTable:
             await asyncio.sleep(AGAIN_S)
 
     def _lose(self, attachment: AttachedShard, error: TensorHubError) -> None:
-        attachment.lost = type(error)(f"{attachment.place.where} could not be attached again, so it is lost: {error}")
+        attachment.lost = type(error)(f"{attachment.spec.where} could not be attached again, so it is lost: {error}")
         self.forget(attachment)
-        log.warning("lost a shard", shard=attachment.place.where, why=str(error))
+        log.warning("lost a shard", shard=attachment.spec.where, why=str(error))
 
     def forget(self, attachment: AttachedShard) -> None:
         """Keep the shard no longer."""
         if not self.is_gone(attachment):
-            del self._by_key[attachment.place.key]
+            del self._by_key[attachment.spec.key]
         if attachment.handle is not None:
             self._by_handle.pop(attachment.handle, None)
             attachment.handle = None

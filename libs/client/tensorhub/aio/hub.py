@@ -24,7 +24,7 @@ from tensorhub._control.discovery import find_agent
 from tensorhub._control.registry_client import ASK_S, NatsAddress, RegistryClient, left_s
 from tensorhub.aio.lifetime import NotCopyable, leave, leave_when_dropped, shielded_in_thread
 from tensorhub.aio.shard import AsyncShard, UnresolvedResume
-from tensorhub.arguments import Resume
+from tensorhub.arguments import Install, Resume
 from tensorhub.mapping import Mapping
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
@@ -87,7 +87,7 @@ class AsyncHub(NotCopyable):
         shard: int = 0,
         shards: int = 1,
         spot: bool = False,
-        install: str = "in-place",
+        install: Install = "in-place",
         mapping: Mapping | None = None,
         resume: Resume | None = None,
         timeout_s: float = 30,
@@ -97,8 +97,8 @@ class AsyncHub(NotCopyable):
         The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
         on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
 
-        Example:
-            shard = await hub.register("policy", module, replica="trainer")
+        Examples:
+            >>> shard = await hub.register("policy", module, replica="trainer")
 
         Args:
             model: The model's name: letters, digits, "_" and "-", at most 64.
@@ -134,10 +134,10 @@ class AsyncHub(NotCopyable):
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await shielded_in_thread(lambda: _described(module_or_tensors, names))
-        place = ShardSpec(
+        spec = ShardSpec(
             model=model, replica=replica, shard=number, shards=count, spot=is_spot, layout=layout, install=how
         )
-        return await self._made(described, await self._session.register(place, deadline), choice, deadline)
+        return await self._made(described, await self._session.register(spec, deadline), choice, deadline)
 
     async def _made(
         self, described: "Description", attachment: AttachedShard, resume: Resume | None, deadline: float
@@ -153,7 +153,7 @@ class AsyncHub(NotCopyable):
             await self._undo(attachment)
             raise
         attachment.close_fd()
-        if not attachment.place.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
+        if not attachment.spec.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
             self._session.loaded(attachment)
         made = AsyncShard(
             self._session,
@@ -384,8 +384,8 @@ async def connect_async(
 ) -> AsyncHub:
     """Connect to an agent of this host.
 
-    Example:
-        hub = await tensorhub.connect_async()
+    Examples:
+        >>> hub = await tensorhub.connect_async()
 
     Args:
         job: An isolated namespace; by default `TENSORHUB_JOB`, else "default".
@@ -460,12 +460,12 @@ def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
     from tensorhub._tensors.segment_mapping import map_segment  # noqa: PLC0415 (they import torch)
 
     has_values = attachment.found is not None
-    if attachment.place.install == "staged":
+    if attachment.spec.install == "staged":
         from tensorhub._tensors.installs import Staged  # noqa: PLC0415
 
         staged = Staged(described, attachment)
         return _Bound(staged.tensors, staged, Residency(described, staged.tensors, staged.home, has_values=has_values))
-    if attachment.place.is_mapped:
+    if attachment.spec.is_mapped:
         from tensorhub._tensors.installs import Mapped  # noqa: PLC0415
 
         mapped = Mapped(described, attachment)

@@ -12,7 +12,7 @@ memory may still be written; until then further calls on the shard raise `Replic
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tensorhub import arguments
 from tensorhub._agent.calls import PublishRequest, ReadRequest, UnpublishRequest
@@ -90,28 +90,28 @@ class AsyncShard(NotCopyable):
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
-        place = self._attachment.place
-        return f"<{place.model}/{place.replica} shard {place.shard} of {place.shards}, version {self.version}>"
+        spec = self._attachment.spec
+        return f"<{spec.model}/{spec.replica} shard {spec.shard} of {spec.shards}, version {self.version}>"
 
     @property
     def model(self) -> str:
         """The model that it belongs to."""
-        return self._attachment.place.model
+        return self._attachment.spec.model
 
     @property
     def replica(self) -> str:
         """The replica that it belongs to."""
-        return self._attachment.place.replica
+        return self._attachment.spec.replica
 
     @property
     def shard(self) -> int:
         """Its number within the replica."""
-        return self._attachment.place.shard
+        return self._attachment.spec.shard
 
     @property
     def shards(self) -> int:
         """How many shards the replica has."""
-        return self._attachment.place.shards
+        return self._attachment.spec.shards
 
     @property
     def version(self) -> int | None:
@@ -191,9 +191,9 @@ class AsyncShard(NotCopyable):
     ) -> "AsyncGenerator[dict[str, torch.Tensor], None]":
         """Unpublish what is published, and let the block overwrite the tensors, which it gets.
 
-        Example:
-            async with shard.overwriting(publish=True):
-                optimizer.step()
+        Examples:
+            >>> async with shard.overwriting(publish=True):
+            ...     optimizer.step()
 
         Args:
             publish: Publish at the block's end. After an exception in the block the tensors stay unpublished.
@@ -214,7 +214,7 @@ class AsyncShard(NotCopyable):
 
     async def replicate(
         self,
-        version: int | str = "latest",
+        version: int | Literal["latest"] = "latest",
         *,
         timeout_s: float = 120,
         on_progress: OnProgress | None = None,
@@ -255,9 +255,9 @@ class AsyncShard(NotCopyable):
         can't be had just now: the shard then holds what it held, `last_read.failure` says why, and the next call
         tries again.
 
-        Example:
-            if (version := await shard.update(wait_s=1)) is not None:
-                print(f"generating with version {version}")
+        Examples:
+            >>> if (version := await shard.update(wait_s=1)) is not None:
+            ...     print(f"generating with version {version}")
 
         Args:
             wait_s: How long to wait for a newer version, in seconds.
@@ -296,9 +296,9 @@ class AsyncShard(NotCopyable):
 
     def _check_writable(self) -> None:
         """Refuse to hand out for writing what can't be written; `NotPublished` would be taken for "go on"."""
-        if self._attachment.place.is_mapped:
+        if self._attachment.spec.is_mapped:
             raise ReplicaConflict(
-                f"{self._attachment.place.where} is mapped read-only: its tensors are in its publisher's memory; "
+                f"{self._attachment.spec.where} is mapped read-only: its tensors are in its publisher's memory; "
                 "overwrite and publish there, or register with install='in-place'"
             )
         self._check_chosen()
@@ -306,7 +306,7 @@ class AsyncShard(NotCopyable):
     def _check_chosen(self) -> None:
         """Refuse to publish or overwrite what `register` has found in place of the given values."""
         if self._choice is not None:
-            raise self._choice.error(self._attachment.place.where)
+            raise self._choice.error(self._attachment.spec.where)
 
     async def _check_standing(self) -> None:
         """Refuse to publish hub memory where the weights are elsewhere, or were never written."""
@@ -314,9 +314,9 @@ class AsyncShard(NotCopyable):
             return
         left = self._standing.left()
         if left:
-            raise self._standing.error(self._attachment.place.where, left)
+            raise self._standing.error(self._attachment.spec.where, left)
         if self._standing.is_blank:
-            standing, where = self._standing, self._attachment.place.where
+            standing, where = self._standing, self._attachment.spec.where
             await shielded_in_thread(lambda: standing.check_filled(where))
 
     def _filled(self) -> None:
@@ -334,7 +334,7 @@ class AsyncShard(NotCopyable):
             self._told_of_left = True
             log.warning(
                 "a read has filled hub memory, in which tensors lie no longer: they show what they held before",
-                shard=self._attachment.place.where,
+                shard=self._attachment.spec.where,
                 tensors=listed(left),
             )
 
@@ -344,7 +344,7 @@ class AsyncShard(NotCopyable):
             self._told_of_unregistered = True
             log.warning(
                 "the version has tensors that no shard of the replica registered, so they were not read",
-                shard=self._attachment.place.where,
+                shard=self._attachment.spec.where,
                 tensors=listed(report.unregistered, report.unregistered_count),
             )
 
@@ -369,7 +369,7 @@ class AsyncShard(NotCopyable):
         if self._swaps is not None:
             self._swaps.show()
 
-    async def _fetch(self, version: int | str, timeout_s: float, on_progress: OnProgress | None) -> int:
+    async def _fetch(self, version: int | Literal["latest"], timeout_s: float, on_progress: OnProgress | None) -> int:
         """Do what `replicate` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         held = await self._read("replicate", ReadRequest(arguments.wanted_version(version)), bound_s, on_progress)
@@ -412,5 +412,5 @@ class AsyncShard(NotCopyable):
         """Keep how a read went; why one has brought nothing is logged once, however often that is tried again."""
         before = "" if self._last_read is None else self._last_read.failure
         if report.failure and not before:
-            log.warning("no update", shard=self._attachment.place.where, why=report.failure)
+            log.warning("no update", shard=self._attachment.spec.where, why=report.failure)
         self._last_read = report

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tensorhub import arguments
 from tensorhub._agent.session import OnProgress
 from tensorhub.aio.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.aio.shard import AsyncShard
-from tensorhub.arguments import Resume
+from tensorhub.arguments import Install, Resume
 from tensorhub.errors import closed_error
 from tensorhub.mapping import Mapping
 from tensorhub.sync.blocking import blocking
@@ -102,9 +102,9 @@ class Shard(NotCopyable):
     ) -> "Generator[dict[str, torch.Tensor], None, None]":
         """Unpublish what is published, and let the block overwrite the tensors, which it gets.
 
-        Example:
-            with shard.overwriting(publish=True):
-                optimizer.step()
+        Examples:
+            >>> with shard.overwriting(publish=True):
+            ...     optimizer.step()
 
         Args:
             publish: Publish at the block's end. After an exception in the block the tensors stay unpublished.
@@ -124,7 +124,7 @@ class Shard(NotCopyable):
 
     def replicate(
         self,
-        version: int | str = "latest",
+        version: int | Literal["latest"] = "latest",
         *,
         timeout_s: float = 120,
         on_progress: OnProgress | None = None,
@@ -165,9 +165,9 @@ class Shard(NotCopyable):
         can't be had just now: the shard then holds what it held, `last_read.failure` says why, and the next call
         tries again.
 
-        Example:
-            if (version := shard.update(wait_s=1)) is not None:
-                print(f"generating with version {version}")
+        Examples:
+            >>> if (version := shard.update(wait_s=1)) is not None:
+            ...     print(f"generating with version {version}")
 
         Args:
             wait_s: How long to wait for a newer version, in seconds.
@@ -233,7 +233,7 @@ class Hub(NotCopyable):
         shard: int = 0,
         shards: int = 1,
         spot: bool = False,
-        install: str = "in-place",
+        install: Install = "in-place",
         mapping: Mapping | None = None,
         resume: Resume | None = None,
         timeout_s: float = 30,
@@ -243,8 +243,8 @@ class Hub(NotCopyable):
         The tensors move into memory of this host's agent and stay the same objects, so an optimizer or an engine goes
         on with them. Where the hub already holds the shard with a version, that memory wins: `.version` says so.
 
-        Example:
-            shard = hub.register("policy", module, replica="trainer")
+        Examples:
+            >>> shard = hub.register("policy", module, replica="trainer")
 
         Args:
             model: The model's name: letters, digits, "_" and "-", at most 64.
@@ -384,8 +384,8 @@ def connect(
 ) -> Hub:
     """Connect to an agent of this host.
 
-    Example:
-        hub = tensorhub.connect()
+    Examples:
+        >>> hub = tensorhub.connect()
 
     Args:
         job: An isolated namespace; by default `TENSORHUB_JOB`, else "default".

@@ -1,4 +1,4 @@
-"""The place of a span in a trace, and what a finished one says. Pure: making spans is `telemetry/span_maker.py`.
+"""The context of a span in a trace, and what a finished one says. Pure: making spans is `telemetry/span_maker.py`.
 
 Ids are given out before a span is made: a request to another process names the span that will be made of it when all
 is over, so no span has to be made while a caller waits.
@@ -67,7 +67,7 @@ class SpanRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def finished_span(
     name: str,
-    place: TraceContext,
+    context: TraceContext,
     parent: TraceContext | None,
     times_ns: tuple[int, int],
     attributes: Mapping[str, AttributeValue],
@@ -76,12 +76,12 @@ def finished_span(
     error: str | None = None,
 ) -> SpanRecord:
     """Return the record of a span that is over. It never ends before it begins, and its parent is of its trace."""
-    assert place.sampled, "nothing of a trace that is not sampled is recorded"
-    assert parent is None or parent.trace_id == place.trace_id, "a span's parent is of the same trace"
+    assert context.sampled, "nothing of a trace that is not sampled is recorded"
+    assert parent is None or parent.trace_id == context.trace_id, "a span's parent is of the same trace"
     start_ns, end_ns = times_ns
     return SpanRecord(
-        trace=place.trace_id,
-        span=place.span_id,
+        trace=context.trace_id,
+        span=context.span_id,
         parent=None if parent is None else parent.span_id,
         name=name,
         start_ns=start_ns,

@@ -104,8 +104,8 @@ class AgentService:
             stack.push_async_callback(bus.close)
             stack.callback(pool.close)
             stack.callback(beat.stop)
-            around, shelves = self._surroundings(bus, pool, beat)
-            stack.callback(shelves.close)
+            around, stores = self._surroundings(bus, pool, beat)
+            stack.callback(stores.close)
             desk = self._desk = WorkerSessions(self._job, self._attached)
             around.tell_holds = lambda number, _job, key, version, trouble: desk.holds(number, key, version, trouble)
             self._around = around
@@ -113,7 +113,7 @@ class AgentService:
             stack.push_async_callback(around.transports.stop)
             stack.push_async_callback(self._stop_jobs)
             around.incarnation.next()
-            for job, adopted in (await shelves.adopt(pool, JOBS_MAX)).items():
+            for job, adopted in (await stores.adopt(pool, JOBS_MAX)).items():
                 job_agent = self._open(job)
                 with job_agent.isolated("taking back its memory"):
                     job_agent.adopt(adopted)
@@ -124,7 +124,7 @@ class AgentService:
             workers.start()
             stack.push_async_callback(workers.stop)
             metrics.watch(
-                self._jobs, around.reads, shelves.store, shelves.disk, workers, around.transports, around.deltas
+                self._jobs, around.reads, stores.store, stores.disk, workers, around.transports, around.deltas
             )
             beat.start()
             await answer_traces(bus, self.agent)
@@ -153,7 +153,7 @@ class AgentService:
     def _surroundings(self, bus: Bus, pool: CopyPool, beat: HeartbeatThread) -> tuple[AgentContext, ShardStores]:
         settings = self._settings
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
-        shelves = ShardStores(store, DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes))
+        stores = ShardStores(store, DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes))
         room, blobs = CopyQuota(settings.cache_bytes, settings.cache_disk_bytes), BlobStore(bus)
         config = CoreConfig(
             digests=settings.digests,
@@ -185,9 +185,9 @@ class AgentService:
             config=config,
             measured=LinkRates(),
             incarnation=IncarnationCounter(settings.state_dir),
-            shelves=shelves,
+            stores=stores,
             deltas=DeltaStore(settings.deltas or KEPT_VERSIONS, settings.delta_bytes),
-            copies=CopyAllocator(shelves, blobs, room),
+            copies=CopyAllocator(stores, blobs, room),
             planner=PeerStatus("the planner"),
             registry=RegistryWatch(),
             sources=SourceWatch(),
@@ -198,7 +198,7 @@ class AgentService:
             fault=self.fault,
             set_aside=self._set_aside,
         )
-        return around, shelves
+        return around, stores
 
     def _transports(self, pool: CopyPool) -> TransportRegistry:
         settings = self._settings
@@ -324,7 +324,7 @@ class AgentService:
         for job in list(self._jobs.values()):
             await job.stop()
         await self._work.close()
-        await self._around.shelves.files.idle()
+        await self._around.stores.files.idle()
 
     def _attached(self) -> Attached:
         settings = self._settings
@@ -352,7 +352,7 @@ class AgentService:
         aside = [
             Problem(kind="job-set-aside", why=why, since=since, job=job) for job, (why, since) in self._aside.items()
         ]
-        for job, shards, why in self._around.shelves.set_aside():
+        for job, shards, why in self._around.stores.set_aside():
             said = f"{shards} shards are in memory here and could not be taken back when the agent started: {why}"
             aside.append(Problem(kind="shards-set-aside", why=said, since=self._began, job=job))
         return (*aside, *TROUBLES.told())

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tensorhub_agent.compute.casting.fp8 import fill_scales
 from tensorhub_agent.primitives.forms import packed_strides
+from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_common.layout.casts import FP8_SCHEMES
 from tensorhub_common.programs.amax_cells import AmaxEntries
 from tensorhub_common.programs.numbered_program import NumberedProgram
@@ -51,9 +52,9 @@ class NumpyAmaxTable:
             end += own.nbytes
         return memoryview(bytearray(end)), StridedCopies(to, regions.origin, form)
 
-    def batch_arrived(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
+    def batch_arrived(self, source: int, partials: Sequence[Range], memory: MemoryRegion) -> None:
         """Take a batch that has come whole; it is not to be counted yet."""
-        found, at = np.frombuffer(memory, np.float32), 0
+        found, at = np.frombuffer(host(memory), np.float32), 0
         for unit, entries in zip(_units(partials), self._program.entries(partials), strict=True):
             count = entries.form.elements
             self._came[source, unit] = found[at : at + count].reshape(entries.counts)
@@ -71,11 +72,12 @@ class NumpyAmaxTable:
         for key in [key for key in self._came if key[0] == source]:
             del self._came[key]
 
-    def write_scales(self, scales: Sequence[Range], destination: memoryview) -> None:
+    def write_scales(self, scales: Sequence[Range], destination: MemoryRegion) -> None:
         """Compute scales of folds that are known, into the destination."""
+        memory = host(destination)
         for entries in self._program.entries(scales):
             form = entries.form
-            here: Floats = np.ndarray(form.shape, np.float32, destination, entries.to, form.to_strides)
+            here: Floats = np.ndarray(form.shape, np.float32, memory, entries.to, form.to_strides)
             fill_scales(self._entries(entries), FP8_SCHEMES[entries.scheme], here)
 
     def amax(self, layout: str, units: Sequence[Range]) -> Sequence[bytes]:

@@ -40,6 +40,7 @@ import xxhash
 
 from tensorhub_agent.compute.spans import Columns, Spans, check_fits, columns, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
@@ -92,12 +93,15 @@ class CopyStopped(TensorHubError):
 class PoolBatch(ABC):
     """Work under way. Wait for its result, or `stop()` it; it holds its views until it has ended."""
 
-    def __init__(self, destination: memoryview, source: memoryview | None) -> None:
+    def __init__(self, destination: MemoryRegion, source: MemoryRegion | None) -> None:
         """Prepare; `CopyPool` starts it. Without `source` the destination is only looked at."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.Lock()
-        self._views: tuple[memoryview, memoryview | None] | None = (destination, source)
+        self._views: tuple[memoryview, memoryview | None] | None = (
+            host(destination),
+            None if source is None else host(source),
+        )
         self._bounds: list[int] = []
         self._next_task = 0
         self._turns = 0
@@ -209,7 +213,9 @@ class CopyPoolFull(TensorHubError):
 class CopyBatch(PoolBatch):
     """A batch of spans under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
 
-    def __init__(self, destination: memoryview, source: memoryview | None, spans: Spans, digests: bytearray) -> None:
+    def __init__(
+        self, destination: MemoryRegion, source: MemoryRegion | None, spans: Spans, digests: bytearray
+    ) -> None:
         """Prepare; `CopyPool` starts it. Without `source` the destination is only hashed."""
         super().__init__(destination, source)
         self._to_address = address_of(destination)
@@ -302,7 +308,7 @@ class CopyPool:
         self._workers: list[threading.Thread] = []
 
     def copy_and_digest(
-        self, destination: memoryview, source: memoryview, spans: Spans, *, digests: bool = True
+        self, destination: MemoryRegion, source: MemoryRegion, spans: Spans, *, digests: bool = True
     ) -> CopyBatch:
         """Copy the spans; with `digests` the result is the digest of each piece, taken in the destination.
 
@@ -320,7 +326,7 @@ class CopyPool:
             job = CopyBatch(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
         return self.start(job, nbytes)
 
-    def digest(self, view: memoryview, spans: Spans) -> CopyBatch:
+    def digest(self, view: MemoryRegion, spans: Spans) -> CopyBatch:
         """Hash the pieces in place: `nbytes[i]` bytes at `to[i]` of the view."""
         to, _, nbytes = columns(spans)
         check_fits("view", len(view), to, nbytes)
@@ -391,10 +397,10 @@ def _work(turns: "SimpleQueue[PoolBatch | BackgroundTask | None]") -> None:
                 pass
 
 
-def address_of(view: memoryview) -> int:
+def address_of(view: MemoryRegion) -> int:
     """Return where a view begins in this process's memory."""
     # numpy, because ctypes gives no address of a read-only buffer. The job keeps the view, which keeps the memory.
-    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if len(view) else 0
+    return int(np.frombuffer(host(view), dtype=np.uint8).ctypes.data) if len(view) else 0
 
 
 def _task_bounds(nbytes: Columns, threads: int) -> list[int]:

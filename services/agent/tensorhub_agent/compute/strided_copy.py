@@ -22,6 +22,7 @@ from tensorhub_agent.compute.pool import TASK_BYTES_MAX, CopyPool, PoolBatch, ad
 from tensorhub_agent.compute.spans import Columns, check_fits, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.block_forms import amax_bytes, needs_amax
 from tensorhub_agent.primitives.forms import FormPart, check_amax, check_form, cut_form, is_run, normalized, run_bytes
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_common.programs.regions import Sizes, StridedCopies, StridedForm
 
 PART_BYTES_MAX: Final = 1024 * 1024
@@ -138,7 +139,7 @@ class _FormTemplate:
 class StridedBatch(PoolBatch):
     """Boxes under way. `await job.done()`, or `stop()` it; it holds its views until it has ended."""
 
-    def __init__(self, destination: memoryview, source: memoryview, origin_nbytes: int) -> None:
+    def __init__(self, destination: MemoryRegion, source: MemoryRegion, origin_nbytes: int) -> None:
         """Begin without boxes; `copy_boxes` adds them."""
         super().__init__(destination, source)
         self.origin_nbytes = origin_nbytes
@@ -168,7 +169,7 @@ class StridedBatch(PoolBatch):
                 how.copy(destination, to, source, origin)
 
 
-def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regions: StridedCopies) -> StridedBatch:
+def copy_boxes(pool: CopyPool, destination: MemoryRegion, source: MemoryRegion, regions: StridedCopies) -> StridedBatch:
     """Copy boxes.
 
     Raises ValueError, and copies nothing, when a form is bad or a box does not fit into one of the views; `CastUnknown`

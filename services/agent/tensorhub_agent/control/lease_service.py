@@ -79,7 +79,7 @@ class LeaseService:
     def __init__(
         self,
         core: AgentCore,
-        shelf: JobShardStore,
+        store: JobShardStore,
         transports: TransportRegistry,
         tracing: Tracer,
         alarm: CoalescingTimer,
@@ -98,7 +98,7 @@ class LeaseService:
         self._deltas = deltas
         self._held: dict[str, float] = {}
         """Until when questions wait for a delta that is being made."""
-        self._core, self._shelf, self._transports = core, shelf, transports
+        self._core, self._store, self._transports = core, store, transports
         self._tracing, self._alarm, self._postponed, self._carry_out = tracing, alarm, postponed, carry_out
         self._loop = asyncio.get_running_loop()
 
@@ -155,10 +155,10 @@ class LeaseService:
     def _with_patches(self, question: LeaseRequest, grant: LeaseGrant) -> LeaseGrant:
         """Offer patches with a lease on a whole shard, if there are any that lead there from what the reader holds."""
         key = ShardKey(question.model, question.source.replica, question.source.shard)
-        place = self._shelf.places.get(key)
-        if question.base is None or question.root is None or grant.filling or place is None:
+        stored = self._store.shards.get(key)
+        if question.base is None or question.root is None or grant.filling or stored is None:
             return grant
-        offer = self._deltas.offer(key, question.base, question.root, place)
+        offer = self._deltas.offer(key, question.base, question.root, stored)
         if offer is None:
             return grant
         is_coming = self._deltas.is_coming(key, question.base, question.root)
@@ -171,16 +171,16 @@ class LeaseService:
         root = awaiting.offered.root if awaiting is not None else None
         if awaiting is None or awaiting.base is None or root is None:
             return False
-        place = self._shelf.places.get(awaiting.key)
+        stored = self._store.shards.get(awaiting.key)
         is_coming = self._deltas.is_coming(awaiting.key, awaiting.base, root)
-        offer = None if place is None else self._deltas.offer(awaiting.key, awaiting.base, root, place)
+        offer = None if stored is None else self._deltas.offer(awaiting.key, awaiting.base, root, stored)
         if offer is not None:
             self._core.leases.patch(lease, offer, awaiting.base if is_coming else None)
         return is_coming
 
     def _can_be_lent(self, question: LeaseRequest) -> bool:
-        place = self._shelf.places.get(ShardKey(question.model, question.source.replica, question.source.shard))
-        return place is None or place.segment.origin == 0
+        stored = self._store.shards.get(ShardKey(question.model, question.source.replica, question.source.shard))
+        return stored is None or stored.segment.origin == 0
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
         """Take a ticket from the transport, once, of the agent that it was given to."""
@@ -190,27 +190,27 @@ class LeaseService:
         self._alarm.set(self._core.deadline())
         if lease is None:
             return None
-        place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.leases
+        stored, pieces, table = self._store.shards[lease.key], lease.pieces(), self._core.leases
         promised = lease.promised()
         if pieces is None:
             patches = lease.patches.patches if lease.patches is not None else ()
-            opened = LeaseOpened(lease.name, place.segment, patches=patches)
-            return self._lent(lease, place) if lease.is_mapped else opened
+            opened = LeaseOpened(lease.name, stored.segment, patches=patches)
+            return self._lent(lease, stored) if lease.is_mapped else opened
 
         def lacks(origin: int, nbytes: int) -> bool:
             if lease.units is not None:
                 return table.lacks_units(lease.name, origin, nbytes)
-            at = place.table.piece_at
+            at = stored.table.piece_at
             return table.is_missing(lease.name, at(origin), at(origin + nbytes - 1) + 1)
 
-        return LeaseOpened(lease.name, place.segment, pieces, lacks, promised=promised)
+        return LeaseOpened(lease.name, stored.segment, pieces, lacks, promised=promised)
 
-    def _lent(self, lease: Lease, place: StoredShard) -> LeaseOpened | None:
+    def _lent(self, lease: Lease, stored: StoredShard) -> LeaseOpened | None:
         """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
         try:
-            return LeaseOpened(lease.name, place.segment, fd=place.segment.open_lent())
+            return LeaseOpened(lease.name, stored.segment, fd=stored.segment.open_lent())
         except OSError as why:
-            _log.warning("%s can't be lent: %s", place.segment.name, why)
+            _log.warning("%s can't be lent: %s", stored.segment.name, why)
             self.ended(lease.name, LeaseTransition.READER_GONE)
             return None
 

@@ -46,15 +46,15 @@ class Tracer:
         if chronicle is None or type(effect) not in NOTED:
             return None
         reading = _reading_of(effect, shards) if isinstance(effect, RequestLease) else None
-        place = chronicle.effect(effect, reading, time.time_ns())
+        context = chronicle.effect(effect, reading, time.time_ns())
         if chronicle.finished:
             self._finished(chronicle)
-        return place
+        return context
 
-    def news(self, news: EffectOutcome) -> None:
+    def outcome(self, outcome: EffectOutcome) -> None:
         """Note what came of an effect before the core takes it."""
         if self._chronicle is not None:
-            self._chronicle.news(news, time.time_ns())
+            self._chronicle.outcome(outcome, time.time_ns())
 
     def event(self, event: AnyEvent, headers: Mapping[str, str]) -> None:
         """Note an event of the log before the core takes it."""

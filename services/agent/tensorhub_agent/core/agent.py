@@ -86,7 +86,7 @@ def begin(core: ShardCore, call: AnyCall) -> Operation:
 
 def is_published(core: ShardCore | None, ask: LeaseRequest) -> bool:
     """Tell whether the log has taken the version that is asked for as published by this shard."""
-    return core is not None and (core.held.memory, core.held.version) == (MemoryState.READY, ask.version)
+    return core is not None and (core.contents.memory, core.contents.version) == (MemoryState.READY, ask.version)
 
 
 def may_be_decided(core: ShardCore | None, ask: LeaseRequest) -> bool:
@@ -126,7 +126,7 @@ class AgentCore:
         self._unsent_of: Counter[str] = Counter()
         """How many of them each lane has."""
         self.deleted: str | None = None
-        """What whoever speaks of this job is told, once it is deleted."""
+        """The message of every error about this job, once the job is deleted."""
         self.retained_copies = RetainedCopies(agent)
         self.aside: set[ShardKey] = set()
         """Shards whose memory stands here and could not be taken back."""
@@ -139,11 +139,11 @@ class AgentCore:
         """Under which this agent speaks; 0 before the first `join`."""
         return self._sequencer.incarnation
 
-    def adopt(self, place: ShardSpec, held: ShardContents) -> None:
+    def adopt(self, spec: ShardSpec, contents: ShardContents) -> None:
         """Take a shard that an earlier process of this agent left behind, before joining. Raises `MemoryExhausted`."""
         self.check_room()
-        self._add(place, held)
-        self.retained_copies.found(place.key)
+        self._add(spec, contents)
+        self.retained_copies.found(spec.key)
 
     def set_aside(self, key: ShardKey) -> None:
         """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
@@ -185,14 +185,14 @@ class AgentCore:
         return effects
 
     def _holding(self, core: ShardCore) -> HeldShard:
-        key, held = core.key, core.held
-        ready = held.memory is MemoryState.READY
+        key, contents = core.key, core.contents
+        ready = contents.memory is MemoryState.READY
         return HeldShard(
             model=key.model,
             replica=key.replica,
             shard=key.shard,
-            version=held.version if ready else None,
-            root=held.root if ready else None,
+            version=contents.version if ready else None,
+            root=contents.root if ready else None,
         )
 
     def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
@@ -304,7 +304,7 @@ class AgentCore:
         return effects
 
     def _is_given_up(self, core: ShardCore, event: RoundStarted) -> bool:
-        """Tell whether the log gives up what stands in a shard for a round that nobody here follows.
+        """Tell whether the log gives up what stands in a shard for a round without a call here.
 
         What is told before the agent has joined is over: the join states what stands here, and the log takes that.
         """
@@ -343,9 +343,11 @@ class AgentCore:
             return [EndFenced()] if event.incarnation > self.incarnation else []
         self.joined = True
         effects: list[AnyEffect] = []
+        dropped: set[str] = set()
         for holding in event.dropped:
             core = self._stated_core(holding)
             if core is not None:
+                dropped.add(self.lane(core.key))
                 self.retained_copies.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
@@ -357,9 +359,11 @@ class AgentCore:
             if core is not None:
                 core.believed(holding.version, holding.root)
                 effects += self._take(core)
-        unsaid, self._unsent = self._unsent, []
+        # A worker may have published a shard that the log drops: its memory is gone, so the command has no meaning.
+        unsent = [each for each in self._unsent if each.command.by is None or each.command.by.lane not in dropped]
+        self._unsent.clear()
         self._unsent_of.clear()
-        return effects + unsaid
+        return effects + unsent
 
     def _stated_core(self, holding: HeldShard) -> ShardCore | None:
         """Return the shard that was stated, unless it has gone since; one that was registered anew is another."""
@@ -381,15 +385,15 @@ class AgentCore:
 
     # Shards and calls.
 
-    def register(self, place: ShardSpec, call: AnyCall, now: float) -> list[AnyEffect]:
+    def register(self, spec: ShardSpec, call: AnyCall, now: float) -> list[AnyEffect]:
         """Bring a new shard whose segment stands already."""
         if self.deleted is not None:
-            return [FreeShard(place.key), FailCall(call.call, JobGone.__name__, self.deleted)]
+            return [FreeShard(spec.key), FailCall(call.call, JobGone.__name__, self.deleted)]
         try:
             self.check_room()
         except MemoryExhausted as why:
-            return [FreeShard(place.key), FailCall(call.call, MemoryExhausted.__name__, str(why))]
-        core = self._add(place, None)
+            return [FreeShard(spec.key), FailCall(call.call, MemoryExhausted.__name__, str(why))]
+        core = self._add(spec, None)
         core.session = call.session
         core.called(call, now)
         return self._take(core)
@@ -424,7 +428,7 @@ class AgentCore:
     def loaded(self, key: ShardKey) -> list[AnyEffect]:
         """The worker wrote values of its own: the memory is whole, and nothing of an earlier read is left."""
         core = self.shards.get(key)
-        if core is None or core.held.memory is not MemoryState.EMPTY or core.operation is not None:
+        if core is None or core.contents.memory is not MemoryState.EMPTY or core.operation is not None:
             return []
         core.set_memory(MemoryState.EMPTY, partial=False, kept=None)
         return self._take(core)
@@ -437,16 +441,16 @@ class AgentCore:
             effects += self._take(core)
         return effects
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> list[AnyEffect]:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> list[AnyEffect]:
         """Take what came of an effect."""
-        core = self.shards.get(news.key)
+        core = self.shards.get(outcome.key)
         if core is None:
             return []
-        if isinstance(news, PlanReceived):
-            self._plans.answered(news.key, news.number)
-        elif isinstance(news, Kept) and news.failure is not None and _awaits(core, news):
-            self.retained_copies.give_up(news.key)
-        core.on_outcome(news, now)
+        if isinstance(outcome, PlanReceived):
+            self._plans.answered(outcome.key, outcome.number)
+        elif isinstance(outcome, Kept) and outcome.failure is not None and _awaits(core, outcome):
+            self.retained_copies.give_up(outcome.key)
+        core.on_outcome(outcome, now)
         return self._take(core) + self._ask_plans(now)
 
     # Leases.
@@ -545,13 +549,13 @@ class AgentCore:
 
     # How.
 
-    def _add(self, place: ShardSpec, held: ShardContents | None) -> ShardCore:
-        lane = self._sequencer.lane_of(place.key, self.shards)
+    def _add(self, spec: ShardSpec, contents: ShardContents | None) -> ShardCore:
+        lane = self._sequencer.lane_of(spec.key, self.shards)
         sender: Callable[[], Sender] = lambda: self._sequencer.sender(lane)  # noqa: E731 (one line says it)
-        core = ShardCore(place, self.leases, self.config, sender, begin, held, self.measured)
-        self.shards[place.key] = core
-        self._replicas.setdefault((place.key.model, place.key.replica), {})[place.key] = core
-        self._deadlines.note(place.key, core.deadline())
+        core = ShardCore(spec, self.leases, self.config, sender, begin, contents, self.measured)
+        self.shards[spec.key] = core
+        self._replicas.setdefault((spec.key.model, spec.key.replica), {})[spec.key] = core
+        self._deadlines.note(spec.key, core.deadline())
         return core
 
     def _forget(self, key: ShardKey) -> None:
@@ -616,6 +620,6 @@ def _holding_aside(key: ShardKey) -> HeldShard:
     return HeldShard(model=key.model, replica=key.replica, shard=key.shard, version=cached_version(key.replica))
 
 
-def _awaits(core: ShardCore, news: Kept) -> bool:
+def _awaits(core: ShardCore, outcome: Kept) -> bool:
     read = read_of(core)
-    return read is not None and read.awaits(news)
+    return read is not None and read.awaits(outcome)

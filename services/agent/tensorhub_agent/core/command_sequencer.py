@@ -12,7 +12,7 @@ from tensorhub_common.protocol.log.commands import Sender
 from tensorhub_common.protocol.log.events import AnyEvent
 
 SHARDS_MAX: Final = 1000
-"""An agent holds at most so many shards of one job; each has a lane of its own in the log."""
+"""An agent holds at most this many shards of one job; each has a lane of its own in the log."""
 
 OWN_LANE: Final = 0
 

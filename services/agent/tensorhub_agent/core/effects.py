@@ -1,7 +1,7 @@
 """What the agent's pure cores ask their driver to do, and what the driver tells them came of it.
 
-The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect
-that takes time is answered later by the event named beside it; an answer that nobody waits for any more is ignored.
+The driver (production's `jobs/driver.py`, or the simulator) carries out the effects of one call in their order. An
+effect that takes time is answered later by the event named beside it; an answer without a waiting call is ignored.
 """
 
 import msgspec
@@ -169,7 +169,7 @@ class AllocateCopy(Effect, frozen=True):
 
 
 class RequestPlan(Effect, frozen=True):
-    """Ask the planner; answered by `PlanCame(number)`."""
+    """Ask the planner; answered by `PlanReceived(number)`."""
 
     key: ShardKey
     number: int
@@ -264,7 +264,7 @@ class SendAvailability(Effect, frozen=True):
     """Tell the reader of a half-filled shard which pieces stand there, or are promised, or not any more."""
 
     lease: str
-    news: AvailabilityUpdate
+    update: AvailabilityUpdate
 
 
 class FreeShard(Effect, frozen=True):
@@ -374,11 +374,11 @@ class AvailabilityReceived(msgspec.Struct, frozen=True):
 
     key: ShardKey
     source: int
-    news: AvailabilityUpdate
+    update: AvailabilityUpdate
 
 
 class BytesReceived(msgspec.Struct, frozen=True):
-    """So many more bytes of the source's batches have come; told a few times a second at most, or never."""
+    """`nbytes` more of the source's batches have come; reported a few times a second at most, or never."""
 
     key: ShardKey
     source: int

@@ -23,7 +23,7 @@ class Operation(Protocol):
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event about this shard's replica, or an answer to what was said."""
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
 
     def on_readers_gone(self, now: float) -> None:
@@ -64,7 +64,7 @@ class DetachedOperation(Protocol):
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event about this shard's replica, or an answer to what was said."""
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
 
     def on_readers_gone(self, now: float) -> None:

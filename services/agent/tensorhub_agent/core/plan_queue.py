@@ -15,7 +15,7 @@ from tensorhub_agent.core.effects import RequestPlan
 from tensorhub_agent.primitives.ids import ShardKey
 
 PLANS_OUT_MAX: Final = 16
-"""One agent asks a planner for so many plans of one job at a time."""
+"""One agent asks a planner for at most this many plans of one job at a time."""
 
 
 class PlanQueue:

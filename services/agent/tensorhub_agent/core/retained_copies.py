@@ -21,8 +21,8 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.protocol.log.events import CopyPlaced, RoundJoined
 from tensorhub_common.protocol.subjects import cached_version
 
-KEEPER_SESSION: Final = -1
-"""The session of the keeper's calls; those of workers count from 1."""
+COPIES_SESSION: Final = -1
+"""The session of the calls for retained copies; those of workers count from 1."""
 
 TRIES_MAX: Final = 5
 RELEASE_S: Final = 10.0
@@ -103,13 +103,13 @@ class RetainedCopies:
         copy.again = None
         if copy.releasing or copy.tries >= TRIES_MAX:
             copy.releasing = True
-            core.called(CallRelease(call=self._call(core.key), session=KEEPER_SESSION, deadline=now + RELEASE_S), now)
-        elif core.held.memory is not MemoryState.READY or copy.awaited:
+            core.called(CallRelease(call=self._call(core.key), session=COPIES_SESSION, deadline=now + RELEASE_S), now)
+        elif core.contents.memory is not MemoryState.READY or copy.awaited:
             copy.tries += 1
             copy.awaited = False
             until = now + core.config.copy_read_s_max
             call = CallRead(
-                call=self._call(core.key), session=KEEPER_SESSION, deadline=until, want=copy.version, patience=until
+                call=self._call(core.key), session=COPIES_SESSION, deadline=until, want=copy.version, patience=until
             )
             core.called(call, now)
 

@@ -57,18 +57,18 @@ class ShardCore:
 
     def __init__(
         self,
-        place: ShardSpec,
+        spec: ShardSpec,
         table: LeaseTable,
         config: CoreConfig,
         sender: Callable[[], Sender],
         begin: Begin,
-        held: ShardContents | None = None,
+        contents: ShardContents | None = None,
         measured: LinkRates | None = None,
     ) -> None:
         """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
-        self.place, self.key = place, place.key
+        self.spec, self.key = spec, spec.key
         self.table, self.config, self.measured = table, config, measured or LinkRates()
-        self.held = held or ShardContents()
+        self.contents = contents or ShardContents()
         self.replica_version: int | None = None
         self.session: int | None = None
         self.operation: Operation | None = None
@@ -77,7 +77,7 @@ class ShardCore:
         self.queued: AnyCall | None = None
         self.out: list[AnyEffect] = []
         self.gone = False
-        self.registered = held is not None
+        self.registered = contents is not None
         """Whether the log has taken the registration, as far as the agent knows."""
         self.dismissed = False
         self.deleted: str | None = None
@@ -85,8 +85,8 @@ class ShardCore:
         self._sender, self._begin = sender, begin
         self._wish = 0
         self._numbers = 0
-        if self.held.memory is MemoryState.READY and self.held.root is not None and not self.place.mapped:
-            self.table.offer(self.key, self.held.version, self.held.root, self.held.digests)
+        if self.contents.memory is MemoryState.READY and self.contents.root is not None and not self.spec.mapped:
+            self.table.offer(self.key, self.contents.version, self.contents.root, self.contents.digests)
 
     # What operations use.
 
@@ -103,17 +103,17 @@ class ShardCore:
     def note_lent(self, lent: bool = True, *, spare: bool = False) -> None:  # noqa: FBT001, FBT002 (what a probe found)
         """Note whether a process may have the memory mapped, or the spare memory."""
         if spare:
-            self.held.spare_lent = lent
+            self.contents.spare_lent = lent
         else:
-            self.held.lent = lent
+            self.contents.lent = lent
 
     def keep_verified(self, version: int, root: str, done: bytearray, digests: bytes) -> None:
         """Keep which pieces a failed read has verified, for a later read of the same bytes."""
-        self.held.kept = (version, root, done, digests)
+        self.contents.kept = (version, root, done, digests)
 
     def drop_kept(self) -> None:
         """Forget what a failed read has verified: the memory is written otherwise."""
-        self.held.kept = None
+        self.contents.kept = None
 
     def number(self) -> int:
         """Return a number that no other source, batch or question of this shard has."""
@@ -134,26 +134,26 @@ class ShardCore:
         """Change what the memory is, and have the manifest say so before anything later is done.
 
         With `swap` this is said of the spare memory, which is the shard's from now on. Memory that somebody may have
-        mapped is not empty: it drains on, until an unpublish finds that nobody has.
+        mapped is not empty: it drains on, until an unpublish finds that no process has.
         """
         if swap:
-            self.held.lent, self.held.spare_lent = self.held.spare_lent, self.held.lent
-        if memory is MemoryState.EMPTY and self.held.lent:
+            self.contents.lent, self.contents.spare_lent = self.contents.spare_lent, self.contents.lent
+        if memory is MemoryState.EMPTY and self.contents.lent:
             memory = MemoryState.DRAINING
-            self.held.version, self.held.root, self.held.digests = None, None, b""
-        self.held.memory = memory
+            self.contents.version, self.contents.root, self.contents.digests = None, None, b""
+        self.contents.memory = memory
         if memory in (MemoryState.EMPTY, MemoryState.FILLING):
-            self.held.version, self.held.root, self.held.digests = None, None, b""
+            self.contents.version, self.contents.root, self.contents.digests = None, None, b""
         for name, value in changes.items():
-            setattr(self.held, name, value)
+            setattr(self.contents, name, value)
         self.out.append(
             SaveManifest(
                 key=self.key,
                 state=str(memory),
-                partial=self.held.partial,
-                version=self.held.version,
-                root=self.held.root,
-                digests=self.held.digests,
+                partial=self.contents.partial,
+                version=self.contents.version,
+                root=self.contents.root,
+                digests=self.contents.digests,
                 swap=swap,
             )
         )
@@ -223,12 +223,12 @@ class ShardCore:
             self.queued = None
 
     def break_readers(self, reason: str) -> None:
-        """End the offer, and tell whoever reads."""
+        """End the offer, and tell its readers."""
         for lease in self.table.withdraw_offer(self.key):
             self.out.append(BreakLease(lease, reason))
 
     def break_waiting(self, reason: str) -> None:
-        """The memory will not be filled as was expected: tell whoever reads what is there."""
+        """The memory will not be filled as was expected: tell the readers of what is there."""
         for lease in self.table.cancel_fill(self.key):
             self.out.append(BreakLease(lease, reason))
 
@@ -242,7 +242,7 @@ class ShardCore:
             self.leave()
 
     def job_deleted(self, why: str, now: float) -> None:
-        """The job is deleted: the same, and whoever calls or waits is told that."""
+        """The job is deleted: the same, and each call under way ends with an error that says so."""
         self.deleted = why
         self.dismiss(now)
 
@@ -313,7 +313,7 @@ class ShardCore:
 
     def worker_mapping_gone(self) -> None:
         """What a worker had mapped is gone with it, so a mapped shard holds nothing before it says anything else."""
-        if self.place.mapped and self.held.memory is MemoryState.READY:
+        if self.spec.mapped and self.contents.memory is MemoryState.READY:
             self.take_back()
             self.hold(None)
             self.set_memory(MemoryState.EMPTY)
@@ -326,7 +326,7 @@ class ShardCore:
             and event.shard == self.key.shard
             and self.registered
         ):
-            # Whoever waited for this may have given up, and the shard is gone nevertheless.
+            # The call that waited for this may have given up, and the shard is gone nevertheless.
             self.dismiss(now)
             return
         if self.detached is not None:
@@ -340,12 +340,12 @@ class ShardCore:
             self._without_operation(event, now)
         self._begin_queued(now)
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what came of an effect."""
         if self.detached is not None:
-            self.detached.on_outcome(news, now)
+            self.detached.on_outcome(outcome, now)
         if self.operation is not None:
-            self.operation.on_outcome(news, now)
+            self.operation.on_outcome(outcome, now)
         self._begin_queued(now)
 
     def readers_changed(self, now: float) -> None:
@@ -386,15 +386,15 @@ class ShardCore:
 
     def believed(self, version: int | None, root: str | None) -> None:
         """Take what the log believes after the agent joined: memory that it can't vouch for is no version."""
-        if self.held.memory is MemoryState.READY and root != self.held.root:
+        if self.contents.memory is MemoryState.READY and root != self.contents.root:
             self.break_readers("the log does not know what stands here")
             self.set_memory(MemoryState.EMPTY)
             version = None
         self.hold(version)
 
     def overwritten_for_log(self, version: int) -> None:
-        """The log has given up what stands here to have it overwritten with a version, and nobody does that."""
-        if not self.place.swaps and self.held.memory is MemoryState.READY and self.held.version != version:
+        """The log has given up what stands here to have it overwritten with a version, and no call does that."""
+        if not self.spec.swaps and self.contents.memory is MemoryState.READY and self.contents.version != version:
             self.hold(None)
             self.break_readers("the log has given up what stands here")
             self.set_memory(MemoryState.EMPTY)
@@ -403,19 +403,19 @@ class ShardCore:
         """Raise AssertionError when memory and offers disagree."""
         offered = self.table.offers.get(self.key)
         granting = offered is not None and offered.granting
-        if self.held.memory is MemoryState.FILLING:
+        if self.contents.memory is MemoryState.FILLING:
             assert not granting, f"{self.where} is written while it grants leases"
             assert self.table.reading(self.key) == 0, f"{self.where} is written under its readers"
-        if self.held.memory is MemoryState.READY:
-            assert self.held.version is not None
+        if self.contents.memory is MemoryState.READY:
+            assert self.contents.version is not None
         else:
-            assert self.held.memory is MemoryState.DRAINING or not self.held.lent, (
+            assert self.contents.memory is MemoryState.DRAINING or not self.contents.lent, (
                 f"{self.where} may be written while lent"
             )
         coming = self.table.coming.get(self.key)
         if coming is not None:
-            assert self.operation is not None, f"{self.where} is to be filled, and nobody does it"
-            assert self.held.memory is MemoryState.FILLING or not any(coming.has or b""), (
+            assert self.operation is not None, f"{self.where} is to be filled, and no call fills it"
+            assert self.contents.memory is MemoryState.FILLING or not any(coming.has or b""), (
                 f"{self.where} shows old pieces"
             )
 
@@ -434,7 +434,7 @@ class ShardCore:
         elif (
             isinstance(event, ReplicaReady)
             and self.is_mine(event)
-            and (self.held.memory, self.held.version) == (MemoryState.READY, event.version)
+            and (self.contents.memory, self.contents.version) == (MemoryState.READY, event.version)
         ):
             self.hold(event.version)
 

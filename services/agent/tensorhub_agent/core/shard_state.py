@@ -32,7 +32,7 @@ class ShardContents:
     kept: tuple[int, str, bytearray, bytes] | None = None
     """Of a read that failed: its version and root, the pieces that are verified, and all digests."""
     lent: bool = False
-    """Somebody may have the memory mapped: it must not be written before a probe has found that nobody does."""
+    """A process may have the memory mapped: it must not be written before a probe has found that none does."""
     spare_lent: bool = False
     """The same of a staged shard's spare memory."""
 

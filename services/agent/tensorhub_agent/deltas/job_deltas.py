@@ -45,14 +45,14 @@ class JobDeltas:
         if self._is_making and digests:
             self._digested[key] = digests
 
-    def saved(self, effect: SaveManifest, place: StoredShard) -> None:
+    def saved(self, effect: SaveManifest, stored: StoredShard) -> None:
         """The shard's memory is something else now."""
         key = effect.key
         digests = self._digested.pop(key, b"")
         if effect.state != MemoryState.READY:
             self._maker.withdrawn(self._name(key))
         elif digests and digests == effect.digests and effect.root is not None:
-            publication = PublishedMemory(place.segment, place.table, effect.root, digests)
+            publication = PublishedMemory(stored.segment, stored.table, effect.root, digests)
             self._maker.published(self._name(key), publication)
         delta = self._applied.get(key)
         if delta is not None and (effect.state != MemoryState.FILLING or effect.swap):
@@ -77,9 +77,9 @@ class JobDeltas:
             return True
         return self._book.is_coming(self._name(key), base, root)
 
-    def offer(self, key: ShardKey, base: str, root: str, place: StoredShard) -> PatchOffer | None:
+    def offer(self, key: ShardKey, base: str, root: str, stored: StoredShard) -> PatchOffer | None:
         """Return what a reader that holds `base` may have instead of pieces."""
-        return self._book.offer(self._name(key), base, root, place.table.nbytes)
+        return self._book.offer(self._name(key), base, root, stored.table.nbytes)
 
     # For reads of this agent.
 

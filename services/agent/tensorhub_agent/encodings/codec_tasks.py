@@ -16,6 +16,7 @@ from tensorhub_agent.encodings.byte_planes import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 
 Coded = tuple[memoryview, int]
 """What a piece is made of, its patches one after another or the piece packed, and the unit that it is in."""
@@ -40,8 +41,8 @@ class DecodeBatch(CopyBatch):
 
     def __init__(
         self,
-        destination: memoryview,
-        base: memoryview | None,
+        destination: MemoryRegion,
+        base: MemoryRegion | None,
         spans: Spans,
         coded: Sequence[Coded],
         decode: Callable[[memoryview, memoryview, int], None],
@@ -68,7 +69,7 @@ class DecodeBatch(CopyBatch):
 class CompressBatch(PoolBatch):
     """Pieces of a segment that are packed."""
 
-    def __init__(self, view: memoryview, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]) -> None:
+    def __init__(self, view: MemoryRegion, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]) -> None:
         """Prepare; span i is `nbytes[i]` bytes from `origin[i]` of the view, in units of `units[i]`."""
         super().__init__(view, None)
         self._spans = list(zip(origin, nbytes, units, strict=True))
@@ -88,7 +89,7 @@ class CompressBatch(PoolBatch):
 
 
 def patch_pieces(
-    pool: CopyPool, destination: memoryview, base: memoryview | None, spans: Spans, patches: Sequence[Coded]
+    pool: CopyPool, destination: MemoryRegion, base: MemoryRegion | None, spans: Spans, patches: Sequence[Coded]
 ) -> DecodeBatch:
     """Overwrite pieces as their patches say; the result is the digest of each, zeros where a patch is damaged.
 
@@ -98,7 +99,7 @@ def patch_pieces(
     return _decoded(pool, DecodeBatch(destination, base, spans, patches, apply), destination, base, spans, patches)
 
 
-def unpack_pieces(pool: CopyPool, destination: memoryview, spans: Spans, packed: Sequence[Coded]) -> DecodeBatch:
+def unpack_pieces(pool: CopyPool, destination: MemoryRegion, spans: Spans, packed: Sequence[Coded]) -> DecodeBatch:
     """Write packed pieces; the result is the digest of each, zeros where one is damaged or empty.
 
     Raises ValueError, and writes nothing, when a span does not fit.
@@ -107,7 +108,7 @@ def unpack_pieces(pool: CopyPool, destination: memoryview, spans: Spans, packed:
 
 
 def pack_pieces(
-    pool: CopyPool, view: memoryview, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]
+    pool: CopyPool, view: MemoryRegion, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]
 ) -> CompressBatch:
     """Pack pieces that lie within the view. Raises ValueError when one does not."""
     to, _, sizes = columns(Spans(origin, origin, nbytes))
@@ -118,8 +119,8 @@ def pack_pieces(
 def _decoded(
     pool: CopyPool,
     job: DecodeBatch,
-    destination: memoryview,
-    base: memoryview | None,
+    destination: MemoryRegion,
+    base: MemoryRegion | None,
     spans: Spans,
     coded: Sequence[Coded],
 ) -> DecodeBatch:

@@ -39,7 +39,7 @@ class AgentContext:
     config: CoreConfig
     measured: LinkRates
     incarnation: IncarnationCounter
-    shelves: ShardStores
+    stores: ShardStores
     deltas: DeltaStore
     copies: CopyAllocator
     planner: PeerStatus

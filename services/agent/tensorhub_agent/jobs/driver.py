@@ -95,7 +95,7 @@ JOIN_S_MAX: Final = 10.0
 FOLLOW_AGAIN_S: Final = 0.2
 
 TENSORS_NAMED_MAX: Final = 8
-"""So many tensors that were overwritten are named."""
+"""At most this many tensors that were overwritten are named."""
 
 REPLICA: Final = b'"replica":"'
 """Behind this an event names the replica that it is about."""
@@ -132,7 +132,7 @@ class JobDriver:
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
         self.core = AgentCore(around.agent, around.config, around.measured)
-        self.shelf: JobShardStore = around.shelves.of(job)
+        self.store: JobShardStore = around.stores.of(job)
         self._joblog = JobLog(around.bus, job)
         self._log_following = PeerStatus(
             f"the log of job {job}", lost="can't be followed, so that is tried again", back="is followed"
@@ -140,7 +140,7 @@ class JobDriver:
         programs = ProgramCache(job, around.blobs)
         self._questions = PlannerClient(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = CommandQueue(self._joblog, self._questions.open_job, self._work, rejoin_all)
-        self.callers = PendingCalls(self.core.shards, self.shelf, self._work, around.reads)
+        self.callers = PendingCalls(self.core.shards, self.store, self._work, around.reads)
         config = around.config
         self._watch = ReadLog(config.transfer.stall_s, config.slow_read_s, around.reads.late)
         self._tracing = Tracer(job, around.agent, digests=around.config.digests, maker=process_spans.span_maker())
@@ -151,24 +151,26 @@ class JobDriver:
             job,
             around.deltas,
             around.pool,
-            around.shelves.store,
+            around.stores.store,
             self._postponed.happened,
             is_making=around.config.deltas > 0,
         )
-        self._memory = MemoryTasks(self.shelf, around.pool, self.deltas, self._news, digests=around.config.digests)
+        self._memory = MemoryTasks(
+            self.store, around.pool, self.deltas, self._take_outcome, digests=around.config.digests
+        )
         self.sources = SourceManager(
             job,
             around.bus,
             around.transports,
             programs,
-            self._news,
+            self._take_outcome,
             deltas=self.deltas,
             encodings=around.config.encodings,
             on_fault=lambda fault: around.fault(str(fault)),
         )
         self.lending = LeaseService(
             self.core,
-            self.shelf,
+            self.store,
             around.transports,
             self._tracing,
             self._alarm,
@@ -199,7 +201,7 @@ class JobDriver:
         What was set aside is stated by whichever call opens the job, be it a worker's of a job too many: the log would
         let go of it, and the process that can take it back would have to free it.
         """
-        for key in self.shelf.aside:
+        for key in self.store.aside:
             self.core.set_aside(key)
             self.concern(key.replica)
         self._work.start(self._follow(), "following the log")
@@ -249,20 +251,20 @@ class JobDriver:
         for each in adopted:
             manifest = each.manifest
             key = ShardKey(manifest.model, manifest.replica, manifest.shard)
-            nbytes = self.shelf.places[key].table.nbytes
-            place = ShardSpec(
+            nbytes = self.store.shards[key].table.nbytes
+            spec = ShardSpec(
                 key, manifest.shards, manifest.spot, manifest.layout_digest, nbytes, each.spare is not None
             )
             # Those who mapped it don't depend on this process, nor on the one before it.
-            held = ShardContents(partial=manifest.partial, lent=each.segment.is_lent())
-            held.spare_lent = each.spare is not None and each.spare.is_lent()
-            if held.lent:
-                held.memory = MemoryState.DRAINING
+            contents = ShardContents(partial=manifest.partial, lent=each.segment.is_lent())
+            contents.spare_lent = each.spare is not None and each.spare.is_lent()
+            if contents.lent:
+                contents.memory = MemoryState.DRAINING
             if each.whole:
-                held.memory, held.version, held.root = MemoryState.READY, manifest.version, manifest.root
-                held.digests = manifest.digests or b""
+                contents.memory, contents.version, contents.root = MemoryState.READY, manifest.version, manifest.root
+                contents.digests = manifest.digests or b""
             self.concern(key.replica)
-            self.core.adopt(place, held)
+            self.core.adopt(spec, contents)
 
     def rejoin(self, incarnation: int) -> None:
         """Speak under this incarnation from now on; the log must not have heard it in this job before."""
@@ -300,7 +302,7 @@ class JobDriver:
             self._joined.set()
 
     def _note_deleted(self) -> None:
-        """Say nothing more, and tell whoever waits to be let in."""
+        """Say nothing more, and answer the workers that wait to be let in."""
         _log.info("job %s is deleted", self.job)
         self._around.registry.forget(self.job)
         self._lanes.forget()
@@ -327,7 +329,7 @@ class JobDriver:
 
     @contextlib.contextmanager
     def isolated(self, what: str) -> Iterator[None]:
-        """Keep an error of this job's from whoever asks something of it: it is a fault of the job."""
+        """Keep an error of this job's from its callers: it is a fault of the job."""
         try:
             yield
         except Exception as why:  # noqa: BLE001 (whatever it is, this job can't be trusted to go on)
@@ -374,21 +376,21 @@ class JobDriver:
             case DigestMemory():
                 self._work.start(self._memory.digest(effect), "digesting memory")
             case SaveManifest():
-                self.shelf.save(effect)
-                self.deltas.saved(effect, self.shelf.places[effect.key])
-                if self.shelf.is_kept_on_disk(effect.key):
+                self.store.save(effect)
+                self.deltas.saved(effect, self.store.shards[effect.key])
+                if self.store.is_kept_on_disk(effect.key):
                     self._work.start(self._settle(effect.key), "bringing a copy to the disk")
                 if effect.swap:
                     self.callers.swapped(effect.key)
             case Keep():
-                self.shelf.keep(effect)
+                self.store.keep(effect)
                 self._work.start(self._tell_kept(effect), "writing down what was filled")
             case ProbeMapping():
                 self._work.call_soon(self._memory.probe, effect, what="looking who maps memory")
             case CopyToSpare():
                 self._work.start(self._memory.duplicate(effect.key), "duplicating memory")
             case DropMapping():
-                self.shelf.let_go(effect.key)
+                self.store.let_go(effect.key)
             case CompareLayouts():
                 self._work.start(self._check_siblings(effect), "comparing layouts")
             case AllocateCopy():
@@ -416,10 +418,10 @@ class JobDriver:
             case BreakLease():
                 self._around.transports.break_lease(effect.lease, effect.reason)
             case SendAvailability():
-                self._around.transports.announce(effect.lease, effect.news)
+                self._around.transports.announce(effect.lease, effect.update)
             case FreeShard():
                 self.deltas.freed(effect.key)
-                self.shelf.free(effect.key)
+                self.store.free(effect.key)
             case Rejoin():
                 self._rejoin_all()
             case EndFenced():
@@ -459,62 +461,62 @@ class JobDriver:
             told = f"{source.lost} (by the read of {where}{'' if trace is None else f', trace {trace}'})"
             self._around.sources.lost(source.share.source.agent, told)
 
-    def _news(self, news: EffectOutcome) -> None:
+    def _take_outcome(self, outcome: EffectOutcome) -> None:
         if self.set_aside_reason is not None:
             return
-        if isinstance(news, BatchDone) and self._around.sources.any_lost:
-            read = read_of(self.core.shards.get(news.key))
-            source = None if read is None else read.source(news.source)
+        if isinstance(outcome, BatchDone) and self._around.sources.any_lost:
+            read = read_of(self.core.shards.get(outcome.key))
+            source = None if read is None else read.source(outcome.source)
             if source is not None:
                 self._around.sources.back(source.share.source.agent)
-        with self.isolated(f"taking {type(news).__name__}"):
-            self._tracing.news(news)
-            self.carry_out(self.core.on_outcome(news, self._loop.time()))
+        with self.isolated(f"taking {type(outcome).__name__}"):
+            self._tracing.outcome(outcome)
+            self.carry_out(self.core.on_outcome(outcome, self._loop.time()))
 
     def _tick(self) -> None:
         self.carry_out(self.core.tick(self._loop.time()))
 
     def _post(self, effect: ReadBatch) -> None:
-        place = self.shelf.places[effect.key]
-        if place.borrowed is not None:
-            self.sources.take(effect, place.borrowed)
+        stored = self.store.shards[effect.key]
+        if stored.descriptors is not None:
+            self.sources.take(effect, stored.descriptors)
         else:
-            base = place.segment if place.spare is not None else None
-            self.sources.post(effect, place.target, base, place.table, digests=self.core.config.digests)
+            base = stored.segment if stored.spare is not None else None
+            self.sources.post(effect, stored.target, base, stored.table, digests=self.core.config.digests)
 
     def _fold(self, effect: FoldAmax) -> None:
         effect.table.fold(effect.source, effect.partials)
-        effect.table.write_scales(effect.scales, self.shelf.places[effect.key].target.view)
+        effect.table.write_scales(effect.scales, self.store.shards[effect.key].target.view)
 
     async def _make_copy(self, effect: AllocateCopy) -> None:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)
         self.carry_out(self.core.copy_made(made, self._loop.time()))
 
     async def _tell_kept(self, effect: Keep) -> None:
-        self._news(Kept(effect.key, effect.number, await self.shelf.written(effect.key)))
+        self._take_outcome(Kept(effect.key, effect.number, await self.store.written(effect.key)))
 
     async def _settle(self, key: ShardKey) -> None:
         try:
-            await self.shelf.settle(key)
+            await self.store.settle(key)
         except OSError as why:
             _log.error("the copy for %s of model %s is given up: %s", key.replica, key.model, why)
             self.carry_out(self.core.copy_failed(key, self._loop.time()))
 
     async def _check_siblings(self, effect: CompareLayouts) -> None:
-        place = self.shelf.places.get(effect.key)
-        if place is not None:
-            mismatch = await self._questions.mismatch(place.layout, effect.siblings)
-            self._news(SiblingsChecked(effect.key, effect.number, mismatch))
+        stored = self.store.shards.get(effect.key)
+        if stored is not None:
+            mismatch = await self._questions.mismatch(stored.layout, effect.siblings)
+            self._take_outcome(SiblingsChecked(effect.key, effect.number, mismatch))
 
     async def _plan(self, effect: RequestPlan, cause: TraceContext | None) -> None:
-        place = self.shelf.places.get(effect.key)
-        target = None if place is None else FillTarget(place.digest, place.table)
+        stored = self.store.shards.get(effect.key)
+        target = None if stored is None else FillTarget(stored.digest, stored.table)
         answer, program, completion = await self._questions.plan(effect.demand, headers_of(cause), target)
         folds = (
             await asyncio.to_thread(amax_reductions_of, program) if program is not None and program.partials else None
         )
         table = NumpyAmaxTable(program) if program is not None and folds is not None else None
-        self._news(PlanReceived(effect.key, effect.number, answer, program, completion, folds, table))
+        self._take_outcome(PlanReceived(effect.key, effect.number, answer, program, completion, folds, table))
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""
@@ -559,15 +561,15 @@ class JobDriver:
         with self.isolated("taking values"):
             self.carry_out(self.core.loaded(key))
 
-    def register(self, place: ShardSpec, call: AnyCall, now: float) -> None:
+    def register(self, spec: ShardSpec, call: AnyCall, now: float) -> None:
         """Bring a new shard whose memory stands already; `callers` knows who waits for it."""
         if self.set_aside_reason is not None:
-            self.shelf.free(place.key)
+            self.store.free(spec.key)
             self.callers.answer(FailCall(call.call, AgentUnavailable.__name__, self.set_aside_reason), None)
             return
-        self.concern(place.key.replica)
+        self.concern(spec.key.replica)
         with self.isolated("taking a new shard"):
-            self.carry_out(self.core.register(place, call, now))
+            self.carry_out(self.core.register(spec, call, now))
 
     def _hold(self, effect: ReportReplicaVersion) -> None:
         session = self.callers.session_of(effect)
@@ -577,15 +579,15 @@ class JobDriver:
     def _accused(self, key: ShardKey, version: int, root: str) -> None:
         """A reader got wrong bytes of a shard under a lease that held: look at its memory, once for each version."""
         core = self.core.shards.get(key)
-        if core is not None and self._looked_at.get(key) != version and _stands(core.held, version, root):
+        if core is not None and self._looked_at.get(key) != version and _stands(core.contents, version, root):
             self._looked_at[key] = version
             self._work.start(self._look_at(core, version, root), "looking at memory of which a reader got wrong bytes")
 
     async def _look_at(self, core: ShardCore, version: int, root: str) -> None:
         """Say which tensors were overwritten while they were published, in the log and to the worker."""
         key = core.key
-        tensors = await self._memory.overwritten(key, core.held.digests)
-        if not tensors or not _stands(core.held, version, root):
+        tensors = await self._memory.overwritten(key, core.contents.digests)
+        if not tensors or not _stands(core.contents, version, root):
             return
         named = ", ".join(tensors[:TENSORS_NAMED_MAX]) + (", …" if len(tensors) > TENSORS_NAMED_MAX else "")
         trouble = (
@@ -608,12 +610,12 @@ class JobDriver:
         await self.stop()
         why = self.set_aside_reason or "the job was set aside"
         for call in self.callers.under_way():
-            effect, place = FailCall(call, AgentUnavailable.__name__, why), None
+            effect, context = FailCall(call, AgentUnavailable.__name__, why), None
             # What has failed may be what the line or the span is made of, and its worker is answered all the same.
             with self.isolated("telling of a call of a job that is set aside"):
                 self._tell_end(msgspec.structs.replace(effect, report=self._report_of(call)))
-                place = self._tracing.effect(effect, self.core.shards)
-            self.callers.answer(effect, place)
+                context = self._tracing.effect(effect, self.core.shards)
+            self.callers.answer(effect, context)
         self._tracing.close()
 
     def _report_of(self, call: int) -> ReadReport | None:
@@ -632,5 +634,5 @@ class JobDriver:
         self._tracing.close()
 
 
-def _stands(held: ShardContents, version: int, root: str) -> bool:
-    return held.memory is MemoryState.READY and (held.version, held.root) == (version, root)
+def _stands(contents: ShardContents, version: int, root: str) -> bool:
+    return contents.memory is MemoryState.READY and (contents.version, contents.root) == (version, root)

@@ -38,65 +38,65 @@ def blank(view: memoryview, layout: Layout) -> None:
 
 
 class MemoryTasks:
-    """The work on what stands on one job's shelf."""
+    """The work on what stands on one job's store."""
 
     def __init__(
         self,
-        shelf: JobShardStore,
+        store: JobShardStore,
         pool: CopyPool,
         deltas: JobDeltas,
-        news: Callable[[EffectOutcome], None],
+        take_outcome: Callable[[EffectOutcome], None],
         *,
         digests: bool,
     ) -> None:
         """Prepare; without `digests` nothing is hashed, and who asks is told so."""
-        self._shelf, self._pool, self._deltas, self._news = shelf, pool, deltas, news
+        self._store, self._pool, self._deltas, self._take_outcome = store, pool, deltas, take_outcome
         self._digests = digests
 
     async def digest(self, effect: DigestMemory) -> None:
         """Hash a shard's pieces: what was written by its worker, or what was filled from other layouts."""
-        place = self._shelf.places.get(effect.key)
-        if place is None:
+        stored = self._store.shards.get(effect.key)
+        if stored is None:
             return
         digests = b""
         if self._digests:
-            segment = place.target if effect.filled else place.segment
+            segment = stored.target if effect.filled else stored.segment
             if effect.filled:
-                await asyncio.to_thread(blank, segment.view, place.layout)
-            digests = await self._pool.digest(segment.view, Spans.of(place.table)).result()
+                await asyncio.to_thread(blank, segment.view, stored.layout)
+            digests = await self._pool.digest(segment.view, Spans.of(stored.table)).result()
             if not effect.filled:
                 self._deltas.digested(effect.key, digests)
-        self._news(Digested(effect.key, effect.number, digests))
+        self._take_outcome(Digested(effect.key, effect.number, digests))
 
     async def overwritten(self, key: ShardKey, digests: bytes) -> tuple[str, ...]:
         """Return the tensors of a shard whose bytes are not those with these digests any more."""
-        place = self._shelf.places.get(key)
-        if place is None:
+        stored = self._store.shards.get(key)
+        if stored is None:
             return ()
-        found = await self._pool.digest(place.segment.view, Spans.of(place.table)).result()
-        size, table = PIECE_DIGEST_BYTES, place.table
+        found = await self._pool.digest(stored.segment.view, Spans.of(stored.table)).result()
+        size, table = PIECE_DIGEST_BYTES, stored.table
         cuts = ((number, slice(number * size, number * size + size)) for number in range(len(table)))
         wrong = (number for number, cut in cuts if found[cut] != digests[cut])
         return tuple(dict.fromkeys(table.layout.tensors[table.tensor[number]].name for number in wrong))
 
     def probe(self, effect: ProbeMapping) -> None:
         """See whether anybody maps a shard's memory."""
-        place = self._shelf.places.get(effect.key)
-        if place is not None:
-            segment = place.spare if effect.spare and place.spare is not None else place.segment
+        stored = self._store.shards.get(effect.key)
+        if stored is not None:
+            segment = stored.spare if effect.spare and stored.spare is not None else stored.segment
             try:
                 lent = segment.is_lent()
             except OSError:
-                # Without a descriptor nobody knows; it is asked again soon.
+                # Without a descriptor it is unknown; it is asked again soon.
                 lent = True
-            self._news(Probed(effect.key, effect.spare, lent))
+            self._take_outcome(Probed(effect.key, effect.spare, lent))
 
     async def duplicate(self, key: ShardKey) -> None:
         """Copy what a shard holds into its other segment."""
-        place = self._shelf.places.get(key)
-        if place is None:
+        stored = self._store.shards.get(key)
+        if stored is None:
             return
-        assert place.spare is not None
-        job = self._pool.copy_and_digest(place.spare.view, place.segment.view, Spans.of(place.table), digests=False)
+        assert stored.spare is not None
+        job = self._pool.copy_and_digest(stored.spare.view, stored.segment.view, Spans.of(stored.table), digests=False)
         await job.result()
-        self._news(Duplicated(key))
+        self._take_outcome(Duplicated(key))

@@ -45,10 +45,10 @@ class PendingCalls:
     """The calls under way of one job."""
 
     def __init__(
-        self, shards: Mapping[ShardKey, ShardCore], shelf: JobShardStore, work: Supervisor, reads: ReadCounts
+        self, shards: Mapping[ShardKey, ShardCore], store: JobShardStore, work: Supervisor, reads: ReadCounts
     ) -> None:
         """Look at the core's shards, and at the memory that they stand in; count what becomes of reads."""
-        self._shards, self._shelf, self._work = shards, shelf, work
+        self._shards, self._store, self._work = shards, store, work
         self._waiting: dict[int, PendingCall] = {}
         self._calls = 0
         self._read_counts = reads
@@ -71,8 +71,8 @@ class PendingCalls:
             self._read_counts.count(effect)
         waiting.worker.tell(Failed(call=waiting.call, error=effect.error, message=effect.message))
 
-    def answer(self, effect: CompleteCall | FailCall, place: TraceContext | None) -> None:
-        """Tell whoever waits what became of the call, and the span that its own belongs to."""
+    def answer(self, effect: CompleteCall | FailCall, context: TraceContext | None) -> None:
+        """Tell the worker what became of the call, and the span that its own belongs to."""
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
             return
@@ -82,7 +82,7 @@ class PendingCalls:
             self._tell_swapped(waiting, waiting.about)
             if isinstance(effect, CompleteCall) and effect.version is not None:
                 self._hand_over(waiting, waiting.about, effect.version)
-        traceparent = None if place is None else place.traceparent
+        traceparent = None if context is None else context.traceparent
         if isinstance(effect, FailCall):
             waiting.worker.tell(
                 Failed(call=waiting.call, error=effect.error, message=effect.message, traceparent=traceparent)
@@ -105,48 +105,48 @@ class PendingCalls:
 
     def _tell_swapped(self, waiting: PendingCall, key: ShardKey) -> None:
         """Tell a staged shard's worker in which of the two segments it stands now, before the call is answered."""
-        place = self._shelf.places.get(key)
-        if place is not None and place.spare is not None:
-            waiting.worker.tell(Swapped(handle=waiting.handle, segment=place.inode))
+        stored = self._store.shards.get(key)
+        if stored is not None and stored.spare is not None:
+            waiting.worker.tell(Swapped(handle=waiting.handle, segment=stored.inode))
 
     def swapped(self, key: ShardKey) -> None:
-        """Tell whoever waits for a call on a staged shard that it swaps: with the answer the shard may be gone."""
+        """Tell the worker that a staged shard swaps, before the call's answer: with that the shard may be gone."""
         for waiting in self._waiting.values():
             if waiting.about == key:
                 self._tell_swapped(waiting, key)
 
     def _hand_over(self, waiting: PendingCall, key: ShardKey, version: int) -> None:
         """Hand the memory that a mapped shard's read has taken to its worker, before the call is answered."""
-        place = self._shelf.places.get(key)
-        if place is None or place.borrowed is None:
+        stored = self._store.shards.get(key)
+        if stored is None or stored.descriptors is None:
             return
-        fd = place.borrowed.hand_over()
-        if fd is None and not segment_bytes(place.layout):
+        fd = stored.descriptors.hand_over()
+        if fd is None and not segment_bytes(stored.layout):
             # There is not a byte to map.
-            fd = place.segment.open_readonly()
+            fd = stored.segment.open_readonly()
         if fd is not None:
             waiting.worker.tell(Mapped(handle=waiting.handle, version=version), fd)
 
     def _tell_registered(self, waiting: PendingCall, key: ShardKey) -> None:
         """Hand a shard's segment to its worker. Raises `OSError` where there is no descriptor for it."""
         core = self._shards[key]
-        place = self._shelf.places[key]
-        segment = place.segment
+        stored = self._store.shards[key]
+        segment = stored.segment
         fd = segment.open_writable()
-        if place.spare is not None:
+        if stored.spare is not None:
             try:
-                spare_fd = place.spare.open_writable()
+                spare_fd = stored.spare.open_writable()
             except OSError:
                 os.close(fd)
                 raise
             waiting.worker.tell(Spare(call=waiting.call), spare_fd)
-        ready = str(core.held.memory) == "ready"
+        ready = str(core.contents.memory) == "ready"
         waiting.worker.tell(
             Registered(
                 call=waiting.call,
                 handle=waiting.handle,
                 nbytes=segment.nbytes,
-                version=core.held.version if ready else None,
+                version=core.contents.version if ready else None,
                 fresh=waiting.fresh,
             ),
             fd,
@@ -178,5 +178,5 @@ class PendingCalls:
                     if waiting is not None and done != waiting.told_bytes:
                         # A thousand reads that wait would say so four thousand times a second.
                         waiting.told_bytes = done
-                        total = sum(core.place.nbytes)
+                        total = sum(core.spec.nbytes)
                         waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))

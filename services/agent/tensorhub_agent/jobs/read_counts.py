@@ -29,7 +29,7 @@ class ReadCounts:
         self.ended: Counter[str] = Counter()
         """How many ended, by outcome."""
         self.late: Counter[str] = Counter()
-        """How many stalled, and how many were slow: see `read_watch`."""
+        """How many stalled, and how many were slow: see `observability/read_log.py`."""
         self.retried = 0
         """Pieces that were asked for once more."""
 

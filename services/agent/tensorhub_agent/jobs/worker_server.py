@@ -32,7 +32,7 @@ SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
 
 TELLS_WAITING_MAX: Final = 4096
-"""A worker that has so many frames waiting for it is cut off: it asks and doesn't read the answers."""
+"""A worker with this many frames waiting for it is cut off: it asks and doesn't read the answers."""
 
 _log: Final = logging.getLogger(__name__)
 _frames: Final = msgspec.msgpack.Decoder(FromWorker)

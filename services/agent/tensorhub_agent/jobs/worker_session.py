@@ -55,12 +55,12 @@ TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """A call's bound is cut to a week."""
 
 HANDLES_MAX: Final = 1000
-"""One connection has at most so many shards."""
+"""One connection has at most this many shards."""
 
 RECLAIM_ADVICE: Final = (
     "give the same, or take another replica name. To be rid of what stands there register it as it was, and release it"
 )
-"""What whoever comes back otherwise than he went may do: a release is its worker's, and that one may be gone."""
+"""The next step of a worker that registers other tensors than before: only the worker that had it may release it."""
 
 
 class WorkerSession:
@@ -173,8 +173,8 @@ class WorkerSessions:
             message = f"{where} was released, and is not this worker's: register it again"
             job.refuse(waiting, NotBegun.NOT_ITS_OWN, AgentUnavailable, message)
             return
-        place = job.shelf.places.get(key)
-        if isinstance(frame, ReadCall) and place is not None and place.spare and frame.segment != place.inode:
+        stored = job.store.shards.get(key)
+        if isinstance(frame, ReadCall) and stored is not None and stored.spare and frame.segment != stored.inode:
             message = f"an earlier read of {where} has just ended: call again"
             job.refuse(waiting, NotBegun.SWAPPED, ReplicaConflict, message)
             return
@@ -226,17 +226,17 @@ class WorkerSessions:
         job = session.job
         core = job.core.shards[key]
         where = f"shard {key.shard} of {key.model}/{key.replica}"
-        place = job.shelf.places[key]
-        if place.digest != layout_digest(layout):
+        stored = job.store.shards[key]
+        if stored.digest != layout_digest(layout):
             raise LayoutMismatch(
-                f"{where} stands with other tensors: {difference(place.layout, layout)}; {RECLAIM_ADVICE}"
+                f"{where} stands with other tensors: {difference(stored.layout, layout)}; {RECLAIM_ADVICE}"
             )
-        if (core.place.shards, core.place.spot, core.place.install) != (frame.shards, frame.spot, frame.install):
+        if (core.spec.shards, core.spec.spot, core.spec.install) != (frame.shards, frame.spot, frame.install):
             raise LayoutMismatch(
-                f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}, "
-                f"install={core.place.install!r}; {RECLAIM_ADVICE}"
+                f"{where} was registered with shards={core.spec.shards}, spot={core.spec.spot}, "
+                f"install={core.spec.install!r}; {RECLAIM_ADVICE}"
             )
-        # Its own worker asks again where it gave up waiting for an answer, which came to nobody.
+        # Its own worker asks again where it gave up waiting for an answer, which then came to no call.
         if core.session not in (None, session.worker.number):
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = session.new_handle(key)
@@ -258,7 +258,7 @@ class WorkerSessions:
         staged, mapped = frame.install == "staged", frame.install == "mapped"
         incarnation = job.core.incarnation
         try:
-            place = await job.shelf.make(
+            stored = await job.store.make(
                 key, frame.shards, layout, digest, spot=frame.spot, incarnation=incarnation, install=frame.install
             )
         except MemoryExhausted as why:
@@ -271,8 +271,8 @@ class WorkerSessions:
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
         call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
-        core_place = ShardSpec(key, frame.shards, frame.spot, digest, place.table.nbytes, staged, mapped)
-        job.register(core_place, call, now)
+        spec = ShardSpec(key, frame.shards, frame.spot, digest, stored.table.nbytes, staged, mapped)
+        job.register(spec, call, now)
         if key not in job.core.shards:
             session.handles.pop(handle, None)
 

@@ -23,7 +23,7 @@ COMING: Final = 0xFFFF_FFFE
 """In place of a size: it is not known yet whether there will be a patch."""
 
 KEPT_VERSIONS: Final = 4
-"""An agent that makes no deltas of its own keeps so many of those that it has applied, of each shard."""
+"""An agent that makes no deltas of its own keeps this many of those that it has applied, of each shard."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class PatchOffer:
         self.sizes = bytes(sizes)
 
     def page(self, first: int, count: int) -> bytes:
-        """Return the sizes of so many pieces."""
+        """Return the sizes of the first `count` pieces."""
         return self.sizes[first * SIZE.size : (first + count) * SIZE.size]
 
 

@@ -16,7 +16,7 @@ from tensorhub_common.protocol.subjects import is_name
 
 
 def reader_of(ask: LeaseRequest) -> ReaderLoad:
-    """Return what is said of whoever has got the lease that it asked for.
+    """Return what the log is told of a reader that has got its lease.
 
     One without a turn was decided nowhere; nor was one whose name can't be, and may be too long for a beat.
     """
@@ -28,7 +28,7 @@ def reader_of(ask: LeaseRequest) -> ReaderLoad:
 def reader_loads(readers: Iterable[tuple[Transport, ReaderLoad]]) -> tuple[ServingLoad, ...]:
     """Say what the leases of all jobs come to. Of whom it is not known where they were decided, they are only counted.
 
-    An agent of an earlier release says no turn for some of its reads, and nobody could tell when these are over.
+    An agent of an earlier release says no turn for some of its reads, and when these are over would be unknown.
     """
     found: dict[tuple[Transport, str, str, str, int], ReaderLoad] = {}
     for transport, each in readers:

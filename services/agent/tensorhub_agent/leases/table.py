@@ -44,10 +44,10 @@ from tensorhub_common.protocol.plans import ReadPriority, Transport, has_priorit
 from tensorhub_common.protocol.ranges import Range
 
 READERS_MAX: Final = 256
-"""A shard serves at most so many readers at once."""
+"""A shard serves at most this many readers at once."""
 
 LEASES_OF_ONE_MAX: Final = 64
-"""Of which one agent has at most so many, so that one that only asks leaves room for the others."""
+"""One agent has at most this many of them, so that one that only asks leaves room for the others."""
 
 
 def is_asked_for(coming: LeaseOffer, ask: LeaseRequest) -> bool:
@@ -363,7 +363,7 @@ class LeaseTable:
         return lease.patches.page(first, DIGESTS_PAGE_PIECES)
 
     def is_for(self, ticket: str, agent: str) -> bool:
-        """Tell whether a ticket was given to this agent; one that is unknown was given to nobody."""
+        """Tell whether a ticket was given to this agent; one that is unknown was given to none."""
         lease = self._tickets.get(ticket)
         return lease is not None and lease.reader.partition("/")[0] == agent
 

@@ -38,7 +38,7 @@ class NotBegun(StrEnum):
     HANDLE = "handle"
     """Its worker names a shard that it never had."""
     NOT_ITS_OWN = "not-its-own"
-    """The shard was released, and is another worker's, or nobody's."""
+    """The shard was released, and belongs to another worker or to none."""
     SWAPPED = "swapped"
     """Its worker would overwrite what an earlier read has just brought."""
     ASIDE = "aside"
@@ -82,7 +82,7 @@ class ReadLog:
         for_s = still_s(transfer, now)
         if for_s < self._stall_s:
             return None
-        done, total = transfer.done_bytes(), sum(read.core.place.nbytes)
+        done, total = transfer.done_bytes(), sum(read.core.spec.nbytes)
         return (
             f"nothing of version {transfer.version} has come for {for_s:.1f} s, after {_mib(done)} of {_mib(total)}; "
             f"{_under_way(transfer)}"

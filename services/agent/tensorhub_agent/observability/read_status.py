@@ -39,7 +39,7 @@ def _told(read: ReadOperation, now: float, trace: str | None) -> ActiveRead:
         version=None if transfer is None else transfer.version,
         stage=str(read.stage),
         done_bytes=done,
-        total_bytes=sum(read.core.place.nbytes),
+        total_bytes=sum(read.core.spec.nbytes),
         bytes_per_s=round(done / (now - transfer.started)) if transfer is not None and filling else 0.0,
         for_s=round(now - read.began, 3),
         still_s=round(still_s(transfer, now), 3) if transfer is not None and filling else 0.0,

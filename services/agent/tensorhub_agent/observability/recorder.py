@@ -1,12 +1,12 @@
-"""What happens to an agent's calls, as stories that spans are made of when they are over. Pure.
+"""Records of an agent's calls, of which spans are made when the calls are over. Pure.
 
-It sees the effects and the news that the cores see, notes when they came, and gives out beforehand the places of the
-spans that messages name as their cause. A read's place moves into the trace of the version when the log has decided
-it; span ids stay, so what others were told before is right up to its trace
+The recorder sees the effects and the outcomes that the cores see, and notes when they came. It gives out beforehand the
+contexts of the spans that messages name as their cause. A read's context moves into the trace of the version when the
+log has decided it; span ids stay, so what others were told before is right up to its trace
 (docs/design/adr/0004-one-trace-per-version.md).
 
 Always true: nothing here is asked for each piece; a call that has ended is in `finished` once and nowhere else, unless
-its trace is not sampled: then nothing is noted of it but its place, which says so to others.
+its trace is not sampled: then nothing is noted of it but its context, which says so to others.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,10 +53,10 @@ from tensorhub_common.protocol.log.events import (
 
 PLANS_NOTED_MAX: Final = 16
 SOURCES_NOTED_MAX: Final = 64
-"""Of one read so many questions for a plan and so many sources are told; the rest only counts."""
+"""Of one read at most this many requests for a plan and this many sources are recorded; the rest only counts."""
 
 WISHES_MAX: Final = 256
-"""So many wishes from outside may wait for the digest with which their publication begins."""
+"""At most this many publications wished from outside may wait for the digest with which they begin."""
 
 NOTED: Final = frozenset({AppendCommand, CompleteCall, FailCall, DigestMemory, RequestPlan, RequestLease})
 """The effects that are noted; of the others, which are the many, the time need not be taken."""
@@ -92,8 +92,8 @@ class CallRecorder:
         """A worker calls. `cause` is its publish span, or what was active in an engine that reads."""
         note: CallRecord
         if isinstance(call, CallRead):
-            place = self._new_trace("transfer")
-            note = ReadRecord(key, call, place, at, cause, place.beside(self._new_span()))
+            context = self._new_trace("transfer")
+            note = ReadRecord(key, call, context, at, cause, context.beside(self._new_span()))
         elif isinstance(call, CallPublish):
             note = PublishRecord(key, call, cause or self._new_trace("publish"), at, is_ours=cause is None)
         else:
@@ -102,7 +102,7 @@ class CallRecorder:
         self._now.setdefault(key, note)
 
     def effect(self, effect: AnyEffect, reading: Source | None, at: int) -> TraceContext | None:
-        """Note an effect that is about to be carried out; returns the place that its message names as its cause."""
+        """Note an effect that is about to be carried out; returns the context that its message names as its cause."""
         match effect:
             case AppendCommand(command=ShardCommand() as command):
                 return self._said(command, at)
@@ -120,16 +120,16 @@ class CallRecorder:
                 pass
         return None
 
-    def news(self, news: EffectOutcome, at: int) -> None:
+    def outcome(self, outcome: EffectOutcome, at: int) -> None:
         """Note what came of an effect."""
-        note = self._now.get(news.key)
-        if note is None or not note.place.sampled:
+        note = self._now.get(outcome.key)
+        if note is None or not note.context.sampled:
             return
         if isinstance(note, PublishRecord):
-            if isinstance(news, Digested):
+            if isinstance(outcome, Digested):
                 note.digested = at
         else:
-            self._read_news(note, news, at)
+            self._read_outcome(note, outcome, at)
 
     def event(self, event: AnyEvent, headers: Mapping[str, str], at: int) -> None:
         """Note an event of the log before the core takes it. `headers` are those of its message."""
@@ -152,7 +152,7 @@ class CallRecorder:
     def trace_of(self, call: int) -> str | None:
         """Return the trace of a call that is under way, if its spans are kept."""
         note = self._calls.get(call)
-        return None if note is None or not note.place.sampled else note.place.trace_id
+        return None if note is None or not note.context.sampled else note.context.trace_id
 
     # Publications.
 
@@ -164,9 +164,9 @@ class CallRecorder:
         if isinstance(note, PublishRecord):
             self._finish(note, GIVEN_UP, at)
         cause, wished = self._wishes.pop((key.model, key.replica), (None, at))
-        # The span of whoever wished is the parent of the publish span, which no worker makes.
-        place = self._new_trace("publish") if cause is None else cause.beside(self._new_span())
-        note = PublishRecord(key, None, place, wished, is_ours=True, parent=cause, digested_from=at)
+        # The span of the program that wished is the parent of the publish span, which no worker makes.
+        context = self._new_trace("publish") if cause is None else cause.beside(self._new_span())
+        note = PublishRecord(key, None, context, wished, is_ours=True, parent=cause, digested_from=at)
         self._now[key] = note
 
     def _publish_event(
@@ -185,8 +185,8 @@ class CallRecorder:
 
     def _published(self, note: PublishRecord, version: TraceContext | None) -> None:
         """The version stands in the trace of the shard whose word was the last; the others move there."""
-        if note.said and version is not None and version.trace_id != note.place.trace_id:
-            note.place = version.beside(note.place.span_id)
+        if note.said and version is not None and version.trace_id != note.context.trace_id:
+            note.context = version.beside(note.context.span_id)
             note.parent = version
 
     def _wish_ended(self, note: PublishRecord, version: int | None, error: str | None, at: int) -> None:
@@ -219,55 +219,55 @@ class CallRecorder:
         note.version, note.decided = event.version, at
         note.published = context_in(headers, PUBLISH_HEADER)
         cause = context_in(headers)
-        if cause is not None and cause.span_id != note.place.span_id:
-            note.place, note.parent = cause.beside(note.place.span_id), cause
+        if cause is not None and cause.span_id != note.context.span_id:
+            note.context, note.parent = cause.beside(note.context.span_id), cause
 
     def _anew(self, old: ReadRecord, why: str, at: int) -> ReadRecord:
         """The version that was decided is not read: what was begun is a story of its own, and the call's goes on."""
-        place = self._new_trace("transfer")
-        wait = place.beside(self._new_span())
-        new = ReadRecord(old.key, old.call, place, at, old.engine, wait, said_by=old.said_by, round=old.round)
+        context = self._new_trace("transfer")
+        wait = context.beside(self._new_span())
+        new = ReadRecord(old.key, old.call, context, at, old.engine, wait, said_by=old.said_by, round=old.round)
         old.ended, old.error = at, why
-        if old.place.sampled:
+        if old.context.sampled:
             self.finished.append(old)
         self._calls[old.call.call] = self._now[old.key] = new
         return new
 
     def _asked_plan(self, effect: RequestPlan, at: int) -> TraceContext | None:
         note = self._now.get(effect.key)
-        if not isinstance(note, ReadRecord) or not note.place.sampled or len(note.plans) >= PLANS_NOTED_MAX:
+        if not isinstance(note, ReadRecord) or not note.context.sampled or len(note.plans) >= PLANS_NOTED_MAX:
             return None
-        plan = PlanRecord(note.place.beside(self._new_span()), effect.number, at)
+        plan = PlanRecord(note.context.beside(self._new_span()), effect.number, at)
         note.plans.append(plan)
-        return plan.place
+        return plan.context
 
     def _opening(self, effect: RequestLease, reading: Source | None, at: int) -> TraceContext | None:
         note = self._now.get(effect.key)
-        if not isinstance(note, ReadRecord) or not note.place.sampled or len(note.sources) >= SOURCES_NOTED_MAX:
+        if not isinstance(note, ReadRecord) or not note.context.sampled or len(note.sources) >= SOURCES_NOTED_MAX:
             return None
-        lease, read = note.place.beside(self._new_span()), note.place.beside(self._new_span())
+        lease, read = note.context.beside(self._new_span()), note.context.beside(self._new_span())
         note.sources[effect.source] = SourceRecord(
             effect.share, reading, lease, read, at, None if effect.base is None else effect.base.version
         )
         return lease
 
-    def _read_news(self, note: ReadRecord, news: EffectOutcome, at: int) -> None:
-        if isinstance(news, PlanReceived):
+    def _read_outcome(self, note: ReadRecord, outcome: EffectOutcome, at: int) -> None:
+        if isinstance(outcome, PlanReceived):
             for plan in note.plans:
-                if plan.number == news.number:
-                    plan.came, plan.answer = at, news.answer
+                if plan.number == outcome.number:
+                    plan.came, plan.answer = at, outcome.answer
             return
-        number = getattr(news, "source", None)
+        number = getattr(outcome, "source", None)
         source = None if number is None else note.sources.get(number)
         if source is None:
             return
-        match news:
+        match outcome:
             case BatchDone():
                 source.last = at
             case SourceOpened():
                 source.opened = at
             case SourceLost():
-                source.over, source.lost = source.over or at, news.reason
+                source.over, source.lost = source.over or at, outcome.reason
             case SourceClosed():
                 source.over = source.over or at
 
@@ -283,7 +283,7 @@ class CallRecorder:
             note.said, note.root = at, command.root
         elif isinstance(note, ReadRecord) and isinstance(command, Filled):
             note.filled = at
-        return note.place
+        return note.context
 
     def _ended(self, call: int, effect: CompleteCall | FailCall, at: int) -> TraceContext | None:
         """A call is answered. Who waits for it learns where its version was published, or how its read went.
@@ -299,9 +299,9 @@ class CallRecorder:
             note.nbytes, note.kept = effect.report.nbytes, effect.report.kept
         self._finish(note, _failure(effect), at)
         if isinstance(note, PublishRecord):
-            return None if note.is_ours else (note.parent or note.place)
+            return None if note.is_ours else (note.parent or note.context)
         if note.version is not None:
-            return note.place
+            return note.context
         return None if note.error is None else note.wait
 
     def _finish(self, note: CallRecord, error: str | None, at: int) -> None:
@@ -313,7 +313,7 @@ class CallRecorder:
             waiting = next((each for each in self._calls.values() if each.key == note.key), None)
             if waiting is not None:
                 self._now[note.key] = waiting
-        if note.place.sampled:
+        if note.context.sampled:
             self.finished.append(note)
 
     def _reads(self, model: str, replica: str) -> list[ReadRecord]:

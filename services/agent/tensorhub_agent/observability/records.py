@@ -1,4 +1,4 @@
-"""What is noted of a call while it is under way: times, and the places of the spans that will be made of it. Pure.
+"""What is noted of a call while it is under way: times, and the contexts of the spans that will be made of it. Pure.
 
 Times are in ns since the epoch, 0 where something has not happened; the driver takes them.
 """
@@ -17,7 +17,7 @@ from tensorhub_common.protocol.plans import PlanAnswer, Share
 class PlanRecord:
     """One question to the planner."""
 
-    place: TraceContext
+    context: TraceContext
     number: int
     asked: int
     came: int = 0
@@ -45,17 +45,17 @@ class SourceRecord:
 
 @dataclass(slots=True)
 class ReadRecord:
-    """One call that reads. Until the log decides a version, `place` is in a trace of the call's own."""
+    """One call that reads. Until the log decides a version, `context` is in a trace of the call's own."""
 
     key: ShardKey
     call: CallRead
-    place: TraceContext
+    context: TraceContext
     began: int
     engine: TraceContext | None
     """The span that was active in the worker's process when it called."""
     wait: TraceContext
-    """The place of the span from the call to the log's decision, in a trace of the call's own: a version that is waited
-    for is published later, and no span of its trace begins before that."""
+    """The context of the span from the call to the log's decision, in a trace of the call's own: a version that is
+    waited for is published later, and no span of its trace begins before that."""
     parent: TraceContext | None = None
     published: TraceContext | None = None
     """The version's publish span, where it is not the parent."""
@@ -76,11 +76,11 @@ class ReadRecord:
 
 @dataclass(slots=True)
 class PublishRecord:
-    """One publication of one shard. `place` is the worker's span; for a wish from outside it is made here."""
+    """One publication of one shard. `context` is the worker's span; for a wish from outside it is made here."""
 
     key: ShardKey
     call: CallPublish | None
-    place: TraceContext
+    context: TraceContext
     began: int
     is_ours: bool
     """No worker makes the publish span, so this agent does."""

@@ -54,10 +54,10 @@ class SpanBuilder:
     def _publication(self, note: PublishRecord) -> Iterator[SpanRecord]:
         about = self._about(note.key, note.version)
         if note.is_ours:
-            yield finished_span("publish", note.place, note.parent, (note.began, note.ended), about, error=note.error)
-        mine = note.place.beside(self.new_span())
+            yield finished_span("publish", note.context, note.parent, (note.began, note.ended), about, error=note.error)
+        mine = note.context.beside(self.new_span())
         own: dict[str, AttributeValue] = {**about, "tensorhub.root": note.root}
-        yield finished_span("publish.agent", mine, note.place, (note.began, note.ended), own, error=note.error)
+        yield finished_span("publish.agent", mine, note.context, (note.began, note.ended), own, error=note.error)
         if note.digested:
             digests = note.root not in ("", NO_ROOT)
             yield self._child(mine, "digest", note.digested_from, note.digested, {"tensorhub.digests": digests})
@@ -67,7 +67,7 @@ class SpanBuilder:
     # Transfers.
 
     def _transfer(self, note: ReadRecord) -> Iterator[SpanRecord]:
-        place = note.place
+        context = note.context
         yield self._whole(note)
         if note.decided > note.began:
             yield self._wait(note)
@@ -80,8 +80,8 @@ class SpanBuilder:
         if note.filled:
             last = max((source.last for source in note.sources.values()), default=0)
             checked: dict[str, AttributeValue] = {"tensorhub.verified_in_read": self.digests}
-            yield self._child(place, "verify", last or note.filled, note.filled, checked)
-            yield self._child(place, "ready", note.filled, note.ended)
+            yield self._child(context, "verify", last or note.filled, note.filled, checked)
+            yield self._child(context, "ready", note.filled, note.ended)
 
     def _whole(self, note: ReadRecord) -> SpanRecord:
         readings = [source.reading for source in note.sources.values() if source.reading is not None]
@@ -104,7 +104,7 @@ class SpanBuilder:
         wait = note.wait if note.decided > note.began else None
         return finished_span(
             "transfer",
-            note.place,
+            note.context,
             note.parent,
             (note.decided, note.ended),
             attributes,
@@ -123,7 +123,7 @@ class SpanBuilder:
             "tensorhub.round": note.round or 0,
         }
         is_decided = note.version is not None
-        links = tuple(link for link in (note.place if is_decided else None, note.engine) if link is not None)
+        links = tuple(link for link in (note.context if is_decided else None, note.engine) if link is not None)
         times = (note.began, note.decided if is_decided else note.ended)
         error = None if is_decided else note.error
         return finished_span("wait", note.wait, None, times, attributes, links=links, error=error)
@@ -136,8 +136,8 @@ class SpanBuilder:
             attributes = {"tensorhub.sources": len(answer.shares), "tensorhub.why": answer.why}
         return finished_span(
             "plan",
-            note.place.beside(plan.place.span_id),
-            note.place,
+            note.context.beside(plan.context.span_id),
+            note.context,
             (plan.asked, plan.came or note.ended),
             attributes,
             error=f"{answer.error}: {answer.reason}" if refused and isinstance(answer, Refusal) else None,
@@ -146,8 +146,8 @@ class SpanBuilder:
     def _lease(self, note: ReadRecord, source: SourceRecord) -> SpanRecord:
         return finished_span(
             "lease",
-            note.place.beside(source.lease.span_id),
-            note.place,
+            note.context.beside(source.lease.span_id),
+            note.context,
             (source.asked, source.opened or source.over or note.ended),
             _source(source),
             error=None if source.opened else _reason(source) or "not granted in time",
@@ -160,8 +160,8 @@ class SpanBuilder:
         got = reading.got_bytes if reading is not None else 0
         return finished_span(
             "read",
-            note.place.beside(source.read.span_id),
-            note.place,
+            note.context.beside(source.read.span_id),
+            note.context,
             (start, end),
             {
                 **_source(source),

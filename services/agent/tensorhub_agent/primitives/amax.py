@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.ranges import Range
 
@@ -11,12 +12,12 @@ class AmaxTable(Protocol):
     """The largest magnitudes of a read's blocks, in its driver's memory: see `amax_table`."""
 
     partials: int
-    """So many units, the first ones, are brought here, and not into the destination."""
+    """The first `partials` units are brought here, and not into the destination."""
 
-    def batch_buffer(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, StridedCopies]:
+    def batch_buffer(self, layout: str, partials: Sequence[Range]) -> tuple[MemoryRegion, StridedCopies]:
         """Return memory of its own for a batch of partials, and how they are brought into it."""
 
-    def batch_arrived(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
+    def batch_arrived(self, source: int, partials: Sequence[Range], memory: MemoryRegion) -> None:
         """Take a batch that has come whole."""
 
     def fold(self, source: int, partials: Sequence[Range]) -> None:
@@ -25,7 +26,7 @@ class AmaxTable(Protocol):
     def forget(self, source: int) -> None:
         """Drop what a source has said that was not folded."""
 
-    def write_scales(self, scales: Sequence[Range], destination: memoryview) -> None:
+    def write_scales(self, scales: Sequence[Range], destination: MemoryRegion) -> None:
         """Compute scales of folds that are known."""
 
     def amax(self, layout: str, units: Sequence[Range]) -> Sequence[bytes]:

@@ -21,7 +21,7 @@ MATRIX: Final = 2
 
 AMAX_ITEMSIZE: Final = 4
 PART_AMAX_BYTES_MAX: Final = 16 * 1024
-"""A part of values by amax is of so many blocks at most, by the bytes of their largest magnitudes: these go to the
+"""A part of values by amax is of at most this many blocks, by the bytes of their largest magnitudes: these go to the
 source within a frame."""
 
 
@@ -52,7 +52,7 @@ def amax_bytes(form: StridedForm) -> int:
 
 
 def form_error(form: StridedForm) -> str | None:
-    """Say what is wrong with a form that is computed of blocks, and good but for that, whoever has made it; or None."""
+    """Say what is wrong with a form that is computed of blocks, and good but for that, whatever made it; or None."""
     found, blocks = derivation_of(form), form.blocks
     if found is not None and blocks is None and not found[1].is_scales:
         blocks = _its_own(form)
@@ -78,7 +78,7 @@ def form_error(form: StridedForm) -> str | None:
 
 
 def block_parts(form: StridedForm, nbytes_max: int) -> Iterator[BlockPart]:
-    """Cut a form that is good into boxes of at most so many bytes at either end, or a block, in the order of rows."""
+    """Cut a form that is good into boxes of at most `nbytes_max` at either end, or a block, in the order of rows."""
     found, blocks = derivation_of(form), form.blocks or _its_own(form)
     assert found is not None
     kind, block = found[1], found[1].block(blocks.shape)

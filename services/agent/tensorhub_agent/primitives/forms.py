@@ -24,7 +24,7 @@ class InvalidForm(ValueError):
 
 
 RUNS_KEPT_MAX: Final = 4096
-"""So many forms of runs are kept."""
+"""At most this many forms of runs are kept."""
 
 CAST_ITEMSIZES: Final = frozenset((1, 2, 4, 8))
 """Elements that are converted have one of these sizes."""
@@ -40,7 +40,7 @@ class FormPart:
 
 
 def check_form(form: StridedForm) -> None:
-    """Raise `InvalidForm` unless everything holds that must of a form, whoever has made it."""
+    """Raise `InvalidForm` unless everything holds that must of a form, whatever made it."""
     if not len(form.shape) == len(form.to_strides) == len(form.origin_strides):
         raise InvalidForm("a form's shape and strides have different lengths")
     if min(form.shape, default=1) < 1 or form.itemsize < 1 or form.to_itemsize < 1:
@@ -58,7 +58,7 @@ def check_form(form: StridedForm) -> None:
 
 
 def check_boxes(regions: StridedCopies, nbytes: int) -> None:
-    """Raise ValueError unless every form is good and every box fits into a destination of so many bytes."""
+    """Raise ValueError unless every form is good and every box fits into a destination of `nbytes`."""
     if not len(regions.to) == len(regions.origin) == len(regions.form):
         raise ValueError("the columns of boxes have different lengths")
     spans: dict[int, int] = {}
@@ -120,7 +120,7 @@ def run_form(nbytes: int) -> StridedForm:
 
 
 def cut_form(form: StridedForm, nbytes_max: int) -> Iterator[FormPart]:
-    """Cut a normal form into boxes of at most so many bytes at either end, in the order of its elements."""
+    """Cut a normal form into boxes of at most `nbytes_max` at either end, in the order of its elements."""
     if form.blocks is not None or needs_amax(form):
         for to, origin, computed in block_parts(form, nbytes_max):
             yield FormPart(to, origin, computed)

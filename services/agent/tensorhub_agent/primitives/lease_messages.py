@@ -14,7 +14,8 @@
       Done, and the end                →
 
 How frames travel, and how the bytes come, is the transport's: `transports/local/framing.py`,
-`transports/ucxx/protocol/frames.py`. Anything else ends the connection, with one line in the log of whoever saw it.
+`transports/ucxx/protocol/frames.py`. Anything else ends the connection, with one line in the log of the process that
+saw it.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ RENEW_S: Final = 1.0
 """A reader says so often that it is alive."""
 
 HAVE_RANGES_MAX: Final = 256
-"""A frame tells of so many ranges of pieces at most."""
+"""A frame has at most this many ranges of pieces."""
 
 CONFIRM_S: Final = 30.0
 """A source that doesn't say within this whether the lease holds is lost. The answer comes behind the bytes that are
@@ -92,7 +93,7 @@ class PiecesAvailable(LeaseMessage, frozen=True, tag="have"):
 
 
 class PiecesPromised(LeaseMessage, frozen=True, tag="promise"):
-    """The source has these pieces under way, and waits for nobody to get them: its reader may wait for them."""
+    """The source has these pieces under way and waits for no other reader to get them; its reader may wait for them."""
 
     pieces: tuple[Range, ...]
 
@@ -104,7 +105,7 @@ class PromiseRetracted(LeaseMessage, frozen=True, tag="retract"):
 
 
 class PiecesHandedOff(LeaseMessage, frozen=True, tag="cede"):
-    """These pieces of the source's part are brought over to the site by that mate of its group from now on."""
+    """These pieces of the source's part are brought over to the site by that peer of its group from now on."""
 
     pieces: tuple[Range, ...]
     new_owner: SourceId = msgspec.field(name="heir")
@@ -114,10 +115,10 @@ AvailabilityUpdate = PiecesAvailable | PiecesPromised | PromiseRetracted | Piece
 """What a half-filled source tells of its pieces."""
 
 
-def split_update(news: AvailabilityUpdate) -> Sequence[AvailabilityUpdate]:
+def split_update(update: AvailabilityUpdate) -> Sequence[AvailabilityUpdate]:
     """Return the frames that tell of this, one at least, each short enough."""
-    starts = range(0, max(len(news.pieces), 1), HAVE_RANGES_MAX)
-    return [msgspec.structs.replace(news, pieces=news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
+    starts = range(0, max(len(update.pieces), 1), HAVE_RANGES_MAX)
+    return [msgspec.structs.replace(update, pieces=update.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
 
 
 class ReaderDone(LeaseMessage, frozen=True, tag="done"):

@@ -151,10 +151,10 @@ class UnitAvailability:
     def units(self, pieces: Iterable[Range]) -> tuple[Range, ...]:
         """Take note of pieces that stand there; return the units that can be had by that, and could not before."""
         size = len(self._has)
-        news = [(first, count) for first, count in pieces if first >= 0 and 0 < count <= size - first]
-        set_marks(self._has, news)
+        inside = [(first, count) for first, count in pieces if first >= 0 and 0 < count <= size - first]
+        set_marks(self._has, inside)
         there: list[Range] = []
-        for first, count in news:
+        for first, count in inside:
             for piece in range(first, first + count):
                 for unit, stop in self._waiting.pop(piece, ()):
                     lacking = self._has.find(0, piece, stop)

@@ -68,7 +68,7 @@ def total_count(ranges: Iterable[Range]) -> int:
 
 
 def take_first(ranges: list[Range], wanted: int) -> list[Range]:
-    """Take so many pieces away from the front, or all; returns them."""
+    """Take `wanted` pieces away from the front, or all; returns them."""
     taken: list[Range] = []
     whole = 0
     for first, count in ranges:

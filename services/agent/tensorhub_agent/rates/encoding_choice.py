@@ -36,7 +36,7 @@ RATIO_GUESSED: Final = 0.7
 
 
 def takes_patches(nbytes: int, patch_bytes: int, rate: float | None) -> bool:
-    """Tell whether patches of so many bytes bring these pieces sooner than the pieces themselves would come."""
+    """Tell whether patches of this size bring these pieces sooner than the pieces themselves would come."""
     speed = rate or RATE_GUESSED
     return max(patch_bytes / speed, patch_bytes / PATCH_RATE + nbytes / TOUCH_RATE) < nbytes / speed
 
@@ -47,14 +47,14 @@ def awaits_patches(rate: float | None, *, far: bool) -> bool:
 
 
 SLOW_BATCHES_MIN: Final = 4
-"""So many batches in a row, as they are, have to find a line slow before pieces come packed over it: of a machine that
-paused one or two do."""
+"""This many batches in a row, as they are, have to find a line slow before pieces come packed over it: of a machine
+that paused one or two do."""
 
 LOOK_AFTER_MIN: Final = 2
-"""After so many batches that came otherwise, because the line seemed slow, one comes as it is and measures it again,"""
+"""After this many batches that came otherwise, because the line seemed slow, one comes as it is and measures it,"""
 
 LOOK_AFTER_MAX: Final = 32
-"""... each time after twice as many, and at last after so many: a line that is slow pays 3 % for being looked at."""
+"""... each time after twice as many, up to this many: a line that is slow pays 3 % for being looked at."""
 
 
 @dataclass(slots=True)
@@ -75,9 +75,9 @@ class LineEstimate:
     _busy_bytes: int = 0
     """... and what has come since."""
     _slow: int = 0
-    """So many batches in a row have found it slow."""
+    """The number of batches in a row that have found it slow."""
     _unseen: int = 0
-    """So many have come otherwise since it was measured."""
+    """The number that have come otherwise since it was measured."""
     _look_after: int = LOOK_AFTER_MIN
     _plain_bytes: int = 0
     _packed_bytes: int = 0
@@ -124,7 +124,7 @@ class LineEstimate:
             self._slow, self._look_after = 0, LOOK_AFTER_MIN
 
     def packed(self, nbytes: int, packed_bytes: int) -> None:
-        """So many bytes of pieces have become so many."""
+        """Count how many bytes the bytes of pieces have become."""
         self._plain_bytes += nbytes
         self._packed_bytes += packed_bytes
 

@@ -53,7 +53,7 @@ class LinkMeter:
     nbytes: int = 0
     _busy_s: float = 0.0
     _sources: int = 0
-    """So many sources have something under way."""
+    """The number of sources that have something under way."""
     _since: float = 0.0
 
     def begins(self, now: float) -> None:
@@ -99,7 +99,7 @@ class LinkMeters:
     _links: dict[LinkKey, LinkMeter] = field(default_factory=dict)
 
     def of(self, share: Share) -> LinkMeter:
-        """Return the meter of the link that a share's bytes come by; of one without a name nobody asks."""
+        """Return the meter of the link that a share's bytes come by; one without a name has none."""
         return self._links.setdefault((share.link, share.transport), LinkMeter()) if share.link else LinkMeter()
 
     def paused(self, late_s: float, now: float) -> None:
@@ -121,7 +121,7 @@ FALL: Final = 0.25
 """A sample below it counts for this part, divided by the links that its read used."""
 
 SLOW_SAMPLES_MIN: Final = 4
-"""So many samples make a link a slow one: of a machine that paused one or two do."""
+"""This many samples make a link a slow one: of a machine that paused one or two do."""
 
 SAMPLES_MAX: Final = 1_000_000
 """More are not counted."""

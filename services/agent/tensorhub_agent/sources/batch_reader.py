@@ -19,6 +19,7 @@ from tensorhub_agent.encodings.byte_planes import unit_of
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
 from tensorhub_agent.primitives.digests import digest_at
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.rates.encoding_choice import LineEstimate, takes_patches
 from tensorhub_agent.transports.base import EncodingSession
 from tensorhub_common.layout.layout import PieceTable
@@ -40,8 +41,8 @@ PAGE: Final = DIGESTS_PAGE_PIECES
 class BatchTarget:
     """Where a shard's pieces go. `base` has its old version, if that is not in the same place."""
 
-    destination: memoryview
-    base: memoryview | None
+    destination: MemoryRegion
+    base: MemoryRegion | None
     table: PieceTable
 
 

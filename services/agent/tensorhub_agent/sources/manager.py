@@ -37,6 +37,7 @@ from tensorhub_agent.core.effects import (
 from tensorhub_agent.deltas.job_deltas import JobDeltas
 from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, PiecesAvailable
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.primitives.program_units import UnitAvailability
 from tensorhub_agent.rates.encoding_choice import LineEstimate, awaits_patches
 from tensorhub_agent.sources.batch_reader import BatchReader, BatchTarget
@@ -98,7 +99,7 @@ class SourceConnection:
         self.entered = asyncio.Event()
         """Its transport is wanted; until then its lease is held."""
         self.held: HeldLease | None = None
-        self.told: list[AvailabilityUpdate] = []
+        self.updates: list[AvailabilityUpdate] = []
         """What a half-filled source has told of before its opening was."""
 
 
@@ -125,7 +126,7 @@ class SourceManager:
         self._encodings = encodings
         self._programs, self._deltas = programs, deltas
         self._leasing, self._transports = LeaseClient(job, bus), transports
-        self._tell = self._work.guarded(tell, "taking news of a source")
+        self._tell = self._work.guarded(tell, "taking an update of a source")
         self._open: dict[tuple[ShardKey, int], SourceConnection] = {}
         self._leaving = self._work.group()
         """What sources are told of that no read waits for: leases that are let go, and wrong bytes."""
@@ -173,14 +174,14 @@ class SourceManager:
                 source.reader.more = lambda first: self._leasing.more_sizes(
                     effect.share.source.agent, reader.agent, grant, first
                 )
-        early, source.told = source.told, []
-        told = tuple(run for news in early if isinstance(news, PiecesAvailable) for run in news.pieces)
+        early, source.updates = source.updates, []
+        pieces = tuple(run for update in early if isinstance(update, PiecesAvailable) for run in update.pieces)
         if source.availability is not None:
-            told = source.availability.units(told)
-        self._tell(SourceOpened(key, number, digests, told if grant.filling else None, grant.promises))
-        for news in early:
-            if not isinstance(news, PiecesAvailable):
-                self._tell(AvailabilityReceived(key, number, news))
+            pieces = source.availability.units(pieces)
+        self._tell(SourceOpened(key, number, digests, pieces if grant.filling else None, grant.promises))
+        for update in early:
+            if not isinstance(update, PiecesAvailable):
+                self._tell(AvailabilityReceived(key, number, update))
 
     async def _let_in(
         self, effect: RequestLease, reader: SourceId, headers: dict[str, str]
@@ -198,7 +199,7 @@ class SourceManager:
                     raise
                 source = self._open.get((effect.key, effect.source))
                 if source is not None:
-                    source.told.clear()
+                    source.updates.clear()
 
     async def _asked(
         self, effect: RequestLease, reader: SourceId, headers: dict[str, str]
@@ -221,7 +222,7 @@ class SourceManager:
             grant,
             reader=reader.agent,
             on_lost=lambda reason: self._lost(key, number, reason),
-            on_have=lambda news: self._have(key, number, news),
+            on_have=lambda update: self._have(key, number, update),
         )
         return grant, about, session
 
@@ -232,16 +233,16 @@ class SourceManager:
         if source is not None:
             source.availability = await asyncio.to_thread(UnitAvailability, program, layout, table)
 
-    def _have(self, key: ShardKey, number: int, news: AvailabilityUpdate) -> None:
+    def _have(self, key: ShardKey, number: int, update: AvailabilityUpdate) -> None:
         source = self._open.get((key, number))
         if source is None or source.closing:
             return
         if source.session is None:
-            source.told.append(news)
+            source.updates.append(update)
         else:
-            if source.availability is not None and isinstance(news, PiecesAvailable):
-                news = PiecesAvailable(source.availability.units(news.pieces))
-            self._tell(AvailabilityReceived(key, number, news))
+            if source.availability is not None and isinstance(update, PiecesAvailable):
+                update = PiecesAvailable(source.availability.units(update.pieces))
+            self._tell(AvailabilityReceived(key, number, update))
 
     def _begin(
         self, source: SourceConnection, work: Coroutine[None, None, None], effect: ReadBatch | ConfirmLease, what: str
@@ -285,14 +286,14 @@ class SourceManager:
             work = self._posted(effect, source, source.session, segment, spans, digests=digests)
         self._begin(source, work, effect, "reading from a source")
 
-    def take(self, effect: ReadBatch, borrowed: MappedDescriptors) -> None:
+    def take(self, effect: ReadBatch, descriptors: MappedDescriptors) -> None:
         """Take the memory with the pieces, so that it can be mapped: nothing has to be brought."""
         source = self._open.get((effect.key, effect.source))
         if source is None or not isinstance(source.session, MappedSession):
             return
         fd = source.session.take()
         if fd is not None:
-            borrowed.take(fd)
+            descriptors.take(fd)
         self._begin(source, self._taken(effect), effect, "taking a source's memory")
 
     async def _taken(self, effect: ReadBatch) -> None:
@@ -323,7 +324,7 @@ class SourceManager:
         effect: ReadBatch,
         source: SourceConnection,
         session: SourceSession,
-        memory: memoryview,
+        memory: MemoryRegion,
         regions: StridedCopies,
         *,
         digests: bool,

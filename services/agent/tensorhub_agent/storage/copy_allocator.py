@@ -57,33 +57,33 @@ _log: Final = logging.getLogger(__name__)
 class CopyAllocator:
     """Makes the copies of all jobs, one after another, so that each sees what those before it took."""
 
-    def __init__(self, shelves: ShardStores, blobs: BlobStore, limits: CopyQuota) -> None:
-        """Make them on these shelves, within the limits."""
-        self._shelves, self._blobs, self._limits = shelves, blobs, limits
+    def __init__(self, stores: ShardStores, blobs: BlobStore, limits: CopyQuota) -> None:
+        """Make them on these stores, within the limits."""
+        self._stores, self._blobs, self._limits = stores, blobs, limits
         self._turn = asyncio.Lock()
 
     async def make(self, wanted: AllocateCopy, job: str, incarnation: int) -> CopyMade:
         """Make a segment for the copy. What goes wrong is told, so that the log can place it elsewhere."""
-        key, shelf = wanted.key, self._shelves.of(job)
+        key, store = wanted.key, self._stores.of(job)
         try:
             async with asyncio.timeout(LAYOUT_S_MAX):
                 layout = msgspec.msgpack.decode(await self._blobs.get(job, wanted.layout), type=Layout)
             async with self._turn:
-                place = await self._make(wanted, shelf, layout, incarnation)
+                stored = await self._make(wanted, store, layout, incarnation)
         except (TensorHubError, TimeoutError, OSError, *MALFORMED) as why:
             reason = str(why) or "its layout did not come"
             TROUBLES.note(TroubleKind.COPY, f"a copy for {key.replica} of model {key.model} is given up: {reason}")
             _log.warning("a copy for %s of model %s is given up: %s", key.replica, key.model, reason)
             return CopyMade(key, wanted.shards, wanted.layout, failure=reason)
-        return CopyMade(key, wanted.shards, wanted.layout, nbytes=tuple(place.table.nbytes))
+        return CopyMade(key, wanted.shards, wanted.layout, nbytes=tuple(stored.table.nbytes))
 
-    async def _make(self, wanted: AllocateCopy, shelf: JobShardStore, layout: Layout, incarnation: int) -> StoredShard:
-        await self._shelves.files.idle()
-        taken = self._shelves.copies()
+    async def _make(self, wanted: AllocateCopy, store: JobShardStore, layout: Layout, incarnation: int) -> StoredShard:
+        await self._stores.files.idle()
+        taken = self._stores.copies()
         reasons = []
         for where in candidates(wanted.nbytes, self._limits, taken):
             try:
-                return await shelf.make(
+                return await store.make(
                     wanted.key,
                     wanted.shards,
                     layout,

@@ -28,7 +28,7 @@ from tensorhub_common.runtime.supervision import Supervisor, log_only
 
 @dataclass(frozen=True, slots=True)
 class CopyQuota:
-    """Bytes of copies on either: the limits, or what is taken."""
+    """Bytes of copies in memory and on the disk: the limits of both, or what is taken of each."""
 
     memory_bytes: int
     disk_bytes: int
@@ -66,7 +66,7 @@ class StoredShard:
     store: SegmentStore
     spare: Segment | None = None
     """Where a staged shard is filled."""
-    borrowed: MappedDescriptors | None = None
+    descriptors: MappedDescriptors | None = None
     """What a mapped shard has instead: `segment` is one page that no process reads."""
     writing: asyncio.Task[None] | None = None
     """Brings the manifest of a copy on disk up to date, which `unwritten` asks for."""
@@ -101,39 +101,39 @@ class FileWriter:
         self.work = Supervisor("the agent's memory")
         self._busy = self.work.group()
 
-    def write(self, place: StoredShard) -> None:
+    def write(self, stored: StoredShard) -> None:
         """Bring a manifest up to date; of several changes the last one counts."""
-        place.unwritten, place.unwritten_why = True, NOT_WRITTEN
-        if place.writing is None:
-            place.writing = self._busy.start(self._write(place), "writing a manifest to the disk")
+        stored.unwritten, stored.unwritten_why = True, NOT_WRITTEN
+        if stored.writing is None:
+            stored.writing = self._busy.start(self._write(stored), "writing a manifest to the disk")
 
-    async def _write(self, place: StoredShard) -> None:
+    async def _write(self, stored: StoredShard) -> None:
         try:
-            while place.unwritten:
-                place.unwritten, place.unwritten_why = False, NOT_WRITTEN
-                place.unwritten_why = await asyncio.to_thread(_save, place.store, place.manifest)
+            while stored.unwritten:
+                stored.unwritten, stored.unwritten_why = False, NOT_WRITTEN
+                stored.unwritten_why = await asyncio.to_thread(_save, stored.store, stored.manifest)
         finally:
-            place.writing = None
+            stored.writing = None
 
-    async def written(self, place: StoredShard) -> str | None:
+    async def written(self, stored: StoredShard) -> str | None:
         """Return once the last manifest is written, or why it is not."""
-        while place.writing is not None:
-            await asyncio.wait({place.writing})
-        return place.unwritten_why
+        while stored.writing is not None:
+            await asyncio.wait({stored.writing})
+        return stored.unwritten_why
 
-    def remove(self, place: StoredShard) -> None:
+    def remove(self, stored: StoredShard) -> None:
         """Remove a shard's files. What a failing disk does not remove stays; the next process looks at it again."""
-        self._busy.start(self._remove(place), "removing a file from the disk", log_only)
+        self._busy.start(self._remove(stored), "removing a file from the disk", log_only)
 
     def remove_aside(self, store: SegmentStore, aside: SetAsideShard) -> None:
         """Remove what was set aside, in the same way."""
         removing = asyncio.to_thread(remove_aside, store, aside)
         self._busy.start(removing, "removing what was set aside", log_only)
 
-    async def _remove(self, place: StoredShard) -> None:
-        place.unwritten = False
-        await self.written(place)
-        await asyncio.to_thread(place.remove)
+    async def _remove(self, stored: StoredShard) -> None:
+        stored.unwritten = False
+        await self.written(stored)
+        await asyncio.to_thread(stored.remove)
 
     async def idle(self) -> None:
         """Return once everything is written and removed that was to be, so that there is the room it leaves."""
@@ -169,7 +169,7 @@ class JobShardStore:
         """Begin empty."""
         self.files = files or FileWriter()
         self.job = job
-        self.places: dict[ShardKey, StoredShard] = {}
+        self.shards: dict[ShardKey, StoredShard] = {}
         self.aside: dict[ShardKey, tuple[SetAsideShard, SegmentStore]] = {}
         """Shards whose memory is here and could not be taken back."""
         self._memory, self._disk = store, disk
@@ -183,7 +183,7 @@ class JobShardStore:
         *,
         spot: bool,
         incarnation: int,
-        install: str = "in-place",
+        install: str = "in-stored",
         on_disk: bool = False,
     ) -> StoredShard:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
@@ -229,22 +229,22 @@ class JobShardStore:
                 partial=False,
                 spare=None if spare is None else spare.name,
             )
-            place = StoredShard(
+            stored = StoredShard(
                 segment, layout, table, digest, manifest, store, spare, MappedDescriptors() if mapped else None
             )
             if not mapped:
                 # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
-                with _undone_by(place.remove):
+                with _undone_by(stored.remove):
                     manifests.save(store, manifest)
-            return place
+            return stored
 
         making = self.files.work.start(asyncio.to_thread(create), "making memory for a shard", awaited=True)
         try:
-            place = self.places[key] = await asyncio.shield(making)
+            stored = self.shards[key] = await asyncio.shield(making)
         except asyncio.CancelledError:
             making.add_done_callback(self.files.work.guarded(self.files.unwanted, "letting go of late memory"))
             raise
-        return place
+        return stored
 
     def adopt(self, adopted: AdoptedShard, store: SegmentStore) -> StoredShard:
         """Take back what an earlier process left."""
@@ -252,47 +252,47 @@ class JobShardStore:
         key = key_of(manifest)
         table = pieces(adopted.layout)
         digest = manifest.layout_digest
-        place = StoredShard(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
-        self.places[key] = place
-        return place
+        stored = StoredShard(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
+        self.shards[key] = stored
+        return stored
 
     def save(self, effect: SaveManifest) -> None:
         """Write a shard's manifest anew; one rename says that it has swapped, and what it has."""
-        place = self.places[effect.key]
-        if place.borrowed is not None:
+        stored = self.shards[effect.key]
+        if stored.descriptors is not None:
             if effect.swap:
-                place.borrowed.swap()
+                stored.descriptors.swap()
             return
-        if effect.swap and place.spare is not None:
-            place.segment, place.spare = place.spare, place.segment
+        if effect.swap and stored.spare is not None:
+            stored.segment, stored.spare = stored.spare, stored.segment
         manifest = msgspec.structs.replace(
-            place.manifest,
+            stored.manifest,
             state=_STATES[effect.state],
             partial=effect.partial,
             version=effect.version,
             root=effect.root,
             digests=effect.digests or None,
-            swapped=place.manifest.swapped != effect.swap,
+            swapped=stored.manifest.swapped != effect.swap,
         )
-        if manifest == place.manifest and place.unwritten_why is None:
+        if manifest == stored.manifest and stored.unwritten_why is None:
             # What was filled was kept before it counted.
             return
-        self._change(place, manifest)
+        self._change(stored, manifest)
 
-    def _change(self, place: StoredShard, manifest: Manifest) -> None:
-        place.manifest = manifest
-        if place.store is self._disk:
-            self.files.write(place)
+    def _change(self, stored: StoredShard, manifest: Manifest) -> None:
+        stored.manifest = manifest
+        if stored.store is self._disk:
+            self.files.write(stored)
         else:
-            place.unwritten_why = _save(place.store, manifest)
+            stored.unwritten_why = _save(stored.store, manifest)
 
     def keep(self, effect: Keep) -> None:
         """Have a shard's manifest say what was filled in; `written` tells when it does."""
-        place = self.places[effect.key]
+        stored = self.shards[effect.key]
         self._change(
-            place,
+            stored,
             msgspec.structs.replace(
-                place.manifest,
+                stored.manifest,
                 state="ready",
                 partial=False,
                 version=effect.version,
@@ -303,43 +303,43 @@ class JobShardStore:
 
     async def written(self, key: ShardKey) -> str | None:
         """Return once a shard's last manifest is written, or why it is not; None where the shard is gone."""
-        place = self.places.get(key)
-        return None if place is None else await self.files.written(place)
+        stored = self.shards.get(key)
+        return None if stored is None else await self.files.written(stored)
 
     def is_kept_on_disk(self, key: ShardKey) -> bool:
         """Tell whether a whole copy is in a file that `settle` is still to be called for."""
-        place = self.places.get(key)
-        return place is not None and place.store is self._disk and place.manifest.state == "ready"
+        stored = self.shards.get(key)
+        return stored is not None and stored.store is self._disk and stored.manifest.state == "ready"
 
     async def settle(self, key: ShardKey) -> None:
         """Bring a copy's file and its manifest to the disk. Raises `OSError`; may take long."""
-        place = self.places.get(key)
-        if place is not None and self._disk is not None:
-            await self.files.written(place)
-            await asyncio.to_thread(self._disk.make_durable, place.segment)
+        stored = self.shards.get(key)
+        if stored is not None and self._disk is not None:
+            await self.files.written(stored)
+            await asyncio.to_thread(self._disk.make_durable, stored.segment)
 
     def copies(self) -> CopyQuota:
         """Return how many bytes the copies of retained versions take."""
-        copies = [place for key, place in self.places.items() if cached_version(key.replica) is not None]
-        memory = sum(sum(place.table.nbytes) for place in copies if place.store is self._memory)
-        return CopyQuota(memory, sum(place.segment.file_bytes for place in copies if place.store is self._disk))
+        copies = [stored for key, stored in self.shards.items() if cached_version(key.replica) is not None]
+        memory = sum(sum(stored.table.nbytes) for stored in copies if stored.store is self._memory)
+        return CopyQuota(memory, sum(stored.segment.file_bytes for stored in copies if stored.store is self._disk))
 
     def let_go(self, key: ShardKey) -> None:
         """Let go of what a mapped shard's read has taken."""
-        place = self.places.get(key)
-        if place is not None and place.borrowed is not None:
-            place.borrowed.let_go()
+        stored = self.shards.get(key)
+        if stored is not None and stored.descriptors is not None:
+            stored.descriptors.let_go()
 
     def free(self, key: ShardKey) -> None:
         """Remove a shard's memory, and what was set aside of one; a process that has it mapped keeps it."""
-        place = self.places.pop(key, None)
-        if place is not None:
-            if place.borrowed is not None:
-                place.borrowed.close()
-            if place.store is self._disk:
-                self.files.remove(place)
+        stored = self.shards.pop(key, None)
+        if stored is not None:
+            if stored.descriptors is not None:
+                stored.descriptors.close()
+            if stored.store is self._disk:
+                self.files.remove(stored)
             else:
-                place.remove()
+                stored.remove()
         elif key in self.aside:
             aside, store = self.aside.pop(key)
             if store is self._disk:
@@ -364,13 +364,13 @@ class ShardStores:
         """Begin empty; copies may be on the disk, if there is one for them."""
         self.store, self.disk = store, disk
         self.files = FileWriter()
-        self._shelves: dict[str, JobShardStore] = {}
+        self._by_job: dict[str, JobShardStore] = {}
 
     def of(self, job: str) -> JobShardStore:
         """Return a job's shard store."""
-        if job not in self._shelves:
-            self._shelves[job] = JobShardStore(job, self.store, self.disk, self.files)
-        return self._shelves[job]
+        if job not in self._by_job:
+            self._by_job[job] = JobShardStore(job, self.store, self.disk, self.files)
+        return self._by_job[job]
 
     async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[AdoptedShard]]:
         """Take back what an earlier process of this agent left, by job; a job or shard too many is set aside."""
@@ -383,7 +383,7 @@ class ShardStores:
                 found.setdefault(each.manifest.job, []).append(each)
             for left in aside:
                 self.of(left.manifest.job).aside[key_of(left.manifest)] = left, store
-        for job in [each for each, shelf in self._shelves.items() if shelf.aside and each not in found]:
+        for job in [each for each, store in self._by_job.items() if store.aside and each not in found]:
             # Joining tells the log of them. Otherwise it would release them, and place no copies here either.
             if len(found) < jobs_max:
                 found[job] = []
@@ -391,15 +391,15 @@ class ShardStores:
 
     def copies(self) -> CopyQuota:
         """Return how many bytes the copies of retained versions take, of all jobs."""
-        each = [shelf.copies() for shelf in self._shelves.values()]
+        each = [store.copies() for store in self._by_job.values()]
         return CopyQuota(sum(one.memory_bytes for one in each), sum(one.disk_bytes for one in each))
 
     def set_aside(self) -> list[tuple[str, int, str]]:
         """Return the jobs of which shards were set aside, how many of each, and why the first was."""
         return [
-            (job, len(shelf.aside), next(iter(shelf.aside.values()))[0].reason)
-            for job, shelf in self._shelves.items()
-            if shelf.aside
+            (job, len(store.aside), next(iter(store.aside.values()))[0].reason)
+            for job, store in self._by_job.items()
+            if store.aside
         ]
 
     def _stores(self) -> list[SegmentStore]:

@@ -38,7 +38,7 @@ def distribute(loose: list[Range], sources: Sequence[Source]) -> None:
 
 
 def assign_plan(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
-    """Say which loose pieces, out of so many, each share of a plan brings, and what stays loose."""
+    """Say which of the loose pieces each share of a plan brings, and what stays loose."""
     marks = bytearray(pieces)
     set_marks(marks, loose)
     given = []
@@ -61,7 +61,7 @@ def feed_idle_sources(index: RoleIndex, loose: list[Range]) -> None:
         _give_loose(index, loose)
         return
     if index.offered[1]:
-        # As long as anything was loose nobody was relieved, whatever happened.
+        # As long as anything was loose no source was relieved, whatever happened.
         index.offered = (0, [])
         kinds = list(index.idle_kinds())
     elif index.count(IDLE) and index.count(GIVING):
@@ -149,7 +149,7 @@ def _part(waiting: int, taker: float | None, giver: float | None) -> int:
 
 
 def slowest_replaceable(index: RoleIndex, now: float) -> Source | None:
-    """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
+    """Name the source whose pieces under way an idle one would bring much sooner; None where there is none."""
     index.settle()
     # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
     if not index.count(SLOWABLE) or not index.count(IDLE) or index.count(CROSSING):

@@ -41,7 +41,7 @@ class RefillQueue:
         return list(found.values()) if len(found) == 1 else by_number(found)
 
     def waiting(self) -> Iterator[Source]:
-        """Yield those that wait for room in the window, each once. Whoever is not taken goes on waiting."""
+        """Yield those that wait for room in the window, each once. One that is not taken goes on waiting."""
         for _ in range(len(self._for_room)):
             yield self._for_room.pop(next(iter(self._for_room)))
 

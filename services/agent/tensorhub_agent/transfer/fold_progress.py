@@ -93,7 +93,7 @@ class FoldProgress:
         return found
 
     def defer_partials(self, partials: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-        """Let partials sleep that nobody has; return scales that do not follow now, and values that wait in vain."""
+        """Let partials sleep that no source has; return scales that do not follow now, and values that wait in vain."""
         set_marks(self._asleep, partials)
         folds = self._folds
         if folds is None:

@@ -54,7 +54,7 @@ class SourceRole(IntFlag):
     AWAITING_FOLD = 8192
     """It has pieces that wait for their fold."""
     NEW_AWAITING_FOLD = 16384
-    """It waits for folds that nobody has asked about yet."""
+    """It waits for folds that were not asked about yet."""
     PROMISING = 32768
     """It says what it promises."""
     HELD = 65536
@@ -249,7 +249,7 @@ class RoleIndex:
         return deadline_of(source)
 
     def due_after(self) -> float:
-        """Return a moment before which nobody's patience ends. It costs less than to know when the first one does."""
+        """Return a moment before which no source times out. It costs less than to know when the first one does."""
         if self.touched:
             self.settle()
         return self._heap[0][0] if self._heap else NEVER

@@ -1,17 +1,17 @@
-"""The mates of one read and the handoff of pieces between them: mates of a site bring parts over for each other. Pure.
+"""The peers of one read and the handoff of pieces between them: peers of a site bring parts over for each other. Pure.
 
-`SitePeers` stores what one read knows of its mates. `hand_off` decides when a crosser, which brings a part over for its
-site, hands some of that part over to a mate, and to which mate.
+`SitePeers` stores what one read knows of its peers. `hand_off` decides when a crosser, which brings a part over for its
+site, hands some of that part over to a peer, and to which peer.
 
 A waiting reader knows that a crosser lives: the crosser says so, its connection is up, and the log has not lost it.
 Only the crosser knows how long it will still take, so the crosser decides. It gives up the end of what it has not asked
-for yet, to mates that have shown all of their own parts, and tells all readers at once which mate has it now. So each
+for yet, to peers that have shown all of their own parts, and tells all readers at once which peer has it now. So each
 byte still crosses to the site once.
 
 Invariants:
-- A piece that a mate does not bring over is loose, or with another source that brings it over.
+- A piece that a peer does not bring over is loose, or with another source that brings it over.
 - A piece that is under way is never ceded.
-- An new_owner is open here, and has shown by its own part how fast it is.
+- A new owner is open here, and has shown by its own part how fast it is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ from tensorhub_common.protocol.ranges import Range
 
 
 class SitePeers:
-    """The mates of a read whose shard has so many pieces; what is `loose` is the read's own list."""
+    """The peers of a read whose shard has `pieces` pieces; what is `loose` is the read's own list."""
 
     def __init__(self, loose: list[Range], index: RoleIndex, pieces: int) -> None:
         """Begin with no peer."""
@@ -35,9 +35,9 @@ class SitePeers:
         self.crossers: tuple[SourceId, ...] = ()
         """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
         self.asks_for_handoff = False
-        """The question that is out is for what a mate has ceded: that is this reader's part, whoever's it was."""
+        """The question that is out is for what a peer has ceded: that is this reader's part now."""
         self._inherited = bytearray(pieces)
-        """Marks of what a mate has ceded to this reader, and no source here could bring."""
+        """Marks of what a peer has ceded to this reader, and no source here could bring."""
         self._loose, self._index = loose, index
 
     def doubted(self, source: Source, given_up: Sequence[Range]) -> None:
@@ -47,7 +47,7 @@ class SitePeers:
             self._loose.extend(given_up)
 
     def accept_handoff(self, source: Source, pieces: Sequence[Range]) -> None:
-        """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
+        """Bring over what a peer has ceded to this reader, from where it can be had, or once that is planned."""
         mine = source.retracts(pieces)
         self._index.settle()
         distribute(mine, [each for each in by_number(self._index.of(LIVE)) if each.share.far])
@@ -55,7 +55,7 @@ class SitePeers:
         self._loose.extend(mine)
 
     def await_new_owner(self, source: Source, pieces: Sequence[Range], new_owner: SourceId) -> None:
-        """Wait at the new_owner for what a mate has ceded to it."""
+        """Wait at the new owner for what a peer has ceded to it."""
         given_up = source.retracts(pieces)
         self._index.settle()
         crossing = by_number(self._index.of(CROSSING))
@@ -63,7 +63,7 @@ class SitePeers:
         if waits_at is not None:
             waits_at.give(given_up)
         else:
-            # The mate itself finds out that the new_owner is gone, or brings what it gets from there.
+            # The peer itself finds out that the new owner is gone, or brings what it gets from there.
             self._loose.extend(given_up)
 
     def inherited(self, loose: Sequence[Range]) -> tuple[Range, ...]:
@@ -81,7 +81,7 @@ class Handoff(NamedTuple):
 
 
 def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now: float) -> list[Handoff]:
-    """Take pieces from the slowest far source and give them to free mates; nothing where that gains too little.
+    """Take pieces from the slowest far source and give them to free peers; nothing where that gains too little.
 
     All end at about the same time, as far as their rates tell. `began` is when the read did.
     """
@@ -91,7 +91,7 @@ def hand_off(sources: Sequence[Source], sizes: Sequence[int], began: float, now:
         return []
     waiting_bytes, left_s = slow.queued_bytes(sizes), slow.left_s(sizes, now)
     rates = [_rate(new_owner, began) for new_owner in new_owners]
-    # Of what it has yet to ask for it brings so much while the new_owners bring the rest.
+    # Of what it has yet to ask for it brings so much while the new owners bring the rest.
     part = sum(rates) * left_s / (sum(rates) * left_s + waiting_bytes)
     if left_s * part <= slow.limits.handoff_gain_s:
         return []
@@ -109,19 +109,19 @@ def _far(sources: Iterable[Source]) -> list[Source]:
 
 
 def _free(sources: Iterable[Source]) -> list[Source]:
-    """Return the mates, still being filled, that have shown all that is theirs to bring over."""
+    """Return the peers, still being filled, that have shown all that is theirs to bring over."""
     open_ = (each for each in sources if each.phase is SourcePhase.OPEN and each.share.crosses)
     return [each for each in open_ if each.shown_at is not None and not each.awaiting_source and not each.is_suspect]
 
 
-def _rate(mate: Source, began: float) -> float:
-    """Return how many bytes of its own part a mate has shown in a second."""
-    assert mate.shown_at is not None
-    return mate.share.nbytes / max(mate.shown_at - began, 1e-3)
+def _rate(peer: Source, began: float) -> float:
+    """Return how many bytes of its own part a peer has shown in a second."""
+    assert peer.shown_at is not None
+    return peer.share.nbytes / max(peer.shown_at - began, 1e-3)
 
 
 def _last(source: Source, sizes: Sequence[int], nbytes: float) -> int:
-    """Return how many of the pieces at the end of a source's queue have at most so many bytes."""
+    """Return how many of the pieces at the end of a source's queue have at most `nbytes`."""
     left, number = nbytes, 0
     for first, count in reversed(source.queue):
         for piece in reversed(range(first, first + count)):

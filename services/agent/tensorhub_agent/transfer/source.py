@@ -31,7 +31,7 @@ from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.protocol.worker import EncodedBytes, Encoding
 
 BATCH_PIECES_MAX: Final = 4096
-"""A batch of tiny tensors has at most so many pieces."""
+"""A batch of tiny tensors has at most this many pieces."""
 
 
 class SourcePhase(StrEnum):
@@ -62,7 +62,7 @@ class Source:
     covered: bytearray | None = None
     """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
     partials: int = 0
-    """So many units, the first ones, are partials: they come in batches of their own."""
+    """The number of units, the first ones, that are partials: they come in batches of their own."""
     by_amax: bytearray | None = None
     """Marks of what it computes of parts of blocks; None: nothing."""
     unknown: bytearray | None = None
@@ -74,7 +74,7 @@ class Source:
     promised: bytearray | None = None
     """Marks of what such a source promises; None: whatever it lacks may be waited for."""
     partials_outstanding: int = 0
-    """So many partials of it are under way, or wait for its word: the next ones come after that."""
+    """The number of its partials that are under way, or wait for its word: the next ones come after that."""
     unpromised_until: float = NEVER
     """Until then pieces are parked that it has not promised."""
     limits: TransferLimits = DEFAULT_LIMITS
@@ -83,7 +83,7 @@ class Source:
     is_asked: bool = True
     """Whether it is being opened, or was. It waits for its turn before that."""
     is_inside: bool = True
-    """Whether it has a transport, or gets one with its lease: so many may at a time."""
+    """Whether it has a transport, or gets one with its lease: a limited number may at a time."""
     shown_at: float | None = None
     """When a half-filled source had shown all that was parked here."""
     is_lost: bool = False
@@ -100,7 +100,7 @@ class Source:
     """Of what is under way so much is known to have come."""
     confirming: bool = False
     confirming_early: int = 0
-    """So many runs of `unconfirmed` are being asked about early, while more is brought."""
+    """The number of runs of `unconfirmed` that are being asked about early, while more is brought."""
     checking_bytes: int = 0
     is_suspect: bool = False
     """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
@@ -112,7 +112,7 @@ class Source:
     encoded: dict[Encoding, EncodedBytes] = field(default_factory=dict)
     """What came otherwise than as it is."""
     retried: int = 0
-    """Of its pieces so many were asked for again, here or elsewhere."""
+    """The number of its pieces that were asked for again, here or elsewhere."""
     lost: str = ""
     """Why it was left out before its end."""
     pace: SourceRate = field(init=False)
@@ -261,7 +261,7 @@ class Source:
         return given_up
 
     def take_back(self, wanted: int, which: bytearray | None) -> list[Range]:
-        """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
+        """Take `wanted` waiting pieces away from it, the last ones first; with `which` only those that are marked."""
         self.mark_changed()
         taken: list[Range] = []
         left: list[Range] = []
@@ -364,7 +364,7 @@ class Source:
     # What happens to its pieces.
 
     def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
-        """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
+        """Take note that it is half-filled: it has some of the pieces, and perhaps promises others."""
         self.mark_changed()
         self.has = bytearray(pieces)
         self.promised = bytearray(pieces) if promises else None

@@ -55,7 +55,7 @@ class TransferActions:
     fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
     """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""
     ceded: list[Handoff] = field(default_factory=list)
-    """Of what would be this reader's to bring over to its site, what a mate brings over from now on."""
+    """Of what would be this reader's to bring over to its site, what a peer brings over from now on."""
     proven: list[Range] = field(default_factory=list)
     """Pieces that stand in the destination, verified: others may read them there."""
 
@@ -96,7 +96,7 @@ class SourcePool:
         self._live_as: dict[tuple[SourceId, str, bool, int], Source] = {}
         """The last session of each kind with each source."""
         self._refill_queue = RefillQueue()
-        self.todo = TransferActions()
+        self.actions = TransferActions()
         self.exclusions, self.trial, self.meters = Exclusions(), Trial(limits), LinkMeters()
         self.site_peers = SitePeers(self.loose, self.index, len(nbytes))
         self.next_number = first_number
@@ -125,7 +125,7 @@ class SourcePool:
         return (*self.exclusions.left_out(), *self.trial.avoid)
 
     def committed(self) -> list[Range]:
-        """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
+        """Return what is under way, or waits its turn at a source that has it: no other reader has to get it first."""
         self.index.settle()
         there = by_number(self.index.of(SETTLED))
         flying = [run for source in there for ranges, _ in source.in_flight.values() for run in ranges]
@@ -205,14 +205,15 @@ class SourcePool:
         """Let sources in, and ask others for their leases, whose turn it is."""
         if not self._admission.are_awaited:
             return
-        self.todo.enter += self._admission.admit(self.index, now)
+        self.actions.enter += self._admission.admit(self.index, now)
         for number, share, is_held in self._admission.request_leases(self.index, now):
-            (self.todo.hold if is_held else self.todo.open).append((number, share))
+            (self.actions.hold if is_held else self.actions.open).append((number, share))
 
     def share_out(self, *, is_told: bool) -> bool:
         """Give what is loose to those that there are; tells whether they take all of it.
 
-        `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
+        `is_told`: a planner has said that no other holder has it; without its word it is unknown which holder has it
+        computed.
         """
         self.index.settle()
         live = by_number(self.index.of(LIVE))
@@ -226,9 +227,9 @@ class SourcePool:
         return bool(live) and not self.loose
 
     def _give_doubted(self, sources: Sequence[Source]) -> list[Source]:
-        """Give mates that were waited for in vain only what they have or promise; return the other sources.
+        """Give peers that were waited for in vain only what they have or promise; return the other sources.
 
-        Two mates that lack the same piece would else wait for each other until their calls end.
+        Two peers that lack the same piece would else wait for each other until their calls end.
         """
         others = []
         for source in sources:
@@ -250,15 +251,15 @@ class SourcePool:
                 source.freed()
 
     def _follow(self) -> None:
-        """Leave scales that nobody brings to their folds; some of these may be known."""
+        """Leave scales that no source brings to their folds; some of these may be known."""
         self.loose[:], known = self.fold_progress.follow(self.loose)
         if known:
             self._fold(0, (), known)
 
     def _fold(self, number: int, partials: Sequence[Range], scales: Sequence[Range]) -> None:
-        self.todo.fold.append((number, tuple(partials), tuple(scales)))
+        self.actions.fold.append((number, tuple(partials), tuple(scales)))
         self._verification.confirmed([*partials, *scales])
-        self.todo.proven.extend(scales)
+        self.actions.proven.extend(scales)
 
     def wake(self) -> None:
         """Want the partials without which sources can't be asked for what was given to them."""
@@ -269,7 +270,7 @@ class SourcePool:
             self.loose += self.fold_progress.request_partials(source.take_new_awaiting_fold())
 
     def give_up_folds(self) -> None:
-        """Let partials sleep that nobody has, so that the next plan may do without them."""
+        """Let partials sleep that no source has, so that the next plan may do without them."""
         partials, others = self.fold_progress.apart(self.loose)
         if partials:
             scales, values = self.fold_progress.defer_partials(partials)
@@ -278,9 +279,9 @@ class SourcePool:
             self.loose[:] = merge_ranges([*others, *scales, *back])
 
     def cede(self, began: float, now: float) -> None:
-        """Hand over to mates what would take a slow far source too long."""
+        """Hand over to peers what would take a slow far source too long."""
         self.index.settle()
-        self.todo.ceded += hand_off(by_number(self.index.of(LIVE)), self._nbytes, began, now)
+        self.actions.ceded += hand_off(by_number(self.index.of(LIVE)), self._nbytes, began, now)
 
     def to_be_planned(self) -> tuple[Range, ...]:
         """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
@@ -332,7 +333,7 @@ class SourcePool:
         if source.queue:
             for ranges, nbytes in fill_window(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
                 source.asked(self.next_number, ranges, nbytes, now)
-                self.todo.post.append((source.number, self.next_number, ranges))
+                self.actions.post.append((source.number, self.next_number, ranges))
                 self.next_number += 1
                 asked_bytes += nbytes
             self._refill_queue.stopped(source, part_bytes)
@@ -348,14 +349,14 @@ class SourcePool:
             source.check_early()
         else:
             return
-        self.todo.confirm.append(source.number)
+        self.actions.confirm.append(source.number)
 
     def count(self, source: Source, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
         """Count what has the right digests; what has not is loose again."""
         wrong = self._verification.count(ranges, digests)
         wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
         source.got(total_count(ranges) - total_count(wrong), nbytes - wrong_bytes)
-        self.todo.proven.extend(split_by_marks(self._verification.done, ranges)[0] if wrong else ranges)
+        self.actions.proven.extend(split_by_marks(self._verification.done, ranges)[0] if wrong else ranges)
         if wrong:
             source.wasted(total_count(wrong), wrong_bytes)
             self.loose.extend(wrong)
@@ -380,7 +381,7 @@ class SourcePool:
         if source.phase is SourcePhase.OPEN and not source.is_suspect:
             source.mark_suspect()
             self.exclusions.fail(source.share.source)
-            self.todo.confirm.append(source.number)
+            self.actions.confirm.append(source.number)
 
     def leave(self, source: Source, reason: str) -> None:
         """Close a source that may be good for something later: also one that was late to open, but once."""
@@ -416,7 +417,7 @@ class SourcePool:
         source.closes(reason)
         self.loose.extend(source.take_all_back())
         if source.is_asked:
-            self.todo.close.append(source.number)
+            self.actions.close.append(source.number)
 
     def close_all(self) -> None:
         """Want every source closed that is not yet."""

@@ -86,7 +86,7 @@ class Transfer:
         self.has_downstream_readers = False
         """Others read what is being filled here, and wait for it."""
         self.has_promised_readers = False
-        """Mates wait for what this reader brings over."""
+        """Peers wait for what this reader brings over."""
         self._cedes_from = now
         self._seen = now
         if not self.pool.loose:
@@ -107,7 +107,7 @@ class Transfer:
             if self.phase is TransferPhase.LEASING:
                 self.planned_at = now
         else:
-            # It names whoever failed while it was made; that says nothing of others.
+            # It names sources that failed while it was made; that says nothing of others.
             self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
         self._advance(now)
 
@@ -172,7 +172,7 @@ class Transfer:
             self._advance(now)
 
     def inherited(self, number: int, pieces: Sequence[Range], now: float) -> None:
-        """Take note of what a mate has ceded to this reader: it is brought over here, and promised."""
+        """Take note of what a peer has ceded to this reader: it is brought over here, and promised."""
         source = self._telling(number, pieces)
         if source is not None:
             self._cedes_from = now + self._limits.handoff_pause_s
@@ -180,7 +180,7 @@ class Transfer:
             self._advance(now)
 
     def ceded(self, number: int, pieces: Sequence[Range], new_owner: SourceId, now: float) -> None:
-        """Take note of what a mate has ceded to another one: it is awaited there from now on."""
+        """Take note of what a peer has ceded to another one: it is awaited there from now on."""
         source = self._telling(number, pieces)
         if source is not None:
             self.pool.site_peers.await_new_owner(source, pieces, new_owner)
@@ -226,7 +226,7 @@ class Transfer:
             if holds:
                 self._damaged = True
                 self._wrong = source.share.source
-                self.pool.todo.accuse.append(number)
+                self.pool.actions.accuse.append(number)
                 self.pool.exclusions.exclude_for_good(source.share.source)
             self.lost(number, "its bytes did not match the digests of the log", now)
             return
@@ -235,7 +235,7 @@ class Transfer:
             return
         partials, others = self.pool.fold_progress.apart(source.confirmed())
         self.verification.confirmed(others)
-        self.pool.todo.proven.extend(others)
+        self.pool.actions.proven.extend(others)
         if partials:
             self.pool.folded(number, partials)
         self._advance(now)
@@ -319,8 +319,8 @@ class Transfer:
 
     def take_actions(self) -> TransferActions:
         """Take what is to be done; the next call returns only what is new."""
-        todo, self.pool.todo = self.pool.todo, TransferActions()
-        return todo
+        actions, self.pool.actions = self.pool.actions, TransferActions()
+        return actions
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
@@ -347,7 +347,7 @@ class Transfer:
     # Planning.
 
     def _no_plan(self, refusal: Refusal, now: float) -> None:
-        """Nobody new brings what is loose: the open sources do, or it is asked again, or the read fails."""
+        """No new source brings what is loose: the open sources do, or it is asked again, or the read fails."""
         if refusal.error == LayoutMismatch.__name__:
             self._fail(refusal.error, refusal.reason)
             return
@@ -390,7 +390,7 @@ class Transfer:
             self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
             return
         self.plan_requests.asked(now)
-        self.pool.todo.plan = self.pool.to_be_planned(), self.pool.left_out()
+        self.pool.actions.plan = self.pool.to_be_planned(), self.pool.left_out()
 
     # Sources.
 

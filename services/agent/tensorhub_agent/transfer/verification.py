@@ -1,7 +1,7 @@
 """Which pieces of a read stand proven in the destination, and by what. Pure.
 
 Always true: a piece counts by its digest, taken of the destination, only against a list whose root is the log's; so a
-source that has moved on can vouch for nothing, and whoever sent right bytes has sent them.
+source that has moved on can vouch for nothing, and a source that sent right bytes has sent them.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class Verification:
             self.done, self.digests = bytearray(kept[0]), kept[1]
         self.kept = sum(self.done)
         self.optional = 0
-        """So many pieces, the first ones, need not come for the read to be whole."""
+        """The number of pieces, the first ones, that need not come for the read to be whole."""
 
     @property
     def whole(self) -> bool:

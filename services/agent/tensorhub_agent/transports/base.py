@@ -19,6 +19,7 @@ import msgspec
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.storage.segments import Segment
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import StridedCopies
@@ -62,7 +63,7 @@ IsMissing = Callable[[int, int], bool]
 class ReadableRange(NamedTuple):
     """The memory that a lease opens."""
 
-    view: memoryview
+    view: MemoryRegion
     is_missing: IsMissing | None = None
     """None: all of it is there."""
 
@@ -122,7 +123,7 @@ class SourceSession(Protocol):
     """One open lease, seen from the reader. Its methods belong to the event loop; several reads may be under way."""
 
     async def read(
-        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+        self, destination: MemoryRegion, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         """Bring pieces into the destination; return their digests one after another (empty without `digests`).
 
@@ -138,7 +139,7 @@ class SourceSession(Protocol):
 
     async def gather(
         self,
-        destination: memoryview,
+        destination: MemoryRegion,
         regions: StridedCopies,
         *,
         digests: bool,
@@ -172,7 +173,7 @@ class EncodingSession(SourceSession, Protocol):
     """A session that can bring pieces in fewer bytes. Within a host no transport does: a copy is sooner made."""
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
+        self, destination: MemoryRegion, base: MemoryRegion | None, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         """Bring patches and apply them; return the digests of the pieces, and the patches.
 
@@ -180,7 +181,7 @@ class EncodingSession(SourceSession, Protocol):
         keeps to what `read` does.
         """
 
-    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+    async def unpack(self, destination: MemoryRegion, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         """Have pieces packed at the source, bring and unpack them; return their digests, and how many bytes came.
 
         A digest of zeros: the piece does not shrink, or came damaged. For the rest it keeps to what `read` does.
@@ -192,7 +193,7 @@ OnLost = Callable[[str], None]
 
 
 OnAvailability = Callable[[AvailabilityUpdate], None]
-"""Called when a half-filled source tells of its pieces; with `Have` of none it only says that it lives."""
+"""Called when a half-filled source tells of its pieces; with `PiecesAvailable` of none it only says that it lives."""
 
 
 def unheard(_: AvailabilityUpdate) -> None:
@@ -220,9 +221,9 @@ class Transport(Protocol):
         """Accept no more readers and end all served leases. Sessions of the reading side are closed by their owners."""
 
     def break_lease(self, lease: str, reason: str) -> None:
-        """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
+        """Tell a lease's reader that it is over, and end its session; the lease table is not told. Unknown: nothing."""
 
-    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, update: AvailabilityUpdate) -> None:
         """Tell the reader of a half-filled shard of its pieces. Unknown: no effect."""
 
     async def open(

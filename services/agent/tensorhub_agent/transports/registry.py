@@ -70,10 +70,10 @@ class TransportRegistry:
         for transport in self._by_name.values():
             transport.break_lease(lease, reason)
 
-    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, update: AvailabilityUpdate) -> None:
         """See `Transport.announce`; whichever transport serves it."""
         for transport in self._by_name.values():
-            transport.announce(lease, news)
+            transport.announce(lease, update)
 
     async def open(
         self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability

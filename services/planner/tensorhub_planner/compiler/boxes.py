@@ -17,7 +17,7 @@ EMPTY: Final = -1
 COMPOSED: Final = -2
 """Stands for an entry's cutout where it has parts, and so several."""
 ROWS_MAX: Final = 131_072
-"""So many entries are remembered, some 20 MB; then all are forgotten, and looked at again when they come."""
+"""At most this many entries are remembered, some 20 MB; then all are forgotten, and looked at again when they come."""
 
 
 class BoxGeometry(NamedTuple):
@@ -79,7 +79,7 @@ class GeometryTable:
         self._placed = BoundedMemo[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]()
         """Where entries of these kinds begin, and their cutouts: ranks have few lists of kinds, and many names."""
         self._at = BoundedMemo[tuple[int, ...], tuple[int, ...]]()
-        """Where entries begin that take so many bytes: ranks that shard evenly have one such list."""
+        """Where entries of `nbytes` begin: ranks that shard evenly have one such list."""
 
     def __getitem__(self, number: int) -> BoxGeometry:
         """Return a cutout by its number."""

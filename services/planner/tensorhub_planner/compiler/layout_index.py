@@ -192,15 +192,15 @@ def picking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]
 
 
 TENSORS_TOLD_MAX: Final = 4
-"""A refusal names so many tensors; the others are counted."""
+"""A refusal names at most this many tensors; the others are counted."""
 
 
 PATTERNS_MAX: Final = 100_000
-"""So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
+"""At most this many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
 
 
 GRIDS_MAX: Final = 256
-"""And so many grids, of which readers with unlike lots make their patterns."""
+"""And at most this many grids, of which readers with unlike lots make their patterns."""
 
 
 ANY_LOT: Final = -1

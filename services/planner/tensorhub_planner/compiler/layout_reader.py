@@ -40,7 +40,7 @@ MOST: Final = 2 / 3
 """Such a part of a layout's rows is alike in two of which a template is made."""
 
 PROBE_BYTES: Final = 64
-"""A run is looked for by so many bytes, which is where a gap ends; then all of it is compared."""
+"""A run is looked for by this many bytes, which is where a gap ends; then all of it is compared."""
 
 
 class _Run(NamedTuple):
@@ -48,7 +48,7 @@ class _Run(NamedTuple):
     data: bytes
     entries: Sequence[TensorEntry]
     gap: int
-    """So many rows stand in front of it."""
+    """The number of rows in front of it."""
 
 
 class Template(NamedTuple):

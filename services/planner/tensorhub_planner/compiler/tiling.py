@@ -22,16 +22,16 @@ from tensorhub_planner.compiler.fp8_blocks import AmaxReductionBuilder, MissingS
 from tensorhub_planner.compiler.overlaps import CellBox, Overlap, distance, overlap_of, owner_of, pieces_of
 
 CELLS_MAX: Final = 1_000_000
-"""An atom is cut into so many cells at most."""
+"""An atom is cut into at most this many cells."""
 
 OWNERS_MAX: Final = 8
-"""A cell names so many source layouts at most, since a plan looks at each. What more of them have alike is for other
+"""A cell names at most this many source layouts, since a plan looks at each. What more of them have alike is for other
 readers, so that the load is spread: each reader takes those at equal steps from a place of its own, and so some of
 every part of the cluster."""
 
 FIRST_OWNERS: Final = 2
-"""So many of these are the first ones that there are, for every reader: whoever is ready comes first, and a cell that
-named half-filled ones alone would be of no use to a reader whose turn is earlier."""
+"""This many of these are the first ones that there are, for every reader: a holder that is ready comes first, and a
+cell that named half-filled ones alone would be of no use to a reader whose turn is earlier."""
 
 
 _Chosen = tuple[tuple[tuple[int, int], ...], ...]
@@ -164,7 +164,7 @@ def _between(edges: Sequence[int], start: int, stop: int) -> range:
 
 
 def spread_ways(owners: int) -> int:
-    """Return in how many ways readers choose among so many owners."""
+    """Return in how many ways readers choose among this number of owners."""
     return max(1, -(-(owners - FIRST_OWNERS) // (OWNERS_MAX - FIRST_OWNERS)))
 
 

@@ -43,7 +43,7 @@ from tensorhub_planner.primitives.limits import PlanLimits, Rates
 from tensorhub_planner.primitives.topology import TRANSPORT_BY_DISTANCE, AgentPlace, Distance
 
 STEP: Final = math.sqrt(2)
-"""Of two neighbouring rates the higher is so many times the lower."""
+"""The ratio of two neighbouring rates."""
 BPS_MAX: Final = 10**15
 """What an agent tells beyond this it can't have measured: numbers on the wire have any length, and rates are computed
 with as floating-point ones."""
@@ -124,7 +124,7 @@ class StripeCandidate(msgspec.Struct, gc=False):
 
 
 class Stripes(msgspec.Struct, frozen=True, gc=False):
-    """How to read: so many bytes of each of the first candidates, in the seconds that the model gives."""
+    """How to read: the bytes of each of the first candidates, in the seconds that the model gives."""
 
     nbytes: tuple[float, ...]
     seconds: float

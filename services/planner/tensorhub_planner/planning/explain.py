@@ -65,7 +65,7 @@ def why_refusal(what: str, left_out: Sequence[str], strangers: Sequence[Holder],
 def absentees(left_out: Sequence[str], strangers: Sequence[Holder], holders: HolderSet) -> str:
     """Name who can't serve, and say why."""
     others = [f"{named(holder.source)} has another layout" for holder in strangers]
-    return _list([*left_out, *others, *holders.absent], holders.absent_more) or "nobody else has registered"
+    return _list([*left_out, *others, *holders.absent], holders.absent_more) or "no other replica has registered"
 
 
 def _choice(choice: Selection) -> str:

@@ -66,12 +66,12 @@ def not_here(
 
 
 RANGES_MAX: Final = 32_768
-"""A demand names so many ranges at most, so that its plan fits into a NATS message."""
+"""A demand names at most this many ranges, so that its plan fits into a NATS message."""
 
 
 LOTS: Final = 2**64
 LOTS_KEPT_MAX: Final = 16_384
-"""The numbers of so many sources are kept."""
+"""The numbers of at most this many sources are kept."""
 
 
 class OnlyOtherLayouts(msgspec.Struct, frozen=True):
@@ -266,7 +266,7 @@ def _shares(
     *,
     foreign: bool,
 ) -> tuple[Share, ...]:
-    """Join what each source gives, in the order in which the sources were chosen; from afar in so many streams.
+    """Join what each source gives, in the order in which the sources were chosen; from afar in `streams` streams.
 
     Of `foreign` ones, which may have another layout than the reader, it is said which, and the root of that.
     """

@@ -118,7 +118,7 @@ class Selection(msgspec.Struct, frozen=True, gc=False):
 
     distance: Distance
     sources: int
-    """Of so many at this distance that have (some of) the pieces."""
+    """The number of candidates at this distance that have some of the pieces."""
     parts: tuple[Assignment, ...]
     seconds: float
     seconds_alone: float
@@ -241,7 +241,7 @@ def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges,
     partial: _Tier = []
     for each in tier:
         (whole if each.offer.pieces == wanted else partial).append(each)
-    # So many have everything and are less loaded: a look at one more costs time, and wins hardly any.
+    # This many have everything and are less loaded: a look at one more costs time, and wins hardly any.
     del whole[stripes_max:]
     if not partial:
         return [(wanted, whole)] if whole else []

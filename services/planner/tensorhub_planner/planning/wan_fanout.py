@@ -27,7 +27,7 @@ from tensorhub_planner.primitives.piece_sizes import PieceSizes, cut
 from tensorhub_planner.primitives.topology import TRANSPORT_BY_DISTANCE, Distance, Topology
 
 BLOCKS: Final = 32
-"""The run of one that does not cross is divided into so many blocks among the others."""
+"""The run of one that does not cross is divided into this many blocks among the others."""
 
 
 class FanoutGroup(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class FanoutGroup(msgspec.Struct, frozen=True):
         return subtract_ranges(wanted, merge_ranges(each for pieces in self.others(me).values() for each in pieces))
 
     def streams(self, limits: PlanLimits, readers: int) -> int:
-        """Return how many streams one crosser, or a reader that stands alone, has from a far source of so many readers.
+        """Return how many streams one crosser, or a reader alone, has from a far source with `readers` readers.
 
         Those share its line: more streams would only make each of them slower.
         """

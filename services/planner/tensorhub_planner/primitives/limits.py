@@ -45,36 +45,36 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     network: Rates = NETWORK
     wide: Rates = WIDE
     stripes_max: int = 16
-    """Equal pieces are striped over so many sources at most."""
+    """Equal pieces are striped over at most this many sources."""
     shares_max: int = SHARES_MAX
-    """A plan has at most so many sources; more than `stripes_max` only where holders have parts."""
+    """A plan has at most this many sources; more than `stripes_max` only where holders have parts."""
     slack: float = 0.1
     """The fewest sources are taken whose time is within this part of the least time."""
     assigned_s_max: float = 30.0
     """A read whose end the log never told counts as load for so long."""
     readers_max: int = 65_536
-    """The ledger knows so many reads at most; the oldest is forgotten first."""
+    """The ledger knows at most this many reads; the oldest is forgotten first."""
     pipelining: bool = True
     """Half-filled replicas are named as sources. Without, each reader reads from a holder that is ready."""
     samples_min: int = 2
-    """A rate counts as measured from so many samples on: the first read of a link may have met a busy one."""
+    """A rate counts as measured from this many samples on: the first read of a link may have met a busy one."""
     measured_s_max: float = 300.0
     """What was measured longer ago counts no more. So a source that is avoided for being slow is tried again."""
     nearer_times: float = 2.0
-    """A nearer source is read after a farther one of the site if that brings more than so many times as much."""
+    """A nearer source is read after a farther one of the site if that brings more than this many times as much."""
     said_s_max: float = 3.0
     """What an agent said of its readers counts for so long; by then it is lost."""
     hop_bytes: int = 8 * 1024 * 1024
-    """A reader ends later by as long as so many bytes take, for each half-filled replica through which its bytes come:
-    a batch must stand there, verified, before it is told of and asked for. In bytes, since a batch is, and since only
-    ratios of the rates are known."""
+    """A reader ends later by as long as this many bytes take, for each half-filled replica through which its bytes
+    come: a batch must stand there, verified, before it is told of and asked for. In bytes, since a batch is, and since
+    only ratios of the rates are known."""
     chain_max: int = 64
-    """A piece may come through so many half-filled replicas at most."""
+    """A piece may come through at most this many half-filled replicas."""
     wan_streams: int = 8
-    """One shard crosses to another site in so many streams at a time, whether one replica of the site reads them all or
-    as many replicas one each."""
+    """One shard crosses to another site in this many streams at a time, whether one replica of the site reads them all
+    or as many replicas one each."""
     reserved_max: int = 64
-    """A question makes room for so many readers at most whose turn is earlier and who have not asked yet."""
+    """A question makes room for at most this many readers whose turn is earlier and who have not asked yet."""
 
     def rates(self, distance: Distance) -> Rates:
         """Return the rates that hold over a distance."""

@@ -8,11 +8,11 @@ from typing import Final, overload
 from tensorhub_common.protocol.ranges import NOTHING, Range, Ranges
 
 ENDS_KEPT_MAX: Final = 64
-"""Where pieces repeat the ends of so many are kept: a plan asks for the same few again and again."""
+"""Where pieces repeat the ends of this many are kept: a plan asks for the same few again and again."""
 
 
 class _RepeatedEnds(Sequence[int]):
-    """Where pieces end whose sizes repeat: each run has its pieces so many times."""
+    """Where pieces end whose sizes repeat: each run has its pieces a number of times."""
 
     __slots__ = ("_base", "_first", "_inner", "_known")
 
@@ -93,7 +93,7 @@ class PieceSizes:
 
 
 def cut(ranges: Ranges, sizes: PieceSizes, targets: Iterable[float]) -> list[Ranges]:
-    """Cut into consecutive runs, one for each target, of about so many bytes each; the last one takes what is left.
+    """Cut into consecutive runs, one for each target, of about the given bytes each; the last one takes what is left.
 
     Each cut stands at the edge of a piece nearest to where the targets so far end, so errors don't add up. A run may be
     empty.

@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 class TraceCause(msgspec.Struct, frozen=True):
-    """What an event's message carries, and the place of the registry's own span about it."""
+    """What an event's message carries, and the context of the registry's own span about it."""
 
     event: VersionPublished | RoundDecided
     headers: Mapping[str, str]
@@ -45,16 +45,16 @@ class TraceCauses:
 
     def of(self, group: tuple[AnyEvent, ...], trace: Mapping[str, str]) -> dict[int, TraceCause]:
         """Return the causes of a command's events, by their numbers in the group. `trace`: the command's headers."""
-        place = context_in(trace) if trace else None
+        context = context_in(trace) if trace else None
         found: dict[int, TraceCause] = {}
         for event in group:
             match event:
-                case RoundJoined() if place is not None:
-                    _remember(self._joined, (event.model, event.replica), place, ROUNDS_MAX)
+                case RoundJoined() if context is not None:
+                    _remember(self._joined, (event.model, event.replica), context, ROUNDS_MAX)
                 case VersionPublished():
-                    if place is not None:
-                        _remember(self._versions, (event.model, event.version), (place, event.time), VERSIONS_MAX)
-                    found[event.i] = TraceCause(event, trace, place)
+                    if context is not None:
+                        _remember(self._versions, (event.model, event.version), (context, event.time), VERSIONS_MAX)
+                    found[event.i] = TraceCause(event, trace, context)
                 case RoundDecided():
                     found[event.i] = self._decided(event)
                 case _:
@@ -63,14 +63,14 @@ class TraceCauses:
 
     def _decided(self, event: RoundDecided) -> TraceCause:
         joined = self._joined.get((event.model, event.replica))
-        place, at = self._versions.get((event.model, event.version), (None, 0.0))
-        if place is not None and event.time - at <= ONE_TRACE_S_MAX:
-            parent = place if joined is None else place.beside(joined.span_id)
-            return TraceCause(event, {TRACEPARENT: place.traceparent}, parent)
+        context, at = self._versions.get((event.model, event.version), (None, 0.0))
+        if context is not None and event.time - at <= ONE_TRACE_S_MAX:
+            parent = context if joined is None else context.beside(joined.span_id)
+            return TraceCause(event, {TRACEPARENT: context.traceparent}, parent)
         headers = {} if joined is None else {TRACEPARENT: joined.traceparent}
-        if place is None:
+        if context is None:
             return TraceCause(event, headers, joined)
-        return TraceCause(event, {**headers, PUBLISH_HEADER: place.traceparent}, joined, (place,))
+        return TraceCause(event, {**headers, PUBLISH_HEADER: context.traceparent}, joined, (context,))
 
 
 def _remember(known: dict[K, V], key: K, value: V, count_max: int) -> None:

@@ -25,7 +25,7 @@ class CallRules:
         if ended.is_written:
             raise Violation("one writer", f"{key}: a call ends while something can be written: {end}")
         if isinstance(end, FailCall):
-            if isinstance(ended.call, CallRead) and ended.place is not None and ended.has_swapped:
+            if isinstance(ended.call, CallRead) and ended.spec is not None and ended.has_swapped:
                 raise Violation("swap with all", f"{key} has swapped in a read that failed: {end}")
         elif isinstance(ended.call, CallRead):
             self._read(ended, end)
@@ -37,8 +37,8 @@ class CallRules:
             self._unpublish(ended)
 
     def _is_true(self, ended: CallEnded, version: int) -> bool:
-        assert ended.place is not None
-        place = root_key(ended.place.shards, ended.key.shard, ended.place.layout)
+        assert ended.spec is not None
+        place = root_key(ended.spec.shards, ended.key.shard, ended.spec.layout)
         return self._reference.is_true(ended.key.model, version, place, ended.data)
 
     def _unpublish(self, ended: CallEnded) -> None:
@@ -46,8 +46,8 @@ class CallRules:
         shard = core.shards.get(key)
         if shard is None and core.deleted is None:
             raise Violation("mutability", f"unpublish of {key} returned, and the shard is gone")
-        if shard is not None and shard.held.memory is not MemoryState.EMPTY:
-            raise Violation("mutability", f"unpublish of {key} returned while its memory is {shard.held.memory}")
+        if shard is not None and shard.contents.memory is not MemoryState.EMPTY:
+            raise Violation("mutability", f"unpublish of {key} returned while its memory is {shard.contents.memory}")
         counted = [
             name
             for name, session in self._job.sessions.items()

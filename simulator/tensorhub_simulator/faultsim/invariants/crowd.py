@@ -18,7 +18,7 @@ class CrowdRules:
     """Judges a crowd. Raises `Violation`."""
 
     def __init__(self, env: Env, readers: int) -> None:
-        """Judge so many readers."""
+        """Judge `readers` readers."""
         self._env, self._readers = env, readers
         env.subscribe(CallEnded, self._on_end)
 

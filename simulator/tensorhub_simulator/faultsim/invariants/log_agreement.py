@@ -1,4 +1,4 @@
-"""What the log counts as ready stands at its agent and is granted: else it would be planned for, and found by nobody.
+"""What the log counts as ready stands at its agent and is granted: else a plan would name what no reader can find.
 
 Nor does the log wait for anything that no call of the agent brings: else every later call would be refused.
 
@@ -26,9 +26,9 @@ def check_going(agent: AgentNode, ranks: Iterable[WorkerNode]) -> None:
         core = agent.core.shards.get(rank.key) if rank.goes and rank.agent is agent else None
         if core is None or core.operation is not None or core.detached is not None:
             continue
-        if core.held.memory is not MemoryState.READY:
+        if core.contents.memory is not MemoryState.READY:
             # The last copy of a retained version stays, and was said to.
-            raise Violation("what was released goes", f"{rank.key} on {agent.name} is {core.held.memory} and stays")
+            raise Violation("what was released goes", f"{rank.key} on {agent.name} is {core.contents.memory} and stays")
 
 
 def check_standing(agent: AgentNode, catalog: Catalog) -> None:
@@ -44,17 +44,17 @@ def check_standing(agent: AgentNode, catalog: Catalog) -> None:
 
 
 def _check_idle(agent: AgentNode, core: ShardCore, catalog: Catalog) -> None:
-    key, held = core.key, core.held
+    key, contents = core.key, core.contents
     model = catalog.models.get(key.model)
     replica = model.replicas.get(key.replica) if model is not None else None
     shard = replica.members.get(key.shard) if replica is not None else None
     if replica is None or shard is None or shard.agent != agent.name:
         why = "knows nothing of"
-    elif shard.state is ShardState.READY and (held.memory, held.version) != (MemoryState.READY, shard.version):
+    elif shard.state is ShardState.READY and (contents.memory, contents.version) != (MemoryState.READY, shard.version):
         raise Violation(
             "what counts stands",
-            f"the log counts {key} on {agent.name} for version {shard.version}, and there it is {held.memory} "
-            f"at {held.version}",
+            f"the log counts {key} on {agent.name} for version {shard.version}, and there it is {contents.memory} "
+            f"at {contents.version}",
         )
     elif shard.state is ShardState.FILLING or (replica.round is not None and key.shard in replica.round.wants):
         why = "waits for the filling of"
@@ -64,13 +64,13 @@ def _check_idle(agent: AgentNode, core: ShardCore, catalog: Catalog) -> None:
         return
     elif shard.leaving:
         why = "is to let go of"
-    elif shard.state is ShardState.DRAINING and held.memory is not MemoryState.DRAINING:
+    elif shard.state is ShardState.DRAINING and contents.memory is not MemoryState.DRAINING:
         why = "waits for the readers of"
-    elif shard.state is ShardState.EMPTY and held.memory in (MemoryState.READY, MemoryState.FILLING):
+    elif shard.state is ShardState.EMPTY and contents.memory in (MemoryState.READY, MemoryState.FILLING):
         why = "takes for empty"
     else:
         return
     raise Violation(
         "log and agent agree",
-        f"nothing is under way on {key} on {agent.name}, {held.memory} at {held.version}, which the log {why}",
+        f"nothing is under way on {key} on {agent.name}, {contents.memory} at {contents.version}, which the log {why}",
     )

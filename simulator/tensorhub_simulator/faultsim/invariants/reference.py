@@ -38,24 +38,24 @@ class Reference:
 
     def _on_offer(self, offer: ShardOffered) -> None:
         """Note which bytes a shard has digested and offers."""
-        place = offer.place
-        self._offered[offer.by] = (root_key(place.shards, place.key.shard, place.layout), offer.data)
+        spec = offer.spec
+        self._offered[offer.by] = (root_key(spec.shards, spec.key.shard, spec.layout), offer.data)
 
     def _on_commit(self, commit: ShardCommitted) -> None:
         """A shard commits: its bytes must be the version's, and its root the one that the log keeps for them."""
-        command, place = commit.command, commit.place
-        key = root_key(place.shards, place.key.shard, place.layout)
+        command, spec = commit.command, commit.spec
+        key = root_key(spec.shards, spec.key.shard, spec.layout)
         if not self.is_true(command.model, command.version, key, commit.data):
-            raise Violation("exact version", f"{place.key} commits version {command.version} with other bytes")
+            raise Violation("exact version", f"{spec.key} commits version {command.version} with other bytes")
         if command.root not in (NO_ROOT, commit.root):
-            raise Violation("the log's root", f"{place.key} commits root {command.root}, and that is of other bytes")
+            raise Violation("the log's root", f"{spec.key} commits root {command.root}, and that is of other bytes")
         if not commit.is_kept:
-            raise Violation("what counts outlives its process", f"{place.key} commits, and no manifest tells of it")
+            raise Violation("what counts outlives its process", f"{spec.key} commits, and no manifest tells of it")
         model = self._job.view.model(command.model)
         record = model.versions.get(command.version) if model is not None else None
         known = record.roots.get(key) if record is not None else None
         if known not in (None, command.root):
-            raise Violation("the log's root", f"{place.key} commits root {command.root}, and the log keeps {known}")
+            raise Violation("the log's root", f"{spec.key} commits root {command.root}, and the log keeps {known}")
 
     def bytes_of(self, model: str, version: int, key: str) -> bytes | None:
         """Return what was published as this version, for a shard of this place and layout."""

@@ -6,8 +6,8 @@ for, and gives its readers up as soon as it hears. So no lease is left out of th
 the old fill and the new one are two nodes, and a reader of the old one is no reader of the new one.
 
 A lease that counts on promises is no edge: its reader waits for what its source promises, and a shard that promises a
-piece waits for nobody to get it. That is what is looked at of those (`check_promises`); a reader that goes on waiting
-for what was retracted a moment ago waits until the word arrives.
+piece waits for no other reader to get it. That is what is looked at of those (`check_promises`); a reader that goes on
+waiting for what was retracted a moment ago waits until the word arrives.
 
 Whose turn a fill has is taken from what its shard reads just now, not from what it says of itself: one that kept its
 readers while it began anew under a later turn would go on telling the old one, and could wait for them.
@@ -45,7 +45,7 @@ def check_promises(cores: Iterable[AgentCore]) -> None:
     for core in cores:
         for key, coming in core.leases.coming.items():
             if not coming.is_counted_on:
-                # Nobody waits for it.
+                # No reader waits for it.
                 continue
             operation = core.shards[key].operation
             transfer = operation.transfer if isinstance(operation, ReadOperation) else None

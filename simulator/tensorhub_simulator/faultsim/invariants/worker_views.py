@@ -1,7 +1,7 @@
 """What workers see in their tensors between two calls: byte for byte the version that they were told of.
 
 A read in place may change the memory while its call is under way, and a call that raised may have; at all other times
-an engine computes with what stands there, and a trainer trusts that nobody writes over what it has published.
+an engine computes with what stands there, and a trainer trusts that nothing writes over what it has published.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ class WorkerViews:
 
     def check(self, rank: WorkerNode) -> None:
         """Raise `Violation` when a worker's tensors are not what it was told."""
-        shelved = rank.agent.shelf.get(rank.key)
-        if rank.trusts is None or not rank.up or shelved is None:
+        stored = rank.agent.stored.get(rank.key)
+        if rank.trusts is None or not rank.up or stored is None:
             return
-        segment = rank.shows if shelved.spare is not None and rank.shows is not None else shelved.segment
+        segment = rank.shows if stored.spare is not None and rank.shows is not None else stored.segment
         state = (rank.trusts, id(segment), segment.generation)
         if self._seen.get(rank.name) == state:
             return
-        place = root_key(shelved.place.shards, rank.key.shard, shelved.place.layout)
+        place = root_key(stored.spec.shards, rank.key.shard, stored.spec.layout)
         if not self._reference.is_true(rank.key.model, rank.trusts, place, segment.data):
             raise Violation("what workers see", f"{rank.name} was told of version {rank.trusts}, and sees other bytes")
         self._seen[rank.name] = state

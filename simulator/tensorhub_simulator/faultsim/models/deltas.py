@@ -15,7 +15,7 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_simulator.faultsim.models.segments import Segment
 
 VERSIONS_MAX: Final = 3
-"""So many versions of a shard are remembered."""
+"""This many versions of a shard are remembered."""
 
 
 @dataclass(frozen=True, slots=True)

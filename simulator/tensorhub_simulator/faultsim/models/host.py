@@ -22,7 +22,7 @@ class AgentHost(Node):
     deltas: Deltas
     host: str
     site: str
-    shelf: dict[ShardKey, ModelledShard]
+    stored: dict[ShardKey, ModelledShard]
     drag: float
     """How many times slower it sends than others."""
     dies_in: int | None
@@ -50,7 +50,7 @@ class AgentHost(Node):
         """Take note that a worker's connection has ended."""
 
     @abstractmethod
-    def news(self, news: EffectOutcome) -> None:
+    def outcome(self, outcome: EffectOutcome) -> None:
         """Give the core the outcome of an effect."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Session(Protocol):
         """Whether the process that granted the lease is there."""
         ...
 
-    def announce(self, news: AvailabilityUpdate) -> None:
+    def announce(self, update: AvailabilityUpdate) -> None:
         """Carry to the reader what a half-filled source says of its pieces."""
         ...
 

@@ -42,6 +42,6 @@ class Job(Env):
         self.hosts: dict[str, AgentHost] = {}
         self.sessions: dict[str, Session] = {}
         """By lease, each source of a read."""
-        self.places: dict[ShardKey, ShardSpec] = {}
+        self.specs: dict[ShardKey, ShardSpec] = {}
         self.raise_to = 0
         """The level to which the leading registry is to raise the job."""

@@ -16,7 +16,7 @@ from tensorhub_simulator.faultsim.models.snapshots import DurableSnapshots
 EPOCH_S: Final = 1_700_000_000.0
 NO_HEADERS: Final[Mapping[str, str]] = {}
 MESSAGES_A_STEP_MAX: Final = 64
-"""A follower that begins far behind reads so many entries in one step."""
+"""A follower that begins far behind reads this many entries in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class JobLogModel:
         self.entries: list[Entry] = []
         """All that ever stood in it, for the invariants; followers get nothing from before `first`."""
         self.first = 1
-        self.shelf = DurableSnapshots()
+        self.snapshots = DurableSnapshots()
         self.last_event_seq = 0
         self.watchers: list[Callable[[Entry], None]] = []
         self.followers: list[Follower] = []
@@ -97,7 +97,7 @@ class JobLogModel:
         self.wake()
 
     def wake(self) -> None:
-        """Go on with whoever waits for entries."""
+        """Go on with the followers that wait for entries."""
         for follower in self.followers:
             follower.wake()
 

@@ -31,12 +31,12 @@ Values = Mapping[str, np.ndarray]
 """Global tensors by name: bytes, of one dimension more than the tensor."""
 
 FP8_SOURCE_OF: Final = {2: "bfloat16", 4: "float32"}
-"""What a tensor of elements of so many bytes is here, where something is computed of it."""
+"""What a tensor of elements of this many bytes is here, where something is computed of it."""
 
 SHARDS_MAX: Final = 3
 TENSORS_MAX: Final = 4
 ALIKE: Final = 0.5
-"""So many rollouts are cut as a trainer is, or as a rollout before them."""
+"""This many rollouts are cut as a trainer is, or as a rollout before them."""
 
 
 def equal_cutting(shards: int, sizes: Iterable[int]) -> Cutting:
@@ -131,7 +131,7 @@ def _box(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
 
 SCHEMES: Final = ("fp8-block-128", "fp8-block-128-nemo", "fp8-channel", "fp8-tensor")
 QUANTISED_ALIKE: Final = 0.6
-"""So many rollouts are cut as the one before them."""
+"""This many rollouts are cut as the one before them."""
 
 
 def _edges(rng: Random, size: int, shards: int) -> list[tuple[int, int]]:

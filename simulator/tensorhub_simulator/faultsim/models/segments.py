@@ -58,7 +58,7 @@ class Segment:
 class ModelledShard:
     """A shard's segment, its spare one if it is staged, and the manifest beside them."""
 
-    place: ShardSpec
+    spec: ShardSpec
     segment: Segment
     manifest: SaveManifest | None = None
     spare: Segment | None = None

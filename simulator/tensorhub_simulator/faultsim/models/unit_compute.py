@@ -82,7 +82,7 @@ class UnitCompute:
 
 
 def write_scales(table: AmaxTable, program: NumberedProgram, scales: Sequence[Range], segment: Segment) -> None:
-    """Write scales that follow of a fold, which nobody else may be writing."""
+    """Write scales that follow of a fold, which no other batch may be writing."""
     if not scales:
         return
     image = bytearray(segment.data)

@@ -38,7 +38,7 @@ from tensorhub_simulator.faultsim.nodes.worker import WorkerNode
 from tensorhub_simulator.faultsim.transfers.source_session import ReadSession
 
 ROOM: Final = 2
-"""So many commands of a lane wait, and the next one is left out."""
+"""This many commands of a lane wait, and the next one is left out."""
 
 
 def refused_kept() -> list[Replacement]:
@@ -75,7 +75,7 @@ def counts_unkept() -> list[Replacement]:
 
 
 def given_up_kept() -> list[Replacement]:
-    """What the log has given up for a round that nobody follows any more stays published at its agent."""
+    """What the log has given up for a round without a call stays published at its agent."""
 
     def overwritten(_: Any, version: int) -> None:
         del version
@@ -98,7 +98,7 @@ def drains_for_ever() -> list[Replacement]:
     start = ReadOperation.start
 
     def begin(self: Any, now: float) -> None:
-        if self.core.held.memory is MemoryState.DRAINING:
+        if self.core.contents.memory is MemoryState.DRAINING:
             self.core.fail(ReplicaConflict, "the memory drains: wait until that has ended")
         else:
             start(self, now)
@@ -119,20 +119,20 @@ def place_kept() -> list[Replacement]:
 
 
 def lease_not_asked() -> list[Replacement]:
-    """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
+    """With digests off, pieces count as soon as they have come: no reader asks whether the lease has held."""
     take = Transfer.take_actions
 
-    def todo(self: Any) -> Any:
+    def actions(self: Any) -> Any:
         while True:
             wanted = take(self)
             if self.verification.verify or not wanted.confirm:
                 return wanted
             numbers, wanted.confirm = wanted.confirm, []
-            self.pool.todo = wanted
+            self.pool.actions = wanted
             for number in numbers:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 
-    return [Replacement(Transfer.take_actions, todo)]
+    return [Replacement(Transfer.take_actions, actions)]
 
 
 def values_without_a_drain() -> list[Replacement]:
@@ -190,7 +190,7 @@ def ticket_twice() -> list[Replacement]:
 
 
 def incarnation_ignored() -> list[Replacement]:
-    """Whoever has an agent's name speaks for it, also a process that died long ago."""
+    """A process with an agent's name speaks for it, even one that died long ago."""
 
     def live_agent(catalog: Catalog, by: Sender | None) -> Any:
         agent = catalog.agents.get(by.process) if by is not None else None
@@ -238,7 +238,7 @@ def filled_forgotten() -> list[Replacement]:
 
 
 def turns_forgotten() -> list[Replacement]:
-    """A planner that begins with a snapshot knows no turn of a round that was decided before: nobody is half-filled."""
+    """A planner that begins with a snapshot knows no turn of a round decided before it: no replica is half-filled."""
     restore = PlannerNode._restore
 
     def forget(self: Any) -> None:

@@ -66,11 +66,11 @@ def units_as_pieces() -> list[Replacement]:
     """A read that is writing pieces takes a plan in units for one in pieces."""
     planned: Callable[[Any, Any, float], None] = ReadDriver._planned
 
-    def take(self: Any, news: Any, now: float) -> None:
+    def take(self: Any, outcome: Any, now: float) -> None:
         if self.program is None and self.transfer.phase is not TransferPhase.LEASING:
-            self.transfer.planned(news.answer, now)
+            self.transfer.planned(outcome.answer, now)
             return
-        planned(self, news, now)
+        planned(self, outcome, now)
 
     return [Replacement(ReadDriver._planned, take)]
 
@@ -83,7 +83,7 @@ def units_shown_early() -> list[Replacement]:
         source = self.sources.get(number)
         flying = source.in_flight.get(batch) if source is not None else None
         if flying is not None and not self.verification.verify:
-            self.pool.todo.proven.extend(flying[0])
+            self.pool.actions.proven.extend(flying[0])
         done(self, number, batch, *rest)
 
     def stand(self: PieceCompletion, units: Iterable[Range]) -> list[Range]:

@@ -172,17 +172,17 @@ def _swap_per_shard() -> list[Replacement]:
 
     def on_filled(self: Any, event: Any) -> None:
         digests = self._driver.digests
-        self._target.stand(event.version, event.root, digests, swap=self.core.place.staged)
+        self._target.stand(event.version, event.root, digests, swap=self.core.spec.staged)
 
     return [Replacement(ReadOperation._on_filled, on_filled)]
 
 
 def _mapped_not_waited_for() -> list[Replacement]:
-    """Whoever maps the memory is found, and taken for gone."""
+    """A process that maps the memory is found, and taken for gone."""
     take = MemoryReclaim.on_outcome
 
-    def on_outcome(self: MemoryReclaim, news: Any, now: float) -> None:
-        take(self, msgspec.structs.replace(news, lent=False) if isinstance(news, Probed) else news, now)
+    def on_outcome(self: MemoryReclaim, outcome: Any, now: float) -> None:
+        take(self, msgspec.structs.replace(outcome, lent=False) if isinstance(outcome, Probed) else outcome, now)
 
     return [Replacement(MemoryReclaim.on_outcome, on_outcome)]
 

@@ -1,6 +1,6 @@
 """An agent of the simulation: drives an `AgentCore` as the agent service's `jobs/driver.py` does.
 
-Its memory, lanes and links are modelled. The shelf survives the agent's death: segments with their bytes as they were,
+Its memory, lanes and links are modelled. The stored survives the agent's death: segments with their bytes as they were,
 and the last manifest that was saved.
 
 `AgentTasks` is the work that takes an agent time: hashing, looking, copying, comparing layouts, asking the planner.
@@ -109,14 +109,14 @@ class AgentTasks:
 
     def digest(self, effect: DigestMemory) -> None:
         """Hash one half now and the other half later, so that a write in between shows."""
-        shelved = self._agent.shelf[effect.key]
-        segment = shelved.target if effect.filled else shelved.segment
+        stored = self._agent.stored[effect.key]
+        segment = stored.target if effect.filled else stored.segment
         half = len(segment.nbytes) // 2
         first = segment.digests(range(half)) if self._job.config.digests else b""
 
         def rest() -> None:
             second = segment.digests(range(half, len(segment.nbytes))) if self._job.config.digests else b""
-            self._agent.news(Digested(effect.key, effect.number, first + second))
+            self._agent.outcome(Digested(effect.key, effect.number, first + second))
 
         self._clock.after(self._agent.lag(), self._agent, rest)
 
@@ -126,45 +126,45 @@ class AgentTasks:
 
     def keep(self, effect: Keep) -> None:
         """Write the manifest, which a disk may take its time for."""
-        self._agent.shelf[effect.key].unwritten = effect
+        self._agent.stored[effect.key].unwritten = effect
         late_s = self._disk.random() * SLOW_DISK_S if self._disk.random() < SLOW_DISK_ODDS else 0.0
         self._clock.after(late_s, self._agent, lambda: self._keep(effect))
 
     def _keep(self, effect: Keep) -> None:
-        shelved = self._agent.shelf.get(effect.key)
-        if shelved is not None and shelved.unwritten is effect and self._disk.random() < FULL_DISK_ODDS:
-            shelved.refused = effect.version
-            self._agent.news(Kept(effect.key, effect.number, "no room for the manifest"))
+        stored = self._agent.stored.get(effect.key)
+        if stored is not None and stored.unwritten is effect and self._disk.random() < FULL_DISK_ODDS:
+            stored.refused = effect.version
+            self._agent.outcome(Kept(effect.key, effect.number, "no room for the manifest"))
             return
-        if shelved is not None and shelved.unwritten is effect:
+        if stored is not None and stored.unwritten is effect:
             version, root, digests = effect.version, effect.root, effect.digests
-            shelved.save(
+            stored.save(
                 SaveManifest(key=effect.key, state="ready", partial=False, version=version, root=root, digests=digests)
             )
-        self._agent.news(Kept(effect.key, effect.number))
+        self._agent.outcome(Kept(effect.key, effect.number))
 
     def probe(self, effect: ProbeMapping) -> None:
         """Look who maps the memory, almost at once."""
         self._clock.after(self._agent.lag() * 0.1, self._agent, lambda: self._probe(effect))
 
     def _probe(self, effect: ProbeMapping) -> None:
-        shelved = self._agent.shelf.get(effect.key)
-        if shelved is not None:
-            segment = shelved.spare if effect.spare and shelved.spare is not None else shelved.segment
-            self._agent.news(Probed(effect.key, effect.spare, bool(segment.maps)))
+        stored = self._agent.stored.get(effect.key)
+        if stored is not None:
+            segment = stored.spare if effect.spare and stored.spare is not None else stored.segment
+            self._agent.outcome(Probed(effect.key, effect.spare, bool(segment.maps)))
 
     def duplicate(self, key: ShardKey) -> None:
-        """Copy one piece after the other into the spare memory, so that whoever writes meanwhile is seen."""
+        """Copy one piece after the other into the spare memory, so that a write meanwhile is seen."""
         self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, 0))
 
     def _duplicate(self, key: ShardKey, piece: int) -> None:
-        shelved = self._agent.shelf.get(key)
-        if shelved is None or shelved.spare is None:
+        stored = self._agent.stored.get(key)
+        if stored is None or stored.spare is None:
             return
-        if piece == len(shelved.segment.nbytes):
-            self._agent.news(Duplicated(key))
+        if piece == len(stored.segment.nbytes):
+            self._agent.outcome(Duplicated(key))
             return
-        shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
+        stored.spare.write(stored.spare.at[piece], stored.segment.piece(piece))
         self._clock.after(self._agent.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
 
     def make_copy(self, effect: AllocateCopy) -> None:
@@ -173,9 +173,9 @@ class AgentTasks:
 
     def _make_copy(self, effect: AllocateCopy) -> None:
         key, table = effect.key, self._job.layouts.table(effect.layout)
-        if key not in self._agent.shelf:
-            place = ShardSpec(key, effect.shards, spot=False, layout=effect.layout, nbytes=table.nbytes)
-            self._agent.shelf[key] = ModelledShard(place, Segment(table))
+        if key not in self._agent.stored:
+            spec = ShardSpec(key, effect.shards, spot=False, layout=effect.layout, nbytes=table.nbytes)
+            self._agent.stored[key] = ModelledShard(spec, Segment(table))
         made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(table.nbytes))
         self._agent.carry_out(self._agent.core.copy_made(made, self._agent.now))
 
@@ -184,12 +184,12 @@ class AgentTasks:
         self._clock.after(self._agent.lag(), self._agent, lambda: self._check_siblings(effect))
 
     def _check_siblings(self, effect: CompareLayouts) -> None:
-        mine = self._agent.shelf.get(effect.key)
+        mine = self._agent.stored.get(effect.key)
         if mine is not None:
             layout = self._job.layouts.layout
-            clashes = (shared_mismatch(layout(mine.place.layout), layout(each.layout)) for each in effect.siblings)
+            clashes = (shared_mismatch(layout(mine.spec.layout), layout(each.layout)) for each in effect.siblings)
             mismatch = next((why for why in clashes if why is not None), None)
-            self._agent.news(SiblingsChecked(effect.key, effect.number, mismatch))
+            self._agent.outcome(SiblingsChecked(effect.key, effect.number, mismatch))
 
     def plan(self, effect: RequestPlan) -> None:
         """Ask the planner. The answer may come twice, late or never; then the bound is the answer."""
@@ -200,8 +200,8 @@ class AgentTasks:
                 answered.append(True)
                 came = self._came(effect, answer)
                 if self._agent.happens(AGAIN_ODDS):
-                    self._clock.after(self._agent.lag(), self._agent, lambda: self._agent.news(came))
-                self._agent.news(came)
+                    self._clock.after(self._agent.lag(), self._agent, lambda: self._agent.outcome(came))
+                self._agent.outcome(came)
 
         silence = Refusal(error=NO_ANSWER, reason="no planner answered")
         self._clock.after(PLAN_ASK_S, self._agent, lambda: come(silence))
@@ -221,9 +221,9 @@ class AgentTasks:
         if self._job.network.loses(self._agent):
             lost = Refusal(error=NO_ANSWER, reason="the transfer program can't be had")
             return PlanReceived(effect.key, effect.number, lost)
-        layouts, shelved = self._job.layouts, self._agent.shelf.get(effect.key)
+        layouts, stored = self._job.layouts, self._agent.stored.get(effect.key)
         program = layouts.executions[answer.program]
-        completion = PieceCompletion(program, shelved.target.table) if shelved is not None else None
+        completion = PieceCompletion(program, stored.target.table) if stored is not None else None
         folds, table = (amax_reductions_of(program), NumpyAmaxTable(program)) if program.partials else (None, None)
         return PlanReceived(effect.key, effect.number, answer, program, completion, folds, table)
 
@@ -276,7 +276,7 @@ class AgentNode(AgentHost):
         self.job, self.calls, self.planner = job, calls, planner
         self.host, self.site, self.rack = host, site, rack
         self.clock = job.clock
-        self.shelf = {}
+        self.stored = {}
         self.links: dict[tuple[ShardKey, int], ReadSession] = {}
         self.lanes = CommandQueue(job, self)
         self.deltas = Deltas()
@@ -312,35 +312,35 @@ class AgentNode(AgentHost):
         self.deltas = Deltas()
         self._timer, self._rejoining = None, False
         self.core = AgentCore(self.name, self.job.config.limits)
-        for key, shelved in self.shelf.items():
+        for key, stored in self.stored.items():
             if self._errands.takes_back(key):
-                self.core.adopt(shelved.place, self._held(shelved))
+                self.core.adopt(stored.spec, self._held(stored))
             else:
                 self.core.set_aside(key)
         self.follower = Follower(self.job.log, self, len(self.job.log.entries), self._on_entry, events=True)
         self.join()
 
-    def _held(self, shelved: ModelledShard) -> ShardContents:
+    def _held(self, stored: ModelledShard) -> ShardContents:
         """Believe a manifest only for bytes that still hash to its root."""
-        manifest = shelved.manifest
+        manifest = stored.manifest
         if manifest is None:
-            return self._lent(shelved, ShardContents())
+            return self._lent(stored, ShardContents())
         whole = manifest.state == "ready" and bool(manifest.digests)
-        if whole and root_digest(shelved.segment.digests()) == manifest.root:
-            held = ShardContents(
+        if whole and root_digest(stored.segment.digests()) == manifest.root:
+            contents = ShardContents(
                 MemoryState.READY, version=manifest.version, root=manifest.root, digests=manifest.digests
             )
         else:
-            held = ShardContents(partial=manifest.partial or manifest.state in ("ready", "filling"))
-        return self._lent(shelved, held)
+            contents = ShardContents(partial=manifest.partial or manifest.state in ("ready", "filling"))
+        return self._lent(stored, contents)
 
-    def _lent(self, shelved: ModelledShard, held: ShardContents) -> ShardContents:
+    def _lent(self, stored: ModelledShard, contents: ShardContents) -> ShardContents:
         """Find out who maps what stands here: they don't depend on the process before this one."""
-        lent = bool(shelved.segment.maps)
-        spare_lent = shelved.spare is not None and bool(shelved.spare.maps)
+        lent = bool(stored.segment.maps)
+        spare_lent = stored.spare is not None and bool(stored.spare.maps)
         # What is begun as draining was never empty for this process, so that is no transition.
-        memory = MemoryState.DRAINING if lent and held.memory is MemoryState.EMPTY else held.memory
-        return replace(held, memory=memory, lent=lent, spare_lent=spare_lent)
+        memory = MemoryState.DRAINING if lent and contents.memory is MemoryState.EMPTY else contents.memory
+        return replace(contents, memory=memory, lent=lent, spare_lent=spare_lent)
 
     def kill(self) -> None:
         """SIGKILL, for all jobs."""
@@ -359,8 +359,8 @@ class AgentNode(AgentHost):
             link.reader_died()
         self.links.clear()
         self.lanes.clear()
-        for shelved in self.shelf.values():
-            shelved.target.writers.clear()
+        for stored in self.stored.values():
+            stored.target.writers.clear()
         for session in list(self.job.sessions.values()):
             if session.source is self and session.reader.up and not session.closed:
                 session.source_died()
@@ -370,7 +370,7 @@ class AgentNode(AgentHost):
         """Nothing is left of what this agent had, nor of the number under which it spoke last."""
         self.job.log_line(f"{self.name} has lost its disk")
         for each in self.family:
-            each.shelf.clear()
+            each.stored.clear()
         self._numbers.lose()
 
     def jump(self, by_s: float) -> None:
@@ -432,8 +432,8 @@ class AgentNode(AgentHost):
             case DigestMemory():
                 self._errands.digest(effect)
             case SaveManifest():
-                self.shelf[effect.key].save(effect)
-                self.deltas.stands(effect, self.shelf[effect.key].segment)
+                self.stored[effect.key].save(effect)
+                self.deltas.stands(effect, self.stored[effect.key].segment)
             case Keep():
                 self._errands.keep(effect)
             case ProbeMapping():
@@ -460,7 +460,7 @@ class AgentNode(AgentHost):
             case ConfirmLease():
                 self.links[effect.key, effect.source].confirm(effect)
             case ReportWrongBytes():
-                # Its agent would look at its memory, and tell the worker; here nobody writes to what is published.
+                # Its agent would look at its memory, and tell the worker; here no worker writes to what is published.
                 pass
             case CloseSource():
                 self._close(effect)
@@ -469,7 +469,7 @@ class AgentNode(AgentHost):
             case SendAvailability():
                 shown = self.job.sessions.get(effect.lease)
                 if shown is not None and shown.reader.up:
-                    shown.announce(effect.news)
+                    shown.announce(effect.update)
             case FreeShard():
                 self._free(effect.key)
             case EndFenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
@@ -484,11 +484,11 @@ class AgentNode(AgentHost):
         effect.table.fold(effect.source, effect.partials)
         operation = self.core.shards[effect.key].operation
         assert isinstance(operation, ReadOperation)
-        program, shelved = operation.program, self.shelf[effect.key]
+        program, stored = operation.program, self.stored[effect.key]
         assert program is not None
-        if not self._may_fill(shelved, self.core.shards[effect.key]):
+        if not self._may_fill(stored, self.core.shards[effect.key]):
             raise Violation("one writer", f"scales of {effect.key} are folded while it is not being filled")
-        write_scales(effect.table, program, effect.scales, shelved.target)
+        write_scales(effect.table, program, effect.scales, stored.target)
         self.job.observe(ScalesFolded(sum(count for _, count in effect.scales)))
 
     def _close(self, effect: CloseSource) -> None:
@@ -502,18 +502,18 @@ class AgentNode(AgentHost):
     def _break(self, effect: BreakLease) -> None:
         link = self.job.sessions.get(effect.lease)
         if link is not None and link.reader.up and not link.is_cut:
-            # A broken lease is safe only because nobody relies on this message: it may come late.
+            # A broken lease is safe only because nothing relies on this message: it may come late.
             late = self.messages.random() * BREAK_S if self.happens(0.3) else self.lag()
             self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
 
     def _free(self, key: ShardKey) -> None:
-        shelved = self.shelf.pop(key)
-        if shelved.target.writers:
+        stored = self.stored.pop(key)
+        if stored.target.writers:
             raise Violation("one writer", f"{key} is freed while something can be written into it")
 
     def check_memory(self) -> None:
         """Raise `Violation` where memory of a shard is kept that its core does not know of."""
-        kept = self.shelf.keys() - self.core.shards.keys() - self.core.aside
+        kept = self.stored.keys() - self.core.shards.keys() - self.core.aside
         if kept:
             raise Violation("no memory without a shard", f"{self.name} keeps memory of {sorted(kept)}")
 
@@ -529,9 +529,9 @@ class AgentNode(AgentHost):
             self._timer = None
             self.carry_out(self.core.tick(self.now))
 
-    def news(self, news: EffectOutcome) -> None:
+    def outcome(self, outcome: EffectOutcome) -> None:
         """Tell the core what came of an effect."""
-        self.carry_out(self.core.on_outcome(news, self.now))
+        self.carry_out(self.core.on_outcome(outcome, self.now))
 
     def _on_entry(self, entry: Entry) -> None:
         assert entry.event is not None
@@ -554,29 +554,29 @@ class AgentNode(AgentHost):
 
     def written_by(self, key: ShardKey, where: Sequence[int], data: bytes) -> None:
         """Write what a source sent."""
-        shelved = self.shelf[key]
+        stored = self.stored[key]
         core = self.core.shards.get(key)
-        if core is None or not isinstance(core.operation, ReadOperation) or not self._may_fill(shelved, core):
-            state = "no shard" if core is None else f"{core.held.memory}, {core.operation}"
+        if core is None or not isinstance(core.operation, ReadOperation) or not self._may_fill(stored, core):
+            state = "no shard" if core is None else f"{core.contents.memory}, {core.operation}"
             raise Violation("one writer", f"{key} is written by a read while it is {state}")
-        self.job.observe(BytesWritten(key, shelved.target, shelved.spare is not None))
-        shelved.target.put(where, data)
+        self.job.observe(BytesWritten(key, stored.target, stored.spare is not None))
+        stored.target.put(where, data)
 
-    def _may_fill(self, shelved: ModelledShard, core: ShardCore) -> bool:
+    def _may_fill(self, stored: ModelledShard, core: ShardCore) -> bool:
         """Tell whether a read may write: in place only what is filling, and beside whatever stands."""
-        return shelved.spare is not None or core.held.memory is MemoryState.FILLING
+        return stored.spare is not None or core.contents.memory is MemoryState.FILLING
 
     # The log.
 
     def _say(self, command: AnyCommand) -> None:
         if isinstance(command, Ready) and command.by is not None:
-            shelved = self.shelf[ShardKey(command.model, command.replica, command.shard)]
-            self.job.observe(ShardOffered(command.by, shelved.place, bytes(shelved.segment.data)))
+            stored = self.stored[ShardKey(command.model, command.replica, command.shard)]
+            self.job.observe(ShardOffered(command.by, stored.spec, bytes(stored.segment.data)))
         elif isinstance(command, Filled):
-            shelved = self.shelf[ShardKey(command.model, command.replica, command.shard)]
-            data, root = bytes(shelved.target.data), root_digest(shelved.target.digests())
-            is_kept = shelved.place.swaps or _is_kept(shelved, command.version)
-            self.job.observe(ShardCommitted(command, shelved.place, data, root, is_kept))
+            stored = self.stored[ShardKey(command.model, command.replica, command.shard)]
+            data, root = bytes(stored.target.data), root_digest(stored.target.digests())
+            is_kept = stored.spec.swaps or _is_kept(stored, command.version)
+            self.job.observe(ShardCommitted(command, stored.spec, data, root, is_kept))
         elif isinstance(command, Want) and command.by is not None:
             self.calls.wanted(self, ShardKey(command.model, command.replica, command.shard), command.by)
         self.lanes.say(command)
@@ -592,10 +592,10 @@ class AgentNode(AgentHost):
             self.clock.after(JOIN_LOOK_S, self, lambda: self.begin(key, call))
             return
         if isinstance(call, CallRegister) and key not in self.core.shards:
-            place = self.job.places[key]
-            table = self.job.layouts.table(place.layout)
-            self.shelf[key] = ModelledShard(place, Segment(table), spare=Segment(table) if place.staged else None)
-            self.carry_out(self.core.register(place, call, self.now))
+            spec = self.job.specs[key]
+            table = self.job.layouts.table(spec.layout)
+            self.stored[key] = ModelledShard(spec, Segment(table), spare=Segment(table) if spec.staged else None)
+            self.carry_out(self.core.register(spec, call, self.now))
         else:
             self.carry_out(self.core.called(key, call, self.now))
 
@@ -609,9 +609,9 @@ class AgentNode(AgentHost):
         self.carry_out(self.core.worker_gone(session, self.now))
 
 
-def _is_kept(shelved: ModelledShard, version: int) -> bool:
+def _is_kept(stored: ModelledShard, version: int) -> bool:
     """Tell whether the next process finds what is filled; what a worker reads may go without."""
-    if shelved.refused == version and cached_version(shelved.place.key.replica) is None:
+    if stored.refused == version and cached_version(stored.spec.key.replica) is None:
         return True
-    kept = shelved.manifest
+    kept = stored.manifest
     return kept is not None and (kept.state, kept.version) == ("ready", version)

@@ -56,8 +56,8 @@ class PendingCalls:
             sent = self._sent.pop(number, None)
             if sent is not None:
                 call = make(number, node.now)
-                shelved = node.shelf.get(key)
-                stood = shelved.segment if shelved is not None else None
+                stored = node.stored.get(key)
+                stood = stored.segment if stored is not None else None
                 self._open[number] = OpenCall(node, key, call, sent[1], node.state.slept_s, stood)
                 node.begin(key, call)
 
@@ -83,7 +83,7 @@ class PendingCalls:
         open_call = self._open.pop(end.call, None)
         if open_call is None:
             raise Violation("one answer per call", f"call {end.call} ends twice: {end}")
-        key, call, shelved = open_call.key, open_call.call, node.shelf.get(open_call.key)
+        key, call, stored = open_call.key, open_call.call, node.stored.get(open_call.key)
         core = node.core.shards.get(key)
         waited = core is not None and core.operation is not None
         said = f"{end.error}: {end.message}" if isinstance(end, FailCall) else f"-> {end.version}"
@@ -95,10 +95,10 @@ class PendingCalls:
                 call,
                 end,
                 node.core,
-                shelved.place if shelved is not None else None,
-                bytes(shelved.segment.data) if shelved is not None else b"",
-                is_written=shelved is not None and bool(shelved.target.writers) and not waited,
-                has_swapped=shelved is not None and shelved.segment is not open_call.stood,
+                stored.spec if stored is not None else None,
+                bytes(stored.segment.data) if stored is not None else b"",
+                is_written=stored is not None and bool(stored.target.writers) and not waited,
+                has_swapped=stored is not None and stored.segment is not open_call.stood,
                 want_by=open_call.want_by,
             )
         )

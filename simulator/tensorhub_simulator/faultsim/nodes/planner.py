@@ -52,7 +52,7 @@ class PlannerNode(Node):
     def _restore(self) -> None:
         """Go on from the newest snapshot that lies ahead, and follow the log from there."""
         with built(self.build, self.fold.catalog):
-            snapshot = self.job.log.shelf.newest(self.job.name, self.fold.position)
+            snapshot = self.job.log.snapshots.newest(self.job.name, self.fold.position)
         if snapshot is not None:
             self.fold = CatalogReplica(snapshot.catalog, snapshot.seq)
         elif self.fold.position + 1 < self.job.log.first:

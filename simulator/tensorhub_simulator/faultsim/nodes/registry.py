@@ -65,7 +65,7 @@ class Snapshotting:
 
     def __init__(self, node: "RegistryNode") -> None:
         """Begin without any."""
-        self.node, self.shelf, self.clock = node, node.job.log.shelf, node.clock
+        self.node, self.snapshots, self.clock = node, node.job.log.snapshots, node.clock
         self._at = node.fold.seq
         self._under_way: object = None
 
@@ -80,7 +80,7 @@ class Snapshotting:
         self._at, record = snapshot.seq, (snapshot.seq, encoded_snapshot(snapshot))
         me = self._under_way = object()
         self.clock.after(GIVE_UP_S, self.node, lambda: self._ended(me))
-        self._ask(lambda: self._indexed(record, me, self.shelf.written))
+        self._ask(lambda: self._indexed(record, me, self.snapshots.written))
 
     def _ended(self, me: object) -> None:
         if self._under_way is me:
@@ -107,38 +107,38 @@ class Snapshotting:
 
     def _indexed(self, record: Record, me: object, seen: int) -> None:
         """The index was read: write the bytes, and then the index."""
-        if self.shelf.newer is not None and self.shelf.newer[0] >= record[0]:
+        if self.snapshots.newer is not None and self.snapshots.newer[0] >= record[0]:
             self._ended(me)
             return
 
         def part() -> None:
-            self.shelf.parts[record[1]] = None
+            self.snapshots.parts[record[1]] = None
 
         def index() -> None:
-            if self.shelf.written == seen:
-                self.shelf.newer, self.shelf.older = record, self.shelf.newer
-                self.shelf.written += 1
-                self.shelf.made += 1
+            if self.snapshots.written == seen:
+                self.snapshots.newer, self.snapshots.older = record, self.snapshots.newer
+                self.snapshots.written += 1
+                self.snapshots.made += 1
 
         self._send(part, lambda: self._send(index, lambda: self._ask(lambda: self._verify(me, record))))
 
     def _verify(self, me: object, record: Record) -> None:
         """Both were read back: remove what is older, and trim the log."""
-        shelf, node = self.shelf, self.node
+        stored, node = self.snapshots, self.node
         self._ended(me)
-        if shelf.newer != record or node.term is None:
+        if stored.newer != record or node.term is None:
             return
-        kept = [each for each in (shelf.newer, shelf.older) if each is not None]
+        kept = [each for each in (stored.newer, stored.older) if each is not None]
         with built(node.build, node.fold.catalog):
-            if any(body not in shelf.parts or decode(node.job.name, body).seq != seq for seq, body in kept):
+            if any(body not in stored.parts or decode(node.job.name, body).seq != seq for seq, body in kept):
                 return
-        older = None if shelf.older is None else shelf.older[0]
+        older = None if stored.older is None else stored.older[0]
         fold = node.fold
         first = SnapshotPolicy().first_kept(record[0], older, fold.last_event_seq, fold.time, TIGHT_SHARE_MAX)
 
         def purge() -> None:
-            shelf.parts = {body: None for _, body in kept if body in shelf.parts} | {
-                body: None for body in shelf.parts if shelf.newer is not None and body == shelf.newer[1]
+            stored.parts = {body: None for _, body in kept if body in stored.parts} | {
+                body: None for body in stored.parts if stored.newer is not None and body == stored.newer[1]
             }
             node.job.log.trim(first)
 
@@ -180,7 +180,7 @@ class RegistryNode(Node):
     def _restore(self) -> None:
         """Go on from the newest snapshot that lies ahead, and follow the log from there."""
         with built(self.build, self.fold.catalog):
-            snapshot = self.job.log.shelf.newest(self.job.name, self.fold.seq)
+            snapshot = self.job.log.snapshots.newest(self.job.name, self.fold.seq)
         if snapshot is not None:
             self.job.log_line(f"{self.name} goes on from the snapshot at {snapshot.seq}")
             self.fold = JobFold.restored(snapshot)

@@ -151,12 +151,12 @@ class WorkerNode(Node):
             self.clock.after(AGAIN_S, self, self._register)
             return
         self.registered = True
-        held = core.held
+        contents = core.contents
         if core.operation is not None:
             # A wish to publish came before this worker could write: it must know, since no agent can see it write.
             pass
-        elif held.memory is MemoryState.READY:
-            self.published, self.version, self.trusts = True, held.version, held.version
+        elif contents.memory is MemoryState.READY:
+            self.published, self.version, self.trusts = True, contents.version, contents.version
             if self._has_values():
                 self._resume_with_values()
                 return
@@ -211,15 +211,15 @@ class WorkerNode(Node):
     def _overwrite(self) -> None:
         """Change most bytes, in as many writes as there are pieces."""
         if self.agent.up and self.agent.core.deleted is not None:
-            # What it has mapped is nobody's but its own.
+            # What it has mapped is its own alone.
             return
-        shelved = self.agent.shelf[self.key]
-        segment = shelved.segment
+        stored = self.agent.stored[self.key]
+        segment = stored.segment
         if self.agent.up:
             core = self.agent.core.shards.get(self.key)
-            if core is not None and (core.held.memory is not MemoryState.EMPTY or core.operation is not None):
+            if core is not None and (core.contents.memory is not MemoryState.EMPTY or core.operation is not None):
                 raise Violation(
-                    "mutability", f"{self.name} may write, and its memory is {core.held.memory} ({core.operation})"
+                    "mutability", f"{self.name} may write, and its memory is {core.contents.memory} ({core.operation})"
                 )
         if segment.writers:
             raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
@@ -233,8 +233,8 @@ class WorkerNode(Node):
 
     def _swap(self) -> None:
         """Let the tensors stand where the agent said last that the shard stands: it says so with each answer."""
-        shelved = self.agent.shelf.get(self.key)
-        self.shows = shelved.segment if shelved is not None else None
+        stored = self.agent.stored.get(self.key)
+        self.shows = stored.segment if stored is not None else None
 
     def _loop(self) -> None:
         if not self.registered or self.busy:
@@ -308,7 +308,7 @@ class WorkerNode(Node):
             self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
             return
         self.busy, self.awaits = False, None
-        self.published = core is not None and core.held.memory in (MemoryState.READY, MemoryState.DRAINING)
+        self.published = core is not None and core.contents.memory in (MemoryState.READY, MemoryState.DRAINING)
         self._failed(FailCall(0, "", ""))
 
     def _unpublish(self, then: Callable[[], None]) -> None:

@@ -21,9 +21,9 @@ from tensorhub_simulator.faultsim.runner.run import Failure, Totals, run
 from tensorhub_simulator.faultsim.runner.transitions import Tallies, counted
 
 CHUNK_SEEDS: Final = 8
-"""One process takes so many seeds at a time: few enough to see progress, and to stop soon after a failure."""
+"""One process takes this many seeds at a time: few enough to see progress, and to stop soon after a failure."""
 AHEAD_PER_PROCESS: Final = 2
-"""So many chunks wait or run for each process at most."""
+"""This many chunks wait or run for each process at most."""
 PROCESSES_MAX: Final = 16
 
 Advance = Callable[[int], None]

@@ -1,7 +1,8 @@
-"""What is printed of a run: one seed's failure, the totals, and the transitions that nobody made."""
+"""What is printed of a run: one seed's failure, the totals, and the transitions that were not made."""
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import Final
 
 from rich.console import Console
@@ -12,7 +13,16 @@ from tensorhub_simulator.faultsim.runner.transitions import UNREACHABLE, Tallies
 
 COLUMNS: Final = 140
 COVERED_FROM_SEEDS: Final = 500
-"""A run of so many seeds has to make every transition that can be made."""
+"""A run of this many seeds has to make every transition that can be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Which seed found a bug, and by which invariant."""
+
+    bug: str
+    seed: int | None
+    invariant: str
 
 
 def tell_failure(failure: Failure, bug: str | None) -> None:
@@ -43,7 +53,7 @@ def tell_totals(totals: Totals, seconds: float) -> None:
 
 
 def tell_coverage(tallies: Tallies, seeds: int) -> bool:
-    """Print which transitions were made; returns whether that is enough for so many seeds."""
+    """Print which transitions were made; returns whether that is enough for this many seeds."""
     console = Console(width=COLUMNS)
     table = Table("transitions", "made", "never made", "made and not in the table")
     complete = True

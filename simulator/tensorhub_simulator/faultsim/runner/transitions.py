@@ -2,7 +2,7 @@
 
 Tables of production are looked up through a dict that counts. A shard's memory and a read's source have no table in
 the code; theirs stand here, and their attribute is watched. A move that a table lacks is told too: either the code
-makes a move that nobody has thought of, or the table here is out of date.
+makes a move that the table lacks, or the table here is out of date.
 """
 
 # ruff: noqa: ANN401 (the tables have keys of several kinds)
@@ -43,7 +43,7 @@ MEMORY_TRANSITIONS: Final = (
     (MemoryState.READY, MemoryState.EMPTY),  # the log does not vouch for it after a rejoin
     (MemoryState.DRAINING, MemoryState.EMPTY),
     (MemoryState.DRAINING, MemoryState.READY),  # held back as the last copy, or stated anew
-    (MemoryState.DRAINING, MemoryState.FILLING),  # found to be mapped by nobody any more
+    (MemoryState.DRAINING, MemoryState.FILLING),  # found to be mapped by no process any more
     (MemoryState.FILLING, MemoryState.READY),
     (MemoryState.FILLING, MemoryState.EMPTY),
 )
@@ -60,7 +60,7 @@ SOURCE_TRANSITIONS: Final = (
 
 TRIAL_TRANSITIONS: Final = (
     (TrialState.RESTING, TrialState.ASKED),
-    (TrialState.ASKED, TrialState.RESTING),  # nobody else has the pieces, or the one that has them is gone
+    (TrialState.ASKED, TrialState.RESTING),  # no other source has the pieces, or the one that has them is gone
     (TrialState.ASKED, TrialState.TRYING),
     (TrialState.TRYING, TrialState.RESTING),
     (TrialState.TRYING, TrialState.KEPT),
@@ -94,7 +94,7 @@ class Tally:
     made: Counter[Move] = field(default_factory=Counter)
 
     def missing(self) -> list[str]:
-        """Name the moves that nobody made and somebody could."""
+        """Name the moves that were not made and could have been."""
         needless = {move for name, move in (*UNREACHABLE, *RARE) if name == self.name}
         return _named(move for move in self.moves if not self.made[move] and move not in needless)
 

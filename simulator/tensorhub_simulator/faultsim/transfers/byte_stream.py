@@ -3,7 +3,7 @@
 `local`: the reader copies out of the source's memory, which needs nothing of the source. `ucxx`: the source sends, half
 a piece at a time, whatever stands in its memory just then, for all that it was asked for and until it hears that the
 reader has closed; so it sends on after it was stopped and woken. What arrives, in any order, is written as long as the
-reader's receives are open, whoever believes what.
+reader's receives are open, whatever either side believes.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from tensorhub_simulator.faultsim.observations import PieceSent
 
 STUCK_S: Final = 0.05
 ON_THE_WAY_MAX: Final = 4
-"""So many halves of pieces are on the wire at most."""
+"""This many halves of pieces are on the wire at most."""
 
 Half = tuple[int, int]
 """A piece and which half of it."""
@@ -82,12 +82,12 @@ class OpenReceives:
 
     @property
     def _segment(self) -> Segment:
-        return self.link.reader.shelf[self.link.key].target
+        return self.link.reader.stored[self.link.key].target
 
     def land(self, half: Half, where: Sequence[int], data: bytes) -> Landing | None:
         """Write half a piece; returns the batch that has ended with it."""
         piece = half[0]
-        if self.link.key not in self.link.reader.shelf:
+        if self.link.key not in self.link.reader.stored:
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written into memory that was freed")
         segment = self._segment
         if any(segment.writers.get(at) is not self.link for at in where):
@@ -118,7 +118,7 @@ class OpenReceives:
 
     def forget(self) -> None:
         """What the reader believes once it is told that the source is closed."""
-        place = self.link.reader.shelf.get(self.link.key)
+        place = self.link.reader.stored.get(self.link.key)
         if place is not None:
             for at in [at for at, writer in place.target.writers.items() if writer is self.link]:
                 del place.target.writers[at]
@@ -160,7 +160,7 @@ class ByteStream:
         return self._delta is not None and piece not in self._plain
 
     def stop(self) -> None:
-        """The source has heard that nobody reads any more."""
+        """The source has heard that the reader is gone."""
         self.asked.clear()
 
     def _go_on(self) -> None:

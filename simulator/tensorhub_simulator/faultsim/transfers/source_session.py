@@ -36,6 +36,7 @@ from tensorhub_agent.primitives.digests import digest_at
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, PiecesAvailable, PiecesPromised
 from tensorhub_agent.primitives.program_units import UnitAvailability
+from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_common.protocol.leases import LeaseGrant, LeaseRefusal, LeaseRequest
 from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -82,7 +83,7 @@ class Confirming:
         link = self._link
         if not link.closed and question == self._questions:
             self._questions += 1
-            link.reader.news(LeaseConfirmed(link.key, link.number, holds))
+            link.reader.outcome(LeaseConfirmed(link.key, link.number, holds))
 
 
 HOLD_S: Final = 3.0
@@ -166,9 +167,9 @@ class Announcements:
         self._untold: deque[AvailabilityUpdate] = deque()
         """What the source has said and the reader has not heard: a connection keeps the order."""
 
-    def announce(self, news: AvailabilityUpdate) -> None:
+    def announce(self, update: AvailabilityUpdate) -> None:
         """The source tells of its pieces."""
-        self._untold.append(news)
+        self._untold.append(update)
         if len(self._untold) == 1:
             self._link.at_reader(self._link.source.lag(), self._hear)
 
@@ -184,20 +185,20 @@ class Announcements:
         for later in self._early:
             self.heard(later)
 
-    def heard(self, news: AvailabilityUpdate) -> None:
+    def heard(self, update: AvailabilityUpdate) -> None:
         """The reader hears of pieces."""
         link = self._link
         if not link.is_open:
-            self._early.append(news)
+            self._early.append(update)
         elif link.closing:
             return
-        elif isinstance(news, PiecesAvailable):
+        elif isinstance(update, PiecesAvailable):
             if self.availability is not None:
-                news = PiecesAvailable(self.availability.units(news.pieces))
-            link.tell(AvailabilityReceived(link.key, link.number, news))
+                update = PiecesAvailable(self.availability.units(update.pieces))
+            link.tell(AvailabilityReceived(link.key, link.number, update))
         else:
             # These come in order, over a connection: an older one does not come again.
-            link.reader.news(AvailabilityReceived(link.key, link.number, news))
+            link.reader.outcome(AvailabilityReceived(link.key, link.number, update))
 
 
 LEASE_ASK_S: Final = 1.5
@@ -238,7 +239,7 @@ class ReadSession:
         if self.program is not None:
             self.computing = UnitCompute(self.program, self.share.layout or "", effect.table)
         self.telling = Announcements(self)
-        self.is_local = self.share.transport == "local"
+        self.is_local = reads_memory(self.share.transport)
         self.receives = OpenReceives(self)
         self._wire: ByteStream | None = None
         self._digests = b""
@@ -249,7 +250,7 @@ class ReadSession:
 
     def _spans(self) -> Spans:
         if self.program is None:
-            return PieceBytes(self.reader.shelf[self.key].target.table)
+            return PieceBytes(self.reader.stored[self.key].target.table)
         return UnitBytes(self.program, self.share.layout or "")
 
     def here(self, number: int) -> Sequence[int]:
@@ -265,15 +266,15 @@ class ReadSession:
         """Plan something in the life of the reader that this belongs to."""
         self.clock.after(delay_s, self.reader, action, self.reader_life)
 
-    def tell(self, news: News) -> None:
+    def tell(self, update: News) -> None:
         """Tell the reader's core, and now and then once more: nothing may hang on a word coming once."""
-        self.reader.news(news)
+        self.reader.outcome(update)
         if self.reader.happens(AGAIN_ODDS):
-            self.at_reader(self.reader.lag(), lambda: self.reader.news(news))
+            self.at_reader(self.reader.lag(), lambda: self.reader.outcome(update))
 
-    def announce(self, news: AvailabilityUpdate) -> None:
+    def announce(self, update: AvailabilityUpdate) -> None:
         """Carry to the reader what a half-filled source says of its pieces."""
-        self.telling.announce(news)
+        self.telling.announce(update)
 
     @property
     def is_cut(self) -> bool:
@@ -323,7 +324,7 @@ class ReadSession:
             self._again_or_lost("its agent did not answer")
 
     def _again_or_lost(self, reason: str) -> None:
-        """Ask once more whoever is worth it, as `sources/manager.py` of the agent does."""
+        """Ask a source once more where that is worth it, as `sources/manager.py` of the agent does."""
         if (self.share.crosses or self.share.far) and not self.closing:
             self.job.sessions.pop(self.lease, None)
             self.answered, self.lease = False, ""
@@ -398,7 +399,7 @@ class ReadSession:
             self.at_reader(self.source.lag(), lambda: self.lost("the ticket is void"))
             return
         self.job.observe(TicketRedeemed(grant.ticket))
-        memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
+        memory, pieces = self.source.stored[lease.key].segment, lease.pieces()
         if lease.promised():
             self.telling.announce(PiecesPromised(lease.promised()))
         delta = None
@@ -468,7 +469,7 @@ class ReadSession:
         ended = self.receives.land(half, where, data)
         if ended is None:
             if self._tells_progress:
-                self.at_reader(0.0, lambda: self.reader.news(BytesReceived(self.key, self.number, len(data))))
+                self.at_reader(0.0, lambda: self.reader.outcome(BytesReceived(self.key, self.number, len(data))))
             return
         hashes = self.job.config.digests and self.program is None
         found = self.found(ended.pieces) if hashes else b""
@@ -491,12 +492,12 @@ class ReadSession:
 
     def _patched(self, where: Sequence[int], patch: Overwrites) -> bytes:
         """Return what a patch makes of what stands here of the old version."""
-        shelved = self.reader.shelf.get(self.key)
-        return patch.over(shelved.segment.get(where) if shelved is not None else bytes(patch.nbytes))
+        stored = self.reader.stored.get(self.key)
+        return patch.over(stored.segment.get(where) if stored is not None else bytes(patch.nbytes))
 
     def found(self, pieces: list[int]) -> bytes:
         """Hash pieces where they stand."""
-        return self.reader.shelf[self.key].target.digests(pieces)
+        return self.reader.stored[self.key].target.digests(pieces)
 
     def is_right(self, piece: int) -> bool:
         """Tell whether a piece hashes to what the source says of it."""

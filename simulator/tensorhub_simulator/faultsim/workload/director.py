@@ -112,7 +112,7 @@ class Director:
         if not self.job.view.catalog.deleted:
             return "it is not deleted"
         agents = [agent for agent in self.processes.agents.values() if agent.up]
-        left = [agent.name for agent in agents if agent.shelf or not agent.core.is_over]
+        left = [agent.name for agent in agents if agent.stored or not agent.core.is_over]
         return f"{left} have not freed all that they have of a deleted job" if left else None
 
     def _missing_of(self, name: str) -> str | None:

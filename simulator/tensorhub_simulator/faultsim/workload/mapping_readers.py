@@ -17,7 +17,7 @@ from tensorhub_simulator.faultsim.models.segments import Segment
 from tensorhub_simulator.faultsim.observations import MemoryMapped
 
 WORLDS: Final = 0.4
-"""So many worlds have borrowers."""
+"""This many worlds have borrowers."""
 
 EACH_S: Final = 0.3
 KEPT_S: Final = (0.01, 0.2, 1.0, 3.0)
@@ -47,20 +47,20 @@ class MappingReaders:
         agents = [agent for agent in job.hosts.values() if agent.runs]
         if agents:
             agent = rng.choice(agents)
-            cores = [core for core in agent.core.shards.values() if core.held.memory is MemoryState.READY]
+            cores = [core for core in agent.core.shards.values() if core.contents.memory is MemoryState.READY]
             if cores:
                 self._ask(agent, rng.choice(cores))
         job.clock.after(rng.random() * 2 * EACH_S, None, self._turn)
 
     def _ask(self, agent: AgentHost, core: ShardCore) -> None:
-        key, held, number = core.key, core.held, self._job.number()
-        assert held.version is not None
+        key, contents, number = core.key, core.contents, self._job.number()
+        assert contents.version is not None
         ask = LeaseRequest(
             job=self._job.name,
             model=key.model,
             source=SourceId(agent.name, agent.core.incarnation, key.replica, key.shard),
-            version=held.version,
-            root=held.root,
+            version=contents.version,
+            root=contents.root,
             reader=SourceId("borrower", 1, "borrower", 0),
             mapped=True,
         )
@@ -76,7 +76,7 @@ class MappingReaders:
         agent.set_timer()
         if lease is None:
             return
-        segment = agent.shelf[lease.key].segment
+        segment = agent.stored[lease.key].segment
         segment.maps.add(grant.lease)
         self._job.observe(MemoryMapped())
         self._job.log_line(f"{lease.key} is mapped on {agent.name}")

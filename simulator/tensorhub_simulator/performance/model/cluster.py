@@ -43,7 +43,7 @@ class ClusterRun:
     """Everything in one run."""
 
     def __init__(self, cluster: Cluster, *, pipelining: bool = True) -> None:
-        """Lay the cluster out, with the trainer and nobody else holding anything."""
+        """Lay the cluster out, with the trainer alone holding anything."""
         self.cluster, self.control = cluster, cluster.control
         self.agenda = Agenda()
         self.network = Network(self.agenda)
@@ -128,7 +128,7 @@ class ClusterRun:
     # What happens.
 
     def publish(self, version: int, due_s: float) -> None:
-        """Let the trainer overwrite what it holds as soon as nobody reads it, and publish."""
+        """Let the trainer overwrite what it holds as soon as no replica reads it, and publish."""
         busy = [rank for trainer in self.trainers for rank in trainer.ranks if rank.readers]
         for trainer in self.trainers:
             for rank in trainer.ranks:

@@ -110,7 +110,7 @@ class Network:
         connection.closed = True
         self._advance(connection)
         connection.messages.clear()
-        # Also when its last message has just come and nobody has been told yet: its part of the links is free.
+        # Also when its last message has just come and neither side has been told yet: its part of the links is free.
         if connection.rate:
             self._change(connection, begins=False)
 
@@ -194,16 +194,16 @@ def _component(links: Iterable[Link]) -> dict[Connection, None]:
     """Return all connections that these links join, over links that are contended."""
     found: dict[Connection, None] = {}
     seen: dict[Link, None] = dict.fromkeys(links)
-    todo = list(seen)
-    while todo:
-        for connection in todo.pop().active:
+    actions = list(seen)
+    while actions:
+        for connection in actions.pop().active:
             if connection in found:
                 continue
             found[connection] = None
             for link in connection.links:
                 if link.is_contended and link not in seen:
                     seen[link] = None
-                    todo.append(link)
+                    actions.append(link)
     return found
 
 

@@ -28,7 +28,7 @@ JOB: Final = "simulated"
 MODEL: Final = "policy"
 LAYOUT: Final = "layout"
 QUESTIONS_MAX: Final = 512 + 4096
-"""So many questions of one job a planner has under way and waiting; whoever else asks is told at once (`Answering`)."""
+"""This many questions of one job a planner has under way and waiting; the next one is told at once (`Answering`)."""
 
 
 def source_of(where: "Where") -> SourceId:
@@ -124,7 +124,7 @@ class PlannerModel:
 
         def work() -> float:
             if self._agenda.now - arrived > PLAN_ASK_S:
-                # Whoever asked has given up, and asks again.
+                # The reader that asked has given up, and asks again.
                 return 0.0
             answer, takes_s = self._decide(where, demand, self._ledgers[number])
             answers.append(answer)

@@ -108,22 +108,22 @@ class ShardNode:
             return
         transfer.has_downstream_readers = bool(self.readers)
         transfer.tick(now)
-        todo = transfer.take_actions()
-        if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED) or todo.plan is not None:
+        actions = transfer.take_actions()
+        if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED) or actions.plan is not None:
             self.measured.note(transfer.pool.meters.take(now), now)
         self._numbers = max(self._numbers, transfer.pool.next_number)
-        if todo.proven:
-            self._show(todo.proven)
-        if todo.plan is not None:
-            self._ask(transfer, *todo.plan)
-        for number, share in (*todo.open, *todo.hold):
+        if actions.proven:
+            self._show(actions.proven)
+        if actions.plan is not None:
+            self._ask(transfer, *actions.plan)
+        for number, share in (*actions.open, *actions.hold):
             self.world.open(self, number, share, transfer.version)
-        self._held |= {number for number, _ in todo.hold}
-        for number in todo.enter:
+        self._held |= {number for number, _ in actions.hold}
+        for number in actions.enter:
             self._enter(transfer, number)
-        for number, batch, ranges in todo.post:
+        for number, batch, ranges in actions.post:
             self._post(transfer, number, batch, ranges)
-        for number in todo.close:
+        for number in actions.close:
             self._close(transfer, number)
         self._turn_to(transfer)
         self._plan_tick()
@@ -369,7 +369,7 @@ class ShardNode:
         self.transfer, self.turn = None, None
 
     def vanish(self) -> None:
-        """Be gone without a word: whoever reads from here has to find out."""
+        """Be gone without a word: those that read from here have to find out."""
         self.alive = False
         self.drop()
         for reader, number in self.readers:

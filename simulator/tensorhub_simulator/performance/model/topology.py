@@ -17,7 +17,7 @@ from tensorhub_simulator.performance.model.network import UNBOUND, Connection, L
 GBIT: Final = 1_000_000_000 // 8
 GBYTE: Final = 1_000_000_000
 RAILS_RANKS_MAX: Final = 512
-"""Up to so many GPUs with weights all are modelled, unless the file says otherwise."""
+"""Up to this many GPUs with weights all are modelled, unless the file says otherwise."""
 LOCAL_BYTES_S: Final = 100 * GBYTE
 """Between two GPUs of one host: a good part of NVLink."""
 
@@ -82,7 +82,7 @@ class ClusterTopology:
         return self.lines[home, seat.site][0].rtt_ms / 2e3
 
     def connect(self, source: GpuPlace, reader: GpuPlace, streams: int = 1) -> Connection:
-        """Return a connection over which a reader reads from a source; to another site in so many times its streams."""
+        """Return a connection by which a reader reads from a source; to another site, `streams` times its streams."""
         if source.host == reader.host:
             return Connection((reader.local,))
         memory = tuple(link for link in (source.memory, reader.memory) if link is not None)

@@ -19,8 +19,9 @@ from tensorhub_agent.core.effects import (
 )
 from tensorhub_agent.core.shard_state import MemoryState, ShardContents
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.protocol.leases import LeaseRefusal
-from tensorhub_common.protocol.log.commands import Expire, Join, Publish, Sender
+from tensorhub_common.protocol.log.commands import Expire, Join, Publish, Ready, Sender
 from tensorhub_common.protocol.log.events import PublishDeclined
 from tensorhub_common.protocol.plans import ReadPriority
 from tensorhub_simulator.drivers.agent import MODEL, SESSION, OneAgent, digests_of, joined, published, ready, spec_of
@@ -218,6 +219,20 @@ def test_a_wish_that_can_not_be_fulfilled_is_declined_for_all_to_hear(why_not: s
     [declined] = [event for event in agent.log() if isinstance(event, PublishDeclined)]
     assert (declined.error, declined.wish) == (error, wish)
     assert agent.memory(key) is MemoryState.EMPTY
+
+
+def test_a_shard_that_was_never_registered_is_published_before_the_join_is_answered() -> None:
+    """The log drops it: nothing is said of memory that is gone, and its worker's call ends."""
+    agent = OneAgent()
+    key = agent.key("trainer")
+    agent.core.adopt(spec_of(key), ShardContents())
+    agent.do(agent.core.join(1, "host", "site", agent.now))
+    agent.attach(key, session=SESSION)
+    call = agent.publish(key, "a")
+    agent.log()
+    assert agent.result(call) == AgentUnavailable.__name__
+    assert agent.freed() == [key]
+    assert agent.appended(Ready) == []
 
 
 # Questions for leases that come before the log's word for them.

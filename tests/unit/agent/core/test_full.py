@@ -215,28 +215,28 @@ def shelves_of_jobs(store: SegmentStore, jobs: int) -> ShardStores:
 
 
 async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(store: SegmentStore, pool: CopyPool) -> None:
-    shelves = shelves_of_jobs(store, 2)
-    adopted = await shelves.adopt(pool, jobs_max=1)
+    stores = shelves_of_jobs(store, 2)
+    adopted = await stores.adopt(pool, jobs_max=1)
     (job,) = adopted
-    shelf = shelves.of(*{"job-0", "job-1"} - {job})
-    ((key, (aside, _)),) = shelf.aside.items()
+    shards = stores.of(*{"job-0", "job-1"} - {job})
+    ((key, (aside, _)),) = shards.aside.items()
     with pytest.raises(AgentUnavailable, match="serves 1 jobs"):
-        await make(shelf, key)
+        await make(shards, key)
     assert manifest_path(store, aside.manifest.segment).exists()
-    shelf.free(key)
+    shards.free(key)
     assert not manifest_path(store, aside.manifest.segment).exists()
-    assert shelves.store.total_bytes == adopted[job][0].segment.nbytes
+    assert stores.store.total_bytes == adopted[job][0].segment.nbytes
 
 
 async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
     store: SegmentStore, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log would take its agent for gone, and the agent would never hear what became of what it has."""
-    shelves = shelves_of_jobs(store, 3)
+    stores = shelves_of_jobs(store, 3)
     monkeypatch.setattr("tensorhub_agent.storage.segments.os.open", failing(errno.EMFILE))
-    adopted = await shelves.adopt(pool, jobs_max=2)
+    adopted = await stores.adopt(pool, jobs_max=2)
     assert list(adopted.values()) == [[], []]
-    assert len(shelves.set_aside()) == 3
+    assert len(stores.set_aside()) == 3
 
 
 @pytest.mark.parametrize("aside", [True, False], ids=["aside", "taken-back"])
@@ -253,28 +253,28 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
     with monkeypatch.context() as patched:
         if aside:
             patched.setattr("tensorhub_agent.storage.segments.os.open", broken)
-        shelves = ShardStores(SegmentStore(shm, PREFIX, GIB), DiskSegmentStore(tmp_path, PREFIX, GIB))
-        await shelves.adopt(pool, jobs_max=2)
-    shelf = shelves.of(manifest.job)
-    [key] = shelf.aside if aside else shelf.shards
+        stores = ShardStores(SegmentStore(shm, PREFIX, GIB), DiskSegmentStore(tmp_path, PREFIX, GIB))
+        await stores.adopt(pool, jobs_max=2)
+    shards = stores.of(manifest.job)
+    [key] = shards.aside if aside else shards.shards
     escaped: list[Fault] = []
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_common.runtime.supervision._process.last_resort", escaped.append)
         # The same fault is logged once in a while, whichever test it was of.
         patched.setattr("tensorhub_common.runtime.supervision._process._logged", {})
         patched.setattr(Path, "unlink", broken)
-        shelf.free(key)
-        await shelves.files.idle()
+        shards.free(key)
+        await stores.files.idle()
     work = "removing what was set aside" if aside else "removing a file from the disk"
     assert f"{work} failed: OSError(5, 'Input/output error')" in caplog.text
-    assert (shelf.aside, shelf.shards, escaped) == ({}, {}, [])
+    assert (shards.aside, shards.shards, escaped) == ({}, {}, [])
 
 
 # A worker that goes while its memory is made.
 
 
-async def make(shelf: JobShardStore, key: ShardKey) -> None:
-    await shelf.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
+async def make(shards: JobShardStore, key: ShardKey) -> None:
+    await shards.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
 
 
 async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(
@@ -288,8 +288,8 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(
         return create(nbytes, head)
 
     monkeypatch.setattr(store, "create", slow)
-    shelf = JobShardStore("run-7", store)
-    making = asyncio.create_task(make(shelf, ShardKey("policy", "trainer", 0)))
+    shards = JobShardStore("run-7", store)
+    making = asyncio.create_task(make(shards, ShardKey("policy", "trainer", 0)))
     await asyncio.to_thread(began.wait, 10)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -298,8 +298,8 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(
     async with asyncio.timeout(10):
         while store.total_bytes or names(store.shm_dir):  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
-        await shelf.files.idle()
-    assert shelf.shards == {}
+        await shards.files.idle()
+    assert shards.shards == {}
     store.close()
 
 
@@ -307,19 +307,19 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before stands. It is believed only for bytes that hash to it."""
-    shelf, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
-    await make(shelf, key)
-    place = shelf.shards[key]
+    shards, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
+    await make(shards, key)
+    place = shards.shards[key]
     filling = SaveManifest(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_agent.storage.manifest.os.replace", failing(errno.ENOSPC))
-        shelf.save(filling)
+        shards.save(filling)
         (trouble,) = TROUBLES.told()
         assert (trouble.kind, "make room in" in trouble.why) == ("no-room-for-manifests", True)
     before = load(store, place.segment.name)
     assert isinstance(before, Manifest)
     assert before.state == "empty"
-    shelf.save(filling)
+    shards.save(filling)
     assert load(store, place.segment.name) == place.manifest
     assert TROUBLES.told() == ()
     store.close()
@@ -332,9 +332,9 @@ async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monke
     """Manifests of copies are written beside the event loop, in order, and the last state is what stands there."""
     disk = DiskSegmentStore.in_state(tmp_path, GIB)
     assert disk is not None
-    shelf = JobShardStore("run-7", SegmentStore(tmp_path, PREFIX, GIB), disk)
+    shards = JobShardStore("run-7", SegmentStore(tmp_path, PREFIX, GIB), disk)
     key = ShardKey("policy", "retained-1", 0)
-    place = await shelf.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
+    place = await shards.make(key, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
     goes_on, threads = threading.Event(), set()
     real = save
 
@@ -345,11 +345,11 @@ async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monke
 
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", slow)
     for version in (1, 2, 3):
-        shelf.save(
+        shards.save(
             SaveManifest(key=key, state="ready", partial=False, version=version, root="a", digests=b"", swap=False)
         )
         await asyncio.sleep(0)
-    settling = asyncio.create_task(shelf.settle(key))
+    settling = asyncio.create_task(shards.settle(key))
     await asyncio.sleep(0)
     assert not settling.done()
     goes_on.set()
@@ -358,6 +358,6 @@ async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monke
     found = load(disk, place.segment.name)
     assert isinstance(found, Manifest)
     assert found.version == 3
-    shelf.free(key)
-    await shelf.files.idle()
+    shards.free(key)
+    await shards.files.idle()
     assert (names(disk.shm_dir), disk.total_bytes) == ([], 0)

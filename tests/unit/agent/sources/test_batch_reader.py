@@ -1,9 +1,8 @@
 """A batch from a source that offers patches: which pieces come how, and what becomes of patches that are wrong."""
 
-from typing import Any
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,9 +60,7 @@ class Session:
             destination[at : at + nbytes] = self.new[at : at + nbytes]
         return b"".join(digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
 
-    async def overwrite(
-        self, destination: Any, base: Any, wanted: PatchTargets
-    ) -> tuple[bytes, list[bytes]]:
+    async def overwrite(self, destination: Any, base: Any, wanted: PatchTargets) -> tuple[bytes, list[bytes]]:
         self.overwritten.append(list(wanted.pieces))
         if self.fails:
             raise TransportLost("gone")

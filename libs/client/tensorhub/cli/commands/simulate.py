@@ -35,7 +35,7 @@ def simulate(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="So many runs at once; by default one for each core.",
+            help="How many runs at once; by default one for each core.",
             parser=options.whole(1, PROCESSES_MAX),
             metavar="N",
         ),

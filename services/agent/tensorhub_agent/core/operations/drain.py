@@ -1,8 +1,9 @@
 """Taking a shard back: unpublish, and release. Pure.
 
 The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are
-broken, and only then does the call return and the memory change. Whoever maps the memory can't be broken: the call
-waits for them too, or goes on in spare memory (`core/operations/reclaim.py`), or raises `DrainTimeout` at its bound.
+broken, and only then does the call return and the memory change. A process that maps the memory can't be made to let
+go: the call waits for them too, or goes on in spare memory (`core/operations/reclaim.py`), or raises `DrainTimeout` at
+its bound.
 
 The log may hold it back, because this is the last copy that counts of a retained version. Then the shard is published
 as before, and grants leases, until the log says that it drains or stays.
@@ -76,11 +77,11 @@ class DrainOperation(UnattendedOperation, ABC):
         if event.by == self._unpublish_by:
             repeats_hold = isinstance(event, CommandRepeated) and event.outcome == HELD
             if isinstance(event, UnpublishHeld) or repeats_hold:
-                self._resume(self.core.held.version)
+                self._resume(self.core.contents.version)
                 self.on_held(now)
                 return
             if isinstance(event, CommandRejected | CommandRepeated) and event.error == RetentionFull.__name__:
-                self._resume(self.core.held.version)
+                self._resume(self.core.contents.version)
                 self.stays(RetentionFull, event.message or self._no_copy())
                 return
             # A refusal means that the log counts the shard as gone already: it is no holder either way.
@@ -94,13 +95,13 @@ class DrainOperation(UnattendedOperation, ABC):
 
     def _resume(self, version: int | None) -> None:
         """Serve again what the log goes on counting as published."""
-        core, held = self.core, self.core.held
-        if held.memory not in (MemoryState.READY, MemoryState.DRAINING) or version is None:
+        core, contents = self.core, self.core.contents
+        if contents.memory not in (MemoryState.READY, MemoryState.DRAINING) or version is None:
             return
         # Who reads from now on is broken at the bound that the log's next word begins.
         self._held, self._bounded = True, False
-        if held.root is not None:
-            core.table.offer(core.key, held.version, held.root, held.digests)
+        if contents.root is not None:
+            core.table.offer(core.key, contents.version, contents.root, contents.digests)
         core.set_memory(MemoryState.READY)
         core.hold(version)
 
@@ -130,8 +131,8 @@ class DrainOperation(UnattendedOperation, ABC):
     def _no_copy(self) -> str:
         core = self.core
         return (
-            f"{core.where} stays published: no other copy of the retained version {core.held.version} stood within the "
-            "bound; allow more time, or give an agent more TENSORHUB_CACHE_BYTES"
+            f"{core.where} stays published: no other copy of the retained version {core.contents.version} stood within "
+            "the bound; allow more time, or give an agent more TENSORHUB_CACHE_BYTES"
         )
 
     def on_held(self, now: float) -> None:
@@ -140,8 +141,8 @@ class DrainOperation(UnattendedOperation, ABC):
     def stays(self, error: type[TensorHubError], message: str) -> None:
         """The shard is published as before."""
         core = self.core
-        if core.held.memory is MemoryState.DRAINING:
-            self._resume(core.held.version)
+        if core.contents.memory is MemoryState.DRAINING:
+            self._resume(core.contents.version)
         self._held = False
         if self._is_detached:
             core.settled(self)
@@ -170,9 +171,9 @@ class DrainOperation(UnattendedOperation, ABC):
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what was found out about who maps the memory."""
-        self._reclaim.on_outcome(news, now)
+        self._reclaim.on_outcome(outcome, now)
         self._when_read_out(now)
         self._fail_if_mapped()
 
@@ -180,12 +181,12 @@ class DrainOperation(UnattendedOperation, ABC):
         """At the bound say that somebody still maps the memory. It drains on, and the next call goes on from there."""
         core = self.core
         if self._bounded and self._reclaim.is_blocked and self._drained_by is None and not self._is_detached:
-            spare = " and its spare memory" if core.place.staged else ""
+            spare = " and its spare memory" if core.spec.staged else ""
             core.fail(
                 DrainTimeout,
                 f"the memory of {core.where}{spare} is still mapped by a reader of this host: don't overwrite it, and "
-                "call again; whoever maps it lets go by its next update, once nothing refers to the tensors, or by "
-                "its end",
+                "call again; a process that maps it lets go by its next update, once nothing refers to the tensors, or "
+                "by its end",
             )
 
     def tick(self, now: float) -> None:
@@ -198,7 +199,7 @@ class DrainOperation(UnattendedOperation, ABC):
             self.say_stay(now)
             return
         if self._held:
-            # Nobody knows whether the log lets it go just now, so it may not be published on, nor overwritten.
+            # Whether the log lets it go just now is unknown, so it may not be published on, nor overwritten.
             core.table.stop_granting(core.key)
             core.set_memory(MemoryState.DRAINING)
             self._leave_to_log()
@@ -248,9 +249,9 @@ class UnpublishOperation(DrainOperation):
 
     def start(self, now: float) -> None:
         """Refuse when nothing is published, else drain."""
-        if self.core.place.mapped:
+        if self.core.spec.mapped:
             self.core.fail(NotPublished, f"{self.core.where} only maps what its publisher holds: unpublish there")
-        elif self.core.held.memory not in (MemoryState.READY, MemoryState.DRAINING):
+        elif self.core.contents.memory not in (MemoryState.READY, MemoryState.DRAINING):
             self.core.fail(NotPublished, f"{self.core.where} has nothing published: publish or replicate first")
         else:
             self.drain(now)
@@ -282,7 +283,7 @@ class UnpublishOperation(DrainOperation):
         self._counted = True
         core = self.core
         core.break_readers("the agent joined anew")
-        if core.held.lent:
+        if core.contents.lent:
             # What the old incarnation said is void, but the memory must be free all the same.
             self._drained_by = None
             self._when_read_out(now)
@@ -300,8 +301,8 @@ class AttachOperation(UnpublishOperation):
         goes_on, core.detached = core.detached is not None, None
         # What another worker had mapped this one does not show.
         core.worker_mapping_gone()
-        if core.held.memory is MemoryState.DRAINING or (goes_on and core.held.memory is MemoryState.READY):
-            # Nobody else is there any more to take the log's word that it drains.
+        if core.contents.memory is MemoryState.DRAINING or (goes_on and core.contents.memory is MemoryState.READY):
+            # No other operation is left to take the log's word that it drains.
             self.drain(now)
         else:
             core.finish()
@@ -329,7 +330,7 @@ class ReleaseOperation(DrainOperation):
 
     def start(self, now: float) -> None:
         """Drain first where there may be readers."""
-        if self.core.held.memory in (MemoryState.READY, MemoryState.DRAINING):
+        if self.core.contents.memory in (MemoryState.READY, MemoryState.DRAINING):
             self.drain(now)
         else:
             self.drained(now)
@@ -376,6 +377,6 @@ class ReleaseOperation(DrainOperation):
             self.drain(now)
             return
         core.break_readers("the agent joined anew")
-        if core.held.memory is not MemoryState.EMPTY:
+        if core.contents.memory is not MemoryState.EMPTY:
             core.set_memory(MemoryState.EMPTY)
         self.drained(now)

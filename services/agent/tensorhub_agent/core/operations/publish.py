@@ -49,20 +49,20 @@ class PublishOperation:
 
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Refuse what can't be published, or begin to digest."""
-        core, held = self.core, self.core.held
-        if core.place.mapped:
+        core, contents = self.core, self.core.contents
+        if core.spec.mapped:
             core.fail(NotFilled, f"{core.where} only maps what its publisher holds: publish there")
-        elif held.memory is MemoryState.READY:
-            if self.version == held.version:
-                core.finish(version=held.version)
+        elif contents.memory is MemoryState.READY:
+            if self.version == contents.version:
+                core.finish(version=contents.version)
                 return
             core.fail(
                 VersionConflict,
-                f"{core.where} still has version {held.version} published: unpublish {held.version} first",
+                f"{core.where} still has version {contents.version} published: unpublish {contents.version} first",
             )
-        elif held.memory is not MemoryState.EMPTY:
-            core.fail(ReplicaConflict, f"{core.where} is {held.memory}: call unpublish again and wait for its end")
-        elif held.partial:
+        elif contents.memory is not MemoryState.EMPTY:
+            core.fail(ReplicaConflict, f"{core.where} is {contents.memory}: call unpublish again and wait for its end")
+        elif contents.partial:
             core.fail(
                 NotFilled,
                 f"{core.where} holds only a part of a version, since its last fill failed, or its agent was restarted "
@@ -72,15 +72,15 @@ class PublishOperation:
             self._digesting = core.number()
             core.emit(DigestMemory(core.key, self._digesting))
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the digests."""
-        if isinstance(news, Digested) and news.number == self._digesting and self._ready_by is None:
+        if isinstance(outcome, Digested) and outcome.number == self._digesting and self._ready_by is None:
             core = self.core
             if self._withdraw_by is not None:
                 return
-            self._digests = news.digests
+            self._digests = outcome.digests
             # With digests off nothing vouches for the bytes; an empty layout still has a root, over no digest.
-            self._root = root_digest(news.digests) if core.config.digests else NO_ROOT
+            self._root = root_digest(outcome.digests) if core.config.digests else NO_ROOT
             key = core.key
             if self._root != NO_ROOT:
                 core.table.offer(key, self.version, self._root, self._digests)

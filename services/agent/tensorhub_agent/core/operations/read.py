@@ -186,8 +186,8 @@ class ReadOperation:
         """Join the replica's round."""
         core, call = self.core, self.call
         self.began = self._waits_since = now
-        if core.held.memory is MemoryState.FILLING:
-            core.fail(ReplicaConflict, f"{core.where} is {core.held.memory}: wait until that has ended")
+        if core.contents.memory is MemoryState.FILLING:
+            core.fail(ReplicaConflict, f"{core.where} is {core.contents.memory}: wait until that has ended")
             return
         # Memory that drains because readers map it, and that the log counts as empty, may be read into again: this call
         # waits for those readers before it writes. What an unpublish drains the log refuses.
@@ -241,10 +241,14 @@ class ReadOperation:
             self._on_refused(event.by, event.error, event.message or "", now)
 
     def _on_refused(self, by: Sender | None, error: str, message: str, now: float) -> None:
-        """A round that is over has told its end before, so a refused giving-up is no news; the others are the end."""
+        """End the read; a round that is over has ended it before, and then a refused giving-up changes nothing."""
         core = self.core
-        if by == self._round.want_by and core.held.memory is MemoryState.DRAINING and error == ReplicaConflict.__name__:
-            message = f"{core.where} is {core.held.memory}: call unpublish again and wait for its end"
+        if (
+            by == self._round.want_by
+            and core.contents.memory is MemoryState.DRAINING
+            and error == ReplicaConflict.__name__
+        ):
+            message = f"{core.where} is {core.contents.memory}: call unpublish again and wait for its end"
         if by == self._round.filled_by:
             # The round would go on waiting for this shard, and no other call on it could begin.
             self._round.give_up(error, message)
@@ -278,7 +282,7 @@ class ReadOperation:
             return
         elapsed_s = now - self._fills_since if self.stage is ReadStage.FILLING else 0.0
         if is_better_dropped(
-            self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s, self.core.config.read_finish_s
+            self.transfer.done_bytes(), sum(self.core.spec.nbytes), elapsed_s, self.core.config.read_finish_s
         ):
             self._round.drop()
 
@@ -322,7 +326,7 @@ class ReadOperation:
         if core.key.shard in event.held:
             self.stage = ReadStage.GRANTED
             return
-        self._at_once = core.place.mapped and len(event.held) + 1 == len(event.roots)
+        self._at_once = core.spec.mapped and len(event.held) + 1 == len(event.roots)
         self._driver.begin(event.version, event.roots[core.key.shard], ReadPriority(event.cmd, event.round), now)
         self._drive(now)
 
@@ -342,17 +346,17 @@ class ReadOperation:
 
     # The read.
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
-        if self._target.on_outcome(news, now):
+        if self._target.on_outcome(outcome, now):
             self._write(now)
-        if self._driver.has_digested(news):
+        if self._driver.has_digested(outcome):
             if self.stage is ReadStage.DIGESTING:
                 self._filled(root_digest(self._driver.digests))
-        elif isinstance(news, Kept):
-            self._kept(news, now)
+        elif isinstance(outcome, Kept):
+            self._kept(outcome, now)
         elif self.transfer is not None:
-            self._driver.on_outcome(news, now)
+            self._driver.on_outcome(outcome, now)
             self._drive(now)
 
     def _drive(self, now: float) -> None:
@@ -414,7 +418,7 @@ class ReadOperation:
         if self.transfer is None:
             # This shard holds the version already; it waits for its siblings.
             return
-        self._gave_up_old = not self.core.place.swaps
+        self._gave_up_old = not self.core.spec.swaps
         if self.transfer.phase is TransferPhase.FAILED:
             # Its sources went after they had granted. Nothing is written, and the attempt is given up.
             return
@@ -440,7 +444,7 @@ class ReadOperation:
         program = None if execution is None else execution.program
         self._report = report_of(
             transfer,
-            self.core.place.nbytes,
+            self.core.spec.nbytes,
             now - self.began,
             self._driver.retried,
             program=program,
@@ -450,7 +454,8 @@ class ReadOperation:
         if by_pieces or transfer.root == NO_ROOT or not self.core.config.digests:
             self._filled(transfer.root)
             return
-        # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.
+        # The log has no digests of the shard's own pieces yet: it gets them from here, and keeps the first that it
+        # gets.
         self.stage = ReadStage.DIGESTING
         self._driver.digest()
 
@@ -458,24 +463,24 @@ class ReadOperation:
         """All bytes stand and are verified."""
         assert self.transfer is not None
         self._root = root
-        if self.core.place.swaps:
+        if self.core.spec.swaps:
             # Its manifest tells of what it holds, and of this from the swap on.
             self._say_filled()
             return
         self.stage = ReadStage.KEEPING
         self._target.keep(self.transfer.version, root or NO_ROOT, self._driver.digests)
 
-    def awaits(self, news: Kept) -> bool:
+    def awaits(self, outcome: Kept) -> bool:
         """Tell whether this is the answer that the read goes on with."""
         is_asked = self.stage is ReadStage.KEEPING and self._round.give_up_by is None
-        return is_asked and self._target.has_kept(news)
+        return is_asked and self._target.has_kept(outcome)
 
-    def _kept(self, news: Kept, now: float) -> None:
-        if not self.awaits(news):
+    def _kept(self, outcome: Kept, now: float) -> None:
+        if not self.awaits(outcome):
             return
-        if news.failure is not None and cached_version(self.core.key.replica) is not None:
+        if outcome.failure is not None and cached_version(self.core.key.replica) is not None:
             # Others would rest on a copy that goes with this process. A worker has its version all the same.
-            self._give_up(MemoryExhausted.__name__, news.failure, now, self._round.attempt)
+            self._give_up(MemoryExhausted.__name__, outcome.failure, now, self._round.attempt)
             return
         self._say_filled()
 
@@ -555,7 +560,7 @@ class ReadOperation:
         """Sum up how far it has come, if it has begun."""
         if self.transfer is None:
             return None
-        return report_of(self.transfer, self.core.place.nbytes, now - self.began, self._driver.retried)
+        return report_of(self.transfer, self.core.spec.nbytes, now - self.began, self._driver.retried)
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""

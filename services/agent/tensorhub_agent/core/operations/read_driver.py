@@ -63,7 +63,7 @@ class AvailabilityAnnouncer:
     """The readers of one shard that is being filled."""
 
     def __init__(self, core: ShardCore) -> None:
-        """Tell nobody yet."""
+        """Announce nothing yet."""
         self._core = core
 
     def pieces(self, pieces: tuple[Range, ...]) -> None:
@@ -90,10 +90,10 @@ class AvailabilityAnnouncer:
         for ceded in ceded_now:
             leases = core.table.cede(core.key, ceded.pieces)
             core.emit(*(SendAvailability(lease, PiecesHandedOff(ceded.pieces, ceded.new_owner)) for lease in leases))
-        news = core.table.promise(core.key, transfer.pool.committed(), transfer.pool.awaiting_others())
-        if news is not None:
-            said = [each for each in (PromiseRetracted(news.broken), PiecesPromised(news.fresh)) if each.pieces]
-            core.emit(*(SendAvailability(lease, each) for lease in news.leases for each in said))
+        change = core.table.promise(core.key, transfer.pool.committed(), transfer.pool.awaiting_others())
+        if change is not None:
+            said = [each for each in (PromiseRetracted(change.broken), PiecesPromised(change.fresh)) if each.pieces]
+            core.emit(*(SendAvailability(lease, each) for lease in change.leases for each in said))
 
 
 PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
@@ -128,7 +128,7 @@ class ReadDriver:
 
     def begin(self, version: int, root: str | None, turn: ReadPriority, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
-        core, config, kept = self._core, self._core.config, self._core.held.kept
+        core, config, kept = self._core, self._core.config, self._core.contents.kept
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
         self.program, self._completion, self._table, self._digested = None, None, None, (0, b"")
@@ -137,22 +137,22 @@ class ReadDriver:
             version,
             root,
             # What is mapped weighs nothing, so all of it is asked for at once.
-            nbytes=(0,) * len(core.place.nbytes) if core.place.mapped else core.place.nbytes,
+            nbytes=(0,) * len(core.spec.nbytes) if core.spec.mapped else core.spec.nbytes,
             # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
-            verify=config.digests and not core.place.mapped,
+            verify=config.digests and not core.spec.mapped,
             now=now,
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
         self._turn = turn
         self._base = self.transfer.base = self._base_for(root)
-        if config.digests and root is not None and root != NO_ROOT and not core.place.swaps:
+        if config.digests and root is not None and root != NO_ROOT and not core.spec.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
-            core.table.begin_fill(core.key, version, root, turn, len(core.place.nbytes))
+            core.table.begin_fill(core.key, version, root, turn, len(core.spec.nbytes))
 
     def forgo_kept(self) -> None:
-        """Read all pieces from now on: nobody was found for those that an earlier read has not proven.
+        """Read all pieces from now on: no source was found for those that an earlier read has not proven.
 
-        Whoever is left may have other layouts alone, and those are read as a whole or not at all.
+        The sources that are left may have other layouts alone, and those are read as a whole or not at all.
         """
         self._forgoes_kept = True
 
@@ -161,14 +161,14 @@ class ReadDriver:
 
         What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
         """
-        core, held = self._core, self._core.held
-        if not core.config.digests or not core.config.encodings or core.place.mapped:
+        core, contents = self._core, self._core.contents
+        if not core.config.digests or not core.config.encodings or core.spec.mapped:
             return None
-        if held.memory is not MemoryState.READY or held.version is None:
+        if contents.memory is not MemoryState.READY or contents.version is None:
             return None
-        if held.root in (None, NO_ROOT) or root in (None, NO_ROOT):
+        if contents.root in (None, NO_ROOT) or root in (None, NO_ROOT):
             return None
-        return BaseVersion(held.version, held.root)
+        return BaseVersion(contents.version, contents.root)
 
     def _new(
         self,
@@ -212,18 +212,18 @@ class ReadDriver:
         set_marks(marks, ranges)
         return marks
 
-    def _planned(self, news: PlanReceived, now: float) -> None:
+    def _planned(self, outcome: PlanReceived, now: float) -> None:
         """Take a plan. One that names a program turns a read that has nothing yet into one of the program's units."""
-        transfer, answer = self.transfer, news.answer
+        transfer, answer = self.transfer, outcome.answer
         assert transfer is not None
-        if news.program is not None and not news.program.fills(self._core.place.layout):
+        if outcome.program is not None and not outcome.program.fills(self._core.spec.layout):
             # Its boxes are places in other memory than this, and whatever came would be hashed as if it belonged here.
             answer = Refusal(error=VersionUnavailable.__name__, reason="the plan's program fills another layout")
-        elif news.program is not None and self.program is None and transfer.has_nothing:
-            self.program, self._completion, self._table = news.program, news.completion, news.table
+        elif outcome.program is not None and self.program is None and transfer.has_nothing:
+            self.program, self._completion, self._table = outcome.program, outcome.completion, outcome.table
             self.turned_by = answer if isinstance(answer, Plan) else None
-            before, sizes = transfer, news.program.nbytes()
-            transfer = self._new(before.version, before.root, sizes, verify=False, now=now, folds=news.folds)
+            before, sizes = transfer, outcome.program.nbytes()
+            transfer = self._new(before.version, before.root, sizes, verify=False, now=now, folds=outcome.folds)
             transfer.goes_on(before)
             transfer.plan_requests.asked(now)
             self.transfer = transfer
@@ -241,8 +241,8 @@ class ReadDriver:
         """Let readers of later turns wait for what comes here, by the word of its sources instead of by digests."""
         core = self._core
         core.break_waiting("the shard is filled from other layouts than its own")
-        if self._turn is not None and not core.place.swaps:
-            pieces, units = len(core.place.nbytes), self._completion
+        if self._turn is not None and not core.spec.swaps:
+            pieces, units = len(core.spec.nbytes), self._completion
             core.table.begin_fill(core.key, transfer.version, transfer.root, self._turn, pieces, units=units)
 
     def digest(self) -> None:
@@ -251,11 +251,11 @@ class ReadDriver:
         self._digested = (core.number(), b"")
         core.emit(DigestMemory(core.key, self._digested[0], filled=True))
 
-    def has_digested(self, news: EffectOutcome) -> bool:
+    def has_digested(self, outcome: EffectOutcome) -> bool:
         """Take these digests; tell whether they are what was asked for."""
-        if not isinstance(news, Digested) or news.number != self._digested[0]:
+        if not isinstance(outcome, Digested) or outcome.number != self._digested[0]:
             return False
-        self._digested = (0, news.digests)
+        self._digested = (0, outcome.digests)
         return True
 
     def serve(self) -> None:
@@ -264,44 +264,44 @@ class ReadDriver:
             done = self.transfer.verification.done
             self._announcer.pieces(tuple(ranges_of_marks(done, 0, len(done))))
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
         transfer = self.transfer
         assert transfer is not None
-        match news:
-            case PlanReceived() if news.number == self._plan_number:
-                self._planned(news, now)
+        match outcome:
+            case PlanReceived() if outcome.number == self._plan_number:
+                self._planned(outcome, now)
             case LeaseReceived():
-                transfer.held(news.source, news.digests, now)
+                transfer.held(outcome.source, outcome.digests, now)
             case SourceOpened():
-                transfer.opened(news.source, news.digests, now, news.pieces, promises=news.promises)
+                transfer.opened(outcome.source, outcome.digests, now, outcome.pieces, promises=outcome.promises)
             case AvailabilityReceived():
-                self._heard(transfer, news.source, news.news, now)
+                self._heard(transfer, outcome.source, outcome.update, now)
             case BytesReceived():
-                transfer.progressed(news.source, news.nbytes, now)
+                transfer.progressed(outcome.source, outcome.nbytes, now)
             case BatchDone():
-                transfer.batch_done(news.source, news.batch, news.digests, now, news.encoded)
+                transfer.batch_done(outcome.source, outcome.batch, outcome.digests, now, outcome.encoded)
             case LeaseConfirmed():
-                transfer.confirmed(news.source, news.holds, now)
+                transfer.confirmed(outcome.source, outcome.holds, now)
             case SourceLost():
-                transfer.lost(news.source, news.reason, now)
+                transfer.lost(outcome.source, outcome.reason, now)
             case SourceClosed():
-                transfer.closed(news.source, now)
+                transfer.closed(outcome.source, now)
 
-    def _heard(self, transfer: Transfer, source: int, news: AvailabilityUpdate, now: float) -> None:
-        match news:
+    def _heard(self, transfer: Transfer, source: int, update: AvailabilityUpdate, now: float) -> None:
+        match update:
             case PiecesAvailable():
-                transfer.available(source, news.pieces, now)
+                transfer.available(source, update.pieces, now)
             case PiecesPromised():
-                transfer.promised(source, news.pieces)
+                transfer.promised(source, update.pieces)
             case PromiseRetracted():
-                transfer.retracted(source, news.pieces, now)
+                transfer.retracted(source, update.pieces, now)
             case PiecesHandedOff():
-                key, new_owner = self._core.key, news.new_owner
+                key, new_owner = self._core.key, update.new_owner
                 if (new_owner.replica, new_owner.shard) == (key.replica, key.shard):
-                    transfer.inherited(source, news.pieces, now)
+                    transfer.inherited(source, update.pieces, now)
                 else:
-                    transfer.ceded(source, news.pieces, new_owner, now)
+                    transfer.ceded(source, update.pieces, new_owner, now)
 
     def drive(self, agent: str, now: float) -> None:
         """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
@@ -310,21 +310,21 @@ class ReadDriver:
         core = self._core
         transfer.has_downstream_readers = core.table.awaiting(core.key) > 0
         transfer.tick(now)
-        todo = transfer.take_actions()
+        actions = transfer.take_actions()
         self._driven_at = now
         if transfer.phase in (TransferPhase.DONE, TransferPhase.FAILED):
             self._measure()
         if transfer.verification.digests is not None:
             core.table.set_digests(core.key, transfer.verification.digests)
-        self._fold(todo)
+        self._fold(actions)
         if self._completion is None:
-            self._announcer.pieces(tuple(todo.proven))
+            self._announcer.pieces(tuple(actions.proven))
         else:
-            self._announcer.units(tuple(todo.proven), self._completion)
-        self._announcer.promise(transfer, todo.ceded)
-        if todo.plan is not None:
-            self._ask_plan(transfer, todo.plan, agent, now)
-        self._emit(todo)
+            self._announcer.units(tuple(actions.proven), self._completion)
+        self._announcer.promise(transfer, actions.ceded)
+        if actions.plan is not None:
+            self._ask_plan(transfer, actions.plan, agent, now)
+        self._emit(actions)
         self._core.numbers_up_to(transfer.pool.next_number)
 
     def abandon(self) -> None:
@@ -338,7 +338,7 @@ class ReadDriver:
     def stop(self) -> None:
         """End the transfer; `is_quiet` tells when it has ended."""
         self._core.break_waiting("the source is not filled with this version any more")
-        if self._core.place.mapped:
+        if self._core.spec.mapped:
             self._core.emit(DropMapping(self._core.key))
         if self.transfer is not None:
             self._measure()
@@ -375,8 +375,8 @@ class ReadDriver:
 
     def keep_verified(self) -> None:
         """Remember which pieces are proven, for a later read of the same bytes."""
-        transfer, held = self.transfer, self._core.held
-        written = held.memory is MemoryState.FILLING or self._core.place.staged
+        transfer, contents = self.transfer, self._core.contents
+        written = contents.memory is MemoryState.FILLING or self._core.spec.staged
         keep = transfer.verification.keep() if transfer is not None and written else None
         if transfer is not None and keep is not None and transfer.root is not None:
             self._core.keep_verified(transfer.version, transfer.root, *keep)
@@ -397,7 +397,7 @@ class ReadDriver:
             pieces=pieces,
             avoid=avoid,
             turn=self._turn,
-            mapped=core.place.mapped,
+            mapped=core.spec.mapped,
             program=self._reads_by,
             rates=core.measured.told(now),
             promises=True,
@@ -421,24 +421,24 @@ class ReadDriver:
         return True
 
     def _uncrossed(self, transfer: Transfer) -> tuple[SourceId, ...]:
-        """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
-        key, mates = self._core.key, transfer.pool.site_peers
-        if not mates.asks_for_handoff:
-            return tuple(mates.not_bringing)
-        return tuple(each for each in mates.crossers if (each.replica, each.shard) != (key.replica, key.shard))
+        """Return who does not bring over what is asked for: of what was ceded to this shard, none of its peers."""
+        key, peers = self._core.key, transfer.pool.site_peers
+        if not peers.asks_for_handoff:
+            return tuple(peers.not_bringing)
+        return tuple(each for each in peers.crossers if (each.replica, each.shard) != (key.replica, key.shard))
 
     def _root_of(self, share: Share) -> str | None:
         """Return what a source must hold by the log: in its own layout, where that is not the reader's."""
         assert self.transfer is not None
         return self.transfer.root if self.program is None else share.root
 
-    def _fold(self, todo: TransferActions) -> None:
+    def _fold(self, actions: TransferActions) -> None:
         """Count partials, before anything is asked for by them and before anybody hears of the scales."""
-        for source, partials, scales in todo.fold:
+        for source, partials, scales in actions.fold:
             assert self._table is not None
             self._core.emit(FoldAmax(self._core.key, source, partials, scales, self._table))
 
-    def _emit(self, todo: TransferActions) -> None:
+    def _emit(self, actions: TransferActions) -> None:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
         base = self._base if self.program is None else None
@@ -451,19 +451,19 @@ class ReadDriver:
                     transfer.version,
                     self._root_of(share),
                     self._turn,
-                    core.place.mapped,
+                    core.spec.mapped,
                     self.program,
                     base,
                     core.measured.rate((share.link, share.transport)),
                     self._table,
                     is_held,
                 )
-                for is_held, shares in ((False, todo.open), (True, todo.hold))
+                for is_held, shares in ((False, actions.open), (True, actions.hold))
                 for n, share in shares
             )
         )
-        core.emit(*(OpenTransport(key, n) for n in todo.enter))
-        core.emit(*(ReadBatch(key, n, batch, ranges) for n, batch, ranges in todo.post))
-        core.emit(*(ConfirmLease(key, n) for n in todo.confirm))
-        core.emit(*(ReportWrongBytes(key, n) for n in todo.accuse))
-        core.emit(*(CloseSource(key, n) for n in todo.close))
+        core.emit(*(OpenTransport(key, n) for n in actions.enter))
+        core.emit(*(ReadBatch(key, n, batch, ranges) for n, batch, ranges in actions.post))
+        core.emit(*(ConfirmLease(key, n) for n in actions.confirm))
+        core.emit(*(ReportWrongBytes(key, n) for n in actions.accuse))
+        core.emit(*(CloseSource(key, n) for n in actions.close))

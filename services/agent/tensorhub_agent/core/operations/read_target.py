@@ -1,8 +1,8 @@
 """The memory that one read writes: taken from its readers, filled, and then a version or a part of one. Pure.
 
 A shard that swaps is filled beside what it holds, which is served until all of its replica swaps. Always true: nothing
-may be written before the last lease on the memory has ended or was broken and a probe has found nobody who maps it;
-and others may read what was filled only once the log counts it.
+may be written before the last lease on the memory has ended or was broken and a probe has found no process that maps
+it; and others may read what was filled only once the log counts it.
 """
 
 from tensorhub_agent.core.effects import EffectOutcome, Keep, Kept
@@ -33,7 +33,7 @@ class ReadTarget:
     def vacate(self, now: float) -> bool:
         """Stop serving what is to be overwritten."""
         core = self._core
-        if core.place.swaps:
+        if core.spec.swaps:
             # The bytes go to the spare memory, and what stands here goes on being served.
             core.drop_kept()
             self._reclaim = MemoryReclaim(core, MemoryChoice.SPARE)
@@ -53,7 +53,7 @@ class ReadTarget:
         return self._take()
 
     def _take(self) -> bool:
-        """Nobody has a lease on what is to be overwritten; it may be written once nobody maps it either."""
+        """No lease is left on what is to be overwritten; it may be written once no process maps it either."""
         core, vacancy = self._core, self._reclaim
         if vacancy is None:
             return False
@@ -62,15 +62,15 @@ class ReadTarget:
             return False
         self._reclaim = None
         self._vacated = False
-        if not core.place.swaps:
+        if not core.spec.swaps:
             core.set_memory(MemoryState.FILLING, partial=True, kept=None)
         return True
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> bool:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> bool:
         """Take what was found out about who maps the memory."""
         if self._reclaim is None:
             return False
-        self._reclaim.on_outcome(news, now)
+        self._reclaim.on_outcome(outcome, now)
         return self._take()
 
     def on_readers_gone(self, now: float) -> bool:
@@ -100,13 +100,13 @@ class ReadTarget:
         self._keeping = self._core.number()
         self._core.emit(Keep(key=self._core.key, number=self._keeping, version=version, root=root, digests=digests))
 
-    def has_kept(self, news: Kept) -> bool:
+    def has_kept(self, outcome: Kept) -> bool:
         """Tell whether this answers the last question."""
-        return news.number == self._keeping
+        return outcome.number == self._keeping
 
     def filled(self, event: ShardFilled, digests: bytes) -> None:
         """The log counts this shard as ready, so others may read it; one that swaps only with its whole replica."""
-        if self._core.place.swaps:
+        if self._core.spec.swaps:
             self._beside = event.version, event.root
         else:
             self.stand(event.version, event.root, digests)
@@ -128,29 +128,29 @@ class ReadTarget:
         core.set_memory(
             MemoryState.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None
         )
-        if not core.place.mapped:
+        if not core.spec.mapped:
             core.table.offer(core.key, version, root, digests)
 
     def begin_anew(self) -> None:
-        """The log decided again, so nobody is waited for, and what was filled beside does not count."""
+        """The log decided again, so no other shard is waited for, and what was filled beside does not count."""
         self._beside = self._reclaim = self._keeping = None
 
     def stated(self) -> None:
         """The agent has joined anew and stated what stands here untouched: the log counts it again, so it is served."""
-        core, held = self._core, self._core.held
-        if self._vacated and held.memory is MemoryState.READY:
+        core, contents = self._core, self._core.contents
+        if self._vacated and contents.memory is MemoryState.READY:
             self._vacated, self._reclaim = False, None
             core.break_waiting("the agent joined anew")
-            if held.root is not None:
-                core.table.offer(core.key, held.version, held.root, held.digests)
+            if contents.root is not None:
+                core.table.offer(core.key, contents.version, contents.root, contents.digests)
 
     def leave(self) -> None:
         """The read ends here, and nothing is written any more."""
         core = self._core
-        if core.held.memory is MemoryState.FILLING:
+        if core.contents.memory is MemoryState.FILLING:
             # The memory stays as it is: a part of a version.
             core.set_memory(MemoryState.EMPTY, partial=True)
-        elif self._vacated and core.held.memory is MemoryState.READY:
-            # The log counts it as given up, and nobody has written yet.
+        elif self._vacated and core.contents.memory is MemoryState.READY:
+            # The log counts it as given up, and nothing was written yet.
             core.break_readers("the shard was to be filled with another version")
             core.set_memory(MemoryState.EMPTY)

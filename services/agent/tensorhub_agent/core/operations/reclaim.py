@@ -1,4 +1,4 @@
-"""Finds memory of one shard that nobody maps, so that it may be written. Pure.
+"""Finds memory of one shard that no process maps, so that it may be written. Pure.
 
 Who maps a shard's memory (install="mapped") holds a lock on it until the mapping is gone. The kernel doesn't tell of
 that end, so it is asked again and again while somebody waits. A shard that is to be emptied and has spare memory need
@@ -34,7 +34,7 @@ class MemoryReclaim:
     def __init__(self, core: ShardCore, where: MemoryChoice) -> None:
         """Begin when `seek` is called."""
         self._core = core
-        self._where = where if core.place.staged or where is MemoryChoice.OWN else MemoryChoice.OWN
+        self._where = where if core.spec.staged or where is MemoryChoice.OWN else MemoryChoice.OWN
         self._asked = False
         self._copying = False
         self._at: float | None = None
@@ -43,9 +43,9 @@ class MemoryReclaim:
 
     @property
     def is_found(self) -> bool:
-        """Whether nobody maps the wanted memory."""
-        held = self._core.held
-        return not self._copying and not (held.spare_lent if self._where is MemoryChoice.SPARE else held.lent)
+        """Whether no process maps the wanted memory."""
+        contents = self._core.contents
+        return not self._copying and not (contents.spare_lent if self._where is MemoryChoice.SPARE else contents.lent)
 
     @property
     def is_copying(self) -> bool:
@@ -61,23 +61,23 @@ class MemoryReclaim:
         self._asked = True
         self._core.emit(ProbeMapping(self._core.key, spare))
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:
         """Take what a probe has found, or that the copy is done."""
         core = self._core
-        if isinstance(news, Duplicated) and self._copying:
+        if isinstance(outcome, Duplicated) and self._copying:
             self._copying = False
             core.set_memory(MemoryState.DRAINING, swap=True)
-        elif isinstance(news, Probed) and self._asked:
+        elif isinstance(outcome, Probed) and self._asked:
             self._asked = False
-            core.note_lent(news.lent, spare=news.spare)
-            self._follow(news, now)
+            core.note_lent(outcome.lent, spare=outcome.spare)
+            self._follow(outcome, now)
 
-    def _follow(self, news: Probed, now: float) -> None:
+    def _follow(self, outcome: Probed, now: float) -> None:
         if self.is_found:
             self.is_blocked = False
-        elif self._where is MemoryChoice.EITHER and not news.spare and self._core.held.spare_lent:
+        elif self._where is MemoryChoice.EITHER and not outcome.spare and self._core.contents.spare_lent:
             self._ask(spare=True)
-        elif self._where is MemoryChoice.EITHER and not self._core.held.spare_lent:
+        elif self._where is MemoryChoice.EITHER and not self._core.contents.spare_lent:
             self._copying, self.is_blocked = True, False
             # What a failed read had left there is overwritten.
             self._core.drop_kept()

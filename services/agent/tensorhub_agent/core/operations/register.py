@@ -24,17 +24,17 @@ class RegisterOperation(UnattendedOperation):
 
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
-        place, key = self.core.place, self.core.key
+        spec, key = self.core.spec, self.core.key
         self._by = self.core.append_command(
             Register(
                 model=key.model,
                 replica=key.replica,
                 shard=key.shard,
-                shards=place.shards,
-                spot=place.spot,
-                layout=place.layout,
-                nbytes=0 if place.mapped else sum(place.nbytes),
-                mapped=place.mapped,
+                shards=spec.shards,
+                spot=spec.spot,
+                layout=spec.layout,
+                nbytes=0 if spec.mapped else sum(spec.nbytes),
+                mapped=spec.mapped,
             )
         )
 
@@ -51,14 +51,14 @@ class RegisterOperation(UnattendedOperation):
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._drop(event.error, event.message or "")
 
-    def on_outcome(self, news: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def on_outcome(self, outcome: EffectOutcome, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take what the siblings' layouts say."""
-        if isinstance(news, SiblingsChecked) and news.number == self._checks:
-            if news.mismatch is None:
+        if isinstance(outcome, SiblingsChecked) and outcome.number == self._checks:
+            if outcome.mismatch is None:
                 self._done()
             else:
                 self._release()
-                self._drop(LayoutMismatch.__name__, f"{self.core.where}: {news.mismatch}: give the same tensors")
+                self._drop(LayoutMismatch.__name__, f"{self.core.where}: {outcome.mismatch}: give the same tensors")
 
     def _done(self) -> None:
         self.core.registered = True

@@ -56,7 +56,7 @@ class RoundClient:
             want=wish,
             patient=patient,
             supersede=True,
-            staged=self._core.place.swaps,
+            staged=self._core.spec.swaps,
         )
         self.want_by = self._core.append_command(command)
 
@@ -115,15 +115,15 @@ class RoundClient:
         """The call raises without the log's word: whatever the log makes of it is undone by what stands behind it.
 
         A lane keeps its order, so nothing that this shard says later can meet what was given up here: neither the
-        round, which the log may have taken up again, nor a fill that nobody was told of.
+        round, which the log may have taken up again, nor a fill that was not announced.
         """
         core = self._core
         message = f"the registry did not answer {core.where} within the bound"
         self._leave(None, RoundTimeout.__name__, message)
-        if self.filled_by is not None and (core.held.memory is MemoryState.FILLING or core.place.swaps):
+        if self.filled_by is not None and (core.contents.memory is MemoryState.FILLING or core.spec.swaps):
             core.take_back()
-            if core.held.memory is MemoryState.READY:
-                # Nobody knows whether the log has swapped, so the shard is no holder of either version.
+            if core.contents.memory is MemoryState.READY:
+                # Whether the log has swapped is unknown, so the shard is no holder of either version.
                 core.hold(None)
                 core.break_readers("the log did not say which version stands here")
                 core.set_memory(MemoryState.EMPTY)

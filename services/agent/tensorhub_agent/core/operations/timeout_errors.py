@@ -8,7 +8,7 @@ from tensorhub_common.protocol.log.commands import VersionRequest
 class MissingShards:
     """Whom the shards of a replica wait for, as one of them hears it.
 
-    All of them end at about the same bound. Whoever ends last finds the others gone, and did not wait for them.
+    All of them end at about the same bound. The shard that ends last finds the others gone, and did not wait for them.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class MissingShards:
         self._never = self._never.intersection(missing) if self._never is not None else set(missing)
 
     def of(self, missing: tuple[int, ...]) -> tuple[int, ...]:
-        """Of those who are not there at the end, return whom it was waited for; nobody where all were there once."""
+        """Of those who are not there at the end, return those that were waited for; none where all were there once."""
         if self._all_came:
             return ()
         return tuple(each for each in missing if self._never and each in self._never) or missing

@@ -14,6 +14,7 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.primitives.lease_messages import LeaseMessage, ReaderDone
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
 from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
 from tensorhub_agent.transports.lease_session import LeaseSession
@@ -76,7 +77,7 @@ class LocalSession(LocalLease):
 
     async def read(
         self,
-        destination: memoryview,
+        destination: MemoryRegion,
         spans: Spans,
         *,
         digests: bool,
@@ -94,7 +95,7 @@ class LocalSession(LocalLease):
 
     async def gather(
         self,
-        destination: memoryview,
+        destination: MemoryRegion,
         regions: StridedCopies,
         *,
         digests: bool,  # noqa: ARG002 (no bytes are sent, so there is nothing to compare)

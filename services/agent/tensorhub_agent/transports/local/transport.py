@@ -173,11 +173,11 @@ class LocalTransport:
         if reader is not None and (messages := reader.lease.break_lease(reason)):
             reader.break_off(messages)
 
-    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, update: AvailabilityUpdate) -> None:
         """See `Transport.announce`."""
         reader = self._readers.get(lease)
         if reader is not None:
-            reader.announce(reader.lease.announce(news))
+            reader.announce(reader.lease.announce(update))
 
     async def open(
         self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnAvailability = unheard
@@ -215,7 +215,7 @@ class LocalTransport:
         try:
             await self._receive(reader, pid)
         except PeerGone:
-            pass  # `lost` ends its lease.
+            pass  # Its lease ends below.
         except TimeoutError:
             _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
         except (TensorHubError, OSError, *MALFORMED) as why:

@@ -12,8 +12,8 @@ Invariants:
 - A turn looks at the links that have something under way, and at those to which a frame has come; the others, however
   many, cost nothing.
 - What can't be ended within `CLOSE_S_MAX` is a fault of the process: its end is the only thing left that keeps bytes
-  from arriving. So is an error of the thread, and of what the event loop does with its news.
-- The thread alone tells news and carries out commands, until it is over; from then on the event loop alone does.
+  from arriving. So is an error of the thread, and of what the event loop does with its events.
+- The thread alone reports events and carries out commands, until it is over; from then on the event loop alone does.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class UcxxEngine:
         """Those whose endpoint is not closed, by what UCX calls it."""
         self._busy: set[_LinkState] = set()
         """Those that the next turn looks at."""
-        self._news: list[Command] = []
+        self._events: list[Command] = []
         self._ending = self._is_over = False
         self._over_lock = threading.Lock()
         """Held where a command is put in line, and where the thread ends."""
@@ -158,10 +158,10 @@ class UcxxEngine:
         try:
             port = self._open()
         except Exception as why:  # noqa: BLE001 (whatever is wrong with UCX here, the agent goes on without it)
-            self._news.append((self._fail_start, (TransportUnavailable(f"UCX can't be used here: {why}"),)))
+            self._events.append((self._fail_start, (TransportUnavailable(f"UCX can't be used here: {why}"),)))
             self._tell()
             return
-        self._news.append((self._set_started, (port,)))
+        self._events.append((self._set_started, (port,)))
         self._tell()
         try:
             self._turn()
@@ -200,7 +200,7 @@ class UcxxEngine:
                 what(*args)
             moved = worker.progress_once()
             self._harvest()
-            if self._news:
+            if self._events:
                 self._tell()
             if not moved and not commands and worker.arm():
                 self._wait()
@@ -213,13 +213,13 @@ class UcxxEngine:
                     os.eventfd_read(self._wake)
 
     def _tell(self) -> None:
-        news, self._news = self._news, []
+        events, self._events = self._events, []
         with contextlib.suppress(RuntimeError):  # The loop is closed: no task waits.
-            self._loop.call_soon_threadsafe(self._deliver, news)
+            self._loop.call_soon_threadsafe(self._deliver, events)
 
-    def _deliver(self, news: list[Command]) -> None:
-        """Hand on what the thread has seen, each piece of news by itself. In the event loop."""
-        for what, args in news:
+    def _deliver(self, events: list[Command]) -> None:
+        """Hand on what the thread has seen, each event by itself. In the event loop."""
+        for what, args in events:
             try:
                 what(*args)
             except Exception as why:  # noqa: BLE001 (what is not taken now is never told again)
@@ -244,7 +244,7 @@ class UcxxEngine:
         self._worker = None
         with self._over_lock:
             self._is_over = True
-            self._news += [(link.has_closed, ()) for link in links]
+            self._events += [(link.has_closed, ()) for link in links]
             self._end_commands()
 
     def _end_commands(self) -> None:
@@ -265,7 +265,7 @@ class UcxxEngine:
         try:
             link = UcxxLink(self)
             self._adopt(link, endpoint)
-            self._news.append((self._on_link, (link,)))
+            self._events.append((self._on_link, (link,)))
         except Exception as why:  # noqa: BLE001 (nothing may escape into UCX)
             self._fail("taking in a connection", why)
 
@@ -273,7 +273,7 @@ class UcxxEngine:
         try:
             endpoint = self._library.connect(self._worker, address, port)
         except Exception as why:  # noqa: BLE001 (ucxx raises what it likes)
-            self._news.append((link.went_down, (_said(why),)))
+            self._events.append((link.went_down, (_said(why),)))
             return
         self._adopt(link, endpoint)
 
@@ -317,13 +317,13 @@ class UcxxEngine:
                 self._lose(wire, _said(why))
         batch.is_posted = True
         if not batch.left:
-            self._news.append((batch.end, ()))
+            self._events.append((batch.end, ()))
 
     def post_close(self, link: UcxxLink) -> None:
         """Close a link by force. For `UcxxLink`, in the thread."""
         wire = self._wires.get(link)
         if wire is None:
-            self._news.append((link.has_closed, ()))
+            self._events.append((link.has_closed, ()))
         elif wire.closing_since is None:
             wire.closing_since = time.monotonic()
             self._busy.add(wire)
@@ -361,7 +361,7 @@ class UcxxEngine:
         except (TensorHubError, OSError) as why:
             self._lose(wire, _said(why))
         else:
-            self._news += [(wire.link.took_frame, (frame,)) for frame in frames]
+            self._events += [(wire.link.took_frame, (frame,)) for frame in frames]
 
     def _take_ended(self, wire: _LinkState) -> None:
         left = []
@@ -376,9 +376,9 @@ class UcxxEngine:
                 batch.fail(_said(why))
             batch.left -= 1
             if not batch.left and batch.is_posted:
-                self._news.append((batch.end, ()))
+                self._events.append((batch.end, ()))
             elif batch.counts(nbytes, time.monotonic()):
-                self._news.append((batch.progress, (batch.take_count(),)))
+                self._events.append((batch.progress, (batch.take_count(),)))
         wire.requests = left
 
     def _see_closed(self, wire: _LinkState) -> None:
@@ -389,19 +389,19 @@ class UcxxEngine:
         elif not wire.requests:
             del self._wires[wire.link]
             self._busy.discard(wire)
-            self._news.append((wire.link.has_closed, ()))
+            self._events.append((wire.link.has_closed, ()))
         elif self._worker.cancel_inflight_requests():
             # Receives of an endpoint that the other side ended outlive our close; ucxx leaves them to this call.
             pass
         elif time.monotonic() > wire.closing_since + CLOSE_S_MAX:
             wire.closing_since = float("inf")
             why = f"UCX has not ended {len(wire.requests)} requests of a closed connection within {CLOSE_S_MAX:g} s"
-            self._news.append((self._on_fault, (why,)))
+            self._events.append((self._on_fault, (why,)))
 
     def _lose(self, wire: _LinkState, why: str) -> None:
         if not wire.down:
             wire.down = True
-            self._news.append((wire.link.went_down, (why,)))
+            self._events.append((wire.link.went_down, (why,)))
 
 
 def _said(why: Exception) -> str:

@@ -21,6 +21,7 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.forms import check_boxes
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
 from tensorhub_agent.transports.ucxx.link import LinkDown, UcxxBatch, UcxxLink
@@ -69,7 +70,7 @@ class GatherClient:
         self._sums: dict[int, asyncio.Future[bytes]] = {}
 
     async def gather(
-        self, destination: memoryview, regions: StridedCopies, *, digests: bool, progress: Callable[[int], None]
+        self, destination: MemoryRegion, regions: StridedCopies, *, digests: bool, progress: Callable[[int], None]
     ) -> None:
         """See `SourceSession.gather`."""
         check_boxes(regions, len(destination))
@@ -105,7 +106,7 @@ class GatherClient:
             raise failed[0]
 
     async def _bring(
-        self, destination: memoryview, lot: GatherBatch, *, digests: bool, progress: Callable[[int], None]
+        self, destination: MemoryRegion, lot: GatherBatch, *, digests: bool, progress: Callable[[int], None]
     ) -> None:
         if not lot.bounced_bytes:
             await self._receive(destination, memoryview(b""), lot, digests=digests, progress=progress)
@@ -116,8 +117,8 @@ class GatherClient:
 
     async def _receive(
         self,
-        destination: memoryview,
-        slot: memoryview,
+        destination: MemoryRegion,
+        slot: MemoryRegion,
         lot: GatherBatch,
         *,
         digests: bool,
@@ -142,7 +143,7 @@ class GatherClient:
         finally:
             self._sums.pop(tag, None)
 
-    async def _compare(self, destination: memoryview, slot: memoryview, lot: GatherBatch, sums: bytes) -> None:
+    async def _compare(self, destination: MemoryRegion, slot: MemoryRegion, lot: GatherBatch, sums: bytes) -> None:
         whole = [message for message in lot.messages if message.is_whole_here]
         here = _cuts(await self._digests(destination, [(each.items[0].to, each.nbytes) for each in whole]))
         bounced = [message.nbytes for message in lot.messages if not message.is_whole_here]
@@ -152,7 +153,7 @@ class GatherClient:
             self._lease.lose(why)
             raise TransportLost(why)
 
-    async def _digests(self, view: memoryview, spans: list[tuple[int, int]]) -> bytes:
+    async def _digests(self, view: MemoryRegion, spans: list[tuple[int, int]]) -> bytes:
         at = [start for start, _ in spans]
         job = self._pool.digest(view, Spans(at, at, [nbytes for _, nbytes in spans]))
         await self._lease.finish(job)
@@ -181,7 +182,7 @@ def _cuts(digests: bytes) -> Iterator[bytes]:
     return (digests[at : at + PIECE_DIGEST_BYTES] for at in range(0, len(digests), PIECE_DIGEST_BYTES))
 
 
-def _views(destination: memoryview, slot: memoryview, lot: GatherBatch) -> list[memoryview]:
+def _views(destination: MemoryRegion, slot: MemoryRegion, lot: GatherBatch) -> list[MemoryRegion]:
     views, at = [], 0
     for message in lot.messages:
         if message.is_whole_here:

@@ -19,6 +19,7 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.block_forms import amax_bytes
 from tensorhub_agent.primitives.forms import check_form
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
@@ -150,7 +151,7 @@ class GatherServer:
             finally:
                 await wait_shielded(batch.ended)
 
-    async def _sums(self, frame: GatherRequest, view: memoryview, at: Sequence[int], sizes: Sequence[int]) -> bytes:
+    async def _sums(self, frame: GatherRequest, view: MemoryRegion, at: Sequence[int], sizes: Sequence[int]) -> bytes:
         return await self._pool.digest(view, Spans(at, at, sizes)).result() if frame.sums else b""
 
 

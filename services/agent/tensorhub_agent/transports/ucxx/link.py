@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_common.errors import TensorHubError
 
@@ -36,9 +37,9 @@ PROGRESS_S: Final = 0.25
 class UcxxBatch:
     """Messages that were posted together. What counts in it is the engine's thread's."""
 
-    def __init__(self, views: Sequence[memoryview], *, receives: bool) -> None:
+    def __init__(self, views: Sequence[MemoryRegion], *, receives: bool) -> None:
         """Begin with nothing posted. UCX holds none of the memory that it was given, so the batch does."""
-        self.views: Sequence[memoryview] = views
+        self.views: Sequence[MemoryRegion] = views
         self.receives = receives
         self.left = 0
         self.is_posted = False
@@ -96,15 +97,15 @@ class UcxxLink:
         """Send a frame. What can't be sent any more is dropped: the link goes down."""
         self._engine.do(self._engine.post_frame, self, data)
 
-    def receive(self, views: Sequence[memoryview], tag: int) -> UcxxBatch:
+    def receive(self, views: Sequence[MemoryRegion], tag: int) -> UcxxBatch:
         """Wait for message i, sent with tag + i, in view i."""
         return self._post(views, tag, receives=True)
 
-    def transmit(self, views: Sequence[memoryview], tag: int) -> UcxxBatch:
+    def transmit(self, views: Sequence[MemoryRegion], tag: int) -> UcxxBatch:
         """Send view i with tag + i."""
         return self._post(views, tag, receives=False)
 
-    def _post(self, views: Sequence[memoryview], tag: int, *, receives: bool) -> UcxxBatch:
+    def _post(self, views: Sequence[MemoryRegion], tag: int, *, receives: bool) -> UcxxBatch:
         batch = UcxxBatch(views, receives=receives)
         self._engine.do(self._engine.post_batch, self, batch, tag)
         return batch

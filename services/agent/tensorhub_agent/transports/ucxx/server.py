@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, SourceMessage, split_update
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
 from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
@@ -108,9 +109,9 @@ class ReaderConnection:
             raise fault.error
         self.end(f"the agent failed: {fault.error!r}")
 
-    def announce(self, news: AvailabilityUpdate) -> None:
+    def announce(self, update: AvailabilityUpdate) -> None:
         """Tell the reader of the pieces here."""
-        self._send(self._lease.announce(news))
+        self._send(self._lease.announce(update))
 
     def _send(self, messages: Sequence[SourceMessage]) -> None:
         for message in messages:
@@ -220,7 +221,7 @@ class ReaderConnection:
             patches += steps
         self._transmit(messages_in(memoryview(b"".join(patches))), want.tag)
 
-    def _transmit(self, views: list[memoryview], tag: int) -> None:
+    def _transmit(self, views: Sequence[MemoryRegion], tag: int) -> None:
         total = sum(map(len, views))
         if self._sending_bytes + total > WANTED_BYTES_MAX:
             raise BeyondGrant(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")

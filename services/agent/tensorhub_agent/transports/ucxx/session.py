@@ -25,6 +25,7 @@ from tensorhub_agent.primitives.lease_messages import (
     ReaderDone,
     Welcome,
 )
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
 from tensorhub_agent.transports.lease_session import LeaseSession
@@ -93,7 +94,7 @@ class UcxxSession(LeaseSession):
         self._renewing = self._work.start(self.renew(), "renewing the lease")
 
     async def read(
-        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+        self, destination: MemoryRegion, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         """See `SourceSession.read`."""
         self.check_open()
@@ -104,7 +105,7 @@ class UcxxSession(LeaseSession):
 
     async def gather(
         self,
-        destination: memoryview,
+        destination: MemoryRegion,
         regions: StridedCopies,
         *,
         digests: bool,
@@ -119,14 +120,14 @@ class UcxxSession(LeaseSession):
             self._reading -= 1
 
     async def _bring(
-        self, destination: memoryview, bounce: memoryview, messages: MessagePlan, progress: Callable[[int], None]
+        self, destination: MemoryRegion, bounce: MemoryRegion, messages: MessagePlan, progress: Callable[[int], None]
     ) -> None:
         if messages.nbytes:
             views = _views(destination, bounce, messages)
             await self._received(views, lambda tag: PieceRequest(tag, messages.origin, messages.nbytes), progress)
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
+        self, destination: MemoryRegion, base: MemoryRegion | None, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         """See `EncodingSession.overwrite`."""
         self.check_open()
@@ -143,7 +144,7 @@ class UcxxSession(LeaseSession):
         job = patch_pieces(self._pool, destination, base, wanted.spans, named)
         return await job.result(), patches
 
-    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+    async def unpack(self, destination: MemoryRegion, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         """See `EncodingSession.unpack`."""
         self.check_open()
         self._packs += 1
@@ -174,7 +175,7 @@ class UcxxSession(LeaseSession):
 
     async def _received(
         self,
-        views: Sequence[memoryview],
+        views: Sequence[MemoryRegion],
         frame: Callable[[int], PieceRequest | PatchRequest | FetchPacked],
         progress: Callable[[int], None],
     ) -> None:
@@ -221,7 +222,7 @@ class UcxxSession(LeaseSession):
         return tag
 
     async def _settle(
-        self, destination: memoryview, bounce: memoryview, spans: Spans, messages: MessagePlan, *, digests: bool
+        self, destination: MemoryRegion, bounce: MemoryRegion, spans: Spans, messages: MessagePlan, *, digests: bool
     ) -> bytes:
         """Copy what came packed to where it belongs, and hash everything there."""
         packed = messages.packed
@@ -299,7 +300,7 @@ class UcxxSession(LeaseSession):
                 answer.set_exception(TransportLost(str(self.over)))
 
 
-def _views(destination: memoryview, bounce: memoryview, messages: MessagePlan) -> list[memoryview]:
+def _views(destination: MemoryRegion, bounce: MemoryRegion, messages: MessagePlan) -> list[MemoryRegion]:
     views = []
     for number, (to, nbytes) in enumerate(zip(messages.to, messages.nbytes, strict=True)):
         memory = destination if number < messages.bounced else bounce

@@ -156,11 +156,11 @@ class UcxxTransport:
                 reader.break_off(reason)
                 return
 
-    def announce(self, lease: str, news: AvailabilityUpdate) -> None:
+    def announce(self, lease: str, update: AvailabilityUpdate) -> None:
         """See `Transport.announce`."""
         for reader in self._readers:
             if reader.lease == lease:
-                reader.announce(news)
+                reader.announce(update)
                 return
 
     async def open(
