@@ -1,7 +1,7 @@
 """The life of a lease on one connection, without I/O: answers, what may not be said, and one report of the end."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 from tests.kit.fakes import FakeLeases
 
 from tensorhub_agent.primitives.lease_messages import (
-    ConfirmReply,
     ConfirmRequest,
-    Denied,
     Hello,
-    LeaseBroken,
     PiecesAvailable,
-    PiecesPromised,
     ReaderDone,
     Renew,
     Welcome,
@@ -38,9 +34,9 @@ SEGMENT = cast("Segment", Memory())
 class Scene:
     """A connection, and the authority that it tells."""
 
-    def __init__(self, **opened: Any) -> None:
+    def __init__(self) -> None:
         self.leases = FakeLeases()
-        self.leases.tickets["ticket"] = LeaseOpened("lease", SEGMENT, **opened)
+        self.leases.tickets["ticket"] = LeaseOpened("lease", SEGMENT)
         self.server = LeaseServer("source", self.leases)
 
     def into(self, state: LeaseState) -> None:
@@ -54,27 +50,6 @@ class Scene:
         for step in steps.get(state, []):
             step()
         assert self.server.state is state
-
-
-def test_a_good_ticket_opens_and_tells_what_there_is() -> None:
-    scene = Scene(pieces=((0, 2),), promised=((2, 1),))
-    welcome, *updates = scene.server.receive(HELLO)
-    assert welcome == Welcome("segment-1", 4096, 64)
-    assert updates == [PiecesAvailable(((0, 2),)), PiecesPromised(((2, 1),))]
-    assert scene.server.receive(ConfirmRequest(3)) == [ConfirmReply(3, holds=True)]
-    assert scene.server.receive(Renew()) == []
-    scene.leases.waits = True
-    assert scene.server.receive(Renew()) == [PiecesAvailable()]
-    assert scene.server.announce(PiecesAvailable(((5, 1),))) == [PiecesAvailable(((5, 1),))]
-
-
-@pytest.mark.parametrize("hello", [Hello(PROTOCOL, "wrong", "reader"), Hello(PROTOCOL + 1, "ticket", "newer")])
-def test_a_refused_reader_is_told_why_and_no_ticket_is_used(hello: Hello) -> None:
-    scene = Scene()
-    (answer,) = scene.server.receive(hello)
-    assert isinstance(answer, Denied)
-    assert (scene.server.state, scene.server.opened, scene.leases.told) == (LeaseState.ENDED, None, [])
-    assert "ticket" in scene.leases.tickets
 
 
 def test_the_next_ticket_comes_when_the_last_lease_has_been_released() -> None:
@@ -114,12 +89,6 @@ def test_after_the_end_nothing_is_answered(state: LeaseState) -> None:
     assert not scene.server.release()
     scene.server.connection_lost()
     assert scene.leases.told == ([("gone", "lease")] if state is LeaseState.ENDED else [])
-
-
-def test_a_reason_is_cut_to_what_a_frame_takes() -> None:
-    scene = Scene()
-    scene.into(LeaseState.OPEN)
-    assert scene.server.break_lease("x" * 9000) == [LeaseBroken("x" * 500)]
 
 
 @given(st.lists(st.sampled_from(["hello", "renew", "done", "break", "release", "lost"])))
