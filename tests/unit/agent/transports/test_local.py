@@ -70,14 +70,6 @@ async def test_a_socket_path_that_no_socket_takes_and_a_folder_that_is_none_are_
             await it.start()
 
 
-async def test_an_agent_that_is_on_another_machine_of_the_same_name_is_told_so(local: Hub) -> None:
-    """Its socket is nowhere here, and the error says which setting makes the planner believe that it is."""
-    with pytest.raises(
-        TransportLost, match=r"no process answers on /nowhere/a\.peers.*set TENSORHUB_HOST to a name of"
-    ):
-        await local.show_ticket(endpoint=local.nowhere)
-
-
 async def test_the_reader_can_not_write_into_the_source(local: Hub) -> None:
     local.leases.offer("lease", local.segment(1))
     framed = (await local.stranger()).connection
@@ -163,7 +155,12 @@ async def test_a_read_under_way_when_the_source_dies_still_tells_its_digests(
     await session.close()
 
 
-async def test_the_second_read_of_a_segment_maps_nothing(local: Hub) -> None:
+async def test_the_second_read_of_a_segment_maps_nothing_and_a_removed_one_is_released(
+    local: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "SWEEP_S", 0.01)
+    await local.reader.stop()
+    await local.reader.start()
     segments = [local.segment(1, seed) for seed in range(4)]
     first = await local.open(segments[0])
     await first.close()
@@ -175,16 +172,8 @@ async def test_the_second_read_of_a_segment_maps_nothing(local: Hub) -> None:
     assert second._mapping.view == segments[0].view
     await second.close()
     assert len(local.reader._cache) == 2
-
-
-async def test_a_removed_segment_is_released(local: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "SWEEP_S", 0.01)
-    await local.reader.stop()
-    await local.reader.start()
-    segment = local.segment(1)
-    await (await local.open(segment)).close()
-    assert len(local.reader._cache) == 1
-    local.store.remove(segment)
+    for segment in segments:
+        local.store.remove(segment)
     async with asyncio.timeout(GIVE_UP_S):
         while len(local.reader._cache):  # noqa: ASYNC110 (there is nothing to be told by)
             await asyncio.sleep(0.005)
@@ -230,31 +219,29 @@ async def test_what_is_no_frame_ends_the_connection(local: Hub, rejections: Reje
     assert rejections.counts[RejectionKind.FRAME] == 1
 
 
-@pytest.mark.parametrize("kind", [RejectionKind.CROWD, RejectionKind.USER])
-async def test_one_too_many_and_another_user_are_rejected(
-    local: Hub, monkeypatch: pytest.MonkeyPatch, rejections: RejectionCounter, kind: RejectionKind
+def fails(_: object) -> NoReturn:
+    raise OSError("planted")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("CONNECTIONS_MAX", 0, RejectionKind.CROWD),
+        ("peer_of", lambda _: (1, os.geteuid() + 1), RejectionKind.USER),
+        ("peer_of", fails, None),
+    ],
+    ids=["one too many", "another user", "unknown process"],
+)
+async def test_one_too_many_another_user_and_an_unknown_process_are_rejected_and_cost_no_other(
+    local: Hub, monkeypatch: pytest.MonkeyPatch, rejections: RejectionCounter, name: str, value: Any, kind: Any
 ) -> None:
-    if kind is RejectionKind.CROWD:
-        monkeypatch.setattr(unix_server, "CONNECTIONS_MAX", 0)
-    else:
-        monkeypatch.setattr(unix_server, "peer_of", lambda _: (1, os.geteuid() + 1))
-    with pytest.raises(TransportLost, match="can't be read from"):
-        await local.open(local.segment(1))
-    assert "ticket-lease" in local.leases.tickets
-    assert rejections.counts[kind] == 1
-
-
-async def test_a_connection_whose_process_is_unknown_costs_no_other(
-    local: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(_: object) -> NoReturn:
-        raise OSError("planted")
-
     with monkeypatch.context() as patched:
-        patched.setattr(unix_server, "peer_of", fails)
-        with pytest.raises(TransportLost):
+        patched.setattr(unix_server, name, value)
+        with pytest.raises(TransportLost, match="can't be read from"):
             await local.open(local.segment(1))
-    await (await local.open(local.segment(1), lease="second")).close()
+    assert "ticket-lease" in local.leases.tickets
+    assert kind is None or rejections.counts[kind] == 1
+    await (await local.show_ticket()).close()
 
 
 async def test_without_a_descriptor_it_waits_and_accepts_again(local: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
