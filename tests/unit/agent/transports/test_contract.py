@@ -14,6 +14,7 @@ from tensorhub_agent.primitives.lease_messages import (
     ConfirmReply,
     ConfirmRequest,
     Hello,
+    LeaseBroken,
     LeaseMessage,
     PiecesAvailable,
     PiecesHandedOff,
@@ -96,7 +97,8 @@ async def test_a_session_that_is_closed_in_a_read_stops_it_and_is_not_lost(hub: 
         await read
     session.lose("a reason that comes late")
     await hub.until_links(0, 0)
-    assert (memory, lost.reasons) == (left, [])
+    assert memory == left
+    assert lost.reasons == []
 
 
 async def test_a_cancelled_read_ends_only_when_nothing_is_under_way(hub: Hub) -> None:
@@ -253,6 +255,16 @@ async def test_a_source_at_which_no_agent_listens_is_lost(hub: Hub) -> None:
     with pytest.raises(TransportLost, match=hub.nowhere + why):
         await hub.show_ticket(endpoint=hub.nowhere)
     assert hub.reader.links == 0
+
+
+@pytest.mark.parametrize("frame", [LeaseBroken("too early"), ReaderDone()])
+async def test_a_source_that_lets_in_wrongly_is_lost(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, frame: LeaseMessage
+) -> None:
+    monkeypatch.setattr(LeaseServer, "receive", lambda *_: [frame])
+    with pytest.raises(TransportLost):
+        await hub.open(hub.segment(MIB))
+    await hub.until_links(0, 0)
 
 
 @pytest.mark.parametrize(

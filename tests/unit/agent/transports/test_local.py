@@ -1,12 +1,10 @@
 """The local transport: its socket, the mappings that it keeps, copies that a loss does not end, and its strangers."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,24 +18,22 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.lease_messages import (
     AvailabilityUpdate,
     Hello,
-    LeaseBroken,
     LeaseMessage,
     PiecesAvailable,
     PiecesPromised,
     PromiseRetracted,
-    ReaderDone,
     Welcome,
 )
 from tensorhub_agent.runtime import unix_server
 from tensorhub_agent.runtime.rejections import RejectionCounter, RejectionKind
 from tensorhub_agent.transports.base import TransportLost, TransportSilent
 from tensorhub_agent.transports.local import transport
-from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, from_source, send
+from tensorhub_agent.transports.local.framing import from_source, send
 from tensorhub_agent.transports.local.session import MappedSession
 from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
+from tensorhub_common.runtime.framed_socket import FramedSocket
 
 
 @pytest.fixture(autouse=True)
@@ -265,50 +261,28 @@ async def test_without_a_descriptor_it_waits_and_accepts_again(local: Hub, monke
     await (await local.open(local.segment(1), lease="second")).close()
 
 
-class FakeSource:
-    """A source that does what the test says, at a socket of its own. The kernel accepts for it."""
+@pytest.mark.parametrize("change", [{"fd": None}, {"frame": Welcome("name", 1 << 40)}])
+async def test_a_welcome_without_its_memory_lets_nobody_in(
+    local: Hub, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Without a descriptor, or with a descriptor of less memory than said."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._socket = path, socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        self._socket.setblocking(False)  # noqa: FBT003
+    async def other(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
+        changed = {"frame": frame, "fd": fd} | (change if isinstance(frame, Welcome) else {})
+        await send(framed, **changed)
 
-    async def accept(self) -> FramedSocket:
-        connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
-        framed = FramedSocket(connection, FRAME_BYTES_MAX)
-        assert isinstance(await from_reader(framed), Hello)
-        return framed
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeSource]:
-    with contextlib.closing(FakeSource(tmp_path / "fake.peers")) as source:
-        yield source
+    monkeypatch.setattr(transport, "send", other)
+    with pytest.raises(TransportLost, match="can't be read from"):
+        await local.open(local.segment(1))
+    await local.leases.until("gone")
 
 
 async def test_a_source_that_is_stopped_delays_its_reader_within_the_bound(
-    local: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
+    local: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "OPEN_S", 0.05)
-    with pytest.raises(TransportSilent, match=r"did not let us in within 0.05 s"):
-        await local.show_ticket(endpoint=str(fake.path))
-
-
-@pytest.mark.parametrize(
-    "frame", [LeaseBroken("too early"), Welcome("name", 1), Welcome("name", 1 << 40), ReaderDone()]
-)
-async def test_a_source_that_lets_in_wrongly_is_lost(local: Hub, fake: FakeSource, frame: LeaseMessage) -> None:
-    """Too early, without a descriptor, with a descriptor of less memory than said, with a reader's message."""
-    segment = local.segment(1)
-    opening = asyncio.create_task(local.show_ticket(endpoint=str(fake.path)))
-    framed = await fake.accept()
-    await send(framed, frame, segment.fd if frame == Welcome("name", 1 << 40) else None)
-    with pytest.raises(TransportLost, match="can't be read from"):
-        await opening
-    with pytest.raises(PeerGone):
-        await framed.receive()
-    framed.close()
+    with socket.socket(socket.AF_UNIX) as stopped:  # The kernel accepts for it.
+        stopped.bind(str(tmp_path / "stopped.peers"))
+        stopped.listen()
+        with pytest.raises(TransportSilent, match=r"did not let us in within 0.05 s"):
+            await local.show_ticket(endpoint=str(tmp_path / "stopped.peers"))
