@@ -1,6 +1,7 @@
 """Which source brings which piece once the plan is given, how much is under way, and who is left for being slow."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,8 @@ from tests.unit.agent.transfer.driver import (
 from tensorhub_agent.primitives.ranges import set_marks
 from tensorhub_agent.rates.source_rate import BATCHES_MIN, BatchLimits
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
-from tensorhub_agent.transfer.source import BATCH_PIECES_MAX
+from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Source
+from tensorhub_agent.transfer.source_pool import SourcePool
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.plans import Share
 from tensorhub_common.protocol.ranges import Range
@@ -231,14 +233,25 @@ def test_a_source_of_unknown_rate_has_two_batches_under_way_then_its_part_of_the
     assert sum(flying(driven, one, other)) == 4
 
 
-def test_a_part_of_the_window_that_grows_is_used_at_once() -> None:
-    """Nothing has happened to who is asked for more but that another one has gone."""
-    driven, [full, other] = reading(share("a", (0, 30)), share("b", (30, 4)), window_bytes=80, pieces=34)
+def test_a_part_of_the_window_that_grows_is_used_at_once_and_until_then_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of many sources only those are looked at that an event concerned, or whose part has grown."""
+    looked_at, ask = list[int](), SourcePool._ask
+
+    def noted(pool: SourcePool, source: Source, *args: Any) -> int:
+        looked_at.append(source.number)
+        return ask(pool, source, *args)
+
+    monkeypatch.setattr(SourcePool, "_ask", noted)
+    driven, [full, other] = reading(share("a", (0, 30)), share("b", (30, 9)), window_bytes=80, pieces=39)
     for number in (full, other):
         driven.brings(number, 0.001)
     assert flying(driven, full) == [4]
-    driven.lost(other)
-    assert {number for number, _ in driven.closed(other).open} == set()
+    looked_at.clear()
+    driven.brings(other, 0.001)
+    assert looked_at == [other]
+    driven.is_gone(other)
     assert flying(driven, full) == [8]
 
 

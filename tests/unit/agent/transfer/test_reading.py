@@ -53,7 +53,7 @@ def test_what_was_kept_is_not_asked_for_and_only_its_list_counts() -> None:
     assert unproven.tick().plan == (ALL, ()), "kept without digests, it is read again"
 
 
-@pytest.mark.parametrize("digests", [WRONG * PIECES, LIST[16:], b""])
+@pytest.mark.parametrize("digests", [WRONG * PIECES, LIST[16:], b""], ids=["another", "too short", "none"])
 def test_a_list_that_is_not_the_logs_is_not_used(digests: bytes) -> None:
     """A source that has moved on to another version can't vouch for this one."""
     driven = planning()
@@ -74,6 +74,7 @@ def test_a_list_that_is_not_the_logs_is_not_used(digests: bytes) -> None:
         (LIST[:48], ((0, 3),)),
         (b"", ()),
     ],
+    ids=["all", "third wrong", "ends wrong", "in another order", "three alone", "none"],
 )
 def test_each_piece_is_held_against_its_own_digest(digests: bytes, proven: tuple[Range, ...]) -> None:
     driven, [number] = running(share("a", *ALL))
@@ -135,14 +136,12 @@ def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() 
 
 
 def test_what_a_lost_source_had_is_asked_for_elsewhere_only_once_it_is_closed() -> None:
+    """A batch that ends meanwhile still counts."""
     driven, [number] = running(share("a", *ALL))
     todo = driven.lost(number)
     assert (todo.plan, todo.close, driven.quiet()) == (None, [number], False)
     assert driven.closed(number).plan == (ALL, (source_id("a"),))
     assert driven.source(number).retried == PIECES
-
-
-def test_a_batch_that_ends_while_its_source_is_closed_still_counts() -> None:
     driven, [number] = running(share("a", *ALL))
     driven.lost(number)
     driven.brings(number)

@@ -350,61 +350,49 @@ def test_what_was_ceded_to_this_reader_it_brings_over_itself(is_far_open: bool) 
     assert todo.plan is None or todo.plan[0] == ((4, 2),)
 
 
-def alone_with_mate() -> tuple[Driven, int]:
-    """Return a read whose far source has gone, and its mate, of which pieces were awaited in vain."""
+@pytest.mark.parametrize(
+    ("has_it", "is_held", "phase"),
+    [
+        (False, False, TransferPhase.FAILED),
+        (False, True, TransferPhase.RUNNING),
+        (True, False, TransferPhase.RUNNING),
+    ],
+)
+def test_what_no_mate_has_or_promises_ends_the_read_where_the_log_counts_no_holder(
+    *, has_it: bool, is_held: bool, phase: TransferPhase
+) -> None:
+    """Two mates that lack the same pieces would else wait for each other until both calls end.
+
+    What a doubted mate has or promises by then it is asked for; while there is a holder the rest is asked for again.
+    """
     driven, far, waits_at = exchanging()
     driven.brings(far)
     driven.is_gone(far)
     keep_alive(driven, waits_at, UNPROMISED_S / 2)
     keep_alive(driven, waits_at, UNPROMISED_S / 2 + RENEWED_S)
     assert driven.transfer.plan_requests.waiting
-    return driven, waits_at
-
-
-def nobody_else(*, is_held: bool) -> Refusal:
-    return Refusal(error="VersionUnavailable", reason="no source is left", is_held=is_held)
-
-
-def test_what_no_mate_has_or_promises_ends_the_read_where_the_log_counts_no_holder() -> None:
-    """Two mates that lack the same pieces would else wait for each other until both calls end."""
-    driven, _ = alone_with_mate()
-    driven.refused(nobody_else(is_held=False))
-    assert driven.phase() is TransferPhase.FAILED
-    assert driven.transfer.error is not None
-    assert driven.transfer.error[0] == "VersionUnavailable"
-
-
-def test_what_a_doubted_mate_has_or_promises_by_then_it_is_asked_for() -> None:
-    driven, waits_at = alone_with_mate()
-    driven.available(waits_at, (2, 3))
-    driven.transfer.promised(waits_at, ((5, 1),))
-    driven.refused(nobody_else(is_held=False))
-    assert driven.phase() is TransferPhase.RUNNING
-    assert driven.transfer.pool.loose == []
-
-
-def test_while_the_log_counts_a_holder_what_no_mate_has_is_asked_for_again() -> None:
-    driven, waits_at = alone_with_mate()
-    driven.refused(nobody_else(is_held=True))
-    assert driven.phase() is TransferPhase.RUNNING
-    assert driven.transfer.pool.loose == [*ITS]
+    if has_it:
+        driven.available(waits_at, (2, 3))
+        driven.transfer.promised(waits_at, ((5, 1),))
+    driven.refused(Refusal(error="VersionUnavailable", reason="no source is left", is_held=is_held))
+    assert driven.phase() is phase
+    assert (driven.transfer.error is None) is (phase is TransferPhase.RUNNING)
     count = driven.transfer.plan_requests.count
     keep_alive(driven, waits_at, RENEWED_S)
-    assert driven.transfer.plan_requests.count == count + 1
+    assert driven.transfer.plan_requests.count == count + is_held
+    assert driven.transfer.pool.loose == ([*ITS] if not has_it else [])
 
 
-def test_a_far_source_takes_nothing_over_from_a_mate() -> None:
-    driven, waits_at = promised(*ITS)
-    assert driven.tick().post == [], "it is idle, and the mate has brought nothing"
-    driven.available(waits_at, *ITS)
-    assert [number for number, _ in driven.posts] == [waits_at]
-
-
-def test_whoever_has_no_mate_left_brings_everything_over() -> None:
+def test_a_far_source_takes_nothing_over_from_a_mate_and_everything_once_no_mate_is_left() -> None:
     driven, far, waits_at = exchanging()
+    driven.transfer.promised(waits_at, ITS)
     driven.brings(far)
+    assert driven.tick().post == [], "it is idle, and the mate has brought nothing"
+    driven.available(waits_at, (2, 2))
+    assert driven.posts == [(waits_at, ((2, 2),))]
     assert driven.lost(waits_at, "killed").close == [waits_at]
-    assert driven.posts == [(far, ITS)]
+    assert driven.posts == [(far, ((4, 2),))]
+    assert driven.closed(waits_at).plan == (((2, 2),), (source_id("mate"),)), "it is busy"
 
 
 def test_what_somebody_nearby_has_does_not_cross_again() -> None:

@@ -49,6 +49,12 @@ class Behind:
         shares = [share(name, (4 + number, count)) for number, name in enumerate(names)]
         return self.read.planned(*shares)
 
+    def opens(self, *names: str) -> list[int]:
+        numbers = self.tries(*names)
+        for number in numbers:
+            self.read.opened(number)
+        return numbers
+
     def ends(self) -> None:
         """Let the middle bring the rest."""
         self.read.available(self.middle, *ALL)
@@ -60,8 +66,7 @@ class Behind:
 def test_whoever_is_far_faster_is_kept_and_takes_over() -> None:
     behind = Behind()
     read = behind.read
-    [ready] = behind.tries("ready")
-    read.opened(ready)
+    [ready] = behind.opens("ready")
     assert read.posts == [(ready, ((4, 2),))]
     read.brings(ready, after_s=0.01)
     assert (behind.state, read.posts) == (TrialState.KEPT, [(ready, ((2, 2),))])
@@ -74,8 +79,7 @@ def test_whoever_is_far_faster_is_kept_and_takes_over() -> None:
 def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     behind = Behind()
     read = behind.read
-    [ready] = behind.tries("ready")
-    read.opened(ready)
+    [ready] = behind.opens("ready")
     behind.lives(0.8, (1, 1))
     read.brings(behind.middle)
     read.brings(ready)
@@ -89,47 +93,35 @@ def test_of_several_that_are_no_faster_none_stays() -> None:
     """Whoever has brought its part is closed at once: it would take from the chain while the others bring theirs."""
     behind = Behind()
     read = behind.read
-    one, other = numbers = behind.tries("ready", "near")
-    for number in numbers:
-        read.opened(number)
+    one, other = behind.opens("ready", "near")
     behind.lives(0.8, (1, 3))
     read.brings(one)
     assert (read.todo.close, behind.state) == ([one], TrialState.TRYING)
     assert one not in [number for number, _ in read.posts]
     read.brings(other)
     assert (read.todo.close, behind.state) == ([other], TrialState.RESTING)
-    for number in numbers:
+    for number in (one, other):
         read.closed(number)
     assert read.left_out == ()
     behind.ends()
 
 
-def test_of_several_the_one_that_is_far_faster_stays() -> None:
-    """It takes over at once, and the trial is over when the other one is judged, or lost."""
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_of_several_one_is_lost_and_the_other_judged(*, is_fast: bool) -> None:
+    """Who is far faster takes over at once, and the trial is over when the other one is judged, or lost."""
     behind = Behind()
     read = behind.read
-    fast, other = numbers = behind.tries("ready", "near")
-    for number in numbers:
-        read.opened(number)
-    read.brings(fast, after_s=0.01)
-    assert [number for number, _ in read.posts] == [fast]
-    assert (read.todo.close, behind.state) == ([], TrialState.TRYING)
+    tried, other = behind.opens("ready", "near")
+    if is_fast:
+        read.brings(tried, after_s=0.01)
+        assert [number for number, _ in read.posts] == [tried]
+        assert (read.todo.close, behind.state) == ([], TrialState.TRYING)
     read.is_gone(other)
-    assert behind.state is TrialState.KEPT
-    assert read.source(fast).phase is SourcePhase.OPEN
-
-
-def test_of_several_one_is_lost_and_the_other_judged() -> None:
-    behind = Behind()
-    read = behind.read
-    gone, other = numbers = behind.tries("ready", "near")
-    for number in numbers:
-        read.opened(number)
-    read.is_gone(gone)
-    behind.lives(0.8)
-    read.brings(other)
-    assert read.source(other).phase is not SourcePhase.OPEN
-    assert behind.state is TrialState.RESTING
+    if not is_fast:
+        behind.lives(0.8)
+        read.brings(tried)
+    assert behind.state is (TrialState.KEPT if is_fast else TrialState.RESTING)
+    assert (read.source(tried).phase is SourcePhase.OPEN) is is_fast
 
 
 @pytest.mark.parametrize("refuses", [True, False])
@@ -149,8 +141,7 @@ def test_where_nobody_else_has_them_or_no_planner_answers_the_pieces_go_back(ref
 
 def test_whoever_is_tried_takes_everything_when_the_middle_goes() -> None:
     behind = Behind()
-    [ready] = behind.tries("ready")
-    behind.read.opened(ready)
+    [ready] = behind.opens("ready")
     behind.read.is_gone(behind.middle)
     assert behind.state is TrialState.RESTING
     behind.read.brings(ready)
