@@ -275,34 +275,27 @@ async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypa
     pool.close()
 
 
-async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> None:
-    user, order = BounceBuffers(SlotPool(), 1), []
-
-    async def take(number: int) -> memoryview:
-        async with user.slot() as slot:
-            order.append(number)
-            await asyncio.sleep(0)
-            return slot
-
-    slots = await asyncio.gather(*(take(number) for number in range(4)))
-    assert order == [0, 1, 2, 3]
-    assert len({id(slot) for slot in slots}) == 1
-    assert len(slots[0]) == SLOT_BYTES
-
-
-async def test_users_have_bounds_of_their_own_and_whatever_ends_the_use_gives_back(
+async def test_users_of_slots_wait_in_turn_within_bounds_of_their_own_and_whatever_ends_the_use_gives_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounce_buffers, "KEPT_SLOTS_MAX", 1)
-    store = SlotPool()
+    store, order = SlotPool(), list[int]()
     one, other = BounceBuffers(store, 1), BounceBuffers(store, 1)
+
+    async def take(number: int) -> int:
+        async with one.slot() as slot:
+            order.append(number)
+            await asyncio.sleep(0)
+            assert len(slot) == SLOT_BYTES
+            return id(slot)
+
     with contextlib.suppress(RuntimeError):
         async with one.slot() as first, other.slot() as second:
             assert first is not second
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0), one.slot():
-                    raise AssertionError
+            waiting = [asyncio.create_task(take(number)) for number in range(4)]
+            await asyncio.sleep(0)
+            assert order == []
             raise RuntimeError
     assert len(store._free) == 1, "no more is kept than the bound"
-    async with one.slot(), other.slot():
-        assert not store._free
+    assert len(set(await asyncio.gather(*waiting))) == 1
+    assert order == [0, 1, 2, 3]

@@ -29,7 +29,10 @@ from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 # Connections.
 
 
-async def test_the_next_lease_goes_over_the_same_connection(ucxx: Hub) -> None:
+async def test_the_next_lease_goes_over_the_same_connection_and_idle_ones_are_bounded(
+    ucxx: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucxx_transport, "IDLE_LINKS_MAX", 2)
     segment = ucxx.segment(MIB)
     for number in range(5):
         session = await ucxx.open(segment, lease=f"lease-{number}")
@@ -39,6 +42,11 @@ async def test_the_next_lease_goes_over_the_same_connection(ucxx: Hub) -> None:
         await session.close()
         assert ucxx.reader.links == 1
     assert [what for what, _ in ucxx.leases.ends] == ["done"] * 5
+    sessions = [await ucxx.open(segment, lease=f"another-{number}") for number in range(4)]
+    assert ucxx.reader.links == 4
+    for session in sessions:
+        await session.close()
+    await ucxx.until_links(2, 2)
 
 
 async def test_an_idle_connection_that_the_source_has_closed_is_replaced(
@@ -52,16 +60,6 @@ async def test_an_idle_connection_that_the_source_has_closed_is_replaced(
         await ucxx.leases.until("done", f"lease-{number}")
         if number % 2:
             await ucxx.until_links(0, 0)
-
-
-async def test_idle_connections_are_bounded(ucxx: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucxx_transport, "IDLE_LINKS_MAX", 2)
-    segment = ucxx.segment(MIB)
-    sessions = [await ucxx.open(segment, lease=f"lease-{number}") for number in range(4)]
-    assert ucxx.reader.links == 4
-    for session in sessions:
-        await session.close()
-    await ucxx.until_links(2, 2)
 
 
 @pytest.mark.parametrize("endpoint", ["", "nonsense", "/run/a.socket", "10.0.0.1:port"])
@@ -148,7 +146,10 @@ async def served(ucxx: Hub, session: Any, nbytes: int) -> None:
 
 
 async def test_packed_pieces_lead_to_the_sources_bytes(ucxx: Hub) -> None:
-    """Weights shrink; random bytes, in the third piece, have no digest and nothing is written for them."""
+    """Weights shrink; random bytes, in the third piece, have no digest and nothing is written for them.
+
+    Several batches may be packed at a time.
+    """
     segment, third = ucxx.segment(ALL_BYTES), slice(2 * MIB, 3 * MIB)
     stiff = bytes(segment.view[third])
     values = np.random.default_rng(4).standard_normal(ALL_BYTES // 2, dtype=np.float32) * 0.02
@@ -157,22 +158,16 @@ async def test_packed_pieces_lead_to_the_sources_bytes(ucxx: Hub) -> None:
     session = await ucxx.open(segment)
     destination = memoryview(bytearray(segment.nbytes))
     found, came = await session.unpack(destination, pieces_at(list(range(PIECES))), [2] * PIECES)
+    again = memoryview(bytearray(segment.nbytes))
+    batches = (session.unpack(again, pieces_at([number]), [2]) for number in range(PIECES))
+    several = await asyncio.gather(*batches)
+    assert (again, b"".join(each for each, _ in several), sum(n for _, n in several)) == (destination, found, came)
     assert 0 < came < 0.75 * segment.nbytes
     assert not any(destination[third])
     assert found[2 * 16 : 3 * 16] == bytes(16)
     destination[third] = segment.view[third]
     assert destination == segment.view
-    await served(ucxx, session, came)
-
-
-async def test_several_batches_are_packed_at_a_time(ucxx: Hub) -> None:
-    segment = ucxx.segment(ALL_BYTES)
-    segment.view[:] = bytes(segment.nbytes)
-    session = await ucxx.open(segment)
-    destination = memoryview(bytearray(b"x" * segment.nbytes))
-    await asyncio.gather(*(session.unpack(destination, pieces_at([number]), [2]) for number in range(PIECES)))
-    assert not any(destination)
-    await session.close()
+    await served(ucxx, session, 2 * came)
 
 
 async def refused(ucxx: Hub, session: UcxxSession, lost: Lost, asked: PatchTargets | Spans, unit: int = 2) -> None:
