@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.agent.core.scene import MODEL, OneAgent
 from tests.unit.agent.transfer.driver import ALL, Driven, planning, running, share, source_id
-from tests.unit.agent.transfer.site import LOST_AFTER_S, PIECE_BYTES, Site
+from tests.unit.agent.transfer.site import LOST_AFTER_S, PIECE_BYTES, Site, lease_request
 
 from tensorhub_agent.core.effects import AvailabilityReceived, SendAvailability
 from tensorhub_agent.core.operations.read import ReadOperation
@@ -19,7 +19,7 @@ from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.site_handoff import Handoff, hand_off
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
-from tensorhub_common.protocol.leases import LeaseGrant, LeaseRequest
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.plans import ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.ranges import Range
@@ -202,17 +202,11 @@ def reading() -> tuple[OneAgent, Transfer]:
     operation = reader.core.shards[key].operation
     assert isinstance(operation, ReadOperation)
     assert operation.transfer is not None
-    ask = request(MODEL, SourceId("agent-1", 1, key.replica, key.shard), 1, operation.transfer.root, promises=True)
+    source = SourceId("agent-1", 1, key.replica, key.shard)
+    ask = lease_request(source, HEIR, operation.transfer.root, model=MODEL)
     assert isinstance(reader.core.lease_asked(ask, "lease", "ticket", "here", reader.now), LeaseGrant)
     assert reader.core.redeemed("ticket", reader.now) is not None
     return reader, operation.transfer
-
-
-def request(model: str, source: SourceId, version: int, root: str | None, *, promises: bool) -> LeaseRequest:
-    turn = ReadPriority(11, 1)
-    return LeaseRequest(
-        job="j", model=model, source=source, version=version, root=root, reader=HEIR, turn=turn, promises=promises
-    )
 
 
 def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_it_is() -> None:
@@ -246,9 +240,9 @@ def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None
 @pytest.mark.parametrize("promises", [True, False])
 def test_a_reader_that_counts_on_promises_hears_of_them_and_of_their_end_once(promises: bool) -> None:  # noqa: FBT001
     key, table = ShardKey("policy", "rollout-1", 0), LeaseTable()
-    table.begin_fill(key, 7, "root", ReadPriority(10, 3), 6)
+    table.begin_fill(key, 1, "root", ReadPriority(1, 0), 6)
     table.set_digests(key, bytes(6 * PIECE_DIGEST_BYTES))
-    ask = request("policy", SourceId("agent-1", 1, "rollout-1", 0), 7, "root", promises=promises)
+    ask = lease_request(SourceId("agent-1", 1, "rollout-1", 0), HEIR, "root", model="policy", promises=promises)
     granted = table.grant(ask, "one", "ticket", "here", 0.0)
     assert isinstance(granted, LeaseGrant)
     assert (granted.filling, granted.promises, table.counts_on_promises(key)) == (True, promises, promises)
