@@ -61,7 +61,7 @@ class Scene:
     # The session.
 
     async def read(
-        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+        self, destination: Any, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         assert digests
         progress(0)
@@ -72,7 +72,7 @@ class Scene:
         return b"".join(piece_digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
+        self, destination: Any, base: Any, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         self.overwritten.append(list(wanted.pieces))
         if self.fails:
@@ -86,7 +86,7 @@ class Scene:
             found += piece_digest(destination[place])
         return found, [self.patches[number] for number in wanted.pieces]
 
-    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+    async def unpack(self, destination: Any, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         numbers = [TABLE.at.index(at) for at in spans.to]
         self.unpacked.append(numbers)
         found, came = b"", 0
@@ -109,7 +109,7 @@ class Scene:
         assert patch is not None
         return patch
 
-    async def batch(self, *ranges: tuple[int, int], base: memoryview | None = None) -> BatchResult:
+    async def batch(self, *ranges: tuple[int, int], base: Any = None) -> BatchResult:
         """Read pieces over the old version, all of them by default; they are right then."""
         where = BatchTarget(memoryview(self.memory), base, TABLE)
         result = await self.reader.read(where, ranges or ((0, ROWS),), silent)

@@ -46,7 +46,7 @@ def share(name: str, *pieces: Range, transport: Transport = "local", **fields: A
 
 
 class Driven:
-    """`todo` is what the transfer wanted last. A method that tells the transfer something returns it."""
+    """`actions` is what the transfer wanted last. A method that tells the transfer something returns it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Driven:
             now=0.0,
             **more,
         )
-        self.todo = TransferActions()
+        self.actions = TransferActions()
 
     # What it has come to.
 
@@ -85,7 +85,7 @@ class Driven:
     @property
     def posts(self) -> list[tuple[int, tuple[Range, ...]]]:
         """What was asked for last: of which source, and which pieces."""
-        return [(number, ranges) for number, _, ranges in self.todo.post]
+        return [(number, ranges) for number, _, ranges in self.actions.post]
 
     @property
     def left_out(self) -> tuple[SourceId, ...]:
@@ -109,9 +109,9 @@ class Driven:
     # Time.
 
     def take(self) -> TransferActions:
-        self.todo = self.transfer.take_actions()
+        self.actions = self.transfer.take_actions()
         self.transfer.check()
-        return self.todo
+        return self.actions
 
     def tick(self, seconds: float = 0.0) -> TransferActions:
         self.now += seconds
@@ -127,9 +127,9 @@ class Driven:
                 self.now = end
                 return []
             self.now = when
-            todo = self.tick()
-            if todo.close:
-                return todo.close
+            actions = self.tick()
+            if actions.close:
+                return actions.close
 
     def wait_exactly(self, seconds: float) -> None:
         """Let time pass with the ticks that are wanted, in which nothing is to be closed."""

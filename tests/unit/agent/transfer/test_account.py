@@ -13,7 +13,7 @@ def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
     driven, [number] = reading(verify=False)
     while driven.source(number).in_flight:
         driven.brings(number)
-    assert driven.todo.confirm == [number]
+    assert driven.actions.confirm == [number]
     assert (driven.transfer.done_bytes(), driven.counts()) == (60, (0, 0, 0))
     driven.confirmed(number, holds=False)
     driven.closed(number)

@@ -121,14 +121,14 @@ def test_a_plan_gives_each_missing_piece_once_and_what_it_leaves_out_is_asked_fo
     driven = planning(pieces=PIECES, limits=PIECE_BATCHES)
     one, two = driven.planned(share("a", (0, 20)), share("b", (10, 20)), share("c", (5, 5)))
     assert (driven.pieces_of(one), driven.pieces_of(two)) == (set(range(20)), set(range(20, 30)))
-    assert driven.todo.plan == (((30, 10),), ())
+    assert driven.actions.plan == (((30, 10),), ())
 
 
 def test_a_plan_that_gives_nothing_is_not_asked_for_again_at_once() -> None:
     driven, [number] = reading()
     driven.is_gone(number)
     driven.planned(share("a", *ALL))
-    assert driven.todo.plan is None
+    assert driven.actions.plan is None
     assert driven.tick(0.1).plan is not None
 
 

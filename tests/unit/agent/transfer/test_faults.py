@@ -205,7 +205,7 @@ def test_a_stalled_source_that_does_not_open_again_has_failed() -> None:
     driven = stalled()
     again = comes_back(driven)
     assert driven.wait() == [again]
-    assert driven.todo.plan == ((REST,), (source_id("a"),)), "at once, for nothing is under way there"
+    assert driven.actions.plan == ((REST,), (source_id("a"),)), "at once, for nothing is under way there"
     driven.closed(again)
     left = "nobody has it (the last source, on a, was left because it made no progress)"
     assert driven.refused_for_long() == (VersionUnavailable.__name__, left)
@@ -249,12 +249,12 @@ def test_what_a_slow_source_has_under_way_is_brought_by_an_idle_one_once_it_is_c
     assert driven.wait() == [slow]
     assert driven.source(slow).lost == "it was slow, and another source had nothing left to bring"
     assert driven.now - began <= 2 * DEFAULT_LIMITS.slow_min_s
-    assert (driven.posts, driven.todo.plan) == ([], None), "not before the slow one is closed"
+    assert (driven.posts, driven.actions.plan) == ([], None), "not before the slow one is closed"
     if ends_one:
         driven.brings(slow)
     driven.closed(slow)
     assert {number for number, _ in driven.posts} == {fast}
-    assert driven.todo.plan is None, "the fast one has its lease already"
+    assert driven.actions.plan is None, "the fast one has its lease already"
     while driven.phase() is TransferPhase.RUNNING:
         driven.brings(fast)
     assert driven.counts() == ((60, 10, 1) if ends_one else (60, 20, 2))
@@ -414,7 +414,7 @@ def test_a_plan_that_names_only_who_has_failed_says_nothing_and_is_asked_for_aga
     plans = 1
     while driven.phase() is TransferPhase.LEASING:
         assert driven.planned(share("a", *ALL)) == []
-        assert driven.todo.plan is None, "not at once"
+        assert driven.actions.plan is None, "not at once"
         plans += 1
         driven.tick(PLAN_AGAIN_S)
     assert plans == PLANS_MAX

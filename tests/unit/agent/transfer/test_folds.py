@@ -103,9 +103,9 @@ def test_every_fold_counts_once_and_before_any_value_that_needs_it(seed: int, fi
     assert numbers_of(plan[0]) == list(range(UNITS))
     read.begin(shares_of(set(first)))
     if len(first) < UNITS:
-        while read.todo.plan is None:
+        while read.actions.plan is None:
             read.tick(0.1)
-        asked = set(numbers_of(read.todo.plan[0]))
+        asked = set(numbers_of(read.actions.plan[0]))
         assert asked
         assert asked <= set(range(PROGRAM.scales))
         read.begin(shares_of(asked))

@@ -39,7 +39,7 @@ def test_waits_for_all_leases_then_counts_what_matches_and_is_done() -> None:
     assert driven.brings(two).proven == [(3, 3)]
     driven.brings(one)
     assert driven.phase() is TransferPhase.DONE
-    assert sorted(driven.todo.close) == [one, two]
+    assert sorted(driven.actions.close) == [one, two]
 
 
 def test_what_was_kept_is_not_asked_for_and_only_its_list_counts() -> None:
@@ -83,7 +83,7 @@ def test_each_piece_is_held_against_its_own_digest(digests: bytes, proven: tuple
     source = driven.source(number)
     assert (source.got_pieces, source.got_bytes, source.retried) == (right, 10 * right, PIECES - right)
     assert (source.wasted_bytes, driven.transfer.done_bytes()) == (10 * (PIECES - right), 10 * right)
-    assert driven.todo.confirm == ([] if right == PIECES else [number])
+    assert driven.actions.confirm == ([] if right == PIECES else [number])
     kept = driven.transfer.verification.keep()
     assert (kept is None) is (right == 0)
     assert kept is None or (sum(kept[0]), kept[1], kept[0] is driven.transfer.verification.done) == (right, LIST, False)
@@ -118,7 +118,7 @@ def test_wrong_bytes_are_damage_only_of_a_source_that_kept_its_lease(holds: bool
 def test_without_digests_a_piece_counts_by_the_word_of_its_source() -> None:
     driven, [one, two] = running(share("a", (0, 3)), share("b", (3, 3)), verify=False)
     assert driven.brings(one).confirm == [one]
-    assert (driven.transfer.done_bytes(), driven.todo.proven) == (30, []), "a progress bar shows what has come"
+    assert (driven.transfer.done_bytes(), driven.actions.proven) == (30, []), "a progress bar shows what has come"
     assert driven.confirmed(one, holds=True).proven == [(0, 3)]
     driven.is_gone(two)
     assert driven.posts == [(one, ((3, 3),))], "who has given its word is asked for more"
@@ -138,8 +138,8 @@ def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() 
 def test_what_a_lost_source_had_is_asked_for_elsewhere_only_once_it_is_closed() -> None:
     """A batch that ends meanwhile still counts."""
     driven, [number] = running(share("a", *ALL))
-    todo = driven.lost(number)
-    assert (todo.plan, todo.close, driven.quiet()) == (None, [number], False)
+    actions = driven.lost(number)
+    assert (actions.plan, actions.close, driven.quiet()) == (None, [number], False)
     assert driven.closed(number).plan == (ALL, (source_id("a"),))
     assert driven.source(number).retried == PIECES
     driven, [number] = running(share("a", *ALL))
@@ -233,7 +233,7 @@ def test_whoever_does_not_open_in_its_time_gives_its_turn_to_the_next(driven: Dr
     assert sorted(driven.wait()) == [first, second]
     assert driven.now == DEFAULT_LIMITS.open_s_max
     driven.closed(first)
-    assert len(driven.todo.open) + len(driven.closed(second).open) <= AT_A_TIME
+    assert len(driven.actions.open) + len(driven.closed(second).open) <= AT_A_TIME
     waiting = [source for source in driven.transfer.sources.values() if not source.is_asked]
     assert len(waiting) == PIECES - 2 * AT_A_TIME
 
@@ -245,7 +245,7 @@ def test_who_is_late_to_open_is_asked_once_more_where_nobody_else_has_its_pieces
         [number] = driven.planned(share("a", *ALL))
         assert driven.wait() == [number]
         assert driven.transfer.pool.exclusions.has_failed(source_id("a")) is has_failed
-        assert driven.todo.plan == (ALL, (source_id("a"),))
+        assert driven.actions.plan == (ALL, (source_id("a"),))
         driven.closed(number)
         assert (driven.refused().plan is None) is has_failed
     assert driven.phase() is TransferPhase.FAILED
@@ -286,7 +286,7 @@ def crowd() -> Crowd:
     """Return a read of which two sources may be inside; it has begun. Then who is inside, and who is held."""
     driven = planning(verify=False, transport="ucxx", limits=TransferLimits(transports_max=2), able=own_piece)
     inside = driven.planned(*EACH)
-    held = [number for number, _ in driven.todo.hold]
+    held = [number for number, _ in driven.actions.hold]
     for number in inside:
         driven.opened(number)
     for number in held:
@@ -307,14 +307,14 @@ def ends(driven: Driven, number: int) -> None:
 def test_who_has_brought_its_part_leaves_and_the_next_one_enters(crowd: Crowd) -> None:
     driven, inside, held = crowd
     ends(driven, inside[1])
-    assert (driven.todo.close, driven.todo.enter) == ([inside[1]], [])
+    assert (driven.actions.close, driven.actions.enter) == ([inside[1]], [])
     assert driven.closed(inside[1]).enter == [held[0]], "once the other's place is free"
     driven.transfer.held(held[0], b"", driven.now)
     assert driven.opened(held[0]).post, "a word that comes twice changes nothing"
     while driven.phase() is TransferPhase.RUNNING:
         number = next(each.number for each in driven.transfer.sources.values() if each.in_flight)
         ends(driven, number)
-        for closing in driven.todo.close:
+        for closing in driven.actions.close:
             for entering in driven.closed(closing).enter:
                 driven.opened(entering)
     assert driven.phase() is TransferPhase.DONE
@@ -329,7 +329,7 @@ def test_who_is_given_up_while_it_is_held_does_not_enter(crowd: Crowd) -> None:
     for number in held[2:]:
         driven.is_gone(number)
     ends(driven, inside[0])
-    assert driven.todo.close == [], "the last ones stay when nobody waits for their place"
+    assert driven.actions.close == [], "the last ones stay when nobody waits for their place"
 
 
 def test_a_place_is_free_once_its_source_is_closed_whyever(crowd: Crowd) -> None:
@@ -338,7 +338,7 @@ def test_a_place_is_free_once_its_source_is_closed_whyever(crowd: Crowd) -> None
     assert driven.closed(inside[0]).enter == [held[0]]
     driven.transfer.stop()
     assert driven.take().close == [inside[1], *held], "what is held is let go when the read ends"
-    assert driven.todo.enter == []
+    assert driven.actions.enter == []
 
 
 def test_who_is_let_in_and_does_not_open_gives_its_place_to_the_next(crowd: Crowd) -> None:

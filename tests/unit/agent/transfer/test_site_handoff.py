@@ -215,10 +215,12 @@ def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_i
     reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
     assert reader.core.leases.coming[key].promised.count(1) == 3
     transfer.take_actions()
-    transfer.pool.todo.ceded.append(Handoff(HEIR, ((1, 2),)))
+    transfer.pool.actions.ceded.append(Handoff(HEIR, ((1, 2),)))
     reader.seen.clear()
     reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
-    assert PiecesHandedOff(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, SendAvailability)]
+    assert PiecesHandedOff(((1, 2),), HEIR) in [
+        each.update for each in reader.seen if isinstance(each, SendAvailability)
+    ]
 
 
 def test_the_log_s_word_that_an_agent_is_lost_reaches_the_reads_that_wait_for_it() -> None:
@@ -311,7 +313,7 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
         driven.transfer.retracted(waits_at, pieces, driven.now)
         assert driven.take().plan == plan
     assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
-    assert driven.todo.close == [], "it is good for what it has"
+    assert driven.actions.close == [], "it is good for what it has"
 
 
 @pytest.mark.parametrize(
@@ -337,11 +339,11 @@ def test_what_was_ceded_to_this_reader_it_brings_over_itself(is_far_open: bool) 
     driven.transfer.promised(giver, ITS)
     driven.transfer.plan_requests.waiting = False
     driven.transfer.inherited(giver, ((4, 2),), driven.now)
-    todo = driven.take()
+    actions = driven.take()
     assert driven.pieces_of(giver) == {2, 3}
     assert (driven.pieces_of(far) == {0, 1, 4, 5}) is is_far_open
-    assert (todo.plan is None) is is_far_open
-    assert todo.plan is None or todo.plan[0] == ((4, 2),)
+    assert (actions.plan is None) is is_far_open
+    assert actions.plan is None or actions.plan[0] == ((4, 2),)
 
 
 @pytest.mark.parametrize(
@@ -413,6 +415,6 @@ def test_a_mate_may_come_later_and_alone_it_is_waited_for() -> None:
 def test_a_far_share_is_carried_by_several_sessions() -> None:
     driven = planning(transport="ucxx")
     driven.planned(share("far", *ALL, far=True, streams=4))
-    assert [(each.source, each.streams) for _, each in driven.todo.open] == [(source_id("far"), 4)] * 4
-    queues = [list(driven.source(number).queue) for number, _ in driven.todo.open]
+    assert [(each.source, each.streams) for _, each in driven.actions.open] == [(source_id("far"), 4)] * 4
+    queues = [list(driven.source(number).queue) for number, _ in driven.actions.open]
     assert queues == [[(0, 2)], [(2, 2)], [(4, 1)], [(5, 1)]]

@@ -31,20 +31,20 @@ class Behind:
     def lives(self, seconds: float, *pieces: Range) -> bool:
         """Let time pass in which the middle says that it lives, and has these pieces more; tells of a question."""
         end = self.read.now + seconds
-        is_asked, self.read.todo = False, TransferActions()
+        is_asked, self.read.actions = False, TransferActions()
         while self.read.now < end - 1e-9 and not is_asked:
             self.read.wait_exactly(min(0.2, end - self.read.now))
-            is_asked = self.read.todo.plan is not None or self.read.available(self.middle).plan is not None
-        asked = self.read.todo.plan
+            is_asked = self.read.actions.plan is not None or self.read.available(self.middle).plan is not None
+        asked = self.read.actions.plan
         self.read.available(self.middle, *pieces)
-        self.read.todo.plan = self.read.todo.plan or asked
+        self.read.actions.plan = self.read.actions.plan or asked
         return is_asked
 
     def tries(self, *names: str) -> list[int]:
         """Bring the first piece, wait for the trial, and let the planner name sources, each for a part of it."""
         self.read.brings(self.middle)
         assert self.lives(1.2 * TRIAL_S)
-        assert self.read.todo.plan == (((4, 2),), (MIDDLE,))
+        assert self.read.actions.plan == (((4, 2),), (MIDDLE,))
         count = 2 // len(names)
         shares = [share(name, (4 + number, count)) for number, name in enumerate(names)]
         return self.read.planned(*shares)
@@ -83,7 +83,7 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     behind.lives(0.8, (1, 1))
     read.brings(behind.middle)
     read.brings(ready)
-    assert (read.todo.close, read.posts, read.left_out, behind.state) == ([ready], [], (), TrialState.RESTING)
+    assert (read.actions.close, read.posts, read.left_out, behind.state) == ([ready], [], (), TrialState.RESTING)
     read.closed(ready)
     assert not behind.lives(TRIAL_S), "the next trial comes later"
     behind.ends()
@@ -96,10 +96,10 @@ def test_of_several_that_are_no_faster_none_stays() -> None:
     one, other = behind.opens("ready", "near")
     behind.lives(0.8, (1, 3))
     read.brings(one)
-    assert (read.todo.close, behind.state) == ([one], TrialState.TRYING)
+    assert (read.actions.close, behind.state) == ([one], TrialState.TRYING)
     assert one not in [number for number, _ in read.posts]
     read.brings(other)
-    assert (read.todo.close, behind.state) == ([other], TrialState.RESTING)
+    assert (read.actions.close, behind.state) == ([other], TrialState.RESTING)
     for number in (one, other):
         read.closed(number)
     assert read.left_out == ()
@@ -115,7 +115,7 @@ def test_of_several_one_is_lost_and_the_other_judged(*, is_fast: bool) -> None:
     if is_fast:
         read.brings(tried, after_s=0.01)
         assert [number for number, _ in read.posts] == [tried]
-        assert (read.todo.close, behind.state) == ([], TrialState.TRYING)
+        assert (read.actions.close, behind.state) == ([], TrialState.TRYING)
     read.is_gone(other)
     if not is_fast:
         behind.lives(0.8)
@@ -195,8 +195,8 @@ def ends_after(middle_s: float, origin_s: float, tries_max: int) -> float:
         read.transfer.tick(read.now)
         if read.now >= next_at and there < PIECES:
             there, next_at = there + 1, next_at + middle_s
-        todo = read.available(behind.middle, (0, there))
-        for number in read.planned(share("origin", *todo.plan[0])) if todo.plan is not None else ():
+        actions = read.available(behind.middle, (0, there))
+        for number in read.planned(share("origin", *actions.plan[0])) if actions.plan is not None else ():
             read.opened(number)
         for number, source in list(read.transfer.sources.items()):
             each_s = 0.01 if number == behind.middle else origin_s
