@@ -1,5 +1,6 @@
 """What stands and what can be had while a shard is filled by a program: against a painting of every byte."""
 
+import contextlib
 from unittest import mock
 
 import numpy as np
@@ -17,6 +18,7 @@ from tensorhub_common.layout.layout import Layout, PieceTable, layout_digest, pi
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit
 from tensorhub_common.programs.regions import StridedForm
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_planner.compiler import overlaps
 from tensorhub_planner.compiler.compiler import compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
@@ -105,29 +107,40 @@ def matrix(start: tuple[int, int] = (0, 0), stop: tuple[int, int] = (9, 8)) -> L
     return layouts.layout_of([layouts.TensorEntry("w", "int8", 1, shape, (9, 8), start)])
 
 
-def test_a_piece_stands_with_the_last_of_its_units() -> None:
-    table = small_pieces(matrix())
-    completion = PieceCompletion(of_rows(1, matrix(), matrix()), table)
-    assert len(table) == 3
-    assert completion.units_arrived([(0, 2), (3, 1)]) == []
-    assert completion.units_arrived([(2, 1), (4, 2)]) == [(0, 2)], "two of one call"
-    assert completion.units_arrived([(6, 2)]) == []
-    assert completion.units_arrived([(8, 1)]) == [(2, 1)]
+WHOLE, HALVES = (matrix(),), (matrix((0, 0), (9, 4)), matrix((0, 4), (9, 8)))
+Stages = list[tuple[list[Range], list[Range]]]
 
 
-def test_a_unit_may_bring_the_end_of_one_piece_and_the_beginning_of_the_next() -> None:
-    completion = PieceCompletion(of_rows(2, matrix(), matrix()), small_pieces(matrix()))
-    assert completion.units_arrived([(0, 1)]) == []
-    assert completion.units_arrived([(2, 1)]) == []
-    assert completion.units_arrived([(1, 1)]) == [(0, 2)]
-    assert completion.units_arrived([(3, 2)]) == [(2, 1)]
+@pytest.mark.parametrize(
+    ("unit_rows", "sources", "stages"),
+    [
+        (1, WHOLE, [([(0, 2), (3, 1)], []), ([(2, 1), (4, 2)], [(0, 2)]), ([(6, 2)], []), ([(8, 1)], [(2, 1)])]),
+        (2, WHOLE, [([(0, 1)], []), ([(2, 1)], []), ([(1, 1)], [(0, 2)]), ([(3, 2)], [(2, 1)])]),
+        (1000, HALVES, [([(1, 1)], []), ([(0, 1)], [(0, 3)])]),
+    ],
+    ids=["a row each", "two rows, of two pieces", "columns"],
+)
+def test_a_piece_stands_with_the_last_of_its_units(unit_rows: int, sources: tuple[Layout, ...], stages: Stages) -> None:
+    completion = PieceCompletion(of_rows(unit_rows, matrix(), *sources), small_pieces(matrix()))
+    for arrived, stand in stages:
+        assert completion.units_arrived(arrived) == stand
 
 
-def test_a_tensor_of_columns_stands_when_all_of_it_does() -> None:
-    halves = (matrix((0, 0), (9, 4)), matrix((0, 4), (9, 8)))
-    completion = PieceCompletion(of_rows(1000, matrix(), *halves), small_pieces(matrix()))
-    assert completion.units_arrived([(1, 1)]) == []
-    assert completion.units_arrived([(0, 1)]) == [(0, 3)]
+@pytest.mark.parametrize(
+    ("unit_rows", "reader", "stages"),
+    [
+        (3, matrix((3, 0), (6, 8)), [([(1, 1)], [(0, 1)]), ([(0, 3)], [])]),
+        (2, matrix(), [([(1, 1)], [(2, 1)]), ([(2, 1)], [(3, 2)]), ([(0, 1)], [(0, 2)])]),
+    ],
+)
+def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there(
+    unit_rows: int, reader: Layout, stages: Stages
+) -> None:
+    """Whatever stands before and behind them; some need the piece before or behind as well."""
+    execution = of_rows(unit_rows, reader, matrix())
+    availability = UnitAvailability(execution, layout_digest(matrix()), small_pieces(matrix()))
+    for there, units in stages:
+        assert availability.units(there) == tuple(units)
 
 
 def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
@@ -142,25 +155,14 @@ def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
     assert completion.units_arrived([scales]) == [(0, 1)]
 
 
-def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there() -> None:
-    """Whatever stands before and behind them."""
-    source = matrix()
-    digest, table = layout_digest(source), small_pieces(source)
-    availability = UnitAvailability(of_rows(3, matrix((3, 0), (6, 8)), source), digest, table)
-    assert availability.units([(1, 1)]) == ((0, 1),)
-    assert availability.units([(0, 3)]) == ()
-    availability = UnitAvailability(of_rows(2, source, source), digest, table)
-    assert availability.units([(1, 1)]) == ((2, 1),), "rows 4 and 5; two others need the piece before or behind as well"
-    assert availability.units([(2, 1)]) == ((3, 2),)
-    assert availability.units([(0, 1)]) == ((0, 2),)
+def vector(rows: int) -> Layout:
+    return layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows,), (rows,), (0,))])
 
 
 def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
-    entry = layouts.TensorEntry("w", "int8", 1, (4,), (4,), (0,))
-    layout = layouts.layout_of([entry])
-    digest = layout_digest(layout)
-    execution = NumberedProgram(compile_program("reader", layout, LayoutIndex({digest: layout})))
-    availability = UnitAvailability(execution, digest, pieces(layout))
+    digest = layout_digest(vector(4))
+    execution = NumberedProgram(compile_program("reader", vector(4), LayoutIndex({digest: vector(4)})))
+    availability = UnitAvailability(execution, digest, pieces(vector(4)))
     assert availability.units([(-1, 1), (0, 0), (0, 2), (1, 1), (7, 8)]) == ()
     assert len(availability._has) == 1, "nor is it kept"
     assert availability.units([(0, 1)]) == ((0, 1),)
@@ -169,16 +171,11 @@ def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
 @pytest.mark.parametrize(("to", "rows"), [(0, 3), (2, 4), (256, 1), (10**9, 1)])
 def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(to: int, rows: int) -> None:
     """Else it would be found out in the middle of a read, by an agent that can't go on."""
-    entry = layouts.TensorEntry("w", "int8", 1, (3,), (3,), (0,))
     cell = Cell(to, UnitSplit((rows,), (1,), 1, 0, rows, 1), (SourceBox(0, 0, (1,), 1, ""),))
     program = TransferProgram("reader", ("source",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),))
-    if (to, rows) == (0, 3):
-        assert PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry]))).units_arrived(
-            [(0, 1)]
-        ) == [(0, 1)]
-        return
-    with pytest.raises(LayoutMismatch, match="lies in no tensor of the shard"):
-        PieceCompletion(NumberedProgram(program), pieces(layouts.layout_of([entry])))
+    is_good = (to, rows) == (0, 3)
+    with contextlib.nullcontext() if is_good else pytest.raises(LayoutMismatch, match="lies in no tensor"):
+        assert PieceCompletion(NumberedProgram(program), pieces(vector(3))).units_arrived([(0, 1)]) == [(0, 1)]
 
 
 def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:

@@ -14,6 +14,8 @@ from tensorhub_agent.rates.encoding_choice import (
 )
 
 MB = 1_000_000
+MOST = PATCH_RATE * (1 / RATE_GUESSED - 1 / TOUCH_RATE)
+"""Of a source that is not known patches are taken as long as applying them is as fast as a usual link."""
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,8 @@ MB = 1_000_000
         (0.4, 25 * MB, True),
         (0.4, None, False),
         (1.0, 1 * MB, False),
+        (MOST - 1e-7, None, True),
+        (MOST + 1e-7, None, False),
     ],
 )
 def test_patches_are_taken_where_they_and_the_work_take_less_time(
@@ -40,13 +44,6 @@ def test_patches_are_taken_where_they_and_the_work_take_less_time(
     assert takes_patches(100 * MB, int(share * 100 * MB), rate) is expected
 
 
-def test_the_limits_are_those_of_the_work() -> None:
-    """Of a source that is not known patches are taken as long as applying them is as fast as a usual link."""
-    most = int(MB * PATCH_RATE * (1 / RATE_GUESSED - 1 / TOUCH_RATE))
-    assert takes_patches(MB, most - 1, None)
-    assert not takes_patches(MB, most + 1, None)
-
-
 @pytest.mark.parametrize(
     ("rate", "far", "expected"),
     [(25 * MB, False, True), (25 * MB, True, True), (3000 * MB, True, False), (None, True, True), (None, False, False)],
@@ -55,37 +52,36 @@ def test_patches_are_waited_for_where_that_takes_less_time(rate: float | None, f
     assert awaits_patches(rate, far=far) is expected
 
 
-def line(rate: float) -> LineEstimate:
-    known = LineEstimate()
+def line(rate: float, known: float | None = None) -> LineEstimate:
+    """Return a line by which enough came in this read to know it; `known`: what earlier reads got."""
+    seen = LineEstimate(known=known)
     for number in range(SLOW_BATCHES_MIN):
-        known.asked(10.0 + number)
-        known.came(int(rate), 11.0 + number)
-    return known
+        assert not seen.prefers_compressed, "one slow batch, or what other reads got, is no reason"
+        seen.asked(10.0 + number)
+        seen.came(int(rate), 11.0 + number)
+    return seen
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(25 * MB, True), (100 * MB, True), (0.95 * PACK_RATE, False)])
-def test_packed_pieces_are_for_slow_lines(rate: float, expected: bool) -> None:  # noqa: FBT001
-    assert line(rate).prefers_compressed is expected
-
-
-def test_nothing_is_packed_for_a_line_of_which_this_read_has_seen_nothing() -> None:
+@pytest.mark.parametrize(
+    ("rate", "known", "expected"),
+    [(25 * MB, None, True), (100 * MB, None, True), (0.95 * PACK_RATE, None, False), (25 * MB, 600 * MB, False)],
+)
+def test_packed_pieces_are_for_slow_lines_of_which_this_read_has_seen_enough(
+    rate: float,
+    known: float | None,
+    expected: bool,  # noqa: FBT001
+) -> None:
     """What comes packed does not measure a line: one that has become fast would stay slow for ever."""
-    assert not LineEstimate().prefers_compressed
-    assert not LineEstimate(known=25 * MB).prefers_compressed
-
-
-def test_one_slow_batch_over_a_link_that_is_known_as_fast_is_no_slow_line() -> None:
-    known = line(25 * MB)
-    assert known.prefers_compressed
-    known.known = 600 * MB
-    assert not known.prefers_compressed
+    assert line(rate, known).prefers_compressed is expected
 
 
 def test_what_other_reads_got_is_believed_until_this_one_knows() -> None:
     known = LineEstimate(known=25 * MB)
-    assert known.best_rate == 25 * MB
     known.asked(0.0)
-    known.came(10 * MB, 1.0)
+    known.came(0, 1.0)
+    assert (known.rate, known.best_rate, known.prefers_compressed) == (None, 25 * MB, False), "nothing has come"
+    known.asked(1.0)
+    known.came(10 * MB, 2.0)
     assert known.best_rate == pytest.approx(10 * MB)
 
 
@@ -105,10 +101,3 @@ def test_what_comes_at_a_time_shares_the_line() -> None:
     for number in range(4):
         known.came(10 * MB, 0.25 * (number + 1))
     assert known.rate == pytest.approx(40 * MB)
-
-
-def test_what_did_not_come_tells_nothing() -> None:
-    known = LineEstimate()
-    known.asked(0.0)
-    known.came(0, 5.0)
-    assert known.rate is None

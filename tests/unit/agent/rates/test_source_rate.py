@@ -2,13 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.rates.source_rate import (
-    AHEAD_S,
-    FADE,
-    RELAY_S,
-    BatchLimits,
-    SourceRate,
-)
+from tensorhub_agent.rates.source_rate import AHEAD_S, FADE, RELAY_S, BatchLimits, SourceRate
 
 MIB = 1024 * 1024
 
@@ -20,14 +14,8 @@ def at(mib_in_s: float) -> SourceRate:
     return pace
 
 
-def test_a_batch_is_larger_within_a_host() -> None:
-    assert BatchLimits().largest_bytes(reads_memory=True) > BatchLimits().largest_bytes(reads_memory=False)
-
-
 def test_the_rate_is_what_came_lately() -> None:
-    pace = SourceRate()
-    assert pace.rate is None
-    pace.record(0, 1.0)
+    pace = at(0)
     assert pace.rate is None, "nothing has come, however long that took"
     pace = SourceRate()
     pace.record(100, 0.0)
@@ -38,31 +26,34 @@ def test_the_rate_is_what_came_lately() -> None:
     assert pace.rate == pytest.approx(((100 * FADE + 200) * FADE + 40) / (2.0 * FADE + 4.0))
 
 
-def test_it_is_asked_for_no_more_ahead_than_its_part_and_what_it_brings_in_a_moment() -> None:
-    assert SourceRate().in_flight_limit(64 * MIB) == 0
-    assert at(100).in_flight_limit(64 * MIB) == 100 * MIB * AHEAD_S
-    assert at(100).in_flight_limit(MIB) == MIB
-
-
 @pytest.mark.parametrize(
-    ("mib_in_s", "share_mib", "batch_mib"),
-    [(0.1, 64, 1), (16, 64, 2), (24, 64, 3), (10_000, 64, 8), (10_000, 4, 2), (0.1, 1, 0.5)],
+    ("mib_in_s", "share_mib", "batch_mib", "relayed_mib", "under_way_mib"),
+    [
+        (0, 64, 8, 1, 0),
+        (0.1, 64, 1, 1, 0.1 * AHEAD_S),
+        (16, 64, 2, 1, 16 * AHEAD_S),
+        (24, 64, 3, 1, 24 * AHEAD_S),
+        (300, 64, 8, 300 * RELAY_S, 64),
+        (10_000, 64, 8, 8, 64),
+        (10_000, 4, 2, 2, 4),
+        (0.1, 1, 0.5, 0.5, 0.1 * AHEAD_S),
+    ],
 )
-def test_a_batch_is_half_of_what_may_be_under_way_between_bounds(
-    mib_in_s: float, share_mib: int, batch_mib: float
+def test_it_is_asked_for_its_part_and_what_it_brings_in_a_moment_in_two_batches_within_bounds(
+    mib_in_s: float, share_mib: int, batch_mib: float, relayed_mib: float, under_way_mib: float
 ) -> None:
-    assert at(mib_in_s).batch_bytes(share_mib * MIB) == pytest.approx(batch_mib * MIB)
+    """They are short while others wait for them."""
+    pace, share_bytes = at(mib_in_s), share_mib * MIB
+    assert pace.batch_bytes(share_bytes) == pytest.approx(batch_mib * MIB)
+    assert pace.batch_bytes(share_bytes, relayed=True) == pytest.approx(relayed_mib * MIB)
+    assert pace.in_flight_limit(share_bytes) == pytest.approx(under_way_mib * MIB, abs=1)
 
 
-def test_a_batch_is_never_of_nothing() -> None:
+def test_a_batch_is_never_of_nothing_larger_within_a_host_and_small_at_first_from_far() -> None:
     assert SourceRate().batch_bytes(0) == 1
     assert at(1).batch_bytes(1) == 1
-
-
-def test_batches_are_short_while_others_wait_for_them() -> None:
-    assert SourceRate().batch_bytes(64 * MIB, relayed=True) == BatchLimits().least_bytes
-    assert at(300).batch_bytes(64 * MIB, relayed=True) == pytest.approx(300 * MIB * RELAY_S)
-    assert at(100_000).batch_bytes(64 * MIB, relayed=True) == BatchLimits().wire_bytes
+    assert SourceRate(reads_memory=True).batch_bytes(256 * MIB) == BatchLimits().memory_bytes > BatchLimits().wire_bytes
+    assert SourceRate(is_far=True).batch_bytes(256 * MIB) == BatchLimits().least_bytes
 
 
 def test_silence_lowers_what_is_expected_of_it() -> None:

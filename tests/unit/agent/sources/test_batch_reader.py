@@ -1,18 +1,17 @@
 """A batch from a source that offers patches: which pieces come how, and what becomes of patches that are wrong."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
+from tensorhub_agent.primitives.digests import piece_digest
 from tensorhub_agent.rates.encoding_choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, LineEstimate
 from tensorhub_agent.sources import batch_reader
 from tensorhub_agent.sources.batch_reader import BatchReader, BatchResult, BatchTarget
@@ -20,340 +19,279 @@ from tensorhub_agent.transports.base import TransportLost, silent
 from tensorhub_common.layout.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
 
 ROWS = 8
+PIECE_BYTES = 10_000
 LAYOUT = layout_of([TensorEntry(f"t{n}", "bfloat16", 2, (5000,), (5000,), (0,)) for n in range(ROWS)])
 TABLE: PieceTable = pieces(LAYOUT)
+EVERY = tuple(range(ROWS))
 
 
-def digest(view: bytes | memoryview) -> bytes:
-    return xxhash.xxh3_128_digest(view)
+class Scene:
+    """A batch reader and its session: a source of `new` bytes, which keeps a note of what was asked of it."""
 
-
-@dataclass
-class Session:
-    """A source of `new` bytes that keeps a note of what was asked of it."""
-
-    new: bytes
-    patches: dict[int, bytes]
-    read_spans: list[list[int]] = field(default_factory=list)
-    overwritten: list[list[int]] = field(default_factory=list)
-    unpacked: list[list[int]] = field(default_factory=list)
-    stiff: set[int] = field(default_factory=set)
-    """Where pieces stand that don't shrink."""
-    fails: bool = False
-    rate: float = 1e10
-    """Bytes of pieces as they are that come in a second of its own time."""
-    now: float = 100.0
+    def __init__(self, *, without: Sequence[int] = (), rate_bytes: int = 0, line: LineEstimate | None = None) -> None:
+        """Take the pieces without a patch, and what came in a second, earlier in this read or as `line` has it."""
+        chance = np.random.default_rng(1)
+        old = np.frombuffer(chance.bytes(segment_bytes(LAYOUT)), np.uint16)
+        new = old.copy()
+        new[chance.random(len(new)) < 0.01] ^= 1
+        self.old, self.new, self.memory = old.tobytes(), new.tobytes(), bytearray(old.tobytes())
+        self.read_pieces: list[list[int]] = []
+        self.overwritten: list[list[int]] = []
+        self.unpacked: list[list[int]] = []
+        self.stiff: set[int] = set()
+        """The pieces that don't shrink."""
+        self.fails = False
+        self.rate = 1e10
+        """Bytes of pieces as they are that come in a second of its own time."""
+        self.now = 100.0
+        self.patches = {number: self.patch(number) for number in EVERY}
+        sizes = [NO_PATCH if number in without else len(self.patches[number]) for number in EVERY]
+        session: Any = self
+        self.reader = BatchReader(session, self.digests(EVERY), sizes_of(*sizes), clock=self.clock)
+        self.reader.line = line or self.reader.line
+        for number in range(SLOW_BATCHES_MIN if rate_bytes else 0):
+            self.reader.line.asked(float(number))
+            self.reader.line.came(rate_bytes, number + 1.0)
 
     def clock(self) -> float:
         """Return a later time at each call, as clocks do."""
         self.now += 1e-9
         return self.now
 
+    # The session.
+
     async def read(
         self, destination: Any, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         assert digests
         progress(0)
-        self.read_spans.append(list(spans.to))
+        self.read_pieces.append([TABLE.at.index(at) for at in spans.to])
         self.now += sum(spans.nbytes) / self.rate
         for at, nbytes in zip(spans.to, spans.nbytes, strict=True):
             destination[at : at + nbytes] = self.new[at : at + nbytes]
-        return b"".join(digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
+        return b"".join(piece_digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
 
     async def overwrite(self, destination: Any, base: Any, wanted: PatchTargets) -> tuple[bytes, list[bytes]]:
         self.overwritten.append(list(wanted.pieces))
         if self.fails:
             raise TransportLost("gone")
-        for number, at, nbytes in zip(wanted.pieces, wanted.spans.to, wanted.spans.nbytes, strict=True):
+        found = b""
+        for number in wanted.pieces:
+            place = place_of(number)
             if base is not None:
-                destination[at : at + nbytes] = base[at : at + nbytes]
-            apply(self.patches[number], destination[at : at + nbytes], 2)
-        found = [digest(destination[a : a + n]) for a, n in zip(wanted.spans.to, wanted.spans.nbytes, strict=True)]
-        return b"".join(found), [self.patches[number] for number in wanted.pieces]
+                destination[place] = base[place]
+            apply(self.patches[number], destination[place], 2)
+            found += piece_digest(destination[place])
+        return found, [self.patches[number] for number in wanted.pieces]
 
     async def unpack(self, destination: Any, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
-        self.unpacked.append(list(spans.to))
+        numbers = [TABLE.at.index(at) for at in spans.to]
+        self.unpacked.append(numbers)
         found, came = b"", 0
-        for at, nbytes, unit in zip(spans.to, spans.nbytes, units, strict=True):
-            packed = b"" if at in self.stiff else pack(memoryview(self.new)[at : at + nbytes], unit)
+        for number, unit in zip(numbers, units, strict=True):
+            place = place_of(number)
+            packed = b"" if number in self.stiff else pack(memoryview(self.new)[place], unit)
             if packed:
-                unpack(packed, destination[at : at + nbytes], unit)
-            found += digest(destination[at : at + nbytes]) if packed else bytes(16)
+                unpack(packed, destination[place], unit)
+            found += piece_digest(destination[place]) if packed else bytes(16)
             came += len(packed)
         return found, came
 
-    async def gather(self, *_: object, **__: object) -> None:
-        raise AssertionError("patches are of pieces of one layout")
+    # What a test does and sees.
 
-    async def still_holds(self) -> bool:
-        return True
+    def digests(self, numbers: Sequence[int]) -> bytes:
+        return b"".join(piece_digest(self.new[place_of(number)]) for number in numbers)
 
-    async def close(self) -> None:
-        pass
-
-
-@dataclass
-class Scene:
-    old: bytes
-    new: bytes
-    session: Session
-    reader: BatchReader
-
-    memory: bytearray = field(default_factory=bytearray)
-
-    def __post_init__(self) -> None:
-        self.memory = bytearray(self.old)
-
-    def bytes_of(self, number: int) -> bytes:
-        return self.new[TABLE.at[number] : TABLE.at[number] + TABLE.nbytes[number]]
-
-    def is_whole(self) -> bool:
-        return all(self.memory[a : a + n] == self.new[a : a + n] for a, n in zip(TABLE.at, TABLE.nbytes, strict=True))
-
-    async def read(self, *ranges: tuple[int, int]) -> BatchResult:
-        """Read pieces over the old version; all of them by default."""
-        where = BatchTarget(memoryview(self.memory), None, TABLE)
-        return await self.reader.read(where, ranges or ((0, ROWS),), silent)
-
-    def patch_all(self, told_bytes: int) -> None:
-        """Let every piece have a patch that overwrites much of it, and say that each has so many bytes."""
-        self.reader.sizes = SIZE.pack(told_bytes) * ROWS
-        self.session.patches = {number: make_whole(self, number) for number in range(ROWS)}
-
-
-def scene(*, without: tuple[int, ...] = (), rate_bytes: int = 0) -> Scene:
-    chance = np.random.default_rng(1)
-    old = np.frombuffer(chance.bytes(segment_bytes(LAYOUT)), np.uint16)
-    new = old.copy()
-    new[chance.random(len(new)) < 0.01] ^= 1
-    views = memoryview(old.tobytes()), memoryview(new.tobytes())
-    patches, sizes, digests = {}, b"", b""
-    for number, (at, nbytes) in enumerate(zip(TABLE.at, TABLE.nbytes, strict=True)):
-        patch = make(views[0][at : at + nbytes], views[1][at : at + nbytes], 2)
+    def patch(self, number: int) -> bytes:
+        patch = make(memoryview(self.old)[place_of(number)], memoryview(self.new)[place_of(number)], 2)
         assert patch is not None
-        patches[number] = patch
-        sizes += SIZE.pack(NO_PATCH if number in without else len(patch))
-        digests += digest(views[1][at : at + nbytes])
-    session = Session(new.tobytes(), patches)
-    reader = BatchReader(session, digests, sizes, clock=session.clock)
-    for number in range(SLOW_BATCHES_MIN if rate_bytes else 0):
-        reader.line.asked(float(number))
-        reader.line.came(rate_bytes, number + 1.0)
-    return Scene(old.tobytes(), new.tobytes(), session, reader)
+        return patch
+
+    async def batch(self, *ranges: tuple[int, int], base: Any = None) -> BatchResult:
+        """Read pieces over the old version, all of them by default; they are right then."""
+        where = BatchTarget(memoryview(self.memory), base, TABLE)
+        result = await self.reader.read(where, ranges or ((0, ROWS),), silent)
+        numbers = [number for first, count in ranges or ((0, ROWS),) for number in range(first, first + count)]
+        assert all(self.memory[place_of(number)] == self.new[place_of(number)] for number in numbers)
+        assert result.digests == self.digests(numbers)
+        return result
+
+    def patch_all(self, told_bytes: int) -> "Scene":
+        """Say that each piece's patch has so many bytes."""
+        self.reader.sizes = sizes_of(*[told_bytes] * ROWS)
+        return self
+
+    def answers(self, *sizes: bytes, then_ends: bool = False) -> list[int]:
+        """Let patches be made while a batch waits, and answer so; returns what it has been asked for."""
+        asked: list[int] = []
+
+        async def more(first: int) -> tuple[bytes, bool]:
+            asked.append(first)
+            return sizes[len(asked) - 1], not (then_ends and len(asked) == len(sizes))
+
+        self.reader.more = more
+        return asked
 
 
-def make_whole(it: Scene, number: int) -> bytes:
-    """Return a patch that overwrites much of a piece."""
-    patch = make(memoryview(it.old)[TABLE.at[number] :][: TABLE.nbytes[number]], memoryview(it.bytes_of(number)), 2)
-    assert patch is not None
-    return patch
+def place_of(number: int) -> slice:
+    return slice(TABLE.at[number], TABLE.at[number] + TABLE.nbytes[number])
+
+
+def sizes_of(*sizes: int) -> bytes:
+    return b"".join(SIZE.pack(size) for size in sizes)
 
 
 @pytest.mark.parametrize("beside", [False, True])
 async def test_what_has_patches_is_patched_and_the_rest_is_read(beside: bool) -> None:  # noqa: FBT001
-    it = scene(without=(2, 5))
+    it = Scene(without=(2, 5))
     if beside:
         it.memory = bytearray(len(it.old))
-    where = BatchTarget(memoryview(it.memory), memoryview(it.old) if beside else None, TABLE)
-    brought = await it.reader.read(where, ((4, 4), (0, 4)), silent)
-    assert it.is_whole()
-    assert it.session.overwritten == [[4, 6, 7, 0, 1, 3]]
-    assert it.session.read_spans == [[TABLE.at[5], TABLE.at[2]]]
-    assert brought.digests == b"".join(digest(it.bytes_of(n)) for n in (4, 5, 6, 7, 0, 1, 2, 3))
+    brought = await it.batch((4, 4), (0, 4), base=memoryview(it.old) if beside else None)
+    assert (it.overwritten, it.read_pieces) == ([[4, 6, 7, 0, 1, 3]], [[5, 2]])
     assert sorted(brought.patches) == [0, 1, 3, 4, 6, 7]
-    (encoded,) = brought.encoded
-    assert (encoded.how, encoded.nbytes) == ("delta", 6 * 10_000)
-    assert encoded.wire_bytes == sum(len(it.session.patches[n]) for n in (0, 1, 3, 4, 6, 7))
+    [encoded] = brought.encoded
+    assert (encoded.how, encoded.nbytes) == ("delta", 6 * PIECE_BYTES)
+    assert encoded.wire_bytes == sum(len(it.patches[n]) for n in (0, 1, 3, 4, 6, 7))
 
 
 async def test_a_patch_for_other_bytes_is_found_by_the_digest_and_the_piece_is_read() -> None:
     """The third piece is not what the reader's version was: the patch leaves it wrong."""
-    it = scene()
-    it.memory[TABLE.at[3] + 100] ^= 0xFF
-    it.memory[TABLE.at[3] + 101] ^= 0xFF
-    brought = await it.read()
-    assert it.is_whole()
-    assert it.session.read_spans == [[TABLE.at[3]]]
+    it = Scene()
+    for offset in (100, 101):
+        it.memory[TABLE.at[3] + offset] ^= 0xFF
+    brought = await it.batch()
+    assert it.read_pieces == [[3]]
     assert 3 not in brought.patches
-    assert brought.digests == b"".join(digest(it.bytes_of(n)) for n in range(ROWS))
-    assert brought.encoded[0].nbytes == (ROWS - 1) * 10_000
+    assert brought.encoded[0].nbytes == (ROWS - 1) * PIECE_BYTES
 
 
 async def test_sizes_that_were_not_told_are_of_no_patch() -> None:
-    it = scene()
+    it = Scene()
     it.reader.sizes = it.reader.sizes[: 3 * SIZE.size]
-    await it.read()
-    assert it.session.overwritten == [[0, 1, 2]]
+    await it.batch()
+    assert it.overwritten == [[0, 1, 2]]
 
 
 async def test_from_a_source_that_is_faster_than_patches_are_applied_pieces_are_read() -> None:
-    it = scene(rate_bytes=10**15)
-    brought = await it.read()
-    assert it.is_whole()
-    assert (it.session.overwritten, brought.encoded, brought.patches) == ([], (), {})
+    it = Scene(rate_bytes=10**15)
+    brought = await it.batch()
+    assert (it.overwritten, brought.encoded, brought.patches) == ([], (), {})
 
 
 async def test_over_a_link_that_other_reads_have_found_fast_only_what_has_not_changed_is_left_where_it_is() -> None:
     """If every piece had a patch no read would ever see how fast the link is."""
-    it = scene()
-    it.reader.line = LineEstimate(known=20e9)
-    it.session.patches[4] = b""
-    it.reader.sizes = it.reader.sizes[: 4 * SIZE.size] + SIZE.pack(0) + it.reader.sizes[5 * SIZE.size :]
-    at, end = TABLE.at[4], TABLE.at[4] + TABLE.nbytes[4]
-    it.memory[at:end] = it.new[at:end]
-    brought = await it.read()
-    assert it.is_whole()
-    assert it.session.overwritten == [[4]]
-    assert it.session.read_spans == [[TABLE.at[number] for number in range(ROWS) if number != 4]]
+    it = Scene(line=LineEstimate(known=20e9))
+    it.patches[4] = b""
+    it.reader.sizes = sizes_of(*[0 if number == 4 else len(it.patches[number]) for number in EVERY])
+    it.memory[place_of(4)] = it.new[place_of(4)]
+    brought = await it.batch()
+    assert (it.overwritten, it.read_pieces) == ([[4]], [[0, 1, 2, 3, 5, 6, 7]])
     assert [(each.how, each.wire_bytes) for each in brought.encoded] == [("delta", 0)]
 
 
 async def test_a_loss_is_told_when_both_ways_have_ended() -> None:
-    it = scene(without=(1,))
-    it.session.fails = True
+    it = Scene(without=(1,))
+    it.fails = True
     with pytest.raises(TransportLost):
-        await it.read()
-    assert it.session.read_spans == [[TABLE.at[1]]]
+        await it.batch()
+    assert it.read_pieces == [[1]]
 
 
-def slow(*, without: tuple[int, ...]) -> Scene:
-    """A scene of weights, which shrink, over a line of which 10 MB/s came."""
-    it = scene(without=without, rate_bytes=10**7)
-    chance = np.random.default_rng(3)
-    values = (chance.standard_normal(len(it.new), dtype=np.float32) * 0.02).view(np.uint16)[1::2]
-    new = values.tobytes()[: len(it.new)]
-    it.session.new = it.new = new
-    it.reader.digests = b"".join(digest(it.bytes_of(number)) for number in range(ROWS))
+# Slow lines.
+
+
+def slow(*, stiff: Sequence[int] = ()) -> Scene:
+    """A scene of weights, which shrink, without patches, over a line of which 10 MB/s came."""
+    it = Scene(without=EVERY, rate_bytes=10**7)
+    values = np.random.default_rng(3).standard_normal(len(it.new), dtype=np.float32) * 0.02
+    it.new = values.view(np.uint16)[1::2].tobytes()[: len(it.new)]
+    it.stiff = set(stiff)
+    it.reader.digests = it.digests(EVERY)
     return it
 
 
 async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_as_they_are() -> None:
-    it = slow(without=tuple(range(ROWS)))
-    it.session.stiff = {TABLE.at[2]}
-    brought = await it.read()
-    assert it.is_whole()
-    assert it.session.unpacked == [list(TABLE.at)]
-    assert it.session.read_spans == [[TABLE.at[2]]]
-    (encoded,) = brought.encoded
-    assert (encoded.how, encoded.nbytes) == ("zstd", (ROWS - 1) * 10_000)
+    it = slow(stiff=(2,))
+    brought = await it.batch()
+    assert (it.unpacked, it.read_pieces) == ([list(EVERY)], [[2]])
+    [encoded] = brought.encoded
+    assert (encoded.how, encoded.nbytes) == ("zstd", (ROWS - 1) * PIECE_BYTES)
     assert encoded.wire_bytes < 0.8 * encoded.nbytes
 
 
-async def test_a_line_that_seemed_slow_is_measured_again_and_then_pieces_come_as_they_are() -> None:
-    """It was slow because the machine paused, and the session gives its bytes at the speed of memory."""
-    it = slow(without=tuple(range(ROWS)))
-    ways = []
-    for _ in range(LOOK_AFTER_MIN + 3):
-        brought = await it.read()
-        ways.append(tuple(each.how for each in brought.encoded))
-    assert ways == [("zstd",)] * LOOK_AFTER_MIN + [()] * 3
+def as_slow_as_known() -> Scene:
+    it = Scene(line=LineEstimate(known=1e8)).patch_all(4_000)
+    it.rate = 1e8
+    return it
 
 
-@pytest.mark.parametrize(("rate_bytes", "told_bytes"), [(10**7, 8_000), (0, 4_000)], ids=["this read", "earlier ones"])
-async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against_now_and_then(
-    rate_bytes: int, told_bytes: int
+@pytest.mark.parametrize(
+    ("made", "unpacked", "patched", "plain", "total"),
+    [
+        (slow, LOOK_AFTER_MIN, 0, 3, LOOK_AFTER_MIN + 3),
+        (lambda: slow(stiff=EVERY), 1, 0, 3, 3),
+        (lambda: Scene(without=EVERY), 0, 0, 3, 3),
+        (lambda: Scene(rate_bytes=10**7).patch_all(8_000), 0, LOOK_AFTER_MIN, 3, LOOK_AFTER_MIN + 3),
+        (lambda: Scene(line=LineEstimate(known=1e8)).patch_all(4_000), 0, LOOK_AFTER_MIN, 3, LOOK_AFTER_MIN + 3),
+        (as_slow_as_known, 0, 49, 1, 50),
+    ],
+    ids=["packed", "nothing shrinks", "not known yet", "patched", "patched, by earlier reads", "as slow as known"],
+)
+async def test_a_line_that_seemed_slow_is_measured_again_and_then_pieces_come_as_they_are(
+    made: Callable[[], Scene], unpacked: int, patched: int, plain: int, total: int
 ) -> None:
-    """They met a machine that paused. If patches came of every piece no read would ever see how fast the line is."""
-    it = scene(rate_bytes=rate_bytes)
-    if not rate_bytes:
-        it.reader.line = LineEstimate(known=1e8)
-    it.patch_all(told_bytes)
-    for _ in range(LOOK_AFTER_MIN + 3):
-        brought = await it.read()
-    assert len(it.session.overwritten) == LOOK_AFTER_MIN
-    assert brought.encoded == ()
+    """The machine paused, and the line is fast. If patches came of every piece no read would ever see how fast it is.
+
+    What does not shrink is not asked for packed again, and one that is as slow as earlier reads found it is looked at
+    once.
+    """
+    it = made()
+    for _ in range(total):
+        brought = await it.batch()
+    assert (len(it.unpacked), len(it.overwritten), len(it.read_pieces)) == (unpacked, patched, plain)
+    assert (brought.encoded == ()) is (it.rate == 1e10)
 
 
-async def test_a_line_that_is_as_slow_as_earlier_reads_found_it_is_looked_at_once() -> None:
-    it = scene()
-    it.session.rate = 1e8
-    it.reader.line = LineEstimate(known=1e8)
-    it.patch_all(4_000)
-    for _ in range(50):
-        await it.read()
-    assert (len(it.session.overwritten), len(it.session.read_spans)) == (49, 1)
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (slow, "10 MB/s in this read"),
+        (Scene, "1000 MB/s guessed"),
+        (lambda: Scene(line=LineEstimate(known=5e7)), "50 MB/s in earlier reads"),
+    ],
+)
+async def test_what_comes_otherwise_says_by_which_rate(made: Callable[[], Scene], why: str) -> None:
+    assert [each.why for each in (await made().batch()).encoded] == [why]
 
 
-async def test_what_comes_otherwise_says_by_which_rate() -> None:
-    guessed, known = scene(), scene()
-    known.reader.line = LineEstimate(known=5e7)
-    for it, why in (
-        (slow(without=tuple(range(ROWS))), "10 MB/s in this read"),
-        (guessed, "1000 MB/s guessed"),
-        (known, "50 MB/s in earlier reads"),
-    ):
-        assert [each.why for each in (await it.read()).encoded] == [why]
-
-
-async def test_what_does_not_shrink_is_not_asked_for_packed_again() -> None:
-    it = slow(without=tuple(range(ROWS)))
-    it.session.stiff = set(TABLE.at)
-    for _ in range(3):
-        brought = await it.read()
-        assert brought.encoded == ()
-    assert len(it.session.unpacked) == 1
-
-
-async def test_a_line_that_is_not_known_yet_is_measured_first() -> None:
-    it = scene(without=tuple(range(ROWS)))
-    await it.read()
-    assert (it.session.unpacked, len(it.session.read_spans)) == ([], 1)
-    assert it.reader.line.rate is not None
+# Patches that are being made.
 
 
 async def test_patches_that_are_being_made_are_waited_for() -> None:
     """The third piece's is made while the batch waits, and the fourth has none in the end."""
-    it = scene()
-    sizes = it.reader.sizes
-    it.reader.sizes = sizes[: 2 * SIZE.size] + SIZE.pack(COMING) * 2 + sizes[4 * SIZE.size :]
-    later = sizes[: 3 * SIZE.size] + SIZE.pack(COMING) + sizes[4 * SIZE.size :]
-    answers = [(it.reader.sizes, True), (later, True), (later.replace(SIZE.pack(COMING), SIZE.pack(NO_PATCH)), False)]
-    asked: list[int] = []
-
-    async def more(first: int) -> tuple[bytes, bool]:
-        asked.append(first)
-        return answers[len(asked) - 1]
-
-    it.reader.more = more
-    await it.read()
-    assert it.is_whole()
+    it = Scene()
+    third, others = len(it.patches[2]), [len(it.patches[number]) for number in EVERY]
+    it.reader.sizes, made, over = (
+        sizes_of(*others[:2], *two, *others[4:]) for two in ((COMING, COMING), (third, COMING), (third, NO_PATCH))
+    )
+    asked = it.answers(it.reader.sizes, made, over, then_ends=True)
+    await it.batch()
     assert asked == [0, 0, 0]
-    assert it.session.overwritten == [[0, 1, 2, 4, 5, 6, 7]]
+    assert it.overwritten == [[0, 1, 2, 4, 5, 6, 7]]
     assert it.reader.more is None
 
 
-async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_reader, "PATCHES_S", 0.0)
-    it = scene()
-    it.reader.sizes = SIZE.pack(COMING) * ROWS
-
-    async def more(_: int) -> tuple[bytes, bool]:
-        return SIZE.pack(COMING) * ROWS, True
-
-    it.reader.more = more
-    await it.read()
-    assert it.is_whole()
-    assert it.session.overwritten == []
-
-
-async def test_who_has_waited_in_vain_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_made_within_the_bound_is_read_as_it_is_and_who_has_waited_in_vain_waits_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A publisher that is busy with other readers makes nothing, and each batch of a long read would wait again."""
     monkeypatch.setattr(batch_reader, "PATCHES_S", 0.0)
-    it = scene()
-    half = ROWS // 2
-    told = it.reader.sizes
-    it.reader.sizes = SIZE.pack(COMING) * ROWS
-    answers = [told[: SIZE.size] + SIZE.pack(COMING) * (ROWS - 1), told[: SIZE.size] + SIZE.pack(COMING) * (ROWS - 1)]
-    asked: list[int] = []
-
-    async def more(first: int) -> tuple[bytes, bool]:
-        asked.append(first)
-        return answers[len(asked) - 1], True
-
-    it.reader.more = more
-    await it.read((0, half))
+    it = Scene()
+    nothing, one = sizes_of(*[COMING] * ROWS), sizes_of(len(it.patches[0]), *[COMING] * (ROWS - 1))
+    it.reader.sizes = nothing
+    asked = it.answers(one, one)
+    await it.batch((0, 4))
     assert it.reader.more is not None, "something was made meanwhile"
-    for piece in range(half, ROWS):
-        await it.read((piece, 1))
-    assert it.is_whole()
-    assert asked == [0, 0]
+    for piece in range(4, ROWS):
+        await it.batch((piece, 1))
+    assert (asked, it.overwritten) == ([0, 0], [[0]])

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from itertools import repeat
+from itertools import product, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,47 +154,45 @@ async def scene(
 # Reading.
 
 
-@pytest.mark.parametrize(
-    "why",
-    [InvalidForm("a box has 17 dimensions"), ValueError("the destination can't be written"), TransportLost("it went")],
-)
-async def test_boxes_that_can_not_be_brought_are_a_source_lost(why: Exception) -> None:
-    cell = Cell(0, UnitSplit((4,), (1,), 1, 0, 4, 1), (SourceBox(0, 0, (1,), 1, ""),))
-    program = TransferProgram("mine", ("theirs",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),))
-    async with scene({"gather": [why]}) as it:
-        share = replace(SHARE, layout="theirs")
-        it.sources.open(replace(REQUEST, share=share, program=NumberedProgram(program, "program")), ME)
-        await it.expect(SourceOpened)
-        it.sources.post(ALL, SEGMENT, None, TABLE, digests=True)
-        lost = await it.expect(SourceLost)
-        assert (lost.source, lost.reason) == (7, str(why))
-
-
 @pytest.mark.parametrize(("encodings", "way"), [(True, "overwrite"), (False, "read")])
 async def test_with_encodings_off_every_piece_comes_as_it_is(encodings: bool, way: str) -> None:  # noqa: FBT001
     offer = replace(GRANT, pieces=1, digests=bytes(16), patch_sizes=SIZE.pack(0))
+    request = replace(REQUEST, root="root", base=BaseVersion(1, "before"))
     async with scene(answers=lambda *_: offer, encodings=encodings) as it:
-        it.sources.open(replace(REQUEST, root="root", base=BaseVersion(1, "before")), ME)
+        it.sources.open(request, ME)
         await it.expect(SourceOpened)
         it.sources.post(ALL, SEGMENT, None, TABLE, digests=True)
         await it.expect(BatchDone)
         assert next(part for part in it.calls if part in ("read", "overwrite", "unpack")) == way
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("a batch does not fit"), CopyPoolFull("the pool is full"), OSError(24, "no descriptor")]
+CELL = Cell(0, UnitSplit((4,), (1,), 1, 0, 4, 1), (SourceBox(0, 0, (1,), 1, ""),))
+PROGRAM = NumberedProgram(TransferProgram("mine", ("theirs",), ((CELL,),), (TensorGroup(0, (0,), (0,), ((0,),)),)))
+BOXES = replace(REQUEST, share=replace(SHARE, layout="theirs"), program=PROGRAM)
+
+
+ERRORS = (
+    ValueError("a batch does not fit"),
+    CopyPoolFull("the pool is full"),
+    OSError(24, "no descriptor"),
+    InvalidForm("a box has 17 dimensions"),
 )
-@pytest.mark.parametrize("part", ["request", "open", "read", "still_holds"])
+PARTS = ("request", "open", "read", "gather", "still_holds")
+
+
+@pytest.mark.parametrize(("part", "error"), [*product(PARTS, ERRORS), ("gather", TransportLost("it went"))])
 async def test_an_error_that_escapes_from_reading_a_source_is_its_loss_at_once(part: str, error: Exception) -> None:
     async with scene({part: repeat(error)}) as it:
-        it.sources.open(REQUEST, ME)
-        if part in ("read", "still_holds"):
+        it.sources.open(BOXES if part == "gather" else REQUEST, ME)
+        if part not in ("request", "open"):
             await it.expect(SourceOpened)
-            if part == "read":
-                it.sources.post(ALL, SEGMENT, None, TABLE, digests=True)
-            else:
-                it.sources.confirm(ConfirmLease(KEY, 7))
-        assert str(error.args[-1]) in (await it.expect(SourceLost)).reason
+        if part in ("read", "gather"):
+            it.sources.post(ALL, SEGMENT, None, TABLE, digests=True)
+        elif part == "still_holds":
+            it.sources.confirm(ConfirmLease(KEY, 7))
+        lost = await it.expect(SourceLost)
+        assert lost.source == 7
+        assert str(error.args[-1]) in lost.reason
         it.sources.close(CloseSource(KEY, 7))
         while not isinstance(await it.told.get(), SourceClosed):
             pass
@@ -247,32 +245,27 @@ async def test_a_page_of_digests_that_can_not_be_read_loses_its_source_at_once()
 # A source that is silent when it is asked to open.
 
 
-@pytest.mark.parametrize("change", [{"far": True}, {"crosses": True}])
-async def test_a_source_that_is_far_or_crosses_is_asked_again_after_a_silence(change: dict[str, bool]) -> None:
-    silences: Any = {"request": [NoAnswer("silent"), NoAnswer("silent")], "open": [TransportSilent("silent")]}
-    async with scene(silences) as it:
-        it.sources.open(replace(REQUEST, share=replace(SHARE, **change)), ME)
-        await it.expect(SourceOpened)
-        assert it.calls == {"request": 4, "open": 2}, "with a new lease each time: a ticket is shown once"
+SILENCES = {"request": [NoAnswer("silent"), NoAnswer("silent")], "open": [TransportSilent("silent")]}
 
 
 @pytest.mark.parametrize(
-    ("part", "failure", "crosses"),
+    ("change", "failures", "opens"),
     [
-        ("request", NoAnswer("silent"), False),
-        ("open", TransportSilent("silent"), False),
-        ("request", NoResponder("no agent"), True),
-        ("open", TransportLost("refused"), True),
+        ({"far": True}, SILENCES, True),
+        ({"crosses": True}, SILENCES, True),
+        ({}, {"request": [NoAnswer("silent")]}, False),
+        ({}, {"open": [TransportSilent("silent")]}, False),
+        ({"crosses": True}, {"request": [NoResponder("no agent")]}, False),
+        ({"crosses": True}, {"open": [TransportLost("refused")]}, False),
     ],
 )
-async def test_any_other_that_was_silent_and_one_that_refuses_is_lost(
-    part: str,
-    failure: Exception,
-    crosses: bool,  # noqa: FBT001
+async def test_a_source_that_is_far_or_crosses_is_asked_again_after_a_silence_and_any_other_is_lost(
+    change: dict[str, Any], failures: Any, *, opens: bool
 ) -> None:
-    async with scene({part: [failure]}) as it:
-        it.sources.open(replace(REQUEST, share=replace(SHARE, crosses=crosses)), ME)
-        await it.expect(SourceLost)
+    async with scene(failures) as it:
+        it.sources.open(replace(REQUEST, share=replace(SHARE, **change)), ME)
+        await it.expect(SourceOpened if opens else SourceLost)
+        assert not opens or it.calls == {"request": 4, "open": 2}, "with a new lease each time: a ticket is shown once"
 
 
 async def test_a_source_that_is_closed_while_it_is_asked_again_is_asked_no_more() -> None:
@@ -287,10 +280,12 @@ async def test_a_source_that_is_closed_while_it_is_asked_again_is_asked_no_more(
 
 # A lease whose transport is opened later.
 
+HELD = replace(REQUEST, hold=True)
+
 
 async def test_a_lease_is_asked_for_again_until_its_transport_is_wanted() -> None:
     async with scene() as it:
-        it.sources.open(replace(REQUEST, hold=True), ME)
+        it.sources.open(HELD, ME)
         await it.expect(LeaseReceived)
         first, *later = [await it.requests.get() for _ in range(4)]
         assert (first.again, first.hold_s) == ("", HOLD_S)
@@ -303,7 +298,7 @@ async def test_a_lease_is_asked_for_again_until_its_transport_is_wanted() -> Non
 
 async def test_an_agent_of_an_older_release_gives_another_lease_and_the_last_one_counts() -> None:
     async with scene(answers=lambda _, count: replace(GRANT, lease=f"l{count}", ticket=f"t-l{count}")) as it:
-        it.sources.open(replace(REQUEST, hold=True), ME)
+        it.sources.open(HELD, ME)
         for _ in range(3):
             await it.requests.get()
         it.sources.enter(OpenTransport(KEY, 7))
@@ -312,21 +307,17 @@ async def test_an_agent_of_an_older_release_gives_another_lease_and_the_last_one
         assert it.shown[0] in ("t-l3", "t-l4")
 
 
-def silent(_: LeaseRequest, count: int) -> LeaseGrant:
-    if count > 1:
-        raise NoAnswer("no agent answers")
-    return GRANT
-
-
-def over(_: LeaseRequest, count: int) -> LeaseGrant | LeaseRefusal:
-    return GRANT if count == 1 else LeaseRefusal(reason="its lease is over")
-
-
-@pytest.mark.parametrize(("answers", "asked"), [(over, 2), (silent, 3)])
-async def test_a_lease_that_is_not_held_any_more_is_lost(answers: Answers, asked: int) -> None:
+@pytest.mark.parametrize(("is_silent", "asked"), [(False, 2), (True, 3)])
+async def test_a_lease_that_is_not_held_any_more_is_lost(is_silent: bool, asked: int) -> None:  # noqa: FBT001
     """Silence is borne as long as the ticket is good by the last answer."""
-    async with scene(answers=answers) as it:
-        it.sources.open(replace(REQUEST, hold=True), ME)
+
+    def once(_: LeaseRequest, count: int) -> LeaseGrant | LeaseRefusal:
+        if count > 1 and is_silent:
+            raise NoAnswer("no agent answers")
+        return GRANT if count == 1 else LeaseRefusal(reason="its lease is over")
+
+    async with scene(answers=once) as it:
+        it.sources.open(HELD, ME)
         await it.expect(LeaseReceived)
         await it.expect(SourceLost)
         assert it.calls["request"] >= asked
@@ -334,7 +325,7 @@ async def test_a_lease_that_is_not_held_any_more_is_lost(answers: Answers, asked
 
 async def test_a_lease_ends_when_the_read_ends_before_its_transport_was_wanted() -> None:
     async with scene() as it:
-        it.sources.open(replace(REQUEST, hold=True), ME)
+        it.sources.open(HELD, ME)
         await it.requests.get()
         await it.expect(LeaseReceived)
         it.sources.close(CloseSource(KEY, 7))
@@ -347,7 +338,10 @@ async def test_a_lease_ends_when_the_read_ends_before_its_transport_was_wanted()
 # Which agents were left.
 
 
-def test_a_source_is_left_once_and_is_back_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_is_left_once_and_is_back_once_and_only_so_many_are_remembered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(source_watch, "LOST_MAX", 2)
     seen = SourceWatch()
     seen.back("agent-1")
     for _ in range(3):
@@ -358,11 +352,6 @@ def test_a_source_is_left_once_and_is_back_once(caplog: pytest.LogCaptureFixture
     lost, back = caplog.messages
     assert lost == "source agent-1 is left: it made no progress"
     assert back.startswith("source agent-1 is read from again after 0.")
-
-
-def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_watch, "LOST_MAX", 2)
-    seen = SourceWatch()
     for number in range(5):
         seen.lost(f"agent-{number}", "")
     assert len(seen._lost) == 2

@@ -31,6 +31,16 @@ STALL_S = 5.0
 FAR = SourceId("far", 1, "trainer", 0)
 
 
+def lease_request(
+    source: SourceId, reader: SourceId, root: str | None, *, model: str = "m", promises: bool = True
+) -> LeaseRequest:
+    """Return what a reader asks for that reads version 1 and, with `promises`, counts on what its source promises."""
+    turn = ReadPriority(1, 1)
+    return LeaseRequest(
+        job="j", model=model, source=source, version=1, root=root, reader=reader, turn=turn, promises=promises
+    )
+
+
 @dataclass
 class Source:
     """One open source of a mate: the far one if `giver` is None, else a mate."""
@@ -120,16 +130,7 @@ class Mate:
             self.transfer.lost(number, "it is dead", now)
             return
         name = f"{self.number}/{number}/{giver.number}"
-        ask = LeaseRequest(
-            job="j",
-            model="m",
-            source=giver.id,
-            version=1,
-            root=root_digest(self.site.digests),
-            reader=self.id,
-            turn=ReadPriority(1, self.number),
-            promises=True,
-        )
+        ask = lease_request(giver.id, self.id, root_digest(self.site.digests))
         assert isinstance(giver.table.grant(ask, name, name, "here", now), LeaseGrant)
         lease = giver.table.redeem(name, now)
         assert lease is not None

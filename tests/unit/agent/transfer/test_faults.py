@@ -1,89 +1,121 @@
-"""A read whose sources stop, are slow, or go: who waits for whom, for how long, and what is read again."""
+"""Sources that stop, are slow, or go, and a planner that is silent: who is waited for, and what is read again."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.unit.agent.transfer.driver import (
-    LIST,
+    ALL,
+    NOBODY,
     PIECE_BATCHES,
     PIECE_BYTES,
     PIECES,
     STALL_S,
     Driven,
+    planning,
+    reading,
     running,
+    share,
     source_id,
 )
 
-from tensorhub_agent.core.operations.read_report import report_of
-from tensorhub_agent.rates.source_rate import BATCHES_MIN
+from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
-from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLANS_MAX
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.protocol.plans import Plan, Refusal
+from tensorhub_common.protocol.plans import Refusal
+from tensorhub_common.protocol.ranges import Range
 
-NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
-
-
-def flying(driven: Driven, number: int) -> int:
-    return len(driven.transfer.sources[number].in_flight)
-
-
-def counts(driven: Driven) -> tuple[int, int, int]:
-    """Return (got bytes, wasted bytes, retried pieces)."""
-    report = report_of(driven.transfer, [PIECE_BYTES] * PIECES, total_s=0.0)
-    return report.got_bytes, report.wasted_bytes, report.retried
-
-
-# The window.
-
-
-def test_a_stopped_source_with_the_whole_window_under_way_keeps_nobody_waiting() -> None:
-    driven, [stopped, fast] = running(
-        ("a", ((0, 4),)), ("b", ((4, 2),)), window_bytes=PIECE_BYTES, transport="ucxx", limits=PIECE_BATCHES
-    )
-    assert (flying(driven, stopped), flying(driven, fast)) == (BATCHES_MIN, BATCHES_MIN)
-    for _ in range(4):
-        driven.brings(fast, 0.01)
-    assert driven.transfer.sources[fast].got_pieces == 4, "what the stopped one had waiting it brings as well"
-
-
-def test_a_source_of_unknown_rate_has_two_batches_under_way_then_its_part_of_the_window() -> None:
-    driven, [one, other] = running(
-        ("a", ((0, 5),)), ("b", ((5, 1),)), window_bytes=80, transport="ucxx", limits=PIECE_BATCHES
-    )
-    assert flying(driven, one) == BATCHES_MIN
-    driven.brings(one, 0.001)
-    assert flying(driven, one) == 4, "half of the window, for the other one has something under way"
-    driven.brings(other, 0.001)
-    assert sum(len(source.in_flight) for source in driven.transfer.sources.values()) == 4
+SILENCE = Refusal(error=NO_ANSWER, reason="no planner answered")
+HELD = Refusal(error=VersionUnavailable.__name__, reason="its holder failed this read", is_held=True)
+GONE = Refusal(error=VersionUnavailable.__name__, reason="nobody has it", is_held=False)
+REST: Range = (1, PIECES - 1)
 
 
 # Silence.
 
+Scene = tuple[Driven, int]
 
-def test_a_source_that_was_fast_is_left_after_a_second() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
-    driven.brings(number, 0.01)
-    stopped_at = driven.now
+
+def asked(first_s: float | None = None, **more: Any) -> Scene:
+    """Return a read whose source has two batches under way, and brought one before in this time."""
+    driven, [number] = reading(window_bytes=20, **more)
+    if first_s is not None:
+        driven.brings(number, first_s)
+    return driven, number
+
+
+def opening(**fields: Any) -> Scene:
+    driven = planning(transport="ucxx")
+    driven.tick(0.1)
+    [number] = driven.planned(share("a", *ALL, **fields))
+    return driven, number
+
+
+def confirming() -> Scene:
+    driven, number = asked(verify=False)
+    while driven.source(number).in_flight:
+        driven.brings(number, 0.01)
+    return driven, number
+
+
+def other_site(nbytes: int = 10, *, is_lost: bool = False, awaits: bool = False, **fields: Any) -> Scene:
+    """Return a read of one piece from a source in another site, or from a mate that crosses; the log may lose it."""
+    whole, there = share("a", (0, 1), **fields), {"a": ()} if awaits else {}
+    driven, [number] = running(whole, there=there, promises=True, pieces=1, sizes=[nbytes], transport="ucxx")
+    driven.transfer.promised(number, ((0, 1),))
+    if is_lost:
+        driven.transfer.pool.lose_agent("a", 1)
+    return driven, number
+
+
+THIN = DEFAULT_LIMITS.far_bps_min
+
+
+SILENT_FOR = {
+    "was fast": (lambda: asked(0.01), DEFAULT_LIMITS.stall_min_s),
+    "is slow by nature": (lambda: asked(0.2), DEFAULT_LIMITS.stall_times * 2 * 0.2),
+    "is very slow": (lambda: asked(1.0), STALL_S),
+    "of unknown rate": (asked, STALL_S),
+    "local": (lambda: asked(0.01, transport="local"), STALL_S),
+    "half-filled, says nothing": (lambda: asked(there={"a": ()}), DEFAULT_LIMITS.waiting_silent_s),
+    "asked for its word": (confirming, STALL_S),
+    "does not open": (opening, DEFAULT_LIMITS.open_s_max),
+    "mate does not open": (lambda: opening(crosses=True), DEFAULT_LIMITS.crosser_open_s_max),
+    "far, does not open": (lambda: opening(far=True), DEFAULT_LIMITS.crosser_open_s_max),
+    "far, by a thin line": (lambda: other_site(4 * THIN, far=True), STALL_S + 4),
+    "far, much under way": (lambda: other_site(1000 * THIN, far=True), DEFAULT_LIMITS.far_silent_s),
+    "lost far one": (lambda: other_site(4 * THIN, far=True, is_lost=True), STALL_S),
+    "mate": (lambda: other_site(crosses=True), DEFAULT_LIMITS.crosser_silent_s),
+    "lost mate": (lambda: other_site(crosses=True, is_lost=True), STALL_S),
+    "mate, awaited": (lambda: other_site(crosses=True, awaits=True), DEFAULT_LIMITS.crosser_silent_s),
+    "mate, awaited and lost to the log": (
+        lambda: other_site(crosses=True, awaits=True, is_lost=True),
+        DEFAULT_LIMITS.waiting_silent_s,
+    ),
+}
+"""By whom, the read then, and how long it may be silent."""
+
+
+@pytest.mark.parametrize(("scene", "bound_s"), SILENT_FOR.values(), ids=SILENT_FOR)
+def test_a_source_may_be_silent_for_so_long(scene: Callable[[], Scene], bound_s: float) -> None:
+    """For some times what is under way should take, within bounds.
+
+    A local source does nothing itself, so it has the long one; far ones as long as a thin line takes. A mate's part
+    would cross once more: of one that is killed the connection ends, and a stopped one the log loses.
+    """
+    driven, number = scene()
+    silent_since = driven.now
     assert driven.wait() == [number]
-    assert driven.now - stopped_at == pytest.approx(DEFAULT_LIMITS.stall_min_s)
-
-
-def test_a_source_that_is_slow_by_nature_has_longer() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
-    driven.brings(number, 1.0)
-    assert driven.wait(DEFAULT_LIMITS.stall_min_s * 2) == []
-    assert driven.wait() == [number]
-
-
-def test_a_local_source_has_the_long_bound_however_fast_it_was() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), limits=PIECE_BATCHES)
-    driven.brings(number, 0.01)
-    assert driven.wait(STALL_S - 0.1) == []
+    assert driven.now - silent_since == pytest.approx(bound_s)
+    assert driven.source(number).lost == "it made no progress"
+    assert driven.left_out == (source_id("a"),)
 
 
 def test_what_comes_within_a_batch_is_progress_but_never_more_than_is_under_way() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
+    driven, [number] = reading()
     for _ in range(4):
         driven.wait_exactly(STALL_S - 1.0)
         driven.transfer.progressed(number, PIECE_BYTES // 2, driven.now)
@@ -96,68 +128,106 @@ def test_what_comes_within_a_batch_is_progress_but_never_more_than_is_under_way(
 
 def test_patience_begins_when_a_source_is_asked_not_when_it_was_opened() -> None:
     """The siblings' leases, or another source's pieces, may come long after."""
-    driven = Driven(transport="ucxx", limits=PIECE_BATCHES)
-    driven.tick()
-    [number] = driven.planned(("a", ((0, PIECES),)))
+    driven = planning(transport="ucxx", limits=PIECE_BATCHES)
+    [number] = driven.planned(share("a", *ALL))
     driven.opened(number)
     driven.wait_exactly(3 * STALL_S)
-    driven.transfer.start(driven.now)
-    driven.take()
+    driven.start()
     assert driven.tick().close == []
     driven.wait_exactly(STALL_S - 0.1)
 
 
 def test_a_pause_of_the_reader_is_nobodys_silence() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
+    driven, [number] = reading()
     driven.brings(number, 0.01)
     for _ in range(3):
         assert driven.tick(10.0).close == [], "the reader was stopped, and finds everything at once when it goes on"
     assert driven.wait() == [number]
+    driven, [half] = reading(there={"a": ()})
+    assert driven.tick(100.0).close == [], "nor is it what a half-filled source lacks"
+    assert min(driven.source(half).last_new_at, driven.source(half).last_progress_at) > 90.0
+
+
+def test_a_half_filled_source_that_lives_and_starves_is_left_later() -> None:
+    """What is new gives it all of its time again."""
+    driven, [number] = reading(there={"a": ((0, 1),)})
+    driven.brings(number)
+    for pieces in ((), ((1, 1),)):
+        driven.available(number, *pieces)
+    driven.brings(number)
+    began, left = driven.now, list[int]()
+    while not left:
+        left = driven.wait(1.0)
+        driven.available(number)
+    assert left == [number]
+    assert driven.now - began == pytest.approx(DEFAULT_LIMITS.starved_times * STALL_S, abs=0.1)
+
+
+def test_a_half_filled_source_that_brings_something_is_not_judged_by_what_it_lacks() -> None:
+    driven, [number] = reading(there={"a": ((0, 1),)})
+    driven.wait_exactly(STALL_S - 1.0)
+    driven.available(number)
+    assert driven.wait() == [number]
+    assert driven.now == pytest.approx(STALL_S), "that it lives says nothing of what is under way"
 
 
 # Suspects.
 
 
-def stalled() -> tuple[Driven, int]:
-    driven, [number] = running(("a", ((0, PIECES),)), transport="ucxx", limits=PIECE_BATCHES)
+def stalled() -> Driven:
+    driven, [number] = reading()
     driven.brings(number, 0.01)
     assert driven.wait() == [number]
-    driven.closed(number)
-    return driven, number
+    assert driven.closed(number).plan == ((REST,), (source_id("a"),)), "it is left out while there are others"
+    return driven
 
 
-def test_a_stalled_source_is_left_out_while_there_are_others() -> None:
-    driven, _ = stalled()
-    assert driven.actions.plan == (((1, 5),), (source_id("a"),))
+def comes_back(driven: Driven) -> int:
+    """Nobody else has the pieces, so the planner names the stalled source again."""
+    assert driven.refused().plan == ((REST,), ()), "forgiven"
+    [again] = driven.planned(share("a", REST))
+    return again
 
 
 def test_a_stalled_source_is_used_again_when_nobody_else_has_it_and_then_has_the_long_bound() -> None:
-    driven, _ = stalled()
-    driven.transfer.planned(NOBODY, driven.now)
-    assert driven.take().plan == (((1, 5),), ()), "forgiven"
-    [again] = driven.planned(("a", ((1, 5),)))
+    driven = stalled()
+    again = comes_back(driven)
     driven.opened(again)
     driven.brings(again, 0.01)
-    assert driven.wait(STALL_S - 0.1) == []
+    driven.wait_exactly(STALL_S - 0.1)
     for _ in range(4):
         driven.brings(again)
     assert driven.phase() is TransferPhase.DONE
-    assert counts(driven) == (60, 50, 5)
+    assert driven.counts() == (60, 50, 5)
 
 
 def test_a_stalled_source_that_does_not_open_again_has_failed() -> None:
-    driven, _ = stalled()
-    driven.transfer.planned(NOBODY, driven.now)
-    driven.take()
-    [again] = driven.planned(("a", ((1, 5),)))
+    driven = stalled()
+    again = comes_back(driven)
     assert driven.wait() == [again]
-    assert driven.actions.plan == (((1, 5),), (source_id("a"),)), "at once, for nothing is under way there"
+    assert driven.actions.plan == ((REST,), (source_id("a"),)), "at once, for nothing is under way there"
     driven.closed(again)
-    for _ in range(20):
-        driven.transfer.planned(NOBODY, driven.now)
-        driven.tick(PLAN_AGAIN_S)
     left = "nobody has it (the last source, on a, was left because it made no progress)"
-    assert driven.transfer.error == (VersionUnavailable.__name__, left)
+    assert driven.refused_for_long() == (VersionUnavailable.__name__, left)
+
+
+def test_a_source_that_stalls_again_and_again_is_forgiven_so_often() -> None:
+    driven = stalled()
+    for _ in range(FORGIVEN_MAX):
+        again = comes_back(driven)
+        driven.opened(again)
+        assert driven.wait() == [again]
+        driven.closed(again)
+    assert driven.refused().plan is None
+    assert driven.left_out == (source_id("a"),)
+
+
+def test_a_source_that_has_failed_is_no_suspect_any_more() -> None:
+    driven, [bad, _] = reading(share("a", (0, 3)), share("b", (3, 3)))
+    driven.lost(bad)
+    driven.transfer.pool.exclusions.exclude_for_now(source_id("a"))
+    assert not driven.transfer.pool.exclusions.readmit_suspects()
+    assert driven.left_out == (source_id("a"),)
 
 
 # Slow ones.
@@ -165,131 +235,197 @@ def test_a_stalled_source_that_does_not_open_again_has_failed() -> None:
 
 def one_slow() -> tuple[Driven, int, int]:
     """The fast source has brought its pieces and what the slow one had waiting; two batches are with the slow one."""
-    driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx", limits=PIECE_BATCHES)
+    driven, [fast, slow] = reading(share("a", (0, 2)), share("b", (2, 4)))
     for _ in range(4):
         driven.brings(fast, 0.01)
     return driven, fast, slow
 
 
-def test_what_a_slow_source_has_under_way_is_brought_by_an_idle_one_once_it_is_closed() -> None:
+@pytest.mark.parametrize("ends_one", [False, True])
+def test_what_a_slow_source_has_under_way_is_brought_by_an_idle_one_once_it_is_closed(*, ends_one: bool) -> None:
+    """But for a batch that the slow source ends while it is closed."""
     driven, fast, slow = one_slow()
     began = driven.now
     assert driven.wait() == [slow]
+    assert driven.source(slow).lost == "it was slow, and another source had nothing left to bring"
     assert driven.now - began <= 2 * DEFAULT_LIMITS.slow_min_s
-    assert driven.actions.post == [], "not before the slow one is closed"
-    assert driven.actions.plan is None
-    actions = driven.closed(slow)
-    assert {number for number, _, _ in actions.post} == {fast}
-    assert actions.plan is None, "the fast one has its lease already"
-    driven.brings(fast)
-    driven.brings(fast)
-    assert driven.phase() is TransferPhase.DONE
-    assert counts(driven) == (60, 20, 2)
-
-
-def test_a_batch_that_the_slow_source_ends_while_it_is_closed_is_not_read_again() -> None:
-    driven, fast, slow = one_slow()
-    driven.wait()
-    driven.brings(slow)
+    assert (driven.posts, driven.actions.plan) == ([], None), "not before the slow one is closed"
+    if ends_one:
+        driven.brings(slow)
     driven.closed(slow)
-    driven.brings(fast)
-    assert counts(driven) == (60, 10, 1)
+    assert {number for number, _ in driven.posts} == {fast}
+    assert driven.actions.plan is None, "the fast one has its lease already"
+    while driven.phase() is TransferPhase.RUNNING:
+        driven.brings(fast)
+    assert driven.counts() == ((60, 10, 1) if ends_one else (60, 20, 2))
 
 
-def test_the_last_source_is_never_closed_for_being_slow() -> None:
+def test_the_last_source_and_one_that_will_soon_be_done_are_never_closed_for_being_slow() -> None:
     driven, fast, slow = one_slow()
-    driven.transfer.lost(fast, "gone", driven.now)
-    assert driven.take().close == [fast]
-    driven.closed(fast)
-    assert driven.wait(STALL_S / 2) == []
-    assert driven.transfer.sources[slow].phase is SourcePhase.OPEN
-
-
-def test_a_source_that_will_soon_be_done_is_not_closed() -> None:
+    driven.is_gone(fast)
+    driven.wait_exactly(STALL_S / 2)
+    assert driven.source(slow).phase is SourcePhase.OPEN
     driven, _, slow = one_slow()
     driven.brings(slow, 0.2)
     driven.brings(slow, 0.2)
     assert driven.phase() is TransferPhase.DONE
-    assert counts(driven) == (60, 0, 0)
+    assert driven.counts() == (60, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "closes"), [(DEFAULT_LIMITS.slow_closed_max - 1, True), (DEFAULT_LIMITS.slow_closed_max, False)]
+)
+def test_so_many_sources_are_closed_for_being_slow(before: int, closes: bool) -> None:  # noqa: FBT001
+    driven, _, slow = one_slow()
+    driven.transfer.pool._slow_closed = before
+    driven.wait(6 * DEFAULT_LIMITS.slow_min_s)
+    assert driven.source(slow).lost.startswith("it was slow") is closes
+
+
+def test_one_slow_source_is_closed_after_the_other() -> None:
+    shares = [share(name, (2 * number, 2)) for number, name in enumerate("abc")]
+    driven, [fast, *slow] = reading(*shares, window_bytes=60)
+    for _ in range(2):
+        driven.brings(fast, 0.01)
+    [first] = driven.wait()
+    assert driven.wait(DEFAULT_LIMITS.slow_min_s) == [], "the first one is being closed still"
+    driven.closed(first)
+    while driven.source(fast).in_flight:
+        driven.brings(fast, 0.01)
+    assert driven.wait(STALL_S - 1.0) == [each for each in slow if each != first]
+    assert driven.transfer.pool._slow_closed == 2
 
 
 # The planner.
 
 
-def test_pieces_of_a_dead_source_go_to_the_open_ones_when_no_planner_answers() -> None:
-    driven, [alive, dead] = running(("a", ((0, 3),)), ("b", ((3, 3),)), transport="ucxx", limits=PIECE_BATCHES)
-    driven.transfer.lost(dead, "gone", driven.now)
-    driven.closed(dead)
-    driven.transfer.planned(Refusal(error=NO_ANSWER, reason=""), driven.now)
-    driven.take()
+def test_one_question_is_out_at_a_time_and_a_silent_planner_is_asked_again_for_ever() -> None:
+    driven = Driven()
+    for _ in range(100):
+        assert driven.tick(1.01 * PLAN_AGAIN_S).plan == (ALL, ()), "silence says nothing of sources"
+        assert driven.transfer.deadline() == driven.now + PLAN_S_MAX
+        assert driven.tick(PLAN_S_MAX - 0.01).plan is None
+        assert driven.transfer.plan_requests.waiting
+        assert driven.tick(0.02).plan is None
+        assert driven.transfer.deadline() == driven.now + PLAN_AGAIN_S
+    driven.tick(1.01 * PLAN_AGAIN_S)
+    driven.refused(SILENCE)
+    assert driven.phase() is TransferPhase.LEASING
+
+
+def test_a_question_that_is_kept_back_has_its_time_from_when_it_goes_out() -> None:
+    driven = planning()
+    driven.transfer.plan_requests.kept_back()
+    assert driven.transfer.deadline() is None
+    driven.tick(1e6)
+    driven.transfer.plan_requests.goes_out(driven.now)
+    assert driven.transfer.deadline() == driven.now + PLAN_S_MAX
+    driven.tick(PLAN_S_MAX - 0.01)
+    assert driven.transfer.plan_requests.waiting
+
+
+def alone() -> Driven:
+    """Return a read whose only source has gone after it had brought a piece."""
+    driven, [number] = reading()
+    driven.brings(number)
+    driven.is_gone(number)
+    return driven
+
+
+def test_before_it_begins_and_where_the_log_counts_no_holder_a_read_without_sources_fails_at_once() -> None:
+    for driven, refusal in ((planning(), NOBODY), (planning(), GONE), (alone(), GONE)):
+        driven.refused(refusal)
+        assert driven.phase() is TransferPhase.FAILED
+        assert driven.transfer.error is not None
+        assert driven.transfer.error[0] == VersionUnavailable.__name__
+
+
+def test_a_read_that_has_begun_waits_for_a_source_for_a_while() -> None:
+    """The time begins anew when there was a plan in between."""
+    driven = alone()
+    driven.refused()
+    for name, seconds in (("b", DEFAULT_LIMITS.sources_lost_s - 0.1), ("c", PLAN_AGAIN_S)):
+        driven.tick(seconds)
+        driven.planned(share(name, *ALL))
+        driven.is_gone(max(driven.transfer.sources))
+        driven.refused()
+    assert driven.phase() is TransferPhase.RUNNING
+    began = driven.now
+    while driven.phase() is TransferPhase.RUNNING:
+        driven.tick(0.1)
+        driven.refused()
+    assert driven.now - began == pytest.approx(DEFAULT_LIMITS.sources_lost_s)
+
+
+def test_while_the_log_counts_a_holder_it_is_asked_again_for_ever_with_growing_pauses() -> None:
+    driven = alone()
+
+    def pauses(times: int) -> list[float]:
+        found = []
+        for _ in range(times):
+            driven.refused(HELD)
+            assert driven.left_out == (), "the holder that failed is asked again"
+            due = driven.transfer.deadline()
+            assert due is not None
+            found.append(round(due - driven.now, 3))
+            assert driven.tick(due - driven.now).plan is not None
+        return found
+
+    assert pauses(7) == [0.1, 0.2, 0.4, 0.8, *[PLAN_AGAIN_S_MAX] * 3]
+    [number] = driven.planned(share("a", REST))
+    driven.opened(number)
+    driven.brings(number)
+    driven.is_gone(number)
+    assert pauses(2 * PLANS_MAX)[:2] == [0.1, 0.2], "they are short again once bytes have come"
+
+
+def test_a_holder_whose_bytes_were_wrong_is_not_waited_for() -> None:
+    driven, [bad, other] = reading(share("a", (0, 3)), share("b", (3, 3)))
+    driven.done(bad, bytes(16))
+    driven.confirmed(bad, holds=True)
+    driven.closed(bad)
+    driven.is_gone(other)
+    driven.refused(HELD)
+    assert driven.left_out == (source_id("a"),), "another one may come back"
+    assert driven.tick(PLAN_AGAIN_S).plan is not None
+    driven.refused(HELD)
+    assert driven.phase() is TransferPhase.FAILED
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_pieces_of_a_dead_source_go_to_the_open_ones_when_no_planner_answers(*, answers: bool) -> None:
+    """Or where a plan names one of those."""
+    driven, [alive, dead] = reading(share("a", (0, 3)), share("b", (3, 3)))
+    driven.is_gone(dead)
+    if answers:
+        assert driven.planned(share("a", (3, 3))) == []
+    else:
+        driven.refused(SILENCE)
+    assert driven.source(alive).waiting == 4
     for _ in range(PIECES):
         driven.brings(alive)
     assert driven.phase() is TransferPhase.DONE
 
 
-def test_a_plan_that_names_an_open_source_adds_to_its_queue() -> None:
-    driven, [alive, dead] = running(("a", ((0, 3),)), ("b", ((3, 3),)), transport="ucxx", limits=PIECE_BATCHES)
-    driven.transfer.lost(dead, "gone", driven.now)
-    driven.closed(dead)
-    assert driven.planned(("a", ((3, 3),))) == []
-    assert driven.transfer.sources[alive].waiting == 4
-
-
 def test_a_plan_that_names_only_who_has_failed_says_nothing_and_is_asked_for_again_but_not_for_ever() -> None:
-    driven = Driven(limits=PIECE_BATCHES)
-    driven.tick()
-    [number] = driven.planned(("a", ((0, PIECES),)))
-    driven.transfer.lost(number, "refused", driven.now)
-    driven.closed(number)
+    driven = planning(limits=PIECE_BATCHES)
+    [number] = driven.planned(share("a", *ALL))
+    driven.is_gone(number)
     plans = 1
     while driven.phase() is TransferPhase.LEASING:
-        assert driven.planned(("a", ((0, PIECES),))) == []
+        assert driven.planned(share("a", *ALL)) == []
+        assert driven.actions.plan is None, "not at once"
         plans += 1
         driven.tick(PLAN_AGAIN_S)
     assert plans == PLANS_MAX
     assert driven.transfer.error is not None
+    assert f"planned {PLANS_MAX} times" in driven.transfer.error[1]
 
 
 @pytest.mark.parametrize("shares", [0, 200])
 def test_an_empty_plan_and_one_with_far_too_many_sources_are_bounded(shares: int) -> None:
-    driven = Driven(limits=PIECE_BATCHES)
-    driven.tick()
-    numbers = driven.planned(*((f"agent-{n}", ((n % PIECES, 1),)) for n in range(shares)))
+    driven = planning(limits=PIECE_BATCHES)
+    numbers = driven.planned(*(share(f"agent-{n}", (n % PIECES, 1)) for n in range(shares)))
     assert len(numbers) == min(shares, PIECES)
-    driven.transfer.planned(Plan(version=3, shares=(), why=""), driven.now)
+    driven.planned()
     assert driven.phase() is TransferPhase.LEASING
-
-
-# Counting.
-
-
-def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), verify=False, limits=PIECE_BATCHES)
-    while driven.transfer.sources[number].in_flight:
-        batch = next(iter(driven.transfer.sources[number].in_flight))
-        driven.done(number, batch, b"")
-    assert driven.actions.confirm == [number]
-    assert driven.transfer.done_bytes() == 60, "a progress bar shows what has come"
-    assert counts(driven) == (0, 0, 0)
-    driven.transfer.confirmed(number, holds=False, now=driven.now)
-    driven.take()
-    driven.closed(number)
-    assert counts(driven) == (0, 60, PIECES)
-
-
-def test_words_that_come_twice_or_too_late_change_nothing() -> None:
-    driven, [number] = running(("a", ((0, PIECES),)), limits=PIECE_BATCHES)
-    [batch, later] = driven.transfer.sources[number].in_flight
-    driven.brings(number)
-    before = counts(driven)
-    driven.done(number, batch, LIST[:16])
-    driven.opened(number)
-    driven.transfer.confirmed(number, holds=False, now=driven.now)
-    driven.transfer.lost(number, "gone", driven.now)
-    driven.transfer.lost(number, "gone again", driven.now)
-    assert driven.take().close == [number]
-    driven.closed(number)
-    driven.closed(number)
-    driven.done(number, later, LIST[16:32])
-    assert counts(driven) == (before[0], 20, 2)
-    assert driven.transfer.sources[number].lost == "gone"

@@ -1,64 +1,67 @@
-"""A crosser that is slow hands a part over, one that is stopped is replaced, and whoever lives is waited for."""
+"""Readers of one site exchange what each brings over; who is slow hands a part over, and whoever lives is awaited."""
+
+from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.unit.agent.transfer.site import LOST_AFTER_S, PIECE_BYTES, Site
+from tests.unit.agent.transfer.driver import ALL, Driven, planning, running, share, source_id
+from tests.unit.agent.transfer.site import LOST_AFTER_S, PIECE_BYTES, Site, lease_request
 
 from tensorhub_agent.core.effects import AvailabilityReceived, SendAvailability
 from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.leases.lease import LeaseState
+from tensorhub_agent.leases.table import LeaseTable, PromiseChange
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.lease_messages import HAVE_RANGES_MAX, PiecesAvailable, PiecesHandedOff, split_update
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
 from tensorhub_agent.transfer.site_handoff import Handoff, hand_off
 from tensorhub_agent.transfer.source import Source, SourcePhase
-from tensorhub_agent.transfer.timeouts import deadline_of
-from tensorhub_agent.transfer.transfer import Transfer
+from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
+from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.events import AgentLost
-from tensorhub_common.protocol.plans import ReadPriority, Share, SourceId
+from tensorhub_common.protocol.plans import ReadPriority, Refusal, SourceId
+from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.drivers.agent import OneAgent, pair
 
 FAST_BPS = 8.0 * PIECE_BYTES
-PIECES = 256
+SITE_PIECES = 256
 MATES = 4
-ALONE_S = PIECES / MATES * PIECE_BYTES / FAST_BPS
+ALONE_S = SITE_PIECES / MATES * PIECE_BYTES / FAST_BPS
 """All are as fast as each other: 8 s."""
+PART_BYTES = SITE_PIECES // MATES * PIECE_BYTES
+
+
+# A site in virtual time.
 
 
 def site(*slow_bps: float, limits: TransferLimits = DEFAULT_LIMITS) -> Site:
-    return Site([*slow_bps, *[FAST_BPS] * (MATES - len(slow_bps))], PIECES, limits)
+    return Site([*slow_bps, *[FAST_BPS] * (MATES - len(slow_bps))], SITE_PIECES, limits)
 
 
-def test_mates_as_fast_as_each_other_cross_once_and_cede_nothing() -> None:
-    found = site()
-    found.run(60)
-    assert all(mate.is_done for mate in found.mates)
-    assert found.crossed == 1
-    assert {mate.crossed_bytes for mate in found.mates} == {PIECES // MATES * PIECE_BYTES}
-
-
-@pytest.mark.parametrize("times", [4, 8, 16])
-def test_what_a_slow_one_has_not_asked_for_is_brought_by_others_and_crosses_once(times: int) -> None:
-    found = site(FAST_BPS / times)
-    found.run(60)
-    slow = found.mates[0]
-    assert all(mate.is_done for mate in found.mates)
-    assert found.crossed == 1, "what is handed over is so by agreement"
-    assert slow.crossed_bytes < PIECES // MATES * PIECE_BYTES
-    assert found.now < 3 * ALONE_S, "alone it would have taken so many times as long"
-
-
-def test_without_handing_over_all_wait_for_the_slow_one() -> None:
-    """So that the test above can fail."""
-    found = site(FAST_BPS / 4, limits=TransferLimits(handoff_gain_s=1e9))
+@pytest.mark.parametrize(
+    ("times", "limits", "took"),
+    [
+        ((), DEFAULT_LIMITS, (1.0, 1.1)),
+        ((4,), DEFAULT_LIMITS, (1.0, 3.0)),
+        ((16,), DEFAULT_LIMITS, (1.0, 3.0)),
+        ((4, 8), DEFAULT_LIMITS, (1.0, 3.0)),
+        ((4,), TransferLimits(handoff_gain_s=1e9), (4.0, 4.2)),
+    ],
+    ids=["all fast", "one slow", "one very slow", "two slow", "without handing over"],
+)
+def test_what_slow_ones_have_not_asked_for_is_brought_by_others_and_crosses_once(
+    times: tuple[int, ...], limits: TransferLimits, took: tuple[float, float]
+) -> None:
+    """What is handed over is so by agreement; without that all wait for the slow one."""
+    found = site(*(FAST_BPS / each for each in times), limits=limits)
     found.run(120)
-    assert found.crossed == 1
-    assert found.now > 3 * ALONE_S
-
-
-def test_two_slow_ones_hand_over_to_whoever_has_shown_all_of_its_part() -> None:
-    found = site(FAST_BPS / 4, FAST_BPS / 8)
-    found.run(60)
     assert all(mate.is_done for mate in found.mates)
     assert found.crossed == 1
+    assert took[0] <= found.now / ALONE_S <= took[1]
+    hands_over = bool(times) and limits is DEFAULT_LIMITS
+    assert all((mate.crossed_bytes < PART_BYTES) is hands_over for mate in found.mates[: len(times)])
+    assert hands_over or {mate.crossed_bytes for mate in found.mates} == {PART_BYTES}
 
 
 def test_one_that_is_killed_is_replaced_and_what_it_had_shown_does_not_cross_again() -> None:
@@ -71,29 +74,20 @@ def test_one_that_is_killed_is_replaced_and_what_it_had_shown_does_not_cross_aga
     assert found.crossed < 1 + 0.02
 
 
-def test_one_that_is_stopped_costs_what_it_had_not_shown_once_more_at_most() -> None:
-    """Its connections stand. The log loses it, and then its mates leave it; it goes on when it wakes."""
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_one_that_is_stopped_is_waited_for_until_the_log_has_lost_it(is_lost: bool) -> None:  # noqa: FBT001
+    """It costs what it had not shown once more at most. Its connections stand, and it goes on when it wakes."""
     found = site()
     found.run(2.0)
     stopped = found.mates[0]
     stopped.stopped_until = found.now + 10.0
-    shown = stopped.crossed_bytes
+    left = PART_BYTES - stopped.crossed_bytes
     found.run(2.0 + LOST_AFTER_S)
-    found.lose(stopped)
+    if is_lost:
+        found.lose(stopped)
     found.run(60)
     assert all(mate.is_done for mate in found.mates)
-    part = PIECES / MATES * PIECE_BYTES
-    assert found.crossed <= 1 + (part - shown) / (PIECES * PIECE_BYTES) + 0.05
-
-
-def test_one_that_is_silent_and_that_the_log_has_not_lost_is_waited_for() -> None:
-    """A busy machine: nobody else brings its part over."""
-    found = site()
-    found.run(2.0)
-    found.mates[0].stopped_until = found.now + 10.0
-    found.run(60)
-    assert all(mate.is_done for mate in found.mates)
-    assert found.crossed == 1
+    assert found.crossed <= (1 + left / (SITE_PIECES * PIECE_BYTES) + 0.05 if is_lost else 1)
 
 
 def test_an_heir_that_is_stopped_before_it_hears_is_not_waited_for() -> None:
@@ -107,9 +101,87 @@ def test_an_heir_that_is_stopped_before_it_hears_is_not_waited_for() -> None:
     assert found.crossed <= 1.25
 
 
-# What the agent does with it.
+# Whom a part is handed over to, and how much of it.
 
 HEIR = SourceId("agent-3", 1, "rollout-3", 0)
+UNEVEN = [1000, *[PIECE_BYTES] * 99]
+"""Bytes of the pieces that a far source is to bring yet; the first one is tiny."""
+
+
+def mate(name: str, nbytes: int, shown_at: float) -> Source:
+    """Return a mate which has shown `nbytes` of its own by then."""
+    made = Source(0, msgspec.structs.replace(share(name, crosses=True), nbytes=nbytes), SourcePhase.OPEN, 0.0)
+    made.shown_at, made.has = shown_at, bytearray(len(UNEVEN))
+    return made
+
+
+def slow(bps: float, limits: TransferLimits = DEFAULT_LIMITS) -> Source:
+    """Return a far source of this rate, of which everything is to be asked for yet."""
+    made = Source(0, share("far", far=True), SourcePhase.OPEN, 0.0)
+    made.limits = limits
+    made.pace.record(int(bps), 1.0)
+    made.give([(0, len(UNEVEN))])
+    return made
+
+
+def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain() -> None:
+    """Two that are equally fast end together in half of the time, which is the gain."""
+    left_s = sum(UNEVEN) / FAST_BPS
+    for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
+        far, new_owner = slow(FAST_BPS, TransferLimits(handoff_gain_s=gain_s)), mate("a", int(FAST_BPS), 1.0)
+        ceded = hand_off([far, new_owner], UNEVEN, began=0.0, now=0.0)
+        assert [each.new_owner.agent for each in ceded] == ["a"] * is_ceded
+        assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])
+        assert new_owner.awaiting_source == ([(51, 49)] if is_ceded else [])
+
+
+def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() -> None:
+    """Each by what it has shown since the read began; the first piece stays, however many there are."""
+    far = slow(FAST_BPS)
+    far.last_progress_at = 20.0
+    new_owners = [mate("a", int(2 * FAST_BPS), 12.0), mate("b", int(FAST_BPS), 11.0)]
+    ceded = hand_off([far, *new_owners], UNEVEN, began=10.0, now=20.0)
+    whole = sum(UNEVEN) / 3
+    for each in ceded:
+        [(first, count)] = each.pieces
+        nbytes = sum(UNEVEN[first : first + count])
+        assert nbytes <= whole < nbytes + PIECE_BYTES
+    assert [each.new_owner.agent for each in ceded] == ["a", "b"]
+    assert sum(ceded[0].pieces[0]) == len(UNEVEN), "from the end on"
+    [everything] = hand_off([slow(1.0), mate("a", 10**12, 0.0)], UNEVEN, began=0.0, now=0.0)
+    assert everything.pieces == ((1, len(UNEVEN) - 1),)
+
+
+HANDS_NOTHING_OVER: dict[str, Callable[[Source, Source], object]] = {
+    "heir awaits pieces": lambda _, heir: heir.give([(3, 1)]),
+    "heir doubted": lambda _, heir: heir.mark_suspect(),
+    "heir closed": lambda _, heir: heir.closes(),
+    "heir has not shown its part": lambda _, heir: setattr(heir, "shown_at", None),
+    "heir crosses nothing": lambda _, heir: setattr(heir, "share", share("a")),
+    "giver is near": lambda far, _: setattr(far, "share", share("near")),
+    "giver is asked for its word": lambda far, _: far.asks_to_confirm(0.0),
+    "giver is asked for everything": lambda far, _: far.asked(1, tuple(far.take_all_back()), sum(UNEVEN), 0.0),
+    "giver of unknown rate": lambda far, _: setattr(far.pace, "_bytes", 0.0),
+}
+"""Changes of the giver and of its heir."""
+
+
+@pytest.mark.parametrize("change", HANDS_NOTHING_OVER.values(), ids=HANDS_NOTHING_OVER)
+def test_only_who_has_shown_its_part_inherits_and_only_a_far_source_hands_over(
+    change: Callable[[Source, Source], object],
+) -> None:
+    far, heir = slow(FAST_BPS), mate("a", int(FAST_BPS), 1.0)
+    change(far, heir)
+    assert hand_off([far, heir], UNEVEN, began=0.0, now=1.0) == []
+
+
+def test_the_slowest_hands_over() -> None:
+    givers = [slow(FAST_BPS), slow(FAST_BPS / 2)]
+    hand_off([*givers, mate("a", int(FAST_BPS), 1.0)], UNEVEN, began=0.0, now=1.0)
+    assert [sum(count for _, count in each.queue) < len(UNEVEN) for each in givers] == [False, True]
+
+
+# What the agent does with it.
 
 
 def reading() -> tuple[OneAgent, Transfer]:
@@ -126,10 +198,9 @@ def reading() -> tuple[OneAgent, Transfer]:
 
 def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_it_is() -> None:
     reader, transfer = reading()
-    (key,) = reader.core.shards
+    [key] = reader.core.shards
     reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
-    promised = reader.core.leases.coming[key].promised
-    assert promised.count(1) == 3
+    assert reader.core.leases.coming[key].promised.count(1) == 3
     transfer.take_actions()
     transfer.pool.actions.ceded.append(Handoff(HEIR, ((1, 2),)))
     reader.seen.clear()
@@ -141,22 +212,10 @@ def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_i
 
 def test_the_log_s_word_that_an_agent_is_lost_reaches_the_reads_that_wait_for_it() -> None:
     reader, transfer = reading()
-    (source,) = transfer.sources.values()
+    [source] = transfer.sources.values()
     for agent, incarnation, is_lost in (("another", 1, False), ("elsewhere", 0, False), ("elsewhere", 1, True)):
         reader.do(reader.core.on_event(AgentLost(agent=agent, incarnation=incarnation, term=1), reader.now))
         assert source.is_lost is is_lost
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_silent_mate_has_long_until_the_log_has_lost_it(is_lost: bool) -> None:  # noqa: FBT001
-    share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", crosses=True)
-    source = Source(1, share, SourcePhase.OPEN, 0.0)
-    source.is_lost = is_lost
-    source.awaiting_source.append((0, 1))
-    assert deadline_of(source) == (DEFAULT_LIMITS.waiting_silent_s if is_lost else DEFAULT_LIMITS.crosser_silent_s)
-    source.queue.append((0, 1))
-    source.asked(1, ((0, 1),), 1, 0.0)
-    assert deadline_of(source) == (5.0 if is_lost else DEFAULT_LIMITS.crosser_silent_s)
 
 
 def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None:
@@ -167,104 +226,182 @@ def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(frames[1]), type=PiecesHandedOff) == frames[1]
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_a_far_source_has_as_long_as_a_thin_line_takes_for_what_is_under_way(is_lost: bool) -> None:  # noqa: FBT001
-    share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", far=True)
-    source = Source(1, share, SourcePhase.OPEN, 0.0)
-    source.is_lost = is_lost
-    source.asked(1, ((0, 1),), 4 * DEFAULT_LIMITS.far_bps_min, 0.0)
-    assert deadline_of(source) == (5.0 if is_lost else 9.0)
-    source.asked(2, ((0, 1),), 1000 * DEFAULT_LIMITS.far_bps_min, 0.0)
-    assert deadline_of(source) == (5.0 if is_lost else DEFAULT_LIMITS.far_silent_s)
+@pytest.mark.parametrize("promises", [True, False])
+def test_a_reader_that_counts_on_promises_hears_of_them_and_of_their_end_once(promises: bool) -> None:  # noqa: FBT001
+    key, table = ShardKey("policy", "rollout-1", 0), LeaseTable()
+    table.begin_fill(key, 1, "root", ReadPriority(1, 0), 6)
+    table.set_digests(key, bytes(6 * PIECE_DIGEST_BYTES))
+    ask = lease_request(SourceId("agent-1", 1, "rollout-1", 0), HEIR, "root", model="policy", promises=promises)
+    granted = table.grant(ask, "one", "ticket", "here", 0.0)
+    assert isinstance(granted, LeaseGrant)
+    assert (granted.filling, granted.promises, table.counts_on_promises(key)) == (True, promises, promises)
+    table.promise(key, [(0, 1)], [])
+    lease = table.redeem("ticket", 0.0)
+    assert lease is not None
+    assert lease.state is LeaseState.OPEN
+    assert lease.promised() == (((0, 1),) if promises else ()), "what was promised before it came"
+    told = ("one",) if promises else ()
+    assert table.promise(key, [(0, 2)], [(5, 1)]) == PromiseChange(told, ((1, 1),), ())
+    assert table.promise(key, [(0, 2)], [(5, 1)]) is None
+    assert table.promise(key, [], []) is None, "what is loose for a moment is promised on"
+    assert table.promise(key, [], [(1, 3)]) == PromiseChange(told, (), ((1, 1),))
+    assert lease.promised() == (((0, 1),) if promises else ())
 
 
-UNEVEN = [1000, *[PIECE_BYTES] * 99]
-"""Bytes of the pieces that a far source is to bring yet; the first one is tiny."""
+# The reader.
+
+MINE: tuple[Range, ...] = ((0, 2),)
+ITS: tuple[Range, ...] = ((2, 4),)
+RENEWED_S = 1.0
+UNPROMISED_S = DEFAULT_LIMITS.unpromised_wait_s
+FAR_SHARE, MATE_SHARE = share("far", *MINE, far=True), share("mate", *ITS, crosses=True)
 
 
-def source(name: str, nbytes: int, *, far: bool = False, shown_at: float | None = None) -> Source:
-    """Return an open source: a far one, or a mate which has shown `nbytes` of its own by then."""
-    share = Share(
-        source=SourceId(name, 1, name, 0), transport="ucxx", pieces=(), nbytes=nbytes, why="", far=far, crosses=not far
-    )
-    made = Source(0, share, SourcePhase.OPEN, 0.0)
-    made.shown_at = shown_at
-    if not far:
-        made.has = bytearray(len(UNEVEN))
-    return made
+def exchanging() -> tuple[Driven, int, int]:
+    """Return a read that has begun, and its sources: one far away, and a mate that crosses the rest."""
+    driven, [far, mate_one] = running(FAR_SHARE, MATE_SHARE, there={"mate": ()}, promises=True, transport="ucxx")
+    return driven, far, mate_one
 
 
-def slow(bps: float, limits: TransferLimits = DEFAULT_LIMITS) -> Source:
-    """Return a far source of this rate, of which everything is to be asked for yet."""
-    made = source("far", 0, far=True)
-    made.limits = limits
-    made.pace.record(int(bps), 1.0)
-    made.give([(0, len(UNEVEN))])
-    return made
+def promised(*pieces: Range) -> tuple[Driven, int]:
+    """Return a read whose far source has brought its part, and its mate, which has promised these."""
+    driven, far, mate_one = exchanging()
+    driven.transfer.promised(mate_one, pieces)
+    driven.brings(far)
+    return driven, mate_one
 
 
-def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain() -> None:
-    """Two that are equally fast end together in half of the time, which is the gain."""
-    left_s = sum(UNEVEN) / FAST_BPS
-    for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
-        far, new_owner = slow(FAST_BPS, TransferLimits(handoff_gain_s=gain_s)), source("a", int(FAST_BPS), shown_at=1.0)
-        ceded = hand_off([far, new_owner], UNEVEN, began=0.0, now=0.0)
-        assert [each.new_owner.agent for each in ceded] == ["a"] * is_ceded
-        assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])
-        assert new_owner.awaiting_source == ([(51, 49)] if is_ceded else [])
+def keep_alive(driven: Driven, mate: int, seconds: float) -> None:
+    """Let time pass in which the mate says that it lives."""
+    end = driven.now + seconds
+    while driven.now < end:
+        driven.wait_exactly(min(RENEWED_S, end - driven.now))
+        driven.transfer.available(mate, (), driven.now)
 
 
-def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() -> None:
-    """Each by what it has shown since the read began; the first piece stays, however many there are."""
-    far = slow(FAST_BPS)
-    far.last_progress_at = 20.0
-    new_owners = [source("a", int(2 * FAST_BPS), shown_at=12.0), source("b", int(FAST_BPS), shown_at=11.0)]
-    ceded = hand_off([far, *new_owners], UNEVEN, began=10.0, now=20.0)
-    whole = sum(UNEVEN) / 3
-    for each in ceded:
-        [(first, count)] = each.pieces
-        nbytes = sum(UNEVEN[first : first + count])
-        assert nbytes <= whole < nbytes + PIECE_BYTES
-    assert [each.new_owner.agent for each in ceded] == ["a", "b"]
-    assert sum(ceded[0].pieces[0]) == len(UNEVEN), "from the end on"
-    (everything,) = hand_off([slow(1.0), source("a", 10**12, shown_at=0.0)], UNEVEN, began=0.0, now=0.0)
-    assert everything.pieces == ((1, len(UNEVEN) - 1),)
+def test_what_is_promised_is_awaited_and_what_is_not_is_planned_again_after_a_while() -> None:
+    driven, waits_at = promised(*ITS)
+    keep_alive(driven, waits_at, 2 * UNPROMISED_S)
+    assert driven.transfer.plan_requests.count == 1
+    assert (driven.transfer.pool.awaiting_others(), driven.transfer.pool.committed()) == ([*ITS], [])
+    driven, waits_at = promised((2, 1))
+    keep_alive(driven, waits_at, UNPROMISED_S / 2)
+    assert driven.transfer.plan_requests.count == 1
+    keep_alive(driven, waits_at, UNPROMISED_S / 2 + RENEWED_S)
+    assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
+    assert driven.transfer.pool.awaiting_others() == [(2, 1)], "what is promised stays"
+    assert driven.transfer.plan_requests.count == 2
 
 
-@pytest.mark.parametrize("busy", ["parked", "doubted", "closed", "not shown", "crosses nothing"])
-def test_only_who_is_open_and_has_shown_its_part_inherits(busy: str) -> None:
-    far, new_owner = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
-    match busy:
-        case "crosses nothing":
-            new_owner.share = msgspec.structs.replace(new_owner.share, crosses=False)
-        case "parked":
-            new_owner.give([(3, 1)])
-        case "doubted":
-            new_owner.is_suspect = True
-        case "closed":
-            new_owner.phase = SourcePhase.CLOSING
-        case "not shown":
-            new_owner.shown_at = None
-    assert hand_off([far, new_owner], UNEVEN, began=0.0, now=1.0) == []
+def test_what_is_retracted_is_planned_again_at_once() -> None:
+    driven, _, waits_at = exchanging()
+    driven.transfer.promised(waits_at, ITS)
+    for pieces, plan in ((((4, 9),), None), (((4, 2),), (((4, 2),), ()))):
+        driven.transfer.retracted(waits_at, pieces, driven.now)
+        assert driven.take().plan == plan
+    assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
+    assert driven.actions.close == [], "it is good for what it has"
 
 
-@pytest.mark.parametrize("which", ["near", "asked for its word", "asked for everything"])
-def test_nobody_else_hands_over(which: str) -> None:
-    """What comes from the own site crosses nothing; of one that is asked for its word, or for all, nothing waits."""
-    far, new_owner = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
-    match which:
-        case "near":
-            far.share = msgspec.structs.replace(far.share, far=False)
-        case "asked for its word":
-            far.confirming = True
-        case "asked for everything":
-            far.asked(1, tuple(far.take_back(len(UNEVEN), None)), sum(UNEVEN), 0.0)
-    assert hand_off([far, new_owner], UNEVEN, began=0.0, now=1.0) == []
-    assert hand_off([new_owner], UNEVEN, began=0.0, now=1.0) == []
+@pytest.mark.parametrize(
+    ("heir", "waits_at"), [(source_id("lives"), 1), (source_id("elsewhere"), None)], ids=["open here", "not open here"]
+)
+def test_what_is_ceded_to_another_one_is_awaited_there(heir: SourceId, waits_at: int | None) -> None:
+    shares = (MATE_SHARE, share("lives", *MINE, crosses=True))
+    driven, mates = running(*shares, there={"mate": (), "lives": ()}, promises=True, transport="ucxx")
+    for number, pieces in zip(mates, (ITS, MINE), strict=True):
+        driven.transfer.promised(number, pieces)
+    driven.transfer.ceded(mates[0], ((4, 2),), heir, driven.now)
+    assert driven.take().plan == (None if waits_at is not None else (((4, 2),), ()))
+    assert driven.pieces_of(mates[0]) == {2, 3}
+    assert driven.pieces_of(mates[1]) == {0, 1, *((4, 5) if waits_at is not None else ())}
 
 
-def test_the_slowest_hands_over_and_one_of_unknown_rate_does_not() -> None:
-    fast, slower, new = slow(FAST_BPS), slow(FAST_BPS / 2), slow(0)
-    new_owner = source("a", int(FAST_BPS), shown_at=1.0)
-    hand_off([fast, slower, new, new_owner], UNEVEN, began=0.0, now=1.0)
-    assert [sum(count for _, count in each.queue) < len(UNEVEN) for each in (fast, slower, new)] == [False, True, False]
+@pytest.mark.parametrize("is_far_open", [True, False])
+def test_what_was_ceded_to_this_reader_it_brings_over_itself(is_far_open: bool) -> None:  # noqa: FBT001
+    """Where it has no far source open it asks for a plan of that by itself."""
+    driven, far, giver = exchanging()
+    if not is_far_open:
+        driven.is_gone(far)
+    driven.transfer.promised(giver, ITS)
+    driven.transfer.plan_requests.waiting = False
+    driven.transfer.inherited(giver, ((4, 2),), driven.now)
+    actions = driven.take()
+    assert driven.pieces_of(giver) == {2, 3}
+    assert (driven.pieces_of(far) == {0, 1, 4, 5}) is is_far_open
+    assert (actions.plan is None) is is_far_open
+    assert actions.plan is None or actions.plan[0] == ((4, 2),)
+
+
+@pytest.mark.parametrize(
+    ("has_it", "is_held", "phase"),
+    [
+        (False, False, TransferPhase.FAILED),
+        (False, True, TransferPhase.RUNNING),
+        (True, False, TransferPhase.RUNNING),
+    ],
+)
+def test_what_no_mate_has_or_promises_ends_the_read_where_the_log_counts_no_holder(
+    *, has_it: bool, is_held: bool, phase: TransferPhase
+) -> None:
+    """Two mates that lack the same pieces would else wait for each other until both calls end.
+
+    What a doubted mate has or promises by then it is asked for; while there is a holder the rest is asked for again.
+    """
+    driven, far, waits_at = exchanging()
+    driven.brings(far)
+    driven.is_gone(far)
+    keep_alive(driven, waits_at, UNPROMISED_S / 2)
+    keep_alive(driven, waits_at, UNPROMISED_S / 2 + RENEWED_S)
+    assert driven.transfer.plan_requests.waiting
+    if has_it:
+        driven.available(waits_at, (2, 3))
+        driven.transfer.promised(waits_at, ((5, 1),))
+    driven.refused(Refusal(error="VersionUnavailable", reason="no source is left", is_held=is_held))
+    assert driven.phase() is phase
+    assert (driven.transfer.error is None) is (phase is TransferPhase.RUNNING)
+    count = driven.transfer.plan_requests.count
+    keep_alive(driven, waits_at, RENEWED_S)
+    assert driven.transfer.plan_requests.count == count + is_held
+    assert driven.transfer.pool.loose == ([*ITS] if not has_it else [])
+
+
+def test_a_far_source_takes_nothing_over_from_a_mate_and_everything_once_no_mate_is_left() -> None:
+    driven, far, waits_at = exchanging()
+    driven.transfer.promised(waits_at, ITS)
+    driven.brings(far)
+    assert driven.tick().post == [], "it is idle, and the mate has brought nothing"
+    driven.available(waits_at, (2, 2))
+    assert driven.posts == [(waits_at, ((2, 2),))]
+    assert driven.lost(waits_at, "killed").close == [waits_at]
+    assert driven.posts == [(far, ((4, 2),))]
+    assert driven.closed(waits_at).plan == (((2, 2),), (source_id("mate"),)), "it is busy"
+
+
+def test_what_somebody_nearby_has_does_not_cross_again() -> None:
+    shares = (FAR_SHARE, share("dies", (2, 2), crosses=True), share("lives", (4, 2), crosses=True))
+    there: dict[str, tuple[Range, ...]] = {"dies": (), "lives": ((4, 1),)}
+    driven, [_, dies, lives] = running(*shares, there=there, promises=True, transport="ucxx")
+    driven.available(lives, (2, 1))
+    assert driven.lost(dies, "killed").plan == (((3, 1),), (source_id("dies"),)), "the other has piece 2"
+    assert [number for number, _ in driven.posts] == [lives]
+
+
+def test_a_mate_may_come_later_and_alone_it_is_waited_for() -> None:
+    driven = planning(transport="ucxx")
+    far, _ = driven.planned(FAR_SHARE, MATE_SHARE)
+    driven.opened(far)
+    assert driven.phase() is TransferPhase.LEASED
+    driven = planning(transport="ucxx")
+    [waits_at] = driven.planned(share("mate", *ALL, crosses=True))
+    assert driven.phase() is TransferPhase.LEASING
+    driven.opened(waits_at, there=(), promises=True)
+    assert driven.phase() is TransferPhase.LEASED
+
+
+def test_a_far_share_is_carried_by_several_sessions() -> None:
+    driven = planning(transport="ucxx")
+    driven.planned(share("far", *ALL, far=True, streams=4))
+    assert [(each.source, each.streams) for _, each in driven.actions.open] == [(source_id("far"), 4)] * 4
+    queues = [list(driven.source(number).queue) for number, _ in driven.actions.open]
+    assert queues == [[(0, 2)], [(2, 2)], [(4, 1)], [(5, 1)]]

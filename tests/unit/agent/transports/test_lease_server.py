@@ -1,7 +1,6 @@
-"""The life of a lease on one connection, without I/O: answers, what may not be said, and one report of the end."""
+"""The life of a lease on one connection, without I/O: what may not be said when, and one report of its end."""
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -9,19 +8,15 @@ from hypothesis import strategies as st
 from tests.kit.fakes import FakeLeases
 
 from tensorhub_agent.primitives.lease_messages import (
-    ConfirmReply,
     ConfirmRequest,
-    Denied,
     Hello,
-    LeaseBroken,
     PiecesAvailable,
-    PiecesPromised,
     ReaderDone,
     Renew,
     Welcome,
 )
 from tensorhub_agent.storage.segments import Segment
-from tensorhub_agent.transports.base import BeyondGrant, LeaseOpened, ReadableRange
+from tensorhub_agent.transports.base import LeaseOpened
 from tensorhub_agent.transports.lease_server import LeaseServer, LeaseState
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.protocol.log.commands import PROTOCOL
@@ -32,124 +27,51 @@ class Memory:
 
 
 HELLO = Hello(PROTOCOL, "ticket", "reader")
-SEGMENT = cast("Segment", Memory())
+MAY_BE_SAID = {
+    LeaseState.WAITING: (Hello,),
+    LeaseState.OPEN: (Renew, ConfirmRequest, ReaderDone),
+    LeaseState.DONE: (),
+}
+MOVES = (HELLO, Renew(), ConfirmRequest(1), ReaderDone(), Welcome("x", 1), "break", "release", "lost")
 
 
-class Scene:
-    """A connection, and the authority that it tells."""
-
-    def __init__(self, **opened: Any) -> None:
-        self.leases = FakeLeases()
-        self.leases.tickets["ticket"] = LeaseOpened("lease", SEGMENT, **opened)
-        self.server = LeaseServer("source", self.leases)
-
-    def into(self, state: LeaseState) -> None:
-        open_it, end_it = lambda: self.server.receive(HELLO), self.server.connection_lost
-        steps: dict[LeaseState, list[Callable[[], object]]] = {
-            LeaseState.OPEN: [open_it],
-            LeaseState.DONE: [open_it, lambda: self.server.receive(ReaderDone())],
-            LeaseState.BROKEN: [open_it, lambda: self.server.break_lease("why")],
-            LeaseState.ENDED: [open_it, end_it],
-        }
-        for step in steps.get(state, []):
-            step()
-        assert self.server.state is state
-
-
-def test_a_good_ticket_opens_and_tells_what_there_is() -> None:
-    scene = Scene(pieces=((0, 2),), promised=((2, 1),))
-    welcome, *updates = scene.server.receive(HELLO)
-    assert welcome == Welcome("segment-1", 4096, 64)
-    assert updates == [PiecesAvailable(((0, 2),)), PiecesPromised(((2, 1),))]
-    assert scene.server.receive(ConfirmRequest(3)) == [ConfirmReply(3, holds=True)]
-    assert scene.server.receive(Renew()) == []
-    scene.leases.waits = True
-    assert scene.server.receive(Renew()) == [PiecesAvailable()]
-    assert scene.server.announce(PiecesAvailable(((5, 1),))) == [PiecesAvailable(((5, 1),))]
+@given(st.lists(st.sampled_from(MOVES)))
+def test_the_end_of_each_lease_is_told_once_unless_it_was_broken_and_nothing_is_said_after_it(
+    moves: list[object],
+) -> None:
+    """A lease that is done is told as ended once it is released: bytes may still be on their way before."""
+    leases, opened, broken, done = FakeLeases(), 0, 0, 0
+    server = LeaseServer("source", leases)
+    for move in moves:
+        before, ends = server.state, len(leases.ends)
+        leases.tickets["ticket"] = LeaseOpened(f"lease-{opened}", cast("Segment", Memory()))
+        if isinstance(move, str):
+            broken += bool(server.break_lease("why")) if move == "break" else 0
+            done += server.release() if move == "release" else 0
+            if move == "lost":
+                server.connection_lost()
+        elif before in (LeaseState.BROKEN, LeaseState.ENDED):
+            assert server.receive(move) == server.announce(PiecesAvailable()) == server.break_lease("again") == []
+        elif isinstance(move, MAY_BE_SAID[before]):
+            answers = server.receive(move)
+            assert bool(answers) is isinstance(move, Hello | ConfirmRequest)
+            opened += isinstance(move, Hello)
+            assert len(leases.ends) == ends
+        else:
+            with pytest.raises(BadCommand, match=type(move).__name__):
+                server.receive(move)
+            assert (server.state, len(leases.ends)) == (before, ends)
+        assert (server.opened is None) is (server.state is LeaseState.WAITING or not opened)
+    server.connection_lost()
+    assert len(leases.ends) == len(set(leases.ends)) == opened - broken
+    assert [what for what, _ in leases.ends].count("done") == done
 
 
 @pytest.mark.parametrize("hello", [Hello(PROTOCOL, "wrong", "reader"), Hello(PROTOCOL + 1, "ticket", "newer")])
-def test_a_refused_reader_is_told_why_and_no_ticket_is_used(hello: Hello) -> None:
-    scene = Scene()
-    (answer,) = scene.server.receive(hello)
-    assert isinstance(answer, Denied)
-    assert (scene.server.state, scene.server.opened, scene.leases.told) == (LeaseState.ENDED, None, [])
-    assert "ticket" in scene.leases.tickets
-
-
-def test_the_next_ticket_comes_when_the_last_lease_has_been_released() -> None:
-    scene = Scene()
-    scene.into(LeaseState.DONE)
-    assert scene.leases.told == [], "bytes may still be on their way"
-    assert scene.server.release()
-    assert scene.leases.told == [("done", "lease")]
-    assert (scene.server.opened, scene.server.release(), scene.server.break_lease("late")) == (None, False, [])
-    scene.leases.tickets["ticket"] = LeaseOpened("second", SEGMENT)
-    scene.server.receive(HELLO)
-    scene.server.connection_lost()
-    assert scene.leases.told == [("done", "lease"), ("gone", "second")]
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [(LeaseState.WAITING, message) for message in (Renew(), ConfirmRequest(1), ReaderDone(), Welcome("x", 1))]
-    + [(LeaseState.OPEN, message) for message in (HELLO, Welcome("x", 1))]
-    + [(LeaseState.DONE, message) for message in (HELLO, Renew(), ConfirmRequest(1), ReaderDone())],
-)
-def test_what_may_not_be_said_raises_and_changes_nothing(state: LeaseState, message: object) -> None:
-    scene = Scene()
-    scene.into(state)
-    told = list(scene.leases.told)
-    with pytest.raises(BadCommand, match=type(message).__name__):
-        scene.server.receive(message)
-    assert (scene.server.state, scene.leases.told) == (state, told)
-
-
-@pytest.mark.parametrize("state", [LeaseState.BROKEN, LeaseState.ENDED])
-def test_after_the_end_nothing_is_answered(state: LeaseState) -> None:
-    scene = Scene()
-    scene.into(state)
-    assert scene.server.receive(ConfirmRequest(1)) == scene.server.receive(HELLO) == []
-    assert scene.server.announce(PiecesAvailable()) == scene.server.break_lease("again") == []
-    assert not scene.server.release()
-    scene.server.connection_lost()
-    assert scene.leases.told == ([("gone", "lease")] if state is LeaseState.ENDED else [])
-
-
-def test_a_reason_is_cut_to_what_a_frame_takes() -> None:
-    scene = Scene()
-    scene.into(LeaseState.OPEN)
-    assert scene.server.break_lease("x" * 9000) == [LeaseBroken("x" * 500)]
-
-
-@given(st.lists(st.sampled_from(["hello", "renew", "done", "break", "release", "lost"])))
-def test_the_end_of_each_lease_is_told_once_unless_it_was_broken(moves: list[str]) -> None:
-    scene, opened, broken = Scene(), 0, 0
-    server, leases = scene.server, scene.leases
-    for move in moves:
-        if move == "hello" and server.state is LeaseState.WAITING:
-            leases.tickets["ticket"] = LeaseOpened(f"lease-{opened}", SEGMENT)
-            server.receive(HELLO)
-            opened += 1
-        elif move in ("renew", "done") and server.state is LeaseState.OPEN:
-            server.receive(Renew() if move == "renew" else ReaderDone())
-        elif move == "break":
-            broken += bool(server.break_lease("why"))
-        elif move == "release":
-            server.release()
-        elif move == "lost":
-            server.connection_lost()
-    server.connection_lost()
-    assert len(leases.ends) == len(set(leases.ends)) == opened - broken
-
-
-@pytest.mark.parametrize(
-    ("origin", "nbytes", "why"),
-    [(-1, 5, "beyond"), (0, 0, "beyond"), (90, 11, "beyond"), (1 << 60, 1 << 60, "beyond"), (50, 11, "before")],
-)
-def test_what_may_not_be_read_is_refused(origin: int, nbytes: int, why: str) -> None:
-    readable = ReadableRange(memoryview(bytes(100)), lambda origin, nbytes: origin + nbytes > 60)
-    readable.check([0, 50], [60, 10])
-    with pytest.raises(BeyondGrant, match=why):
-        readable.check([0, origin], [1, nbytes])
-    ReadableRange(readable.view).check([50, 0], [50, 100])
+def test_a_refused_reader_uses_no_ticket(hello: Hello) -> None:
+    leases = FakeLeases()
+    leases.tickets["ticket"] = LeaseOpened("lease", cast("Segment", Memory()))
+    server = LeaseServer("source", leases)
+    server.receive(hello)
+    assert (server.state, server.opened, leases.told) == (LeaseState.ENDED, None, [])
+    assert "ticket" in leases.tickets

@@ -1,12 +1,10 @@
 """The local transport: its socket, the mappings that it keeps, copies that a loss does not end, and its strangers."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,24 +18,22 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.lease_messages import (
     AvailabilityUpdate,
     Hello,
-    LeaseBroken,
     LeaseMessage,
     PiecesAvailable,
     PiecesPromised,
     PromiseRetracted,
-    ReaderDone,
     Welcome,
 )
 from tensorhub_agent.runtime import unix_server
 from tensorhub_agent.runtime.rejections import RejectionCounter, RejectionKind
 from tensorhub_agent.transports.base import TransportLost, TransportSilent
 from tensorhub_agent.transports.local import transport
-from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, from_source, send
+from tensorhub_agent.transports.local.framing import from_source, send
 from tensorhub_agent.transports.local.session import MappedSession
 from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.log.commands import PROTOCOL
-from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
+from tensorhub_common.runtime.framed_socket import FramedSocket
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +64,6 @@ async def test_a_socket_path_that_no_socket_takes_and_a_folder_that_is_none_are_
         it = transport.LocalTransport(socket=path, agent="a", pool=None, leases=None)  # type: ignore[arg-type]
         with pytest.raises(AgentUnavailable, match=why):
             await it.start()
-
-
-async def test_an_agent_that_is_on_another_machine_of_the_same_name_is_told_so(local: Hub) -> None:
-    """Its socket is nowhere here, and the error says which setting makes the planner believe that it is."""
-    with pytest.raises(
-        TransportLost, match=r"no process answers on /nowhere/a\.peers.*set TENSORHUB_HOST to a name of"
-    ):
-        await local.show_ticket(endpoint=local.nowhere)
 
 
 async def test_the_reader_can_not_write_into_the_source(local: Hub) -> None:
@@ -163,26 +151,17 @@ async def test_a_read_under_way_when_the_source_dies_still_tells_its_digests(
     await session.close()
 
 
-async def test_the_second_read_of_a_segment_maps_nothing(local: Hub) -> None:
-    segments = [local.segment(1, seed) for seed in range(4)]
-    first = await local.open(segments[0])
-    await first.close()
-    second = await local.open(segments[0], lease="second")
-    assert second._mapping is first._mapping
-    for number, segment in enumerate(segments):
-        await (await local.open(segment, lease=f"c{number}")).close()
-    assert len(local.reader._cache) == 3, "two that nobody uses, and one in use"
-    assert second._mapping.view == segments[0].view
-    await second.close()
-    assert len(local.reader._cache) == 2
-
-
-async def test_a_removed_segment_is_released(local: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_second_read_of_a_segment_maps_nothing_and_a_removed_one_is_released(
+    local: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "SWEEP_S", 0.01)
     await local.reader.stop()
     await local.reader.start()
     segment = local.segment(1)
-    await (await local.open(segment)).close()
+    first, second = await local.open(segment), await local.open(segment, lease="second")
+    assert second._mapping is first._mapping
+    for session in (first, second):
+        await session.close()
     assert len(local.reader._cache) == 1
     local.store.remove(segment)
     async with asyncio.timeout(GIVE_UP_S):
@@ -230,31 +209,29 @@ async def test_what_is_no_frame_ends_the_connection(local: Hub, rejections: Reje
     assert rejections.counts[RejectionKind.FRAME] == 1
 
 
-@pytest.mark.parametrize("kind", [RejectionKind.CROWD, RejectionKind.USER])
-async def test_one_too_many_and_another_user_are_rejected(
-    local: Hub, monkeypatch: pytest.MonkeyPatch, rejections: RejectionCounter, kind: RejectionKind
+def fails(_: object) -> NoReturn:
+    raise OSError("planted")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("CONNECTIONS_MAX", 0, RejectionKind.CROWD),
+        ("peer_of", lambda _: (1, os.geteuid() + 1), RejectionKind.USER),
+        ("peer_of", fails, None),
+    ],
+    ids=["one too many", "another user", "unknown process"],
+)
+async def test_one_too_many_another_user_and_an_unknown_process_are_rejected_and_cost_no_other(
+    local: Hub, monkeypatch: pytest.MonkeyPatch, rejections: RejectionCounter, name: str, value: Any, kind: Any
 ) -> None:
-    if kind is RejectionKind.CROWD:
-        monkeypatch.setattr(unix_server, "CONNECTIONS_MAX", 0)
-    else:
-        monkeypatch.setattr(unix_server, "peer_of", lambda _: (1, os.geteuid() + 1))
-    with pytest.raises(TransportLost, match="can't be read from"):
-        await local.open(local.segment(1))
-    assert "ticket-lease" in local.leases.tickets
-    assert rejections.counts[kind] == 1
-
-
-async def test_a_connection_whose_process_is_unknown_costs_no_other(
-    local: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(_: object) -> NoReturn:
-        raise OSError("planted")
-
     with monkeypatch.context() as patched:
-        patched.setattr(unix_server, "peer_of", fails)
-        with pytest.raises(TransportLost):
+        patched.setattr(unix_server, name, value)
+        with pytest.raises(TransportLost, match="can't be read from"):
             await local.open(local.segment(1))
-    await (await local.open(local.segment(1), lease="second")).close()
+    assert "ticket-lease" in local.leases.tickets
+    assert kind is None or rejections.counts[kind] == 1
+    await (await local.show_ticket()).close()
 
 
 async def test_without_a_descriptor_it_waits_and_accepts_again(local: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,50 +255,28 @@ async def test_without_a_descriptor_it_waits_and_accepts_again(local: Hub, monke
     await (await local.open(local.segment(1), lease="second")).close()
 
 
-class FakeSource:
-    """A source that does what the test says, at a socket of its own. The kernel accepts for it."""
+@pytest.mark.parametrize("change", [{"fd": None}, {"frame": Welcome("name", 1 << 40)}])
+async def test_a_welcome_without_its_memory_lets_nobody_in(
+    local: Hub, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Without a descriptor, or with a descriptor of less memory than said."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._socket = path, socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        self._socket.setblocking(False)  # noqa: FBT003
+    async def other(framed: FramedSocket, frame: LeaseMessage, fd: int | None = None) -> None:
+        changed = {"frame": frame, "fd": fd} | (change if isinstance(frame, Welcome) else {})
+        await send(framed, **changed)
 
-    async def accept(self) -> FramedSocket:
-        connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
-        framed = FramedSocket(connection, FRAME_BYTES_MAX)
-        assert isinstance(await from_reader(framed), Hello)
-        return framed
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeSource]:
-    with contextlib.closing(FakeSource(tmp_path / "fake.peers")) as source:
-        yield source
+    monkeypatch.setattr(transport, "send", other)
+    with pytest.raises(TransportLost, match="can't be read from"):
+        await local.open(local.segment(1))
+    await local.leases.until("gone")
 
 
 async def test_a_source_that_is_stopped_delays_its_reader_within_the_bound(
-    local: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
+    local: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "OPEN_S", 0.05)
-    with pytest.raises(TransportSilent, match=r"did not let us in within 0.05 s"):
-        await local.show_ticket(endpoint=str(fake.path))
-
-
-@pytest.mark.parametrize(
-    "frame", [LeaseBroken("too early"), Welcome("name", 1), Welcome("name", 1 << 40), ReaderDone()]
-)
-async def test_a_source_that_lets_in_wrongly_is_lost(local: Hub, fake: FakeSource, frame: LeaseMessage) -> None:
-    """Too early, without a descriptor, with a descriptor of less memory than said, with a reader's message."""
-    segment = local.segment(1)
-    opening = asyncio.create_task(local.show_ticket(endpoint=str(fake.path)))
-    framed = await fake.accept()
-    await send(framed, frame, segment.fd if frame == Welcome("name", 1 << 40) else None)
-    with pytest.raises(TransportLost, match="can't be read from"):
-        await opening
-    with pytest.raises(PeerGone):
-        await framed.receive()
-    framed.close()
+    with socket.socket(socket.AF_UNIX) as stopped:  # The kernel accepts for it.
+        stopped.bind(str(tmp_path / "stopped.peers"))
+        stopped.listen()
+        with pytest.raises(TransportSilent, match=r"did not let us in within 0.05 s"):
+            await local.show_ticket(endpoint=str(tmp_path / "stopped.peers"))

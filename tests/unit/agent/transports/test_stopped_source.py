@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tests.unit.agent.transports.hubs import MIB, Hub, cut
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx import transport
 from tensorhub_agent.transports.ucxx.session import UcxxSession
-from tensorhub_common.programs.regions import StridedCopies, StridedForm
+from tensorhub_common.programs.regions import StridedCopies
 
 SOURCE_PROGRAM = Path(__file__).parent / "source_program.py"
 CLOSE_S_MAX = 60.0
@@ -37,17 +37,14 @@ class Source:
 @contextlib.asynccontextmanager
 async def source_process(folder: Path, nbytes: int) -> AsyncIterator[Source]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SOURCE_PROGRAM),
-        str(folder),
-        str(nbytes),
+        *(sys.executable, str(SOURCE_PROGRAM), str(folder), str(nbytes)),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
     )
     assert process.stdout is not None
     try:
         async with asyncio.timeout(GIVE_UP_S * 3):
-            line = (await process.stdout.readline()).decode().strip()
+            line = ""
             while not line.startswith("ready "):
                 line = (await process.stdout.readline()).decode().strip()
         yield Source(process, line.removeprefix("ready "))
@@ -57,26 +54,8 @@ async def source_process(folder: Path, nbytes: int) -> AsyncIterator[Source]:
         await process.wait()
 
 
-async def read_until_stuck(session: UcxxSession, memory: memoryview, source: Source) -> asyncio.Task[bytes]:
-    """Begin to read, and stop the source once the first bytes have come."""
-    read = asyncio.create_task(session.read(memory, cut(len(memory), len(memory)), digests=True))
-    async with asyncio.timeout(GIVE_UP_S):
-        while memory[0] == 0:  # noqa: ASYNC110 (bytes that come tell nobody)
-            await asyncio.sleep(0)
-    source.signal(signal.SIGSTOP)
-    return read
-
-
-async def gather_until_stuck(
-    session: UcxxSession, memory: memoryview, form: StridedForm, source: Source
-) -> asyncio.Task[None]:
-    """Begin to gather, and stop the source once the first box's bytes stand where they belong."""
-    gathering = asyncio.create_task(session.gather(memory, StridedCopies([0], [0], [form]), digests=True))
-    async with asyncio.timeout(GIVE_UP_S):
-        while memory[0] == 0:  # noqa: ASYNC110 (bytes that come tell nobody)
-            await asyncio.sleep(0)
-    source.signal(signal.SIGSTOP)
-    return gathering
+def whole(session: UcxxSession, memory: memoryview) -> Coroutine[None, None, object]:
+    return session.read(memory, cut(len(memory), len(memory)), digests=True)
 
 
 async def close_without(source: Source, session: UcxxSession) -> None:
@@ -89,48 +68,43 @@ async def close_without(source: Source, session: UcxxSession) -> None:
     assert not waiting, f"close has waited {CLOSE_S_MAX:g} s for a source that is stopped"
 
 
-async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended(ucxx: Hub, tmp_path: Path) -> None:
-    """Late bytes: whatever the source still had to send when it was stopped must not arrive once close has returned."""
-    nbytes = 256 * MIB
-    async with source_process(tmp_path, nbytes) as source:
-        session = await ucxx.show_ticket(endpoint=source.endpoint)
-        memory = memoryview(bytearray(nbytes))
-        read = await read_until_stuck(session, memory, source)
-        await close_without(source, session)
-        with pytest.raises(TransportLost):
-            await read
-        assert ucxx.reader.links == 0
-        assert memory[-1] == 0, "all had come before the source was stopped, so the test shows nothing: use more bytes"
-        memory[:] = bytes(nbytes)
-        source.signal(signal.SIGCONT)
-        # Once it serves again, it has done whatever it was stopped in.
-        again = await ucxx.show_ticket(endpoint=source.endpoint)
-        other = memoryview(bytearray(MIB))
-        await again.read(other, cut(MIB, MIB), digests=True)
-        await again.close()
-        assert other[0] != 0
-        assert memory == bytes(nbytes)
+FORMS = {
+    "in one piece": rows(1, 256 * MIB, 1, 1),
+    "packed here": rows(50_000, 4096, 4096, 5000),
+    "packed there": rows(50_000, 4096, 4100, 4096),
+    "packed nowhere": rows(50_000, 4096, 4100, 5000),
+}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "form",
-    [rows(50_000, 4096, 4096, 5000), rows(50_000, 4096, 4100, 4096), rows(50_000, 4096, 4100, 5000)],
-    ids=["packed here", "packed there", "packed nowhere"],
+    "how",
+    [
+        "read",
+        *(pytest.param(form, marks=pytest.mark.long) for form in ("packed here", "packed there", "packed nowhere")),
+    ],
 )
-async def test_close_ends_a_gather_from_a_stopped_source_and_it_stays_ended(
-    ucxx: Hub, tmp_path: Path, form: StridedForm
+async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended(
+    ucxx: Hub, tmp_path: Path, how: str
 ) -> None:
-    """Not a late byte comes into the destination, nor into bounce memory that others use by then."""
+    """Late bytes: whatever the source still had to send when it was stopped must not arrive once close has returned.
+
+    Neither in the destination, nor in bounce memory that others use by then.
+    """
+    form = FORMS.get(how, FORMS["in one piece"])
     async with source_process(tmp_path, form.origin_span_bytes) as source:
         session = await ucxx.show_ticket(endpoint=source.endpoint)
         memory = memoryview(bytearray(form.span_bytes))
-        gathering = await gather_until_stuck(session, memory, form, source)
+        gathers = session.gather(memory, StridedCopies([0], [0], [form]), digests=True) if how != "read" else None
+        read = asyncio.create_task(gathers or whole(session, memory))
+        async with asyncio.timeout(GIVE_UP_S):
+            while memory[0] == 0:  # noqa: ASYNC110 (bytes that come tell nobody)
+                await asyncio.sleep(0)
+        source.signal(signal.SIGSTOP)
         await close_without(source, session)
         assert memory[-1] == 0, "all had come before the source was stopped, so the test shows nothing: use more bytes"
         left = bytes(memory)
         with pytest.raises(TransportLost):
-            await gathering
+            await read
         assert ucxx.reader.links == 0
         assert memory == left, "something was written after close had come back"
         slots = [bytes(slot) for slot in ucxx.reader._slots._free]
@@ -138,8 +112,10 @@ async def test_close_ends_a_gather_from_a_stopped_source_and_it_stays_ended(
         source.signal(signal.SIGCONT)
         # Once it serves again, it has done whatever it was stopped in.
         again = await ucxx.show_ticket(endpoint=source.endpoint)
-        await again.read(memoryview(bytearray(MIB)), cut(MIB, MIB), digests=True)
+        other = memoryview(bytearray(MIB))
+        await whole(again, other)
         await again.close()
+        assert other[0] != 0
         assert memory == bytes(len(memory))
         assert [bytes(slot) for slot in ucxx.reader._slots._free] == slots
 
@@ -149,7 +125,7 @@ async def test_a_killed_source_is_noticed(ucxx: Hub, tmp_path: Path) -> None:
         lost = Lost()
         session = await ucxx.show_ticket(lost, endpoint=source.endpoint)
         memory = memoryview(bytearray(64 * MIB))
-        read = asyncio.create_task(session.read(memory, cut(len(memory), len(memory)), digests=True))
+        read = asyncio.create_task(whole(session, memory))
         source.signal(signal.SIGKILL)
         await lost.wait()
         await session.close()
