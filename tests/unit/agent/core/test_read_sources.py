@@ -25,6 +25,8 @@ from tensorhub_agent.rates import link_rates
 from tensorhub_agent.rates.link_rates import SLOW_SAMPLES_MIN, LinkSample
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S
+from tensorhub_agent.transfer.source import Source, SourcePhase
+from tensorhub_agent.transfer.timeouts import deadline_of
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, pieces
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.heartbeat import ReaderLoad, ServingLoad
@@ -236,6 +238,13 @@ def test_a_question_for_units_waits_until_the_plan_says_by_which_program_the_sha
     for answer in (type(None), LeaseGrant):
         assert isinstance(reader.lease(key, 1, None, promises=True, program="program", **BY_UNITS), answer)
         plan_by_program(reader, key)
+
+
+def test_a_source_that_never_answers_an_early_question_has_a_bound() -> None:
+    source = Source(1, Share(source=OTHER, transport="ucxx", pieces=(), nbytes=0, why=""), SourcePhase.OPEN, 0.0)
+    source.unconfirmed.append((0, 1))
+    source.check_early()
+    assert deadline_of(source) == 5.0
 
 
 # Patches: from a version that stands whole in what is overwritten, and no other.

@@ -139,11 +139,12 @@ def test_reads_are_counted_by_their_end_and_a_wait_for_a_publisher_is_no_part_of
         CompleteCall(call=3, report=report(100, "not now")),
         FailCall(4, "ReplicaConflict", ""),
         CompleteCall(call=5),
+        CompleteCall(call=6, version=1, report=report(0)),
     ):
         counts.count(end)
     assert counts.retried == 111
-    assert counts.ended == {"done": 1, "RoundTimeout": 1, "put-off": 1, "ReplicaConflict": 1}
-    assert (waited, took) == ([7.0], [1.0])
+    assert counts.ended == {"done": 2, "RoundTimeout": 1, "put-off": 1, "ReplicaConflict": 1}
+    assert (waited, took) == ([7.0, 0.0], [1.0, 8.0])
 
 
 def test_padding_becomes_zero_after_a_fill_by_a_program_and_nothing_else_does() -> None:
