@@ -1,7 +1,5 @@
 """A deleted job, one step at a time: what it ends, what is refused from then on, and what is left of it."""
 
-from tests.unit.common.catalog.catalog_world import JOB, MODEL, REGISTRY, World, kinds, refused
-
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.protocol.log.commands import (
     AnyCommand,
@@ -20,11 +18,12 @@ from tensorhub_common.protocol.log.commands import (
     Want,
 )
 from tensorhub_common.protocol.log.events import JobDeleted
+from tensorhub_simulator.drivers.catalog import JOB, MODEL, REGISTRY, CatalogDriver, kinds, refused
 
 
-def busy() -> World:
+def busy() -> CatalogDriver:
     """Return a job with a published and retained version, a copy of it, a round, an offer and a drained agent."""
-    world = World()
+    world = CatalogDriver()
     world.replica_of("trainer", "a", "b")
     world.replica_of("engine", "a", "b")
     world.say(Join(by=Sender("c", 1, 1), host="host-1", site="site-0", cache_bytes=1024))
@@ -72,7 +71,7 @@ def test_every_later_word_is_refused_with_what_to_do() -> None:
 
 def test_what_is_left_is_small_and_stays_so() -> None:
     """A tombstone has the same size whatever the job had, and whoever goes on talking to it."""
-    world, empty = busy(), World()
+    world, empty = busy(), CatalogDriver()
     for each in (world, empty):
         each.say(DeleteJob())
     sizes = [len(encode(Snapshot(1, 1.0, each.catalog))) for each in (world, empty)]

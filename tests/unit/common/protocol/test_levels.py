@@ -4,7 +4,6 @@ import json
 
 import msgspec
 import pytest
-from tests.unit.common.catalog.catalog_world import JOB, REGISTRY, World, refused
 
 from tensorhub_common.catalog import apply as applying
 from tensorhub_common.catalog import snapshot
@@ -15,6 +14,7 @@ from tensorhub_common.protocol.log.codec import decode_command
 from tensorhub_common.protocol.log.commands import Lead, Pin, Sender, Unreadable
 from tensorhub_common.protocol.log.events import RegistryLeads
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level, LevelUnknown
+from tensorhub_simulator.drivers.catalog import JOB, REGISTRY, CatalogDriver, refused
 
 JOIN = {"verb": "join", "by": {"lane": "a", "incarnation": 1, "n": 1}, "host": "h", "site": "s"}
 
@@ -28,7 +28,7 @@ def read(body: object, level: int, process: str | None = "a", verb: str = "join"
 
 
 def test_a_leader_raises_the_level_and_none_lowers_it() -> None:
-    world = World(level=Level.FIRST)
+    world = CatalogDriver(level=Level.FIRST)
     assert world.say(lead(1)) == (
         RegistryLeads(registry="registry-0", term=1, level=0, cmd=2, i=1, k=1, time=1002.0, by=Sender(REGISTRY, 1, 0)),
     )
@@ -40,7 +40,7 @@ def test_a_leader_raises_the_level_and_none_lowers_it() -> None:
 
 def test_a_level_that_is_not_known_stops_the_job() -> None:
     """To go on would be to fold differently from those that know it."""
-    world = World()
+    world = CatalogDriver()
     with pytest.raises(
         LevelUnknown, match=f"level {NEWEST_LEVEL + 1}.*levels up to {int(NEWEST_LEVEL)}: it stops this job here"
     ):
@@ -50,7 +50,7 @@ def test_a_level_that_is_not_known_stops_the_job() -> None:
 
 def test_a_level_from_whoever_may_not_raise_it_stops_nothing() -> None:
     """An agent, and a leader of a term that is over, are refused before anybody looks at the level."""
-    world = World()
+    world = CatalogDriver()
     world.say(lead(7))
     refused(world.say(msgspec.structs.replace(lead(5, NEWEST_LEVEL + 1), by=Sender(REGISTRY, 8, 0))), "BadCommand")
     refused(world.say(msgspec.structs.replace(lead(9, NEWEST_LEVEL + 1), by=Sender("a", 1, 90))), "BadCommand")
@@ -102,7 +102,7 @@ def test_a_field_counts_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_verb_counts_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "VERBS_SINCE", {"pin": Level.TOLERANT})
-    old, new = World(level=Level.FIRST), World(level=Level.TOLERANT)
+    old, new = CatalogDriver(level=Level.FIRST), CatalogDriver(level=Level.TOLERANT)
     said = refused(old.say(Pin(model="m", version=1)), "BadCommand")
     assert (said.verb, said.model, said.by) == ("pin", "_hub", None)
     refused(new.say(Pin(model="m", version=1)), "VersionUnavailable")
