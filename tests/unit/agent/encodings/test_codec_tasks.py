@@ -1,7 +1,5 @@
 """Patches in the threads of the pool: each piece gets its own, and what is damaged changes nothing."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import xxhash
@@ -13,13 +11,6 @@ from tensorhub_agent.encodings.patch import make
 
 PIECES = 40
 NBYTES = 100_000
-
-
-@pytest.fixture
-def pool() -> Iterator[CopyPool]:
-    pool = CopyPool(2)
-    yield pool
-    pool.close()
 
 
 def versions() -> tuple[bytes, bytes]:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,6 @@ LAYOUT = layout_of(
         entry("ümlaut", "float16", 2, 9),
     ]
 )
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[CopyPool]:
-    pool = CopyPool(1)
-    yield pool
-    pool.close()
 
 
 def disk(tmp_path: Path, bytes_max: int = 64 * MIB) -> DiskSegmentStore:

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,6 @@ def store(tmp_path: Path) -> Iterator[SegmentStore]:
     store = SegmentStore(tmp_path, PREFIX, BYTES_MAX)
     yield store
     store.close()
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[CopyPool]:
-    pool = CopyPool(1)
-    yield pool
-    pool.close()
 
 
 def manifest_of(segment: Segment, layout: Layout = LAYOUT, **more: Any) -> Manifest:

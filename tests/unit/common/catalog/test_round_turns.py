@@ -186,8 +186,7 @@ def test_a_word_about_another_attempt_or_round_or_shard_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "knows"),
-    [(1, BOTH), ("latest", (False, False)), ("latest", (True, False)), ("latest", (False, True))],
+    ("wish", "knows"), [(1, BOTH), ("latest", (False, False)), ("latest", (True, False)), ("latest", (False, True))]
 )
 def test_who_asked_for_a_number_or_knows_nothing_of_superseding_reads_to_the_end(
     wish: VersionRequest, knows: tuple[bool, bool]

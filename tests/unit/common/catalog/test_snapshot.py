@@ -11,16 +11,7 @@ from tests.property.test_catalog import run
 from tensorhub_common.catalog import snapshot as module
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.invariants import check_invariants
-from tensorhub_common.catalog.snapshot import (
-    FIELDS,
-    Due,
-    Snapshot,
-    SnapshotUnreadable,
-    Told,
-    decode,
-    encode,
-    fields_of,
-)
+from tensorhub_common.catalog.snapshot import FIELDS, Due, Snapshot, SnapshotUnreadable, Told, decode, encode, fields_of
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
