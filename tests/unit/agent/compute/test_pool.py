@@ -282,9 +282,6 @@ async def test_a_pool_that_closes_ends_its_jobs(monkeypatch: pytest.MonkeyPatch)
             await job.result()
 
 
-# Background work: done only when no job has a turn.
-
-
 @pytest.fixture
 def one() -> Iterator[CopyPool]:
     """A pool of one thread."""

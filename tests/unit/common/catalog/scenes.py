@@ -38,9 +38,6 @@ def holding(version: int | None, digest: str | None, *, replica: str = "trainer"
     return HeldShard(model=MODEL, replica=replica, shard=shard, version=version, root=digest)
 
 
-# Scenes.
-
-
 def standing(**replicas: str) -> CatalogDriver:
     """Return a job with these replicas, one shard on each agent that its letters name."""
     world = CatalogDriver()
@@ -82,9 +79,6 @@ def two_lines() -> CatalogDriver:
     world.fetch("engine")
     republished(world, 9)
     return world
-
-
-# Scenes of retention.
 
 
 def caching(world: CatalogDriver, agent: str, room: int, host: str = "host-1") -> None:

@@ -44,9 +44,6 @@ def lines() -> CatalogDriver:
     return world
 
 
-# Rewinds.
-
-
 def test_a_rewind_retires_what_came_later_and_counting_goes_on_above() -> None:
     world = standing(trainer="a", engine="b")
     for number in (8, 9):
@@ -129,9 +126,6 @@ def test_offers_of_the_old_line_fail_at_a_rewind() -> None:
     assert "publish.failed" in kinds(rewind(world, 1))
 
 
-# Pins and retention.
-
-
 def test_a_pinned_version_can_not_be_rewound_away() -> None:
     world = two_lines()
     pin(world, 9)
@@ -158,9 +152,6 @@ def test_as_many_versions_as_the_bound_says_may_be_retained() -> None:
     world = lines()
     assert kinds(retain(world, RETAINED_MAX))[0] == "model.retention"
     refused(retain(world, RETAINED_MAX + 1), FULL)
-
-
-# Deleted models, drained agents.
 
 
 def test_a_model_is_deleted_once_nobody_stands_in_it() -> None:
@@ -199,9 +190,6 @@ def test_an_agent_that_is_drained_again_is_told_drained_again() -> None:
         assert kinds(drain(world, "a")) == ["agent.draining", "agent.drained"]
     assert kinds(drain(world, "a", on=False)) == ["agent.draining"]
     assert not world.catalog.leaving
-
-
-# How many versions are remembered.
 
 
 def publish_each(world: CatalogDriver, *numbers: int) -> None:

@@ -39,9 +39,6 @@ def publishing(*caches: tuple[str, int, str], shards: int = 1, last: int = 1) ->
     return world
 
 
-# Where.
-
-
 def test_a_copy_is_placed_when_the_version_is_published_cut_as_its_holder_is_and_spread_over_the_agents() -> None:
     world = retaining()
     event = placed(world)
@@ -128,9 +125,6 @@ def test_a_quota_bounds_new_shards_and_copies_and_leaves_what_stands() -> None:
     assert not placements(world)
     refused(world.unpublish("trainer"), FULL)
     assert kinds(world.say(Quota(nbytes=0))) == ["job.quota", "copy.placed"]
-
-
-# No purpose any more.
 
 
 def test_a_copy_that_its_agent_can_not_hold_is_placed_elsewhere_and_not_there_again() -> None:
@@ -220,9 +214,6 @@ def test_an_agent_that_returns_is_not_believed_that_a_copy_holds_another_version
     assert held is None or held.members[0].version is None
 
 
-# What is tended.
-
-
 def test_a_model_of_which_nothing_is_retained_is_tended_no_longer() -> None:
     world = publishing(("x", 64, "host-1"))
     world.say(Pin(model=MODEL, version=1))
@@ -242,9 +233,6 @@ def test_a_rewound_model_is_tended_until_nobody_holds_what_was_retired() -> None
     world.empty("trainer")
     assert not world.catalog.tended
     assert not world.catalog.models[MODEL].versions
-
-
-# What the fold does by itself after a command about one model for another one: room and quota are shared.
 
 
 def publish(world: CatalogDriver, model: str) -> tuple[Event, ...]:

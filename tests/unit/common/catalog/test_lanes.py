@@ -46,9 +46,6 @@ def world() -> CatalogDriver:
     return one()
 
 
-# Repeats.
-
-
 def test_a_repeat_is_answered_with_the_outcome_of_the_first_however_often(world: CatalogDriver) -> None:
     command = ready_by(world.by("a", 0))
     first = world.say(command)[0]
@@ -100,9 +97,6 @@ def test_a_repeated_expiry_is_answered_like_any_repeat(world: CatalogDriver) -> 
     assert only(world.say(command), CommandRepeated).outcome == "agent.lost"
 
 
-# Late words.
-
-
 def test_an_older_word_of_a_lane_is_refused(world: CatalogDriver) -> None:
     last = ready_by(Sender("a/0", 1, 51))
     world.say(last)
@@ -111,9 +105,6 @@ def test_an_older_word_of_a_lane_is_refused(world: CatalogDriver) -> None:
     assert world.states("trainer") == ["ready"]
     assert only(world.say(last), CommandRepeated).outcome == "version.published", "the last outcome is not displaced"
     assert kinds(world.say(register_by(Sender("a/1", 1, 1)))) == ["shard.registered"], "nor is another lane hindered"
-
-
-# Incarnations.
 
 
 def test_an_older_incarnation_with_a_higher_n_is_refused_too(world: CatalogDriver) -> None:
@@ -216,9 +207,6 @@ def test_a_folder_takes_no_sequence_twice() -> None:
         with pytest.raises(ValueError, match="was folded before"):
             apply(catalog, seq, 1.0, Publish(model="m", replica="r"))
     assert catalog.seq == 5
-
-
-# What registries say.
 
 
 def test_an_expiry_carries_the_leaders_term_and_a_lower_one_is_refused(world: CatalogDriver) -> None:

@@ -8,17 +8,7 @@ from tests.unit.common.catalog.scenes import BAD, of, standing
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.invariants import check_invariants
 from tensorhub_common.catalog.state import LANES_MAX, REPLICAS_MAX, Catalog
-from tensorhub_common.protocol.log.commands import (
-    AnyCommand,
-    Drained,
-    Filled,
-    Join,
-    Ready,
-    Register,
-    Sender,
-    Unpublish,
-    Want,
-)
+from tensorhub_common.protocol.log import commands
 from tensorhub_common.protocol.log.events import Event, ReplicaReady, RoundDecided
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, kinds, refused
@@ -106,20 +96,20 @@ class Crowd:
         self.replicas = [f"rollout-{number}" for number in range(REPLICAS_MAX - 1)]
         self._numbers = count(1)
         for agent in range(-(-REPLICAS_MAX // LANES_MAX)):
-            self._say(Join(by=self._by(agent * LANES_MAX), host="h", site="s"))
-        self.of("trainer", Register, shards=1, layout="L", nbytes=64)
+            self._say(commands.Join(by=self._by(agent * LANES_MAX), host="h", site="s"))
+        self.of("trainer", commands.Register, shards=1, layout="L", nbytes=64)
         for replica in self.replicas:
-            self.of(replica, Register, shards=1, layout="L", nbytes=0, mapped=True)
+            self.of(replica, commands.Register, shards=1, layout="L", nbytes=0, mapped=True)
 
-    def of(self, replica: str, kind: type[AnyCommand], **fields: object) -> tuple[Event, ...]:
+    def of(self, replica: str, kind: type[commands.AnyCommand], **fields: object) -> tuple[Event, ...]:
         lane = REPLICAS_MAX - 1 if replica == "trainer" else int(replica.removeprefix("rollout-"))
         return self._say(kind(by=self._by(lane), model=MODEL, replica=replica, shard=0, **fields))  # type: ignore[arg-type, call-arg]
 
-    def _by(self, lane: int) -> Sender:
+    def _by(self, lane: int) -> commands.Sender:
         agent, own = divmod(lane, LANES_MAX)
-        return Sender(f"a{agent}/{own}", 1, next(self._numbers))
+        return commands.Sender(f"a{agent}/{own}", 1, next(self._numbers))
 
-    def _say(self, command: AnyCommand) -> tuple[Event, ...]:
+    def _say(self, command: commands.AnyCommand) -> tuple[Event, ...]:
         return apply(self.catalog, self.catalog.seq + 1, float(self.catalog.seq), command)
 
 
@@ -128,16 +118,16 @@ class Crowd:
 def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_command(level: Level) -> None:
     """Each of them is ready at once and lets the next go on; a call for each would be deeper than Python's stack."""
     crowd = Crowd(level)
-    crowd.of("trainer", Ready, version=1, root="r")
+    crowd.of("trainer", commands.Ready, version=1, root="r")
     for replica in crowd.replicas:
-        crowd.of(replica, Want, want="latest", staged=True)
+        crowd.of(replica, commands.Want, want="latest", staged=True)
         number = crowd.catalog.seq
-        crowd.of(replica, Filled, round=number, version=1, root="r", attempt=1)
-    crowd.of("trainer", Unpublish)
-    crowd.of("trainer", Drained)
+        crowd.of(replica, commands.Filled, round=number, version=1, root="r", attempt=1)
+    crowd.of("trainer", commands.Unpublish)
+    crowd.of("trainer", commands.Drained)
     for replica in crowd.replicas:
-        assert kinds(crowd.of(replica, Want, want="latest", staged=True)) == ["round.joined"]
-    events = crowd.of("trainer", Ready, version=1, root="r")
+        assert kinds(crowd.of(replica, commands.Want, want="latest", staged=True)) == ["round.joined"]
+    events = crowd.of("trainer", commands.Ready, version=1, root="r")
     assert [event.replica for event in of(events, ReplicaReady)] == ["trainer", *crowd.replicas]
     check_invariants(crowd.catalog)
 

@@ -11,17 +11,7 @@ from tensorhub_common.catalog.handlers.membership import NEIGHBOURS_MAX
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S
 from tensorhub_common.catalog.transitions import AgentState
-from tensorhub_common.protocol.log import codec
-from tensorhub_common.protocol.log.commands import (
-    NO_ROOT,
-    SHARDS_MAX,
-    ForgetAgent,
-    Join,
-    Lead,
-    Rewind,
-    Sender,
-    Unreadable,
-)
+from tensorhub_common.protocol.log import codec, commands
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
     AgentLost,
@@ -58,9 +48,6 @@ def published() -> CatalogDriver:
     return world
 
 
-# Registering.
-
-
 def test_register_never_waits_for_other_shards_and_learns_which_layouts_they_have() -> None:
     world = CatalogDriver()
     world.join("a")
@@ -86,15 +73,15 @@ def test_the_largest_replica_has_events_that_fit_into_a_message() -> None:
     """Its siblings' layouts in one event, and the shards that are missing in another. The driver measures both."""
     world = CatalogDriver()
     world.join("a")
-    world.register("a", "trainer", 0, SHARDS_MAX, layout="0" * 64)
+    world.register("a", "trainer", 0, commands.SHARDS_MAX, layout="0" * 64)
     members = world.replica("trainer").members
-    for index in range(1, SHARDS_MAX - 1):
+    for index in range(1, commands.SHARDS_MAX - 1):
         members[index] = type(members[0])(index, "a", f"{index:064x}", 64)
         world.catalog.agents["a"].shards[MODEL, "trainer", index] = None
-    world.register("a", "trainer", SHARDS_MAX - 1, SHARDS_MAX, layout="f" * 64)
+    world.register("a", "trainer", commands.SHARDS_MAX - 1, commands.SHARDS_MAX, layout="f" * 64)
     world.want("trainer", "latest", 0)
     world.ready("trainer", 1, 1, digest="f" * 64)
-    assert len(world.catalog.agents["a"].shards) == SHARDS_MAX
+    assert len(world.catalog.agents["a"].shards) == commands.SHARDS_MAX
 
 
 def test_a_worker_comes_back_to_a_ready_shard_and_the_memory_stays() -> None:
@@ -138,9 +125,6 @@ def test_what_exceeds_a_bound_is_refused_and_what_stands_may_come_again(
     assert kinds(world.join("a", holding(None, None))) == ["agent.joined"]
 
 
-# Releasing.
-
-
 def test_the_last_shard_that_is_released_takes_the_replica_along() -> None:
     world = one()
     assert kinds(world.release("trainer")) == ["shard.released"]
@@ -182,9 +166,6 @@ def test_a_release_takes_an_offer_back() -> None:
     world.ready("trainer", 12, 0)
     world.release("trainer", 0)
     assert world.replica("trainer").offers == {}
-
-
-# Being lost.
 
 
 def test_an_agent_that_is_lost_ends_its_replicas_and_the_versions_that_only_they_held() -> None:
@@ -232,9 +213,6 @@ def test_a_shard_that_was_filled_stays_ready_when_its_sibling_is_lost() -> None:
     world.filled("engine", 12, 0)
     assert "d" in failed(world.expire("d")).message
     assert world.states("engine") == ["ready", "empty"]
-
-
-# Coming back: what an agent states is believed where the log vouches for it.
 
 
 def test_a_root_that_the_log_knows_makes_a_lost_shard_ready_again() -> None:
@@ -329,31 +307,28 @@ def test_a_draining_shard_that_is_restated_is_ready_again() -> None:
 def test_an_agent_may_return_on_another_host_in_another_rack_or_in_none_that_is_known() -> None:
     world = one()
     assert world.catalog.agents["a"].rack == "", "an agent that names no rack"
-    events = world.say(Join(by=Sender("a", 2, 1), host="elsewhere", site="far", rack="r07"))
+    events = world.say(commands.Join(by=commands.Sender("a", 2, 1), host="elsewhere", site="far", rack="r07"))
     agent = world.catalog.agents["a"]
     assert (agent.host, agent.site, agent.rack, of(events, AgentJoined)[0].rack) == ("elsewhere", "far", "r07", "r07")
-    world.say(Join(by=Sender("a", 3, 1), host="h", site="s"))
+    world.say(commands.Join(by=commands.Sender("a", 3, 1), host="h", site="s"))
     assert world.catalog.agents["a"].rack == ""
 
 
 def test_a_version_without_digests_is_believed_by_its_own_agent() -> None:
     world = one()
-    world.ready("trainer", 12, digest=NO_ROOT)
-    world.join("a", holding(12, NO_ROOT))
+    world.ready("trainer", 12, digest=commands.NO_ROOT)
+    world.join("a", holding(12, commands.NO_ROOT))
     assert world.replica("trainer").version == 12
 
 
 def test_an_agent_that_returns_with_a_retired_version_is_not_believed() -> None:
     world = two_lines()
-    world.say(Rewind(model=MODEL, to=8))
+    world.say(commands.Rewind(model=MODEL, to=8))
     retired = world.holding("trainer")
     assert retired.version == 9
     world.join("a", retired)
     assert world.states("trainer") == ["empty"]
     assert 9 not in world.catalog.models[MODEL].versions
-
-
-# Being forgotten, on the leader's word.
 
 
 def lost(waits_s: float, *, spot: bool = True) -> CatalogDriver:
@@ -413,11 +388,11 @@ def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:
     world.replica_of("trainer", "a")
     world.expire("a")
     assert world.catalog.agents["a"].lost_at == 0.0
-    said = ForgetAgent(by=Sender("_registry", 1, 999), agent="a", incarnation=1, term=1)
+    said = commands.ForgetAgent(by=commands.Sender("_registry", 1, 999), agent="a", incarnation=1, term=1)
     unknown = codec.decode_command("forget_agent", "_registry", codec.encode(said), Level.WAKING_ONCE)
-    assert isinstance(unknown, Unreadable)
+    assert isinstance(unknown, commands.Unreadable)
     refused(world.say(unknown), "BadCommand")
-    world.say(Lead(by=Sender("_registry", 9, 0), registry="r-9", term=9, level=Level.FORGETTING))
+    world.say(commands.Lead(by=commands.Sender("_registry", 9, 0), registry="r-9", term=9, level=Level.FORGETTING))
     assert world.catalog.agents["a"].lost_at == world.catalog.time, "it has all of its time from here on"
     world.catalog.agents["a"].lost_at -= LOST_KEPT_S
     world.forget("a", term=9)

@@ -29,9 +29,6 @@ def with_copy() -> CatalogDriver:
     return world
 
 
-# Publishing.
-
-
 def test_a_version_exists_once_all_shards_of_one_replica_are_ready() -> None:
     world = two()
     joined = only(world.ready("trainer", 12, shard=0), PublishJoined)
@@ -175,9 +172,6 @@ def test_a_replica_that_lost_one_shard_is_made_whole_by_that_shard_alone() -> No
     assert kinds(world.ready("trainer", 12, shard=1)) == ["version.available", "replica.ready"]
 
 
-# Withdrawing.
-
-
 def test_a_shard_that_waits_may_withdraw_and_learns_who_was_missing() -> None:
     world = two()
     world.ready("trainer", 12, shard=0)
@@ -201,9 +195,6 @@ def test_a_late_offer_of_an_old_lane_word_publishes_nothing() -> None:
     late = Ready(by=world.by("a", 0), model=MODEL, replica="trainer", shard=0, version=12, root=root(12))
     refused(world.withdraw("trainer"), NONE)
     assert "too late" in refused(world.say(late), "BadCommand").message
-
-
-# Wishes from outside.
 
 
 def test_publish_from_outside_is_a_wish_that_changes_nothing() -> None:
@@ -236,9 +227,6 @@ def test_why_a_wish_is_not_fulfilled_is_passed_on_to_everybody(error: str, code:
     told = only(world.say(decline), PublishDeclined)
     assert (told.model, told.replica, told.shard) == (MODEL, "trainer", 0)
     assert (told.wish, told.error, told.message) == (41, code, "x" * 1000)
-
-
-# Unpublishing.
 
 
 def test_unpublish_ends_the_version_and_the_memory_is_free_only_when_drained() -> None:

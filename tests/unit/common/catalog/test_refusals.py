@@ -30,9 +30,6 @@ HUB = Sender("_registry", 1, 999)
 OTHER = Sender("_other", 9, 9)
 
 
-# The states.
-
-
 def after(scene: Scene, *steps: Callable[[CatalogDriver], object]) -> Scene:
     """Return a state that is reached from another one."""
 
@@ -82,9 +79,6 @@ rewound = after(
     lambda w: w.say(commands.Rewind(model=MODEL, to=12)),
     lambda w: w.register("b", "late", layout="M"),
 )
-
-
-# The commands.
 
 
 def reg(**said: Any) -> Say:

@@ -55,9 +55,6 @@ def refilled(last: int = 2) -> CatalogDriver:
     return world
 
 
-# Unpublishing.
-
-
 def test_the_last_copy_is_held_back_until_another_one_stands() -> None:
     world = retaining()
     copy = placed(world).replica
@@ -102,9 +99,6 @@ def test_a_publication_that_was_given_up_without_a_word_is_not_held_back_and_its
     by = world._shard_by("trainer", 0)
     events = world.say(Unpublish(by=by, model=MODEL, replica="trainer", shard=0, void=True))
     assert kinds(events) == ["shard.draining", "version.unavailable", "version.exposed"]
-
-
-# Which other copy counts.
 
 
 def as_it_is(world: CatalogDriver) -> None:
@@ -234,9 +228,6 @@ def test_who_waits_is_told_why_no_copy_comes_any_more() -> None:
     assert not world.shard("engine").leaving
 
 
-# What is placed only now.
-
-
 def wait_until_just_before(world: CatalogDriver, time: float) -> None:
     """Say things that change nothing until the next word comes at that time."""
     while world.catalog.time + 2 < time:
@@ -271,9 +262,6 @@ def test_a_refill_of_the_last_copy_places_another_where_there_is_room_again() ->
     wait_until_just_before(world, world.catalog.time + SHUN_S)
     assert kinds(world.granted("engine"))[:2] == ["round.held", "copy.placed"]
     assert kinds(world.fetch(placed(world).replica, 1))[-1] == "round.started"
-
-
-# Refills and swaps.
 
 
 def test_a_refill_of_the_last_copy_waits_for_another_one_and_fails_if_none_comes() -> None:
@@ -340,9 +328,6 @@ def test_a_swap_that_an_older_release_has_said_is_folded_as_it_was() -> None:
     events = kinds(world.filled("engine", 2, waits=False))
     assert events[:3] == ["shard.filled", "version.unavailable", "replica.ready"]
     assert world.replica("engine").version == 2
-
-
-# What is retained, and what is told.
 
 
 def test_a_pin_alone_retains_its_version_and_no_other() -> None:

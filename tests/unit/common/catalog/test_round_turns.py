@@ -119,9 +119,6 @@ def test_what_was_held_may_be_read_again_and_below_the_level_an_older_one(
     assert decided(gives_up(overwritten(level, left))).version == version
 
 
-# A newer version comes: who is told, whose word turns the round, and how often.
-
-
 BOTH = (True, True)
 
 
@@ -233,9 +230,6 @@ def test_a_round_at_its_last_attempt_is_not_turned() -> None:
     assert not of(world.publish("trainer", 2), RoundOvertaken)
     round_of(world).attempt = ATTEMPTS_MAX - 1
     assert decided(drop(world)).attempt == ATTEMPTS_MAX
-
-
-# Staged rounds.
 
 
 def staged_over_twelve(*staged: int, granted: bool = True) -> CatalogDriver:

@@ -32,9 +32,6 @@ def filling_12() -> CatalogDriver:
     return world
 
 
-# The decision.
-
-
 @pytest.mark.parametrize(
     ("wants", "patient", "held", "expected"),
     [
@@ -192,9 +189,6 @@ def test_a_shard_that_holds_the_answer_is_not_filled_again() -> None:
     assert kinds(world.filled("engine", 12, 1)) == ["shard.filled", "replica.ready"]
 
 
-# Leases, then the writing.
-
-
 def test_nothing_is_drained_or_written_before_the_leases_of_all_shards() -> None:
     world = updatable()
     world.want_all("engine")
@@ -301,9 +295,6 @@ def test_a_fill_that_ends_after_the_last_holder_left_brings_the_version_back(goe
         world.empty("trainer")
     world.filled("engine", 12, 0)
     assert kinds(world.filled("engine", 12, 1)) == ["shard.filled", "version.available", "replica.ready"]
-
-
-# Giving up.
 
 
 def test_before_the_decision_a_shard_leaves_alone_and_learns_who_was_missing() -> None:

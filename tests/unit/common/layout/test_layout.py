@@ -51,9 +51,6 @@ def boxes(layout: Layout) -> list[Box]:
     return [table.box(piece) for piece in range(len(table))]
 
 
-# Well formed.
-
-
 def test_whatever_else_differs_makes_another_digest() -> None:
     base = entry("a", (2, 2), whole=(4, 4))
     others = [
@@ -104,9 +101,6 @@ BAD_NAMES = ["", "x" * (NAME_BYTES_MAX + 1), "ü" * NAME_BYTES_MAX, "\ud800"]
 def test_an_entry_that_can_not_be_is_refused_and_the_tensor_named(wrong: TensorEntry, said: str) -> None:
     with pytest.raises(LayoutMismatch, match=said):
         layout_of([entry("ok", (1,)), wrong])
-
-
-# In the segment.
 
 
 def test_every_tensor_starts_aligned_and_an_empty_one_takes_no_room() -> None:
@@ -164,9 +158,6 @@ def test_huge_layouts_are_cut_fast(layout: Layout) -> None:
     assert max(table.nbytes) <= PIECE_BYTES_MAX
 
 
-# Comparing.
-
-
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -208,9 +199,6 @@ QKV = (rows("q", 8, 4, 4, 0), rows("k", 4, 2, 2, 4), rows("v", 4, 2, 2, 6))
 
 def fused(*parts: Part, name: str = "qkv", dtype: str = "float32", itemsize: int = 4) -> TensorEntry:
     return TensorEntry(name, dtype, itemsize, (8, 4), (8, 4), (0, 0), parts)
-
-
-# Well formed.
 
 
 def test_parts_that_cover_a_tensor_once_are_a_layout() -> None:
@@ -284,9 +272,6 @@ def test_a_global_tensor_is_one_shape_and_dtype_within_a_shard() -> None:
         layout_of([fused(*QKV), fused(*QKV, name="other", dtype="bfloat16", itemsize=2)])
 
 
-# Siblings.
-
-
 def test_siblings_are_compared_by_the_global_tensors_of_their_parts() -> None:
     mine = layout_of([fused(*QKV)])
     other_half = (rows("q", 8, 0, 4, 0), rows("k", 4, 0, 2, 4), rows("v", 4, 0, 2, 6))
@@ -307,9 +292,6 @@ def test_layouts_that_differ_in_parts_alone_are_told_apart_in_words() -> None:
     said = difference(Layout((fused(*QKV),)), other)
     assert "of q at [4, 0], k at [2, 0], v at [2, 0] against" in said
     assert "of q at [0, 0], k at" in said
-
-
-# Chance.
 
 
 @st.composite

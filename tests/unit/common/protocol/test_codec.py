@@ -57,9 +57,6 @@ def leaves_of(base: type) -> Iterator[type]:
         yield base
 
 
-# Commands.
-
-
 @pytest.mark.parametrize("want", [0, VERSION_MAX, "latest", "newer", 1.0, 1.5, True, None, "later", "7", [], {}])
 def test_wishes_that_are_read_and_those_that_are_none(want: object) -> None:
     answer = read({**WANT, "want": want}, "want")
@@ -156,9 +153,6 @@ def test_all_commands_and_events_that_there_are_are_read_and_an_event_s_kind_fit
     for kind in EVENTS:
         noun, _, what = str(kind.__struct_config__.tag).partition(".")
         assert (noun.isalpha(), what.isalpha()) == (True, True), kind
-
-
-# Events.
 
 
 def test_an_event_reads_back_as_it_was_written_and_a_later_field_is_passed_over() -> None:
