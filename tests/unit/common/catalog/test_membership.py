@@ -36,7 +36,7 @@ from tensorhub_simulator.drivers.catalog import (
 
 def copied() -> CatalogDriver:
     """Return 12 on a trainer and on a copy of it."""
-    world = standing(trainer="a", copy="b")
+    world = standing(trainer="a", copy="b", late="c")
     world.publish("trainer", 12)
     world.publish("copy", 12)
     return world
@@ -84,12 +84,6 @@ def test_the_largest_replica_has_events_that_fit_into_a_message() -> None:
     assert len(world.catalog.agents["a"].shards) == commands.SHARDS_MAX
 
 
-def test_a_worker_comes_back_to_a_ready_shard_and_the_memory_stays() -> None:
-    world = published()
-    assert kinds(world.register("a", "trainer")) == ["shard.registered"]
-    assert world.replica("trainer").version == 12
-
-
 @pytest.mark.parametrize("how", ["lost", "released"])
 def test_a_shard_moves_once_its_agent_is_lost_or_it_is_released(how: str) -> None:
     world = one()
@@ -132,20 +126,6 @@ def test_the_last_shard_that_is_released_takes_the_replica_along() -> None:
     assert kinds(world.register("a", "trainer", 0, 3)) == ["shard.registered"], "with another count"
 
 
-def test_a_draining_shard_may_be_released() -> None:
-    """The agent has ended its readers before it says so."""
-    world = published()
-    world.unpublish("trainer")
-    assert kinds(world.release("trainer")) == ["shard.released"]
-
-
-def test_a_release_fails_the_round_that_counted_on_the_shard() -> None:
-    world = reader_of_two()
-    world.start("engine")
-    assert kinds(world.release("engine", 1)) == ["shard.released", "round.failed"]
-    assert world.states("engine") == ["empty"]
-
-
 @pytest.mark.parametrize("how", ["released", "lost"])
 def test_a_shard_that_goes_before_the_decision_only_leaves_the_round(how: str) -> None:
     world = reader_of_two(published=None)
@@ -161,11 +141,18 @@ def test_a_shard_that_goes_before_the_decision_only_leaves_the_round(how: str) -
     assert decided(world.want("engine", "latest", 1)).version == 1
 
 
-def test_a_release_takes_an_offer_back() -> None:
+def test_what_a_release_ends() -> None:
+    """An offer, a round that counted on the shard, and a drain, whose readers the agent has ended before it says so."""
     world = two()
     world.ready("trainer", 12, 0)
     world.release("trainer", 0)
     assert world.replica("trainer").offers == {}
+    world = reader_of_two()
+    world.start("engine")
+    assert kinds(world.release("engine", 1)) == ["shard.released", "round.failed"]
+    assert world.states("engine") == ["empty"]
+    world.unpublish("trainer")
+    assert kinds(world.release("trainer")) == ["shard.released"]
 
 
 def test_an_agent_that_is_lost_ends_its_replicas_and_the_versions_that_only_they_held() -> None:
@@ -225,13 +212,6 @@ def test_a_root_that_the_log_knows_makes_a_lost_shard_ready_again() -> None:
     assert world.catalog.agents["a"].state is AgentState.LIVE
 
 
-def test_a_replica_that_returns_is_told_though_its_version_never_went() -> None:
-    """`replica.lost` was said, so whoever follows the events must learn of the return."""
-    world = copied()
-    world.expire("a")
-    assert kinds(world.join("a", holding(12, root(12)))) == ["agent.joined", "replica.ready"]
-
-
 def test_an_agent_that_restarts_with_its_memory_is_no_news() -> None:
     """Nothing flickers: readers of the version see neither its end nor its return."""
     world = published()
@@ -263,15 +243,6 @@ def test_what_the_log_can_not_vouch_for_is_not_believed(version: int | None, dig
     assert joined.kept == (holding(None, None),), "the agent must learn what the log believes"
 
 
-def test_an_older_version_that_the_log_keeps_is_believed() -> None:
-    world = published()
-    world.replica_of("other", "b")
-    world.publish("other", 13)
-    world.expire("a")
-    world.join("a", holding(12, root(12)))
-    assert world.replica("trainer").version == 12
-
-
 def test_a_shard_that_a_returning_agent_does_not_state_is_gone_and_one_that_nobody_knows_is_dropped() -> None:
     world = published()
     joined = only(world.join("a", holding(12, root(12), replica="nobody")), AgentJoined)
@@ -279,12 +250,27 @@ def test_a_shard_that_a_returning_agent_does_not_state_is_gone_and_one_that_nobo
     assert world.catalog.models[MODEL].replicas == {}
 
 
-def test_a_return_wakes_the_rounds_that_waited_for_the_version() -> None:
-    world = published()
+def test_an_agent_that_returns_is_believed_what_it_may_still_hold_and_wakes_the_rounds_that_waited_for_it() -> None:
+    """`replica.lost` was said, so whoever follows the events must learn of the return, also of a version that stood."""
+    world = copied()
+    world.expire("a")
+    assert kinds(world.join("a", holding(12, root(12)))) == ["agent.joined", "replica.ready"]
+    world.publish("late", 13)
+    world.join("a", holding(12, root(12)))
+    assert world.replica("trainer").version == 12, "an older one that the log keeps"
+    world.unpublish("trainer")
+    world.join("a", holding(12, root(12)))
+    assert world.replica("trainer").version == 12, "its unpublish has not returned, so nothing was overwritten"
+    assert kinds(world.register("a", "trainer")) == ["shard.registered"]
+    assert world.replica("trainer").version == 12, "a worker comes back to it, and the memory stays"
+    world = one()
+    world.ready("trainer", 12, digest=commands.NO_ROOT)
+    world.join("a", holding(12, commands.NO_ROOT))
+    assert world.replica("trainer").version == 12, "without digests its own agent vouches for it"
     world.replica_of("engine", "b")
     world.expire("a")
     world.want("engine", "latest")
-    assert decided(world.join("a", holding(12, root(12)))).version == 12
+    assert decided(world.join("a", holding(12, commands.NO_ROOT))).version == 12
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -296,14 +282,6 @@ def test_an_agent_that_restarts_in_a_decided_round_fails_it_for_all(*, granted: 
     assert "began anew" in failed(world.join("d", world.holding("engine", 1))).message
 
 
-def test_a_draining_shard_that_is_restated_is_ready_again() -> None:
-    """Its unpublish has not returned, so that nothing was overwritten; an agent that has drained states nothing."""
-    world = published()
-    world.unpublish("trainer")
-    world.join("a", holding(12, root(12)))
-    assert world.replica("trainer").version == 12
-
-
 def test_an_agent_may_return_on_another_host_in_another_rack_or_in_none_that_is_known() -> None:
     world = one()
     assert world.catalog.agents["a"].rack == "", "an agent that names no rack"
@@ -312,13 +290,6 @@ def test_an_agent_may_return_on_another_host_in_another_rack_or_in_none_that_is_
     assert (agent.host, agent.site, agent.rack, of(events, AgentJoined)[0].rack) == ("elsewhere", "far", "r07", "r07")
     world.say(commands.Join(by=commands.Sender("a", 3, 1), host="h", site="s"))
     assert world.catalog.agents["a"].rack == ""
-
-
-def test_a_version_without_digests_is_believed_by_its_own_agent() -> None:
-    world = one()
-    world.ready("trainer", 12, digest=commands.NO_ROOT)
-    world.join("a", holding(12, commands.NO_ROOT))
-    assert world.replica("trainer").version == 12
 
 
 def test_an_agent_that_returns_with_a_retired_version_is_not_believed() -> None:
@@ -353,6 +324,8 @@ def test_once_its_time_is_over_nothing_of_it_is_left(*, spot: bool, kept_s: floa
     assert "b" not in world.catalog.agents
     assert list(world.replica("engine").members) == [1]
     assert not [lane for lane in world.catalog.lanes if lane.partition("/")[0] == "b"]
+    assert kinds(world.join("b")) == ["agent.joined"], "its name begins anew"
+    assert kinds(world.register("b", "engine", 0, 2, spot=spot)) == ["shard.registered"]
 
 
 def test_a_replica_of_which_nothing_is_left_goes_with_it() -> None:
@@ -374,13 +347,6 @@ def test_siblings_that_wait_for_it_are_told() -> None:
     world.join("d")
     world.register("d", "engine", 0, 2, spot=True)
     assert kinds(world.want("engine", "latest", 0)) == ["round.joined", "round.decided"]
-
-
-def test_its_name_begins_anew() -> None:
-    world = lost(SPOT_KEPT_S)
-    world.forget("b")
-    assert kinds(world.join("b")) == ["agent.joined"]
-    assert kinds(world.register("b", "engine", 0, 2, spot=True)) == ["shard.registered"]
 
 
 def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:

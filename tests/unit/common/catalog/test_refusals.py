@@ -52,6 +52,8 @@ updating = after(published, lambda w: w.want("trainer", "newer"))
 draining = after(published, lambda w: w.unpublish("trainer"))
 lost = after(pair, lambda w: w.expire("a", term=7))
 led = after(pair, lambda w: w.say(commands.Lead(by=Sender("_registry", 5, 0), registry="r-1", term=5)))
+returned = after(pair, lambda w: w.join("a", w.holding("trainer")))
+pinned = after(two_lines, lambda w: w.say(commands.Pin(model=MODEL, version=9)))
 deleted = after(pair, lambda w: w.say(commands.DeleteJob()))
 offered = after(reader_of_two, lambda w: w.ready("engine", 13, 0))
 failed_offer = after(two, lambda w: w.ready("trainer", 12, 0), lambda w: w.ready("trainer", 13, 1))
@@ -97,7 +99,8 @@ def say(kind: Callable[..., AnyCommand | commands.Unreadable], **said: Any) -> S
 
 def foreign(kind: Callable[..., AnyCommand], shard: int = 0, **said: Any) -> Say:
     """Let agent b speak for a shard of the trainer."""
-    return lambda world: world.say(kind(by=world.by("b", 3), model=MODEL, replica="trainer", shard=shard, **said))
+    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": shard}
+    return lambda world: world.say(kind(**{"by": world.by("b", 3), **about, **said}))
 
 
 def decline(**said: Any) -> Say:
@@ -159,6 +162,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "decline for another": (pair, foreign(commands.Decline, wish=1, error="NotPublished", message="")),
     "unpublish unsigned": (pair, say(commands.Unpublish, model=MODEL, replica="trainer", shard=0)),
     "ready of a lost one": (lost, lambda w: w.ready("trainer", 12)),
+    "unpublish of a later one": (pair, foreign(commands.Unpublish, by=Sender("b/3", 2, 1))),
     # Publishing.
     "root a.b": (pair, lambda w: w.ready("trainer", 1, digest="a.b")),
     "publish -1": (pair, lambda w: w.ready("trainer", -1)),
@@ -214,6 +218,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "granted to another attempt": (again, lambda w: w.granted("engine", 0, attempt=2)),
     "replan of another attempt": (again, lambda w: w.replan("engine", 0, attempt=2)),
     "replan of a later round": (decided, round_word(commands.Replan, 1, attempt=1)),
+    "replan after the start": (filling, lambda w: w.replan("engine", 1)),
     "filled before the start": (decided, lambda w: w.filled("engine", 12, 0)),
     "filled with another root": (filling, lambda w: w.filled("engine", 12, 0, digest="other")),
     "filled with no digest": (filling, lambda w: w.filled("engine", 12, 0, digest="no digest")),
@@ -225,6 +230,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "retain of no model": (two_lines, say(commands.Retain, model="other", last=1)),
     "rewind to nothing": (two_lines, say(commands.Rewind, model=MODEL, to=10)),
     "rewind to -1": (two_lines, say(commands.Rewind, model=MODEL, to=-1)),
+    "rewind behind a pin": (pinned, say(commands.Rewind, model=MODEL, to=8)),
     "drain nobody": (two_lines, say(commands.DrainAgent, agent="nobody")),
     "quota -1": (two_lines, say(commands.Quota, nbytes=-1)),
     "pin what nobody has": (two_lines, say(commands.Pin, model=MODEL, version=7)),
@@ -248,6 +254,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "expire on an older lane": (lost, lambda w: w.expire("b", term=6)),
     "expire against the leader": (led, say(commands.Expire, by=OTHER, agent="a", incarnation=1, term=4)),
     "expire again": (lost, lambda w: w.expire("a", term=7)),
+    "expire an older incarnation": (returned, lambda w: w.expire("a", incarnation=1)),
     "forget as an agent": (lost, say(commands.ForgetAgent, by=Sender("b", 1, 999), agent="a", incarnation=1, term=7)),
     "forget a live one": (lost, lambda w: w.forget("b", term=7)),
     "forget nobody": (lost, lambda w: w.forget("nobody", term=7)),
@@ -297,6 +304,7 @@ drained for another => BadCommand: shard 0 of policy/trainer stands on agent 'a'
 decline for another => BadCommand: shard 0 of policy/trainer stands on agent 'a': 'b' can't speak for it
 unpublish unsigned => BadCommand: this command must name its sender
 ready of a lost one => StaleSender: incarnation 1 of agent 'a' is over (the log knows 1, lost): join again with a higher one
+unpublish of a later one => StaleSender: incarnation 2 of agent 'b' is over (the log knows 1, live): join again with a higher one
 root a.b => BadCommand: root 'a.b' is no digest: send the hexadecimal digits of it
 publish -1 => VersionConflict: version -1 is out of range: take 0 to 9007199254740991
 publish too high => VersionConflict: version 9007199254740992 is out of range: take 0 to 9007199254740991
@@ -349,6 +357,7 @@ late replan => BadCommand: round N of replica 'engine' is over
 granted to another attempt => BadCommand: attempt 2 of round N is over
 replan of another attempt => BadCommand: attempt 2 of round N is over
 replan of a later round => BadCommand: round N of replica 'engine' is over
+replan after the start => BadCommand: attempt 1 of round N is over
 filled before the start => BadCommand: round N is not filling version 12
 filled with another root => IntegrityError: shard 0 of policy/engine has root other, and the log keeps L-12-0
 filled with no digest => BadCommand: root 'no digest' is no digest: send the hexadecimal digits of it
@@ -359,6 +368,7 @@ retain too many => RetentionFull: 33 versions can't be retained: take 0 (none) t
 retain of no model => VersionUnavailable: model 'other' is unknown in job 'run-7': register a replica of it first
 rewind to nothing => VersionUnavailable: model 'policy' can't be rewound to version 10: the last published one is 9
 rewind to -1 => VersionUnavailable: model 'policy' can't be rewound to version -1: the last published one is 9
+rewind behind a pin => VersionConflict: versions [9] of model 'policy' are pinned, so it can't be rewound to 8: unpin them first
 drain nobody => AgentUnavailable: agent 'nobody' has not joined job 'run-7'
 quota -1 => BadCommand: quota -1 is out of range: take 0 to 9007199254740991
 pin what nobody has => VersionUnavailable: version 7 of model 'policy' has no live holder, so it can't be pinned; available now: [8, 9]
@@ -381,6 +391,7 @@ expire in an older term => BadCommand: term 6 is over: term 7 has spoken
 expire on an older lane => StaleSender: lane '_registry' has said (7, 4) already, so (6, 5) comes too late
 expire against the leader => BadCommand: term 4 is over: term 5 has spoken
 expire again => BadCommand: agent 'a' has no live incarnation 1
+expire an older incarnation => BadCommand: agent 'a' has no live incarnation 1
 forget as an agent => BadCommand: only a registry may say that an agent is forgotten
 forget a live one => BadCommand: agent 'b' has no lost incarnation 1
 forget nobody => BadCommand: agent 'nobody' has no lost incarnation 1

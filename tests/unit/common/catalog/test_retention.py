@@ -160,11 +160,19 @@ def test_which_other_copy_lets_the_last_one_go(second: Callable[[CatalogDriver],
 
 
 def test_two_replicas_that_hold_it_may_not_both_go_and_one_that_drains_does_not_count() -> None:
+    """Nor one with a shard that is about to go, nor a spot replica."""
     world = retaining(room=0)
     world.replica_of("engine", "e", "f")
     world.fetch("engine", 1)
     assert kinds(world.unpublish("trainer", 0)) == ["shard.draining"]
     refused(world.unpublish("engine"), FULL)
+    world = retaining()
+    world.replica_of("spot", "g", "h", spot=True)
+    world.fetch("spot", 1)
+    assert kinds(world.unpublish("trainer", 0)) == ["unpublish.held"]
+    assert kinds(world.unpublish("spot", 0)) == ["shard.draining"]
+    world.replica_of("engine", "e", "f")
+    assert kinds(world.fetch("engine", 1))[-1] == "shard.draining"
 
 
 def test_one_whose_unpublish_is_held_back_does_not_count_for_another() -> None:
@@ -176,21 +184,6 @@ def test_one_whose_unpublish_is_held_back_does_not_count_for_another() -> None:
     assert kinds(world.unpublish("engine")) == ["unpublish.held"]
     assert kinds(world.unpublish("second")) == ["unpublish.held"]
     assert kinds(world.filled("third", 1)).count("shard.draining") == 2
-
-
-def test_one_with_a_shard_that_is_about_to_go_does_not_count() -> None:
-    world = retaining()
-    world.unpublish("trainer", 0)
-    world.replica_of("engine", "e", "f")
-    assert kinds(world.fetch("engine", 1))[-1] == "shard.draining"
-
-
-def test_a_spot_replica_is_no_copy_that_counts() -> None:
-    world = retaining()
-    world.replica_of("spot", "e", "f", spot=True)
-    world.fetch("spot", 1)
-    assert kinds(world.unpublish("trainer", 0)) == ["unpublish.held"]
-    assert kinds(world.unpublish("spot", 0)) == ["shard.draining"]
 
 
 @pytest.mark.parametrize(
@@ -314,20 +307,12 @@ def test_a_swap_away_from_the_last_copy_waits_for_another_one() -> None:
     assert world.replica("engine").version == 1
     assert kinds(world.fetch(copy, 1)) == ["shard.filled", "replica.ready", "replica.ready"]
     assert world.replica("engine").version == 2
-
-
-def test_a_swap_that_waits_fails_at_its_bound_and_the_engine_keeps_what_it_holds() -> None:
     world = swapping()
     world.filled("engine", 2)
-    assert failed(world.give_up("engine")).error == FULL
-    assert world.replica("engine").version == 1
-
-
-def test_a_swap_that_an_older_release_has_said_is_folded_as_it_was() -> None:
+    assert (failed(world.give_up("engine")).error, world.replica("engine").version) == (FULL, 1), "at its bound"
     world = swapping()
     events = kinds(world.filled("engine", 2, waits=False))
-    assert events[:3] == ["shard.filled", "version.unavailable", "replica.ready"]
-    assert world.replica("engine").version == 2
+    assert events[:3] == ["shard.filled", "version.unavailable", "replica.ready"], "as an older release says it"
 
 
 def test_a_pin_alone_retains_its_version_and_no_other() -> None:
