@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.planner.cut_blocks import SHAPE, reader, sources
+from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_common.programs.numbered_program import NumberedProgram
@@ -63,21 +63,3 @@ def test_nothing_counts_before_its_source_has_vouched_for_it_and_what_a_closed_o
     table.forget(1)
     table.fold(2, bring(table, 2, FIRST, 3.0))
     assert told(table, FIRST) == [3.0, 3.0]
-
-
-def test_scales_follow_of_entries_and_nothing_else_is_written() -> None:
-    table, destination = NumpyAmaxTable(EXECUTION), bytearray(b"\xa5" * (1 << 17))
-    for source, layout in enumerate(LAYOUTS):
-        table.fold(source, bring(table, source, layout, 448.0 * (source + 1)))
-    table.write_scales([(EXECUTION.partials, EXECUTION.scales - EXECUTION.partials)], memoryview(destination))
-    begin = next(EXECUTION.entries([(EXECUTION.partials, 1)])).to
-    assert np.frombuffer(destination, np.float32, 8, begin).tolist() == [2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0]
-    assert destination.count(0xA5) >= len(destination) - 32
-
-
-def test_units_that_need_nothing_come_with_nothing() -> None:
-    """A source of whole blocks, and one that has all quantised."""
-    whole = sources(128, 256)
-    execution = NumberedProgram(compile_program("reader", reader(), LayoutIndex(whole, set(whole))))
-    assert NumpyAmaxTable(execution).amax(next(iter(whole)), [(0, 1)]) == ()
-    assert SHAPE[0] == 400

@@ -247,19 +247,16 @@ async def test_what_is_decided_after_a_fill_was_kept_stands(copy: Copy) -> None:
     assert (again.whole, again.manifest.state) == (False, "empty")
 
 
-async def test_what_was_being_written_is_taken_back_as_empty(copy: Copy) -> None:
+async def test_what_was_being_written_or_has_one_wrong_bit_is_taken_back_as_empty(copy: Copy) -> None:
     """Its room is used again, and what stands in it counts for nothing."""
-    await copy.save(SaveManifest(key=KEY, state="filling", partial=True, digests=b"", swap=False))
-    [again] = await copy.found()
-    assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
-    assert again.segment.name == copy.place.segment.name
-
-
-async def test_one_wrong_bit_and_it_is_not_believed(copy: Copy) -> None:
     await copy.fill()
     copy.flip(copy.place.segment.origin + placements(LAYOUT)[3] + 1000)
     [again] = await copy.found()
     assert (again.whole, again.manifest.root) == (False, None)
+    await copy.save(SaveManifest(key=KEY, state="filling", partial=True, digests=b"", swap=False))
+    [again] = await copy.found()
+    assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
+    assert again.segment.name == copy.place.segment.name
 
 
 def without_manifest(copy: Copy) -> None:
@@ -293,13 +290,6 @@ async def test_a_file_that_the_disk_cannot_read_is_gone(copy: Copy, monkeypatch:
     assert await copy.found() == []
 
 
-def test_over_the_limit_it_says_what_to_raise(tmp_path: Path) -> None:
-    store = disk(tmp_path, 3 * MIB)
-    store.create(MIB, store.head_of(LAYOUT))
-    with pytest.raises(MemoryExhausted, match="TENSORHUB_CACHE_DISK_BYTES"):
-        store.create(2 * MIB, store.head_of(LAYOUT))
-
-
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
     store = disk(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -329,11 +319,13 @@ def test_too_many_tensors_for_the_format_are_refused(tmp_path: Path, monkeypatch
         disk(tmp_path).head_of(many)
 
 
-def test_an_opened_file_counts_with_its_head(tmp_path: Path) -> None:
+def test_an_opened_file_counts_with_its_head_and_over_the_limit_it_says_what_to_raise(tmp_path: Path) -> None:
     store = disk(tmp_path)
     segment = store.create(MIB, store.head_of(LAYOUT))
     assert store.total_bytes == segment.file_bytes == MIB + segment.origin
     store.close()
-    again = disk(tmp_path)
+    again = disk(tmp_path, 3 * MIB)
     opened = again.open(segment.name)
     assert (opened.origin, opened.nbytes, again.total_bytes) == (segment.origin, MIB, segment.file_bytes)
+    with pytest.raises(MemoryExhausted, match="TENSORHUB_CACHE_DISK_BYTES"):
+        again.create(2 * MIB, again.head_of(LAYOUT))

@@ -70,9 +70,14 @@ async def test_the_next_run_takes_back_the_segment_that_is_live(staged: Staged, 
     assert again.adopt(found, store(staged.folder)).inode == place.inode
 
 
-async def test_a_shard_goes_with_both_segments(staged: Staged) -> None:
+@pytest.mark.parametrize("how", ["freed", "its spare segment is gone"])
+async def test_a_shard_goes_with_both_segments(staged: Staged, how: str) -> None:
     await staged.stand(2, swap=True)
-    staged.shelf.free(KEY)
+    if how == "freed":
+        staged.shelf.free(KEY)
+    else:
+        staged.place.target.path.unlink()
+        assert await staged.taken_back() == []
     assert left(staged.folder) == []
 
 
@@ -82,10 +87,3 @@ async def test_twice_the_memory_is_asked_for_at_once_and_nothing_is_left_without
         await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
     assert left(tmp_path) == []
     await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
-
-
-async def test_without_its_spare_segment_a_shard_is_given_up(staged: Staged) -> None:
-    await staged.stand(1, swap=False)
-    staged.place.target.path.unlink()
-    assert await staged.taken_back() == []
-    assert left(staged.folder) == []

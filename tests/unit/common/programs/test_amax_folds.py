@@ -38,19 +38,15 @@ def test_units_of_folds_come_first_and_each_belongs_to_one() -> None:
         assert {unit < execution.scales for unit in rest} in ({True}, {False}), "scales or values, never both"
 
 
-def test_shards_of_whole_blocks_have_no_folds() -> None:
-    """What is not cut stays as it was."""
-    execution = NumberedProgram(compiled(128, 256))
-    assert (execution.partials, execution.values, execution.table_bytes, len(AmaxReductions(execution))) == (0, 0, 0, 0)
-
-
 def test_blocks_that_are_not_cut_are_read_as_ever() -> None:
-    """Only the row of blocks with the edge is folded."""
+    """Only the row of blocks with the edge is folded, and where none is cut there is no fold."""
     execution = NumberedProgram(compiled(300))
     values = [unit for fold in AmaxReductions(execution).units for unit in fold if unit >= execution.scales]
     shapes = [next(execution.entries([(unit, 1)])).form.shape for unit in values]
     assert sum(rows for rows, _ in shapes) == 128
     assert NumberedProgram(compiled(70)).table_bytes == 2 * 4 * 4 * 2, "an entry for each block of each tensor"
+    whole = NumberedProgram(compiled(128, 256))
+    assert (whole.partials, whole.values, whole.table_bytes, len(AmaxReductions(whole))) == (0, 0, 0, 0)
 
 
 def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs import numbered_program as module
-from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache, UnitTarget
+from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache
 from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit, decoded, encoded
 from tensorhub_common.programs.regions import Blocks, Sizes, StridedForm
 
@@ -47,15 +47,6 @@ def test_units_know_where_they_stand_at_both_ends() -> None:
         execution.regions("right", [(1, 1)])
 
 
-def test_where_units_go_does_not_depend_on_who_gives_them() -> None:
-    places = list(NumberedProgram(PROGRAM).places([(0, 2), (7, 1)]))
-    assert places == [
-        UnitTarget(512, 20, is_packed=False),
-        UnitTarget(0, 16, is_packed=True),
-        UnitTarget(516, 20, is_packed=False),
-    ]
-
-
 def of_one(cut: UnitSplit, *owners: SourceBox) -> TransferProgram:
     """Return a program of one cell of one tensor, which begins at 7 here, and at 100 and 200 there."""
     sources = tuple(range(len(owners)))
@@ -65,20 +56,6 @@ def of_one(cut: UnitSplit, *owners: SourceBox) -> TransferProgram:
         ((Cell(3, cut, owners),),),
         (TensorGroup(0, sources, (7,), ((100, 200)[: len(owners)],)),),
     )
-
-
-def test_units_are_cut_along_any_dimension() -> None:
-    cut = UnitSplit((2, 5, 3), (30, 6, 2), 2, dim=1, rows=2, units=3)
-    execution = NumberedProgram(of_one(cut, SourceBox(0, 4, (999, 10, 2), 2, "x")))
-    regions = execution.regions("a", [(0, 3)])
-    assert [form.shape for form in regions.form] == [(2, 2, 3), (2, 2, 3), (2, 1, 3)]
-    assert (list(regions.to), list(regions.origin)) == ([10, 22, 34], [104, 124, 144])
-    assert {(form.to_strides, form.itemsize, form.to_itemsize, form.cast) for form in regions.form} == {
-        ((30, 6, 2), 2, 2, "x")
-    }
-    assert execution.nbytes() == [24, 24, 12]
-    execution = NumberedProgram(of_one(UnitSplit((), (), 4, 0, 1, 1), SourceBox(0, 0, (), 4, "")))
-    assert list(execution.places([(0, 1)])) == [UnitTarget(10, 4, is_packed=True)], "a tensor without dimensions"
 
 
 def test_each_owner_has_its_own_form_and_a_group_without_tensors_gives_nothing() -> None:

@@ -49,15 +49,11 @@ def shown() -> Iterator[Shown]:
     made.provider.shutdown()
 
 
-def test_the_documentation_is_as_the_code_is() -> None:
+def test_the_documentation_is_as_the_code_is_and_speaks_of_what_exists() -> None:
     """After a change of a metric: `make docs`."""
     assert metrics_page.with_table(PAGE) == PAGE
-
-
-def test_what_the_documentation_speaks_of_exists() -> None:
     known = {metrics_page.prometheus_name(metric) for metric in METRICS.values()}
-    known |= {f"{name}_bucket" for name in known}
-    assert set(NAME.findall(PAGE)) <= known
+    assert set(NAME.findall(PAGE)) <= known | {f"{name}_bucket" for name in known}
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
@@ -93,18 +89,14 @@ def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
-def test_a_duration_is_recorded(shown: Shown) -> None:
+def test_a_duration_is_recorded_and_what_is_not_in_the_table_can_t_be_shown(shown: Shown) -> None:
     recorder(shown.meter, "tensorhub.agent.read.duration")(0.3)
-    found = shown.samples()
-    assert found["tensorhub_agent_read_duration_seconds_sum", frozenset()] == 0.3
-    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.25")})] == 0
-    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.5")})] == 1
-
-
-@pytest.mark.parametrize("name", ["tensorhub.agent.flights", ""])
-def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> None:
-    with pytest.raises(KeyError):
-        observe(shown.meter, name, unlabelled(lambda: 1))
+    found, name = shown.samples(), "tensorhub_agent_read_duration_seconds"
+    assert found[f"{name}_sum", frozenset()] == 0.3
+    assert [found[f"{name}_bucket", frozenset({("le", le)})] for le in ("0.25", "0.5")] == [0, 1]
+    for unknown in ("tensorhub.agent.flights", ""):
+        with pytest.raises(KeyError):
+            observe(shown.meter, unknown, unlabelled(lambda: 1))
 
 
 def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:

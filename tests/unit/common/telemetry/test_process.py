@@ -139,6 +139,7 @@ def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
 
 
 def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.shutdown(), "nothing was started here"
     assert process.make_provider("agent", "a-0", {})[0].resource.attributes["service.name"] == "agent"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     resource = process.make_provider("agent", "a-0", os.environ)[0].resource
@@ -221,7 +222,3 @@ def test_a_collector_that_does_not_answer_holds_up_neither_shutdown_nor_exit(tmp
     assert not said["whole"]
     assert said["took_s"] < BUSY_S
     assert time.monotonic() - begin < WAIT_S
-
-
-def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
-    assert process.shutdown()

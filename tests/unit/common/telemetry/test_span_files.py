@@ -69,28 +69,18 @@ def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
     assert found(files)[0] == 3999
 
 
-def test_a_span_that_is_too_long_is_not_kept_and_the_others_are(files: SpanFiles) -> None:
-    assert files.append([line(1), line(2, text="x" * SPAN_BYTES_MAX), line(3)]) == 1
-    assert found(files) == [3, 1]
-
-
 @pytest.mark.parametrize("cut", [1, 20, 100])
-def test_a_torn_last_line_costs_that_line_alone(files: SpanFiles, cut: int) -> None:
-    files.append([line(1), line(2)])
+def test_a_torn_line_garbage_and_a_span_that_is_too_long_cost_themselves_alone(files: SpanFiles, cut: int) -> None:
+    assert files.append([line(1), line(9, text="x" * SPAN_BYTES_MAX), line(2)]) == 1
     path = files.directory / NEW
     os.truncate(path, path.stat().st_size - cut)
     # Without its line end alone the last one is still whole.
     assert found(files) == ([2, 1] if cut == 1 else [1])
     files.append([line(3)])
-    assert found(files) == ([3, 2, 1] if cut == 1 else [3, 1])
-
-
-def test_garbage_in_the_files_is_passed_over(files: SpanFiles) -> None:
-    files.append([line(1)])
-    with (files.directory / NEW).open("ab") as file:
+    with path.open("ab") as file:
         file.write(b'\xff\x00transfer\n{"trace": "transfer"}\n[[[[transfer\n' + b"[" * 100_000 + b"transfer\n")
-    files.append([line(2)])
-    assert found(files) == [2, 1]
+    files.append([line(4)])
+    assert found(files) == ([4, 3, 2, 1] if cut == 1 else [4, 3, 1])
 
 
 def test_what_is_too_much_for_one_answer_is_left_out_and_counted(tmp_path: Path) -> None:
