@@ -327,7 +327,7 @@ class CatalogDriver:
         return [self.want(replica, wish, shard, patient=patient, staged=staged) for shard in shards][-1]
 
     def grant_all(self, replica: str) -> tuple[Event, ...]:
-        """Say that every shard which the round still needs has its leases, so that it is being filled; the last events."""
+        """Say that all shards that are still to be filled have their leases; the last events."""
         current = self.replica(replica).round
         assert current is not None
         needed = [shard for shard in range(self.replica(replica).shards) if shard not in current.filled]
