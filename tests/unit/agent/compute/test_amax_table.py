@@ -58,8 +58,10 @@ def test_what_two_say_of_a_block_is_the_larger_of_both_and_a_nan_is_larger_than_
 def test_nothing_counts_before_its_source_has_vouched_for_it_and_what_a_closed_one_has_said_is_forgotten() -> None:
     """Another one says it again, under a number of its own."""
     table = NumpyAmaxTable(EXECUTION)
-    bring(table, 1, FIRST, 9.0)
+    units = bring(table, 1, FIRST, 9.0)
     assert told(table, FIRST) == [0.0, 0.0]
     table.forget(1)
+    with pytest.raises(KeyError):
+        table.fold(1, units)
     table.fold(2, bring(table, 2, FIRST, 3.0))
     assert told(table, FIRST) == [3.0, 3.0]

@@ -190,6 +190,7 @@ async def test_without_room_for_a_shadow_nothing_is_made_and_once_there_is_room_
         await publisher.next()
     assert publisher.made == 0
     assert len([line for line in caplog.messages if "no deltas are made" in line]) == 1
+    publisher.maker.freed(SHARD)
     publisher.store.bytes_max = room
     roots = [await publisher.next() for _ in range(2)]
     assert publisher.brought(roots[0], roots[1])[0] <= 600 * 0.05

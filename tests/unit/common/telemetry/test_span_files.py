@@ -71,6 +71,7 @@ def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
 
 @pytest.mark.parametrize("cut", [1, 20, 100])
 def test_a_torn_line_garbage_and_a_span_that_is_too_long_cost_themselves_alone(files: SpanFiles, cut: int) -> None:
+    assert files.append([line(9, text="x" * SPAN_BYTES_MAX)]) == 1
     assert files.append([line(1), line(9, text="x" * SPAN_BYTES_MAX), line(2)]) == 1
     path = files.directory / NEW
     os.truncate(path, path.stat().st_size - cut)
