@@ -96,7 +96,7 @@ def test_the_oldest_goes_when_there_is_too_much_and_what_was_offered_stays() -> 
 
 def test_a_delta_that_is_too_large_by_itself_is_dropped_and_what_comes_of_it_later_too() -> None:
     deltas = book(nbytes=100)
-    delta = made(deltas, "a", "b", b"x" * 99, b"xx", b"x")
+    delta = made(deltas, "a", "b", b"x" * 99, b"xx", b"")
     assert deltas.nbytes == 0
     deltas.put(delta, 2, b"yy")
     deltas.check()
