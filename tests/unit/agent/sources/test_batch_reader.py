@@ -1,5 +1,7 @@
 """A batch from a source that offers patches: which pieces come how, and what becomes of patches that are wrong."""
 
+from typing import Any
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -49,7 +51,7 @@ class Session:
         return self.now
 
     async def read(
-        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+        self, destination: Any, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         assert digests
         progress(0)
@@ -60,7 +62,7 @@ class Session:
         return b"".join(digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
 
     async def overwrite(
-        self, destination: memoryview, base: memoryview | None, wanted: PatchTargets
+        self, destination: Any, base: Any, wanted: PatchTargets
     ) -> tuple[bytes, list[bytes]]:
         self.overwritten.append(list(wanted.pieces))
         if self.fails:
@@ -72,7 +74,7 @@ class Session:
         found = [digest(destination[a : a + n]) for a, n in zip(wanted.spans.to, wanted.spans.nbytes, strict=True)]
         return b"".join(found), [self.patches[number] for number in wanted.pieces]
 
-    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+    async def unpack(self, destination: Any, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
         self.unpacked.append(list(spans.to))
         found, came = b"", 0
         for at, nbytes, unit in zip(spans.to, spans.nbytes, units, strict=True):

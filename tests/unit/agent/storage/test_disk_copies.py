@@ -71,7 +71,7 @@ class Copy:
     folder: Path
     pool: CopyPool
     store: DiskSegmentStore
-    shelf: JobShardStore
+    shards: JobShardStore
     place: StoredShard
 
     @property
@@ -93,18 +93,18 @@ class Copy:
 
     async def kept(self) -> str | None:
         """Keep it; why that was not possible."""
-        self.shelf.keep(await self.wish())
-        return await self.shelf.written(KEY)
+        self.shards.keep(await self.wish())
+        return await self.shards.written(KEY)
 
     async def save(self, saved: SaveManifest) -> None:
-        self.shelf.save(saved)
-        await self.shelf.files.idle()
+        self.shards.save(saved)
+        await self.shards.files.idle()
 
     async def fill(self, *, settled: bool = True) -> None:
         """Say that it is whole, as the core does."""
         await self.save(await self.counts())
         if settled:
-            await self.shelf.settle(KEY)
+            await self.shards.settle(KEY)
 
     async def found(self) -> list[AdoptedShard]:
         """Take back what the run that had this store left."""
@@ -123,10 +123,10 @@ class Copy:
 @pytest.fixture
 async def copy(tmp_path: Path, pool: CopyPool) -> Copy:
     store = disk(tmp_path)
-    shelf = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
-    place = await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
+    shards = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
+    place = await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
     place.segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
-    return Copy(tmp_path, pool, store, shelf, place)
+    return Copy(tmp_path, pool, store, shards, place)
 
 
 async def test_the_file_is_one_that_any_library_reads(copy: Copy) -> None:
@@ -145,14 +145,14 @@ async def test_the_file_is_one_that_any_library_reads(copy: Copy) -> None:
 async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(copy: Copy) -> None:
     name = copy.place.segment.name
     assert files(copy.store) == [f"{name}.json", f"{name}.part"]
-    assert not copy.shelf.is_kept_on_disk(KEY)
+    assert not copy.shards.is_kept_on_disk(KEY)
     await copy.fill(settled=False)
-    assert copy.shelf.is_kept_on_disk(KEY)
+    assert copy.shards.is_kept_on_disk(KEY)
     for _ in range(2):
-        await copy.shelf.settle(KEY)
+        await copy.shards.settle(KEY)
         assert files(copy.store) == [name, f"{name}.json"]
-    copy.shelf.free(KEY)
-    await copy.shelf.files.idle()
+    copy.shards.free(KEY)
+    await copy.shards.files.idle()
     assert (files(copy.store), copy.store.total_bytes) == ([], 0)
     copy.store.make_durable(copy.place.segment)
     assert files(copy.store) == []
@@ -176,8 +176,8 @@ async def test_who_is_told_that_a_copy_is_kept_finds_it_again(copy: Copy, monkey
         save(store, manifest)
 
     monkeypatch.setattr(SAVE, slow)
-    copy.shelf.keep(wish)
-    keeping = asyncio.create_task(copy.shelf.written(KEY))
+    copy.shards.keep(wish)
+    keeping = asyncio.create_task(copy.shards.written(KEY))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not keeping.done()
@@ -197,7 +197,7 @@ async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
     monkeypatch.setattr(SAVE, lambda _, manifest: written.append(manifest))
     await copy.save(counts)
     assert written == []
-    copy.shelf.save(EMPTY)
+    copy.shards.save(EMPTY)
     await copy.save(counts)
     assert [manifest.version for manifest in written] == [12]
 
@@ -215,16 +215,16 @@ async def test_why_a_manifest_is_not_written_is_told(copy: Copy, monkeypatch: py
     assert await copy.kept() == "the disk is full"
     wish = await copy.wish()
     monkeypatch.setattr(SAVE, odd)
-    copy.shelf.save(SaveManifest(key=KEY, state="filling", partial=True))
+    copy.shards.save(SaveManifest(key=KEY, state="filling", partial=True))
     await asyncio.sleep(0)
     # The first write is under way, and the second one begins where it ends.
-    copy.shelf.keep(wish)
-    assert "was not written" in (await copy.shelf.written(KEY) or "")
+    copy.shards.keep(wish)
+    assert "was not written" in (await copy.shards.written(KEY) or "")
     monkeypatch.setattr(SAVE, save)
     assert await copy.kept() is None
-    copy.shelf.free(KEY)
-    await copy.shelf.files.idle()
-    assert await copy.shelf.written(KEY) is None
+    copy.shards.free(KEY)
+    await copy.shards.files.idle()
+    assert await copy.shards.written(KEY) is None
 
 
 async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
@@ -240,9 +240,9 @@ async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
 
 async def test_what_is_decided_after_a_fill_was_kept_stands(copy: Copy) -> None:
     """The round has failed in the same turn, so the memory is empty for whoever takes it back."""
-    copy.shelf.keep(await copy.wish())
-    copy.shelf.save(EMPTY)
-    assert await copy.shelf.written(KEY) is None
+    copy.shards.keep(await copy.wish())
+    copy.shards.save(EMPTY)
+    assert await copy.shards.written(KEY) is None
     [again] = await copy.found()
     assert (again.whole, again.manifest.state) == (False, "empty")
 

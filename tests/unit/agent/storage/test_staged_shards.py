@@ -27,8 +27,8 @@ def store(tmp_path: Path, bytes_max: int = 1 << 20) -> SegmentStore:
 class Staged:
     """A staged shard, and the bytes and manifests of its two segments."""
 
-    def __init__(self, folder: Path, pool: CopyPool, place: StoredShard, shelf: JobShardStore) -> None:
-        self.folder, self.pool, self.place, self.shelf = folder, pool, place, shelf
+    def __init__(self, folder: Path, pool: CopyPool, place: StoredShard, shards: JobShardStore) -> None:
+        self.folder, self.pool, self.place, self.shards = folder, pool, place, shards
 
     async def stand(self, version: int, *, swap: bool) -> None:
         """Let a version's bytes stand in the live or the spare segment, and say so."""
@@ -36,7 +36,7 @@ class Staged:
         view[:5000] = bytes([version]) * 5000
         digests = await self.pool.digest(view, Spans.of(self.place.table)).result()
         facts: dict[str, Any] = {"version": version, "root": root_digest(digests), "digests": digests, "swap": swap}
-        self.shelf.save(SaveManifest(key=KEY, state="ready", partial=False, **facts))
+        self.shards.save(SaveManifest(key=KEY, state="ready", partial=False, **facts))
 
     async def taken_back(self) -> list[AdoptedShard]:
         return (await adopt(store(self.folder), self.pool))[0]
@@ -44,9 +44,9 @@ class Staged:
 
 @pytest.fixture
 async def staged(tmp_path: Path, pool: CopyPool) -> Staged:
-    shelf, digest = JobShardStore("run-7", store(tmp_path)), layout_digest(LAYOUT)
-    place = await shelf.make(KEY, 1, LAYOUT, digest, spot=False, incarnation=1, install="staged")
-    return Staged(tmp_path, pool, place, shelf)
+    shards, digest = JobShardStore("run-7", store(tmp_path)), layout_digest(LAYOUT)
+    place = await shards.make(KEY, 1, LAYOUT, digest, spot=False, incarnation=1, install="staged")
+    return Staged(tmp_path, pool, place, shards)
 
 
 def left(tmp_path: Path) -> list[Path]:
@@ -74,7 +74,7 @@ async def test_the_next_run_takes_back_the_segment_that_is_live(staged: Staged, 
 async def test_a_shard_goes_with_both_segments(staged: Staged, how: str) -> None:
     await staged.stand(2, swap=True)
     if how == "freed":
-        staged.shelf.free(KEY)
+        staged.shards.free(KEY)
     else:
         staged.place.target.path.unlink()
         assert await staged.taken_back() == []
@@ -82,8 +82,8 @@ async def test_a_shard_goes_with_both_segments(staged: Staged, how: str) -> None
 
 
 async def test_twice_the_memory_is_asked_for_at_once_and_nothing_is_left_without_it(tmp_path: Path) -> None:
-    shelf = JobShardStore("run-7", store(tmp_path, bytes_max=12_000))
+    shards = JobShardStore("run-7", store(tmp_path, bytes_max=12_000))
     with pytest.raises(MemoryExhausted):
-        await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
+        await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
     assert left(tmp_path) == []
-    await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
+    await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
