@@ -1,4 +1,4 @@
-"""A receiver of spans by OTLP over HTTP: an HTTP server and opentelemetry-proto."""
+"""A receiver of spans and metrics by OTLP over HTTP: an HTTP server and opentelemetry-proto."""
 
 import threading
 import time
@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import msgspec
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -34,12 +35,14 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes spans until it is closed."""
+    """Takes spans and metrics until it is closed."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.gauges: dict[str, int] = {}
+        """The last value of each gauge of whole numbers."""
         self._spans: list[Received] = []
         self._lock = threading.Lock()
 
@@ -64,6 +67,12 @@ class Receiver(ThreadingHTTPServer):
             time.sleep(LOOK_S)
         return found
 
+    @property
+    def everything(self) -> list[Received]:
+        """All spans so far."""
+        with self._lock:
+            return list(self._spans)
+
     def take(self, request: ExportTraceServiceRequest) -> None:
         """Keep the spans of one export."""
         for resource in request.resource_spans:
@@ -72,6 +81,13 @@ class Receiver(ThreadingHTTPServer):
                 with self._lock:
                     self._spans += [_received(about, span) for span in scope.spans]
 
+    def take_metrics(self, request: ExportMetricsServiceRequest) -> None:
+        """Keep the gauges of one export."""
+        scopes = (scope for resource in request.resource_metrics for scope in resource.scope_metrics)
+        for metric in (metric for scope in scopes for metric in scope.metrics):
+            for point in metric.gauge.data_points:
+                self.gauges[metric.name] = int(point.as_int)
+
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
@@ -79,6 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/v1/traces":
             self.server.take(ExportTraceServiceRequest.FromString(body))
+        elif self.path == "/v1/metrics":
+            self.server.take_metrics(ExportMetricsServiceRequest.FromString(body))
         self.send_response(200)
         self.end_headers()
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from tests.mixed.folding import Entry, Folded, Task
 from tests.mixed.release import NoRelease, python_of
-from tests.unit.common.catalog.catalog_world import JOB, World
 
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_event, encode
@@ -21,6 +20,7 @@ from tensorhub_common.protocol.log.commands import Lead, Sender, Unreadable
 from tensorhub_common.protocol.log.events import kind_of, model_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_registry.core.release_agreement import agrees
+from tensorhub_simulator.drivers.catalog import JOB, CatalogDriver
 from tensorhub_simulator.drivers.catalog_commands import DrawnCommands
 
 PROGRAM: Final = str(Path(__file__).with_name("folding.py"))
@@ -51,7 +51,7 @@ def entry(seq: int, subject: str, data: bytes) -> Entry:
 
 def commands_by_chance(seed: int) -> list[Entry]:
     """Return a life by chance at the level of the older release, with what is no command in between."""
-    world = World(level=Level.FIRST)
+    world = CatalogDriver(level=Level.FIRST)
     chance = DrawnCommands(world, random.Random(seed).choice)
     for _ in range(STEPS):
         world.say(chance.command())

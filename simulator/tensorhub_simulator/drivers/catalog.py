@@ -319,6 +319,20 @@ class CatalogDriver:
 
     # Whole stories.
 
+    def want_all(
+        self, replica: str, wish: VersionRequest = "latest", *, patient: bool = True, staged: bool = False
+    ) -> tuple[Event, ...]:
+        """Join a round with all shards; the last one's events."""
+        shards = range(self.replica(replica).shards)
+        return [self.want(replica, wish, shard, patient=patient, staged=staged) for shard in shards][-1]
+
+    def grant_all(self, replica: str) -> tuple[Event, ...]:
+        """Say that all shards that are still to be filled have their leases; the last events."""
+        current = self.replica(replica).round
+        assert current is not None
+        needed = [shard for shard in range(self.replica(replica).shards) if shard not in current.filled]
+        return [self.granted(replica, shard) for shard in needed][-1]
+
     def replica_of(self, name: str, *agents: str, spot: bool = False) -> None:
         """Let a replica stand with one shard on each of the agents, which join if they have not."""
         for agent in agents:
@@ -333,13 +347,8 @@ class CatalogDriver:
 
     def start(self, replica: str, wish: VersionRequest = "latest", *, patient: bool = True) -> tuple[Event, ...]:
         """Join a round with all shards and grant what is asked for, so that it is being filled; the last events."""
-        shards = range(self.replica(replica).shards)
-        for shard in shards:
-            self.want(replica, wish, shard, patient=patient)
-        current = self.replica(replica).round
-        assert current is not None
-        needed = [shard for shard in shards if shard not in current.filled]
-        return [self.granted(replica, shard) for shard in needed][-1]
+        self.want_all(replica, wish, patient=patient)
+        return self.grant_all(replica)
 
     def fetch(self, replica: str, wish: VersionRequest = "latest") -> tuple[Event, ...]:
         """Do a whole round; the last events."""

@@ -1,10 +1,11 @@
 """The fixture `last_resort`: what a fault that no owner handles reaches."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.kit.fakes import LastResort
 
+from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_common.runtime.supervision import set_last_resort
 
 
@@ -14,3 +15,11 @@ def last_resort() -> Iterator[LastResort]:
     set_last_resort(resort.take)
     yield resort
     set_last_resort(None)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[CopyPool]:
+    """A pool of two threads."""
+    pool = CopyPool(2)
+    yield pool
+    pool.close()

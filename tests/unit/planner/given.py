@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from tests.unit.common.catalog.catalog_world import World
-
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.ranges import Range, Ranges
@@ -13,6 +11,7 @@ from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome, make_
 from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.topology import AgentPlace, Topology
+from tensorhub_simulator.drivers.catalog import CatalogDriver
 
 LAYOUT = "l" * 64
 ROOT = "r" * 32
@@ -125,14 +124,14 @@ def pieces_of(ranges: Ranges) -> set[int]:
     return {piece for first, count in ranges for piece in range(first, first + count)}
 
 
-def register_replica(world: World, name: str, *layouts: str, spot: bool = False) -> None:
+def register_replica(world: CatalogDriver, name: str, *layouts: str, spot: bool = False) -> None:
     """Register a replica, each shard on an agent of its own."""
     for index, layout in enumerate(layouts):
         world.join(f"{name}-{index}")
         world.register(f"{name}-{index}", name, index, len(layouts), layout=layout, spot=spot)
 
 
-def wait_for_latest(world: World, name: str, shards: int) -> None:
+def wait_for_latest(world: CatalogDriver, name: str, shards: int) -> None:
     """Let all shards of a replica wait for the latest version."""
     for index in range(shards):
         world.want(name, "latest", index)

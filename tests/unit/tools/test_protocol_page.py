@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.property.test_catalog import run
-from tests.unit.common.catalog.catalog_world import World
 from tools.docs import protocol_page
 
 from tensorhub_common import errors
@@ -18,6 +17,7 @@ from tensorhub_common.protocol.log.codec import decode_command, decode_event
 from tensorhub_common.protocol.log.commands import Publish, Unreadable
 from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_simulator.drivers.catalog import CatalogDriver
 
 ROOT = Path(__file__).parents[3]
 DESIGN = ROOT / "docs" / "design" / "protocol"
@@ -172,6 +172,6 @@ def test_the_program_without_the_sdk_sends_what_is_read() -> None:
     )
     for subject in re.findall(r'"(tensorhub\.[\w.-]+)"', program):
         subjects.parse_subject(subject)
-    world = World()
+    world = CatalogDriver()
     world.replica_of("trainer", "a")
     assert kind_of(world.wish("trainer", 12)[0]) == "publish.wished"

@@ -1,7 +1,10 @@
 """Partials of a batch count once their source has vouched for them, and make the entries of whole blocks."""
 
+import math
+
 import numpy as np
-from tests.unit.planner.cut_blocks import SHAPE, reader, sources
+import pytest
+from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
 from tensorhub_common.programs.numbered_program import NumberedProgram
@@ -43,50 +46,22 @@ def told(table: NumpyAmaxTable, layout: str, place: int = 0) -> list[float]:
     return [float(each) for each in np.frombuffer(table.amax(layout, [(units[place], 1)])[0], np.float32)]
 
 
-def test_what_two_say_of_a_block_is_the_larger_of_both() -> None:
+@pytest.mark.parametrize("first", [3.0, math.nan])
+def test_what_two_say_of_a_block_is_the_larger_of_both_and_a_nan_is_larger_than_any(first: float) -> None:
     table = NumpyAmaxTable(EXECUTION)
-    for source, (layout, value) in enumerate(((FIRST, 3.0), (SECOND, 2.0))):
+    for source, (layout, value) in enumerate(((FIRST, first), (SECOND, 2.0))):
         table.fold(source, bring(table, source, layout, value))
-    assert told(table, FIRST) == [3.0, 3.0]
-    assert [told(table, SECOND, place) for place in (0, 1)] == [[3.0, 3.0], [2.0, 2.0]]
+    np.testing.assert_array_equal(told(table, FIRST), [first, first])
+    np.testing.assert_array_equal([told(table, SECOND, place) for place in (0, 1)], [[first, first], [2.0, 2.0]])
 
 
-def test_nothing_counts_before_its_source_has_vouched_for_it() -> None:
-    table = NumpyAmaxTable(EXECUTION)
-    bring(table, 1, FIRST, 3.0)
-    assert told(table, FIRST) == [0.0, 0.0]
-
-
-def test_what_a_closed_source_has_said_is_forgotten() -> None:
+def test_nothing_counts_before_its_source_has_vouched_for_it_and_what_a_closed_one_has_said_is_forgotten() -> None:
     """Another one says it again, under a number of its own."""
     table = NumpyAmaxTable(EXECUTION)
-    bring(table, 1, FIRST, 9.0)
+    units = bring(table, 1, FIRST, 9.0)
+    assert told(table, FIRST) == [0.0, 0.0]
     table.forget(1)
+    with pytest.raises(KeyError):
+        table.fold(1, units)
     table.fold(2, bring(table, 2, FIRST, 3.0))
     assert told(table, FIRST) == [3.0, 3.0]
-
-
-def test_a_nan_is_larger_than_any_number() -> None:
-    table = NumpyAmaxTable(EXECUTION)
-    for source, value in enumerate((float("nan"), 3.0)):
-        layout = (FIRST, SECOND)[source]
-        table.fold(source, bring(table, source, layout, value))
-    assert np.isnan(told(table, FIRST)).all()
-
-
-def test_scales_follow_of_entries_and_nothing_else_is_written() -> None:
-    table, destination = NumpyAmaxTable(EXECUTION), bytearray(b"\xa5" * (1 << 17))
-    for source, layout in enumerate(LAYOUTS):
-        table.fold(source, bring(table, source, layout, 448.0 * (source + 1)))
-    table.write_scales([(EXECUTION.partials, EXECUTION.scales - EXECUTION.partials)], memoryview(destination))
-    begin = next(EXECUTION.entries([(EXECUTION.partials, 1)])).to
-    assert np.frombuffer(destination, np.float32, 8, begin).tolist() == [2.0, 2.0, 3.0, 3.0, 4.0, 4.0, 5.0, 5.0]
-    assert destination.count(0xA5) >= len(destination) - 32
-
-
-def test_units_that_need_nothing_come_with_nothing() -> None:
-    """A source of whole blocks, and one that has all quantised."""
-    whole = sources(128, 256)
-    execution = NumberedProgram(compile_program("reader", reader(), LayoutIndex(whole, set(whole))))
-    assert NumpyAmaxTable(execution).amax(next(iter(whole)), [(0, 1)]) == ()
-    assert SHAPE[0] == 400

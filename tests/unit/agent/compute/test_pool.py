@@ -5,8 +5,9 @@ import functools
 import random
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,13 +20,6 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[CopyPool]:
-    pool = CopyPool(2)
-    yield pool
-    pool.close()
 
 
 def bytes_of(seed: int, nbytes: int) -> memoryview:
@@ -66,13 +60,16 @@ class Gate:
             self.inside -= 1
             self.writes += 1
 
-    async def until_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.acquire, timeout=GIVE_UP_S)
+    async def until_entered(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert await asyncio.to_thread(self.entered.acquire, timeout=GIVE_UP_S)
 
 
 @pytest.mark.parametrize(
     "sizes",
     [
+        [],
+        [0],
         [1],
         [PART_BYTES],
         [PART_BYTES - 1, 3, PART_BYTES + 1],
@@ -84,8 +81,9 @@ class Gate:
 @pytest.mark.parametrize("gap", [0, 56])
 async def test_bytes_and_digests_are_those_of_the_source(pool: CopyPool, sizes: list[int], gap: int) -> None:
     spans = packed(sizes, gap)
-    source = bytes_of(1, spans.to[-1] + sizes[-1] + 7)
-    destination = memoryview(bytearray(len(source)))
+    source = bytes_of(1, sum(sizes) + gap * len(sizes) + 7)
+    memory = bytearray(len(source))
+    destination = memoryview(memory)
     assert await pool.copy_and_digest(destination, source, spans).result() == digests_of(source, spans)
     expected = bytearray(len(source))
     for at, nbytes in zip(spans.to, spans.nbytes, strict=True):
@@ -95,6 +93,8 @@ async def test_bytes_and_digests_are_those_of_the_source(pool: CopyPool, sizes: 
     without = memoryview(bytearray(len(source)))
     assert await pool.copy_and_digest(without, source, spans, digests=False).result() == b""
     assert without == expected
+    destination.release()
+    memory.append(1)  # An ended job lets go of its memory: a bytearray that somebody looks at can't grow.
 
 
 async def test_five_thousand_tiny_pieces_at_other_places(pool: CopyPool) -> None:
@@ -132,15 +132,6 @@ async def test_a_layouts_pieces(pool: CopyPool) -> None:
     assert await pool.digest(destination, part).result() == found[32:48] + found[:16]
 
 
-async def test_no_piece_is_a_job_that_has_ended(pool: CopyPool) -> None:
-    empty = Spans([], [], [])
-    assert await pool.copy_and_digest(memoryview(bytearray()), memoryview(b""), empty).result() == b""
-    assert await pool.copy_and_digest(memoryview(bytearray()), memoryview(b""), empty, digests=False).result() == b""
-    nothing = Spans([0], [0], [0])
-    found = await pool.copy_and_digest(memoryview(bytearray()), memoryview(b""), nothing).result()
-    assert found == xxhash.xxh3_128_digest(b"")
-
-
 @pytest.mark.parametrize("sizes", [[1000], [PART_BYTES * 3]])
 async def test_the_digest_is_of_what_stands_in_the_destination(
     pool: CopyPool, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
@@ -160,29 +151,20 @@ async def test_the_digest_is_of_what_stands_in_the_destination(
     assert found == digests_of(memoryview(destination), spans)
 
 
-@pytest.mark.parametrize(
-    "spans",
-    [
-        Spans([90], [0], [11]),
-        Spans([0], [90], [11]),
-        Spans([-1], [0], [1]),
-        Spans([0], [-1], [1]),
-        Spans([0], [0], [-1]),
-        Spans([0, 2**62], [0, 0], [1, 2**62]),
-        Spans([0, 1], [0, 1], [1]),
-    ],
-)
-async def test_spans_that_do_not_fit_are_refused_before_a_byte_is_written(pool: CopyPool, spans: Spans) -> None:
+SHORT = [([90], [0], [11]), ([0], [90], [11]), ([-1], [0], [1]), ([0], [-1], [1]), ([0], [0], [-1])]
+
+
+@pytest.mark.parametrize("spans", [*SHORT, ([0, 2**62], [0, 0], [1, 2**62]), ([0, 1], [0, 1], [1])])
+async def test_spans_that_do_not_fit_are_refused_before_a_byte_is_written(
+    pool: CopyPool, spans: tuple[list[int], list[int], list[int]]
+) -> None:
     destination = bytearray(100)
     for digests in (True, False):
         with pytest.raises(ValueError, match=r"does not fit|different lengths"):
-            pool.copy_and_digest(memoryview(destination), bytes_of(6, 100), spans, digests=digests)
-    assert destination == bytes(100)
-
-
-async def test_a_destination_that_can_not_be_written_is_refused(pool: CopyPool) -> None:
+            pool.copy_and_digest(memoryview(destination), bytes_of(6, 100), Spans(*spans), digests=digests)
     with pytest.raises(ValueError, match="can't be written"):
         pool.copy_and_digest(memoryview(b"fixed"), memoryview(b"other"), packed([5]))
+    assert destination == bytes(100)
 
 
 async def test_a_stopped_job_ends_when_nobody_writes_any_more(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +172,7 @@ async def test_a_stopped_job_ends_when_nobody_writes_any_more(pool: CopyPool, mo
     source = bytes_of(7, 40 * MIB)
     destination = memoryview(bytearray(len(source)))
     job = pool.copy_and_digest(destination, source, packed([4 * MIB] * 10), digests=False)
-    await gate.until_entered()
-    await gate.until_entered()
+    await gate.until_entered(2)
     job.stop()
     waiting = asyncio.create_task(job.result())
     for _ in range(5):
@@ -241,17 +222,11 @@ async def test_what_goes_wrong_in_a_thread_is_raised_once_all_have_ended(
 
 async def test_a_job_wakes_the_loop_once(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
-    calls = []
-    threadsafe = loop.call_soon_threadsafe
-
-    def counted(*args: Any) -> asyncio.Handle:
-        calls.append(args)
-        return threadsafe(*args)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    calls = mock.Mock(wraps=loop.call_soon_threadsafe)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", calls)
     source = bytes_of(10, 20 * MIB)
     await pool.copy_and_digest(memoryview(bytearray(len(source))), source, packed([2 * MIB] * 10)).result()
-    assert len(calls) == 1
+    calls.assert_called_once()
 
 
 async def test_a_small_job_takes_its_turn_beside_a_large_one(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,13 +249,6 @@ async def test_a_small_job_takes_its_turn_beside_a_large_one(pool: CopyPool, mon
     assert order.count(large) == len(large._bounds) - 1
 
 
-async def test_an_ended_job_lets_go_of_its_memory(pool: CopyPool) -> None:
-    memory = bytearray(MIB)
-    job = pool.copy_and_digest(memoryview(memory), bytes_of(12, MIB), packed([MIB]))
-    await job.result()
-    memory.append(1)  # A bytearray that somebody looks at can't grow.
-
-
 async def test_there_is_a_bound_on_jobs(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute_pool, "JOBS_MAX", 1)
     gate = Gate(monkeypatch)
@@ -301,8 +269,7 @@ async def test_a_pool_that_closes_ends_its_jobs(monkeypatch: pytest.MonkeyPatch)
         pool.copy_and_digest(memoryview(bytearray(len(source))), source, packed([4 * MIB] * 8), digests=False)
         for _ in range(3)
     ]
-    await gate.until_entered()
-    await gate.until_entered()
+    await gate.until_entered(2)
     closing = asyncio.create_task(asyncio.to_thread(pool.close))
     while not all(job._stopped for job in jobs):  # noqa: ASYNC110 (there is nothing to be told by)
         await asyncio.sleep(0)
@@ -315,25 +282,12 @@ async def test_a_pool_that_closes_ends_its_jobs(monkeypatch: pytest.MonkeyPatch)
             await job.result()
 
 
-# Background work: done only when no job has a turn.
-
-
 @pytest.fixture
 def one() -> Iterator[CopyPool]:
     """A pool of one thread."""
     one = CopyPool(1)
     yield one
     one.close()
-
-
-def opened(gate: threading.Event) -> None:
-    gate.wait(GIVE_UP_S)
-
-
-async def test_a_chore_is_done_in_a_thread_of_the_pool(one: CopyPool) -> None:
-    names: list[str] = []
-    await one.background(lambda: names.append(threading.current_thread().name))
-    assert names == ["copy-0"]
 
 
 async def test_nothing_of_a_chore_that_is_over_is_kept(one: CopyPool) -> None:
@@ -351,16 +305,22 @@ async def test_nothing_of_a_chore_that_is_over_is_kept(one: CopyPool) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_failure_is_heard(one: CopyPool) -> None:
+async def test_chores_and_jobs_end_whatever_their_order_and_a_failure_is_heard(one: CopyPool) -> None:
     def fail() -> None:
         raise ArithmeticError("no")
 
     with pytest.raises(ArithmeticError, match="no"):
         await one.background(fail)
-    await one.background(lambda: None)
+    done: list[str] = []
+    chores = [one.background(lambda: done.append(threading.current_thread().name)) for _ in range(20)]
+    memory = memoryview(bytearray(4 * MIB))
+    jobs = [one.digest(memory, Spans([0, MIB], [0, MIB], [MIB, MIB])) for _ in range(20)]
+    async with asyncio.timeout(GIVE_UP_S):
+        await asyncio.gather(*chores, *(job.result() for job in jobs))
+    assert done == ["copy-0"] * 20
 
 
-async def test_a_chore_wants_another_turn_while_jobs_have_theirs() -> None:
+async def test_a_chore_wants_another_turn_while_jobs_have_theirs_and_ends_without_its_work_once_stopped() -> None:
     done: list[str] = []
     others = [True, True, False]
     chore = BackgroundTask(lambda: done.append("work"), lambda: others.pop(0))
@@ -369,29 +329,17 @@ async def test_a_chore_wants_another_turn_while_jobs_have_theirs() -> None:
     assert chore.run_task(None) is False
     await chore.over
     assert done == ["work"]
+    stopped = BackgroundTask(lambda: done.append("work"), lambda: True)
+    stopped.stop()
+    assert stopped.run_task(None) is False
+    await stopped.over
+    assert done == ["work"]
 
 
-async def test_chores_and_jobs_end_whatever_their_order(one: CopyPool) -> None:
-    done: list[int] = []
-    chores = [asyncio.ensure_future(one.background(lambda: done.append(1))) for _ in range(20)]
-    memory = memoryview(bytearray(4 * MIB))
-    jobs = [one.digest(memory, Spans([0, MIB], [0, MIB], [MIB, MIB])) for _ in range(20)]
-    async with asyncio.timeout(GIVE_UP_S):
-        await asyncio.gather(*chores, *(job.result() for job in jobs))
-    assert len(done) == 20
-
-
-async def test_a_chore_that_was_stopped_ends_without_its_work_though_jobs_have_turns() -> None:
-    done: list[str] = []
-    chore = BackgroundTask(lambda: done.append("work"), lambda: True)
-    chore.stop()
-    assert chore.run_task(None) is False
-    await chore.over
-    assert not done
-
-
-async def test_a_cancelled_caller_stays_until_the_work_has_ended(one: CopyPool) -> None:
-    began, gate, ended = threading.Event(), threading.Event(), threading.Event()
+async def test_a_cancelled_caller_stays_until_the_work_has_ended_and_work_before_its_turn_is_not_done(
+    one: CopyPool,
+) -> None:
+    began, gate, ended, late_done = (threading.Event() for _ in range(4))
 
     def work() -> None:
         began.set()
@@ -400,27 +348,17 @@ async def test_a_cancelled_caller_stays_until_the_work_has_ended(one: CopyPool) 
 
     chore = asyncio.ensure_future(one.background(work))
     assert await asyncio.to_thread(began.wait, GIVE_UP_S)
+    late = asyncio.ensure_future(one.background(late_done.set))
+    await asyncio.sleep(0)
     chore.cancel()
+    late.cancel()
     await asyncio.sleep(0)
     assert not chore.done()
     gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await chore
-    assert ended.is_set()
-
-
-async def test_a_chore_that_was_cancelled_before_its_turn_is_not_done(one: CopyPool) -> None:
-    gate, done = threading.Event(), threading.Event()
-    held = asyncio.ensure_future(one.background(lambda: opened(gate)))
-    await asyncio.sleep(0)
-    late = asyncio.ensure_future(one.background(done.set))
-    await asyncio.sleep(0)
-    late.cancel()
-    gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await late
-    await held
-    assert not done.is_set()
+    for each in (chore, late):
+        with pytest.raises(asyncio.CancelledError):
+            await each
+    assert (ended.is_set(), late_done.is_set()) == (True, False)
 
 
 async def test_a_thread_of_the_copy_pool_that_ends_ends_the_process(last_resort: LastResort) -> None:

@@ -33,37 +33,30 @@ def sizes(offer: PatchOffer) -> list[int]:
 
 def test_one_delta_offers_its_patches_and_says_where_there_is_none() -> None:
     deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
     made(deltas, "a", "b", b"xx", b"", None)
+    assert deltas.nbytes == 2, "made again, it takes the place of the first"
     offer = offered(deltas, "a", "b")
     assert list(offer.patches) == [(b"xx",), (), None]
     assert sizes(offer) == [2, 0, NO_PATCH]
     assert offer.page(1, 1) == SIZE.pack(0)
+    deltas.forget(SHARD)
+    deltas.check()
+    assert (deltas.nbytes, deltas.offer(SHARD, "a", "b", NBYTES)) == (0, None)
 
 
-def test_a_chain_has_the_patches_of_each_step_in_their_order() -> None:
+def test_a_chain_has_the_patches_of_each_step_in_their_order_and_the_shorter_one_is_taken() -> None:
     deltas = book()
     made(deltas, "b", "c", b"2", b"", b"zz")
     made(deltas, "a", "b", b"11", b"", None)
     offer = offered(deltas, "a", "c")
     assert list(offer.patches) == [(b"11", b"2"), (), None]
     assert sizes(offer) == [3, 0, NO_PATCH]
-
-
-def test_the_shorter_chain_is_taken() -> None:
-    deltas = book()
-    made(deltas, "a", "b", b"1", b"", b"")
-    made(deltas, "b", "c", b"2", b"", b"")
     made(deltas, "a", "c", b"3", b"", b"")
     assert offered(deltas, "a", "c").patches[0] == (b"3",)
-
-
-def test_a_way_back_and_forth_ends() -> None:
-    deltas = book()
-    made(deltas, "a", "b", b"1", b"", b"")
-    made(deltas, "b", "a", b"2", b"", b"")
-    assert deltas.offer(SHARD, "a", "x", NBYTES) is None
-    assert deltas.offer(SHARD, "x", "a", NBYTES) is None
-    assert offered(deltas, "b", "a").patches[0] == (b"2",)
+    made(deltas, "b", "a", b"4", b"", b"")
+    assert (deltas.offer(SHARD, "a", "x", NBYTES), deltas.offer(SHARD, "x", "a", NBYTES)) == (None, None)
+    assert offered(deltas, "b", "a").patches[0] == (b"4",), "a way back and forth ends"
 
 
 def test_patches_that_are_longer_than_the_piece_are_not_offered() -> None:
@@ -103,7 +96,7 @@ def test_the_oldest_goes_when_there_is_too_much_and_what_was_offered_stays() -> 
 
 def test_a_delta_that_is_too_large_by_itself_is_dropped_and_what_comes_of_it_later_too() -> None:
     deltas = book(nbytes=100)
-    delta = made(deltas, "a", "b", b"x" * 99, b"xx", b"x")
+    delta = made(deltas, "a", "b", b"x" * 99, b"xx", b"")
     assert deltas.nbytes == 0
     deltas.put(delta, 2, b"yy")
     deltas.check()
@@ -120,22 +113,6 @@ def test_what_is_being_made_is_coming_until_it_is_made() -> None:
     assert not deltas.is_coming(SHARD, "x", "c")
     deltas.end(delta)
     assert not deltas.is_coming(SHARD, "b", "c")
-
-
-def test_the_same_delta_made_again_takes_the_place_of_the_first() -> None:
-    deltas = book()
-    made(deltas, "a", "b", b"1", b"", b"")
-    made(deltas, "a", "b", b"22", b"", b"")
-    assert offered(deltas, "a", "b").patches[0] == (b"22",)
-    assert deltas.nbytes == 2
-
-
-def test_a_forgotten_shard_offers_nothing() -> None:
-    deltas = book()
-    made(deltas, "a", "b", b"1", b"", b"")
-    deltas.forget(SHARD)
-    deltas.check()
-    assert (deltas.nbytes, deltas.offer(SHARD, "a", "b", NBYTES)) == (0, None)
 
 
 @pytest.mark.parametrize("patch", [b"longer", b"", None])

@@ -73,7 +73,10 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     store.close()
 
 
-async def test_a_reader_is_offered_what_leads_from_what_it_holds(agent: Agent) -> None:
+async def test_a_reader_is_offered_what_leads_from_what_it_holds_and_of_a_shard_that_is_gone_nothing(
+    agent: Agent,
+) -> None:
+    before = agent.store.total_bytes
     first, second = await agent.publish(1), await agent.publish(2)
     offer = agent.deltas.offer(KEY, first, second, agent.place)
     assert offer is not None
@@ -81,6 +84,10 @@ async def test_a_reader_is_offered_what_leads_from_what_it_holds(agent: Agent) -
     assert agent.deltas.offer(KEY, second, first, agent.place) is None
     assert agent.deltas.offer(replace(KEY, shard=1), first, second, agent.place) is None
     assert agent.job("run-8", is_making=True).offer(KEY, first, second, agent.place) is None
+    agent.deltas.freed(KEY)
+    await agent.deltas.stop()
+    assert agent.deltas.offer(KEY, first, second, agent.place) is None
+    assert agent.store.total_bytes == before
 
 
 async def test_a_delta_is_coming_as_soon_as_the_publication_is_digested(agent: Agent) -> None:
@@ -109,16 +116,14 @@ async def test_a_publication_that_fails_is_compared_with_nothing(agent: Agent) -
     assert agent.deltas.offer(KEY, first, third, agent.place) is not None
 
 
-async def test_what_was_read_and_not_published_here_is_no_reason_for_a_shadow(agent: Agent) -> None:
+async def test_what_was_read_and_not_published_here_is_no_reason_for_a_shadow_nor_is_it_where_none_are_made(
+    agent: Agent,
+) -> None:
     before = agent.store.total_bytes
     agent.save("filling")
     agent.save("ready", await agent.digest(), 1)
     await agent.deltas._maker.settled()
     assert agent.store.total_bytes == before
-
-
-async def test_who_makes_none_has_no_shadow_either(agent: Agent) -> None:
-    before = agent.store.total_bytes
     agent.deltas = agent.job("run-7", is_making=False)
     await agent.publish(1)
     await agent.publish(2)
@@ -145,12 +150,3 @@ async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> N
     agent.deltas.applied(KEY, BaseVersion(1, "old"), "third", 3, {0: b"b"})
     assert not agent.deltas.is_coming(KEY, "old", "second")
     assert agent.deltas.is_coming(KEY, "old", "third")
-
-
-async def test_a_shard_that_is_gone_has_no_deltas(agent: Agent) -> None:
-    before = agent.store.total_bytes
-    first, second = await agent.publish(1), await agent.publish(2)
-    agent.deltas.freed(KEY)
-    await agent.deltas.stop()
-    assert agent.deltas.offer(KEY, first, second, agent.place) is None
-    assert agent.store.total_bytes == before

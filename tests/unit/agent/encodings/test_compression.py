@@ -59,14 +59,8 @@ def test_damage_is_refused_or_stays_within_the_piece(data: st.DataObject) -> Non
     assert guarded[:8] == guarded[-8:] == b"\xa5" * 8
 
 
-@pytest.mark.parametrize("nbytes", [996, 1004])
-def test_a_piece_of_another_size_is_refused(nbytes: int) -> None:
+@pytest.mark.parametrize(("nbytes", "more", "why"), [(996, b"", "."), (1004, b"", "."), (1000, b"x", "follow")])
+def test_a_piece_of_another_size_and_bytes_behind_it_are_refused(nbytes: int, more: bytes, why: str) -> None:
     packed = stored(planes_of(units_in(memoryview(bytes(1000)), 4), 4))
-    with pytest.raises(Damaged):
-        unpacked(packed, nbytes, 4)
-
-
-def test_bytes_behind_it_are_refused() -> None:
-    packed = stored(planes_of(units_in(memoryview(bytes(1000)), 4), 4))
-    with pytest.raises(Damaged, match="follow"):
-        unpacked(packed + b"x", 1000, 4)
+    with pytest.raises(Damaged, match=why):
+        unpacked(packed + more, nbytes, 4)

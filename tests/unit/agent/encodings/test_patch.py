@@ -4,9 +4,13 @@ import struct
 
 import numpy as np
 import pytest
+import xxhash
 import zstandard
 
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.byte_planes import Damaged, unit_of
+from tensorhub_agent.encodings.codec_tasks import Coded, patch_pieces
 from tensorhub_agent.encodings.patch import apply, make
 
 MIB = 1024 * 1024
@@ -27,61 +31,36 @@ def patched(old: np.ndarray, new: np.ndarray) -> tuple[bytes, bytes]:
     return patch, bytes(piece)
 
 
-@pytest.mark.parametrize(("itemsize", "unit"), [(1, 1), (2, 2), (3, 1), (4, 4), (6, 2), (8, 8), (12, 4), (16, 8)])
-def test_values_are_compared_in_units_that_divide_them(itemsize: int, unit: int) -> None:
-    assert unit_of(itemsize) == unit
+def test_equal_pieces_have_an_empty_patch_a_new_one_none_and_units_divide_the_values() -> None:
+    assert make(memoryview(b"abcd"), memoryview(b"abcd"), 2) == make(memoryview(b""), memoryview(b""), 8) == b""
+    apply(b"", memoryview(b""), 8)
+    chance = np.random.default_rng(3)
+    assert make(memoryview(chance.bytes(4096)), memoryview(chance.bytes(4096)), 2) is None
+    assert [unit_of(size) for size in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 2, 1, 4, 2, 8, 4, 8]
 
 
-def test_a_nan_keeps_its_payload_and_zero_its_sign() -> None:
-    old = np.zeros(1000, np.uint32)
+def test_every_bit_counts_and_long_gaps_are_stepped_over() -> None:
+    """A NaN keeps its payload, and zero its sign."""
+    old = np.zeros(2 * MIB, np.uint32)
     new = old.copy()
     new[7], new[8], new[900] = 0x7FC00001, 0x80000000, 0xFFC12345
-    assert patched(old, new)[1] == new.tobytes()
-
-
-def test_equal_pieces_have_an_empty_patch_and_an_empty_piece_too() -> None:
-    assert make(memoryview(b"abcd"), memoryview(b"abcd"), 2) == b""
-    assert make(memoryview(b""), memoryview(b""), 8) == b""
-    apply(b"", memoryview(b""), 8)
-
-
-@pytest.mark.parametrize("chance_of", ["anywhere", "in runs"])
-def test_one_percent_of_a_bfloat16_piece_is_far_below_three_percent(chance_of: str) -> None:
-    chance = np.random.default_rng(1)
-    old = bf16(chance, 2 * MIB)
-    new, fresh = old.copy(), bf16(chance, 2 * MIB)
-    which = chance.random(len(old)) < 0.01
-    if chance_of == "in runs":
-        which = np.repeat(chance.random(len(old) // 1024) < 0.01, 1024)
-    new[which] = fresh[which]
-    patch, piece = patched(old, new)
-    assert piece == new.tobytes()
-    assert len(patch) <= 0.0155 * new.nbytes
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5])
-def test_many_changes_take_a_bitmap(share: float) -> None:
-    chance = np.random.default_rng(2)
-    old = bf16(chance, MIB)
-    new = old.copy()
-    new[chance.random(len(old)) < share] ^= 1
-    patch, piece = patched(old, new)
-    assert patch[0] == 2
-    assert piece == new.tobytes()
-
-
-def test_long_gaps_are_stepped_over() -> None:
-    old = np.zeros(2 * MIB, np.uint16)
-    new = old.copy()
     for at in (0, 254, 255, 256, 255 + 256 + 255, MIB, 2 * MIB - 1):
         new[at] = 0xBEEF
     assert patched(old, new)[1] == new.tobytes()
 
 
-def test_a_piece_that_is_new_has_no_patch() -> None:
-    chance = np.random.default_rng(3)
-    old, new = chance.bytes(4096), chance.bytes(4096)
-    assert make(memoryview(old), memoryview(new), 2) is None
+@pytest.mark.parametrize(("share", "run"), [(0.01, 1), (0.01, 1024), (0.2, 1), (0.5, 1)])
+def test_one_percent_of_a_bfloat16_piece_is_far_below_three_percent_and_many_take_a_bitmap(
+    share: float, run: int
+) -> None:
+    chance = np.random.default_rng(1)
+    old = bf16(chance, 2 * MIB)
+    new, fresh = old.copy(), bf16(chance, 2 * MIB)
+    which = np.repeat(chance.random(len(old) // run) < share, run)
+    new[which] = fresh[which] if share == 0.01 else old[which] ^ 1
+    patch, piece = patched(old, new)
+    assert piece == new.tobytes()
+    assert len(patch) <= 0.0155 * new.nbytes if share == 0.01 else patch[0] == 2
 
 
 def column(plain: bytes, *, packed: bool = False) -> tuple[int, bytes]:
@@ -145,3 +124,65 @@ def test_a_hostile_patch_is_refused_and_nothing_is_written(hostile: bytes) -> No
     with pytest.raises(Damaged):
         apply(hostile, memoryview(piece), 1)
     assert not any(piece)
+
+
+PIECES = 40
+NBYTES = 100_000
+
+
+def versions() -> tuple[bytes, bytes]:
+    chance = np.random.default_rng(1)
+    old = np.frombuffer(chance.bytes(PIECES * NBYTES), np.uint16)
+    new = old.copy()
+    new[chance.random(len(old)) < 0.01] ^= 3
+    return old.tobytes(), new.tobytes()
+
+
+def cut() -> Spans:
+    at = [number * NBYTES for number in range(PIECES)]
+    return Spans(at, at, [NBYTES] * PIECES)
+
+
+def patches_of(old: bytes, new: bytes) -> list[Coded]:
+    pairs = [(memoryview(old)[at : at + NBYTES], memoryview(new)[at : at + NBYTES]) for at in cut().to]
+    return [(memoryview(make(a, b, 2) or b""), 2) for a, b in pairs]
+
+
+def digests_of(view: bytes) -> list[bytes]:
+    return [xxhash.xxh3_128_digest(view[at : at + NBYTES]) for at in cut().to]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_all_pieces_stand_patched_and_hashed_and_a_damaged_patch_leaves_its_piece(
+    pool: CopyPool, *, beside: bool
+) -> None:
+    old, new = versions()
+    destination = bytearray(len(old)) if beside else bytearray(old)
+    base = memoryview(old) if beside else None
+    found = await patch_pieces(pool, memoryview(destination), base, cut(), patches_of(old, new)).result()
+    assert destination == new
+    assert found == b"".join(digests_of(new))
+    patches = patches_of(old, new)
+    patches[3] = memoryview(b"\x01\x02nonsense"), 2
+    destination = bytearray(old)
+    found = await patch_pieces(pool, memoryview(destination), None, cut(), patches).result()
+    assert found[3 * 16 : 4 * 16] == bytes(16)
+    assert destination[3 * NBYTES : 4 * NBYTES] == old[3 * NBYTES : 4 * NBYTES]
+    assert destination[4 * NBYTES :] == new[4 * NBYTES :]
+
+
+@pytest.mark.parametrize(
+    ("piece", "base", "at", "nbytes", "patches", "why"),
+    [
+        (bytearray(10), None, 5, 6, 1, "destination"),
+        (bytearray(10), b"123", 0, 4, 1, "base"),
+        (bytearray(10), None, 0, 4, 0, "patches"),
+        (b"1234", None, 0, 4, 1, "written"),
+    ],
+)
+async def test_what_does_not_fit_is_refused(
+    pool: CopyPool, piece: bytes, base: bytes | None, at: int, nbytes: int, patches: int, why: str
+) -> None:
+    below = None if base is None else memoryview(base)
+    with pytest.raises(ValueError, match=why):
+        patch_pieces(pool, memoryview(piece), below, Spans([at], [at], [nbytes]), [(memoryview(b""), 1)] * patches)

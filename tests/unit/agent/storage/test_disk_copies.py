@@ -4,8 +4,8 @@ import asyncio
 import os
 import resource
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.storage.adoption import AdoptedShard, adopt
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.manifest import Manifest, manifest_path, save
-from tensorhub_agent.storage.segments import Segment, SegmentStore
+from tensorhub_agent.storage.segments import SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
-from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of, placements
+from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of, placements
 
 MIB = 1024 * 1024
 KEY = ShardKey("policy", "_cache-12-40", 0)
+SAVE = "tensorhub_agent.storage.manifest.save"
+EMPTY = SaveManifest(key=KEY, state="empty", partial=True)
 
 
 def entry(name: str, dtype: str, itemsize: int, *shape: int) -> TensorEntry:
@@ -48,306 +50,255 @@ LAYOUT = layout_of(
 )
 
 
-@pytest.fixture
-async def pool() -> AsyncIterator[CopyPool]:
-    pool = CopyPool(1)
-    yield pool
-    pool.close()
-
-
-def disk(tmp_path: Path, bytes_max: int = 64 * MIB) -> DiskSegmentStore:
-    store = DiskSegmentStore.in_state(tmp_path / "state", bytes_max)
+def disk(folder: Path, bytes_max: int = 64 * MIB) -> DiskSegmentStore:
+    store = DiskSegmentStore.in_state(folder / "state", bytes_max)
     assert store is not None
     return store
-
-
-async def made(tmp_path: Path, store: DiskSegmentStore, layout: Layout = LAYOUT) -> tuple[JobShardStore, StoredShard]:
-    """Make a copy on the disk, with bytes in it that nobody has told of yet."""
-    shards = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
-    place = await shards.make(KEY, 1, layout, layout_digest(layout), spot=False, incarnation=1, on_disk=True)
-    place.segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
-    return shards, place
-
-
-async def filled(shards: JobShardStore, place: StoredShard, pool: CopyPool) -> None:
-    """Say that it is whole, as the core does."""
-    digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
-    root = root_digest(digests)
-    shards.save(SaveManifest(key=KEY, state="ready", partial=False, version=12, root=root, digests=digests, swap=False))
-    await shards.files.idle()
-
-
-async def found(tmp_path: Path, store: DiskSegmentStore, pool: CopyPool) -> list[AdoptedShard]:
-    """Take back what the run that had this store left."""
-    store.close()
-    return (await adopt(disk(tmp_path), pool))[0]
 
 
 def files(store: DiskSegmentStore) -> list[str]:
     return sorted(path.name for path in store.shm_dir.iterdir())
 
 
-async def test_the_file_is_one_that_any_library_reads(tmp_path: Path, pool: CopyPool) -> None:
+def full(*_: object) -> None:
+    raise MemoryExhausted("the disk is full")
+
+
+@dataclass
+class Copy:
+    """A copy on the disk, with bytes in it that nobody has told of yet."""
+
+    folder: Path
+    pool: CopyPool
+    store: DiskSegmentStore
+    shards: JobShardStore
+    place: StoredShard
+
+    @property
+    def path(self) -> Path:
+        """Where the file stands, with its name or before it has that."""
+        named = self.place.segment.path
+        return named if named.exists() else self.store.shm_dir / f"{self.place.segment.name}.part"
+
+    async def wish(self) -> Keep:
+        """Return the core's wish, once all bytes stand."""
+        digests = await self.pool.digest(self.place.segment.view, Spans.of(self.place.table)).result()
+        return Keep(key=KEY, number=7, version=12, root=root_digest(digests), digests=digests)
+
+    async def counts(self) -> SaveManifest:
+        wish = await self.wish()
+        return SaveManifest(
+            key=KEY, state="ready", partial=False, version=12, root=wish.root, digests=wish.digests, swap=False
+        )
+
+    async def kept(self) -> str | None:
+        """Keep it; why that was not possible."""
+        self.shards.keep(await self.wish())
+        return await self.shards.written(KEY)
+
+    async def save(self, saved: SaveManifest) -> None:
+        self.shards.save(saved)
+        await self.shards.files.idle()
+
+    async def fill(self, *, settled: bool = True) -> None:
+        """Say that it is whole, as the core does."""
+        await self.save(await self.counts())
+        if settled:
+            await self.shards.settle(KEY)
+
+    async def found(self) -> list[AdoptedShard]:
+        """Take back what the run that had this store left."""
+        self.store.close()
+        return (await adopt(disk(self.folder), self.pool))[0]
+
+    def flip(self, at: int) -> None:
+        """Change a bit of the file."""
+        with self.path.open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.fixture
+async def copy(tmp_path: Path, pool: CopyPool) -> Copy:
     store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    await shards.settle(KEY)
-    tensors = load_file(place.segment.path)
+    shards = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
+    place = await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
+    place.segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
+    return Copy(tmp_path, pool, store, shards, place)
+
+
+async def test_the_file_is_one_that_any_library_reads(copy: Copy) -> None:
+    await copy.fill()
+    segment = copy.place.segment
+    tensors = load_file(segment.path)
     for each, begin in zip(LAYOUT.tensors, placements(LAYOUT), strict=True):
         name = {"__metadata__": "__metadata___"}.get(each.name, each.name)
-        assert tensors[name].tobytes() == bytes(place.segment.view[begin : begin + each.nbytes])
+        assert tensors[name].tobytes() == bytes(segment.view[begin : begin + each.nbytes])
     assert (tensors["rows"].shape, tensors["scalar"].shape, tensors["empty"].shape) == ((300, 41), (), (0, 7))
-    with safe_open(place.segment.path, "np") as file:
+    with safe_open(segment.path, "np") as file:
         assert file.metadata()["dtype of twice"] == "complex128 [5]"
-    assert place.segment.path.stat().st_mode & 0o777 == 0o600
+    assert segment.path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(tmp_path: Path, pool: CopyPool) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    name = place.segment.name
-    assert files(store) == [f"{name}.json", f"{name}.part"]
-    assert not shards.is_kept_on_disk(KEY)
-    await filled(shards, place, pool)
-    assert shards.is_kept_on_disk(KEY)
-    await shards.settle(KEY)
-    assert files(store) == [name, f"{name}.json"]
-    await shards.settle(KEY)
-    shards.free(KEY)
-    await shards.files.idle()
-    assert (files(store), store.total_bytes) == ([], 0)
-    store.make_durable(place.segment)
-    assert files(store) == []
+async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(copy: Copy) -> None:
+    name = copy.place.segment.name
+    assert files(copy.store) == [f"{name}.json", f"{name}.part"]
+    assert not copy.shards.is_kept_on_disk(KEY)
+    await copy.fill(settled=False)
+    assert copy.shards.is_kept_on_disk(KEY)
+    for _ in range(2):
+        await copy.shards.settle(KEY)
+        assert files(copy.store) == [name, f"{name}.json"]
+    copy.shards.free(KEY)
+    await copy.shards.files.idle()
+    assert (files(copy.store), copy.store.total_bytes) == ([], 0)
+    copy.store.make_durable(copy.place.segment)
+    assert files(copy.store) == []
 
 
 @pytest.mark.parametrize("settled", [True, False], ids=["named", "killed before it had its name"])
-async def test_a_whole_file_is_found_again(tmp_path: Path, pool: CopyPool, settled: bool) -> None:  # noqa: FBT001
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    if settled:
-        await shards.settle(KEY)
-    held = bytes(place.segment.view)
-    [again] = await found(tmp_path, store, pool)
+async def test_a_whole_file_is_found_again(copy: Copy, *, settled: bool) -> None:
+    await copy.fill(settled=settled)
+    held = bytes(copy.place.segment.view)
+    [again] = await copy.found()
     assert (again.whole, again.manifest.version, again.manifest.replica) == (True, 12, KEY.replica)
     assert bytes(again.segment.view) == held
 
 
-async def keep_of(place: StoredShard, pool: CopyPool) -> Keep:
-    """Return the core's wish, once all bytes stand."""
-    digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
-    return Keep(key=KEY, number=7, version=12, root=root_digest(digests), digests=digests)
-
-
-async def test_who_is_told_that_a_copy_is_kept_finds_it_again(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_is_told_that_a_copy_is_kept_finds_it_again(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the disk takes: until then nobody is told, and an agent that is killed begins it anew."""
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    effect, goes_on = await keep_of(place, pool), threading.Event()
+    wish, goes_on = await copy.wish(), threading.Event()
 
     def slow(store: SegmentStore, manifest: Manifest) -> None:
         assert goes_on.wait(10)
         save(store, manifest)
 
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", slow)
-    shards.keep(effect)
-    keeping = asyncio.create_task(shards.written(KEY))
+    monkeypatch.setattr(SAVE, slow)
+    copy.shards.keep(wish)
+    keeping = asyncio.create_task(copy.shards.written(KEY))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not keeping.done()
-    assert b'"state":"empty"' in manifest_path(store, place.segment.name).read_bytes()
+    assert b'"state":"empty"' in manifest_path(copy.store, copy.place.segment.name).read_bytes()
     goes_on.set()
     assert await keeping is None
-    [again] = await found(tmp_path, store, pool)
+    [again] = await copy.found()
     assert (again.whole, again.manifest.version) == (True, 12)
 
 
 async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    effect = await keep_of(place, pool)
-    shards.keep(effect)
-    assert await shards.written(KEY) is None
+    assert await copy.kept() is None
+    counts = await copy.counts()
     written: list[Manifest] = []
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", lambda _, manifest: written.append(manifest))
-    counts = SaveManifest(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
-    shards.save(counts)
-    await shards.files.idle()
+    monkeypatch.setattr(SAVE, lambda _, manifest: written.append(manifest))
+    await copy.save(counts)
     assert written == []
-    shards.save(SaveManifest(key=KEY, state="empty", partial=True))
-    shards.save(counts)
-    await shards.files.idle()
+    copy.shards.save(EMPTY)
+    await copy.save(counts)
     assert [manifest.version for manifest in written] == [12]
 
 
-async def test_why_a_manifest_is_not_written_is_told(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_why_a_manifest_is_not_written_is_told(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fails in a way that nobody thought of is not kept either, and the next one is written again."""
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    effect, tries = await keep_of(place, pool), []
-
-    def full(*_: object) -> None:
-        raise MemoryExhausted("the disk is full")
+    tries: list[Any] = []
 
     def odd(*given: Any) -> None:
         tries.append(given)
         if len(tries) > 1:
             raise ArithmeticError("planted")
 
-    async def kept() -> str | None:
-        shards.keep(effect)
-        return await shards.written(KEY)
-
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
-    assert await kept() == "the disk is full"
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", odd)
-    shards.save(SaveManifest(key=KEY, state="filling", partial=True))
+    monkeypatch.setattr(SAVE, full)
+    assert await copy.kept() == "the disk is full"
+    wish = await copy.wish()
+    monkeypatch.setattr(SAVE, odd)
+    copy.shards.save(SaveManifest(key=KEY, state="filling", partial=True))
     await asyncio.sleep(0)
     # The first write is under way, and the second one begins where it ends.
-    assert "was not written" in (await kept() or "")
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
-    assert await kept() is None
-    shards.free(KEY)
-    await shards.files.idle()
-    assert await shards.written(KEY) is None
+    copy.shards.keep(wish)
+    assert "was not written" in (await copy.shards.written(KEY) or "")
+    monkeypatch.setattr(SAVE, save)
+    assert await copy.kept() is None
+    copy.shards.free(KEY)
+    await copy.shards.files.idle()
+    assert await copy.shards.written(KEY) is None
 
 
 async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+    copy: Copy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    effect = await keep_of(place, pool)
-
-    def full(*_: object) -> None:
-        raise MemoryExhausted("the disk is full")
-
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
-    shards.keep(effect)
-    assert await shards.written(KEY) == "the disk is full"
-    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
-    shards.save(
-        SaveManifest(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
-    )
-    await shards.files.idle()
-    [again] = await found(tmp_path, store, pool)
+    monkeypatch.setattr(SAVE, full)
+    assert await copy.kept() == "the disk is full"
+    monkeypatch.setattr(SAVE, save)
+    await copy.fill(settled=False)
+    [again] = await copy.found()
     assert (again.whole, again.manifest.version) == (True, 12)
 
 
-async def test_what_is_decided_after_a_fill_was_kept_stands(tmp_path: Path, pool: CopyPool) -> None:
+async def test_what_is_decided_after_a_fill_was_kept_stands(copy: Copy) -> None:
     """The round has failed in the same turn, so the memory is empty for whoever takes it back."""
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    shards.keep(await keep_of(place, pool))
-    shards.save(SaveManifest(key=KEY, state="empty", partial=True))
-    assert await shards.written(KEY) is None
-    [again] = await found(tmp_path, store, pool)
+    copy.shards.keep(await copy.wish())
+    copy.shards.save(EMPTY)
+    assert await copy.shards.written(KEY) is None
+    [again] = await copy.found()
     assert (again.whole, again.manifest.state) == (False, "empty")
 
 
-async def test_what_was_being_written_is_taken_back_as_empty(tmp_path: Path, pool: CopyPool) -> None:
+async def test_what_was_being_written_or_has_one_wrong_bit_is_taken_back_as_empty(copy: Copy) -> None:
     """Its room is used again, and what stands in it counts for nothing."""
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    shards.save(SaveManifest(key=KEY, state="filling", partial=True, version=None, root=None, digests=b"", swap=False))
-    await shards.files.idle()
-    [again] = await found(tmp_path, store, pool)
-    assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
-    assert again.segment.name == place.segment.name
-
-
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-
-
-async def test_one_wrong_bit_and_it_is_not_believed(tmp_path: Path, pool: CopyPool) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    await shards.settle(KEY)
-    flip(place.segment.path, place.segment.origin + placements(LAYOUT)[3] + 1000)
-    [again] = await found(tmp_path, store, pool)
+    await copy.fill()
+    copy.flip(copy.place.segment.origin + placements(LAYOUT)[3] + 1000)
+    [again] = await copy.found()
     assert (again.whole, again.manifest.root) == (False, None)
+    await copy.save(SaveManifest(key=KEY, state="filling", partial=True, digests=b"", swap=False))
+    [again] = await copy.found()
+    assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
+    assert again.segment.name == copy.place.segment.name
 
 
-@pytest.mark.parametrize("at", [0, 5, 60])
-async def test_a_file_whose_head_is_damaged_is_gone(tmp_path: Path, pool: CopyPool, at: int) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    await shards.settle(KEY)
-    flip(place.segment.path, at)
-    assert await found(tmp_path, store, pool) == []
-    assert files(store) == []
+def without_manifest(copy: Copy) -> None:
+    manifest_path(copy.store, copy.place.segment.name).unlink()
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 4096])
-async def test_a_file_that_was_cut_is_gone(tmp_path: Path, pool: CopyPool, nbytes: int) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    os.truncate(store.shm_dir / f"{place.segment.name}.part", nbytes)
-    assert await found(tmp_path, store, pool) == []
-    assert files(store) == []
+CUT: list[Callable[[Copy], None]] = [lambda copy, to=to: os.truncate(copy.path, to) for to in (0, 1, 4096)]  # type: ignore[misc]
+DAMAGED: list[Callable[[Copy], None]] = [lambda copy, at=at: copy.flip(at) for at in (0, 5, 60)]  # type: ignore[misc]
 
 
-async def test_a_file_that_the_disk_cannot_read_is_gone(
-    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("damage", [*CUT, *DAMAGED, without_manifest])
+@pytest.mark.parametrize("settled", [True, False])
+async def test_a_file_that_was_cut_or_whose_head_or_manifest_is_damaged_is_gone(
+    copy: Copy, damage: Callable[[Copy], None], *, settled: bool
 ) -> None:
+    await copy.fill(settled=settled)
+    damage(copy)
+    (copy.store.shm_dir / "notes.txt").write_text("not ours")
+    assert await copy.found() == []
+    assert files(copy.store) == ["notes.txt"]
+
+
+async def test_a_file_that_the_disk_cannot_read_is_gone(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an error of `read` and no signal, so the agent comes up without it."""
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    await shards.settle(KEY)
+    await copy.fill()
 
     def broken(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("tensorhub_agent.storage.disk_segments.os.preadv", broken)
-    assert await found(tmp_path, store, pool) == []
-
-
-async def test_a_lost_manifest_takes_the_file_with_it(tmp_path: Path, pool: CopyPool) -> None:
-    store = disk(tmp_path)
-    shards, place = await made(tmp_path, store)
-    await filled(shards, place, pool)
-    manifest_path(store, place.segment.name).unlink()
-    (store.shm_dir / "notes.txt").write_text("not ours")
-    assert await found(tmp_path, store, pool) == []
-    assert files(store) == ["notes.txt"]
-
-
-def test_over_the_limit_it_says_what_to_raise(tmp_path: Path) -> None:
-    store = disk(tmp_path, 3 * MIB)
-    store.create(MIB, store.head_of(LAYOUT))
-    with pytest.raises(MemoryExhausted, match="TENSORHUB_CACHE_DISK_BYTES"):
-        store.create(2 * MIB, store.head_of(LAYOUT))
-
-
-@contextmanager
-def files_no_longer_than(nbytes: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert await copy.found() == []
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
     store = disk(tmp_path)
-    with files_no_longer_than(MIB), pytest.raises(MemoryExhausted, match=r"the disk has \d+ bytes free; make room"):
-        store.create(2 * MIB, store.head_of(LAYOUT))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(MemoryExhausted, match=r"the disk has \d+ bytes free; make room"):
+            store.create(2 * MIB, store.head_of(LAYOUT))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (files(store), store.total_bytes) == ([], 0)
 
 
@@ -368,11 +319,13 @@ def test_too_many_tensors_for_the_format_are_refused(tmp_path: Path, monkeypatch
         disk(tmp_path).head_of(many)
 
 
-def test_an_opened_file_counts_with_its_head(tmp_path: Path) -> None:
+def test_an_opened_file_counts_with_its_head_and_over_the_limit_it_says_what_to_raise(tmp_path: Path) -> None:
     store = disk(tmp_path)
-    segment: Segment = store.create(MIB, store.head_of(LAYOUT))
+    segment = store.create(MIB, store.head_of(LAYOUT))
     assert store.total_bytes == segment.file_bytes == MIB + segment.origin
     store.close()
-    again = disk(tmp_path)
+    again = disk(tmp_path, 3 * MIB)
     opened = again.open(segment.name)
     assert (opened.origin, opened.nbytes, again.total_bytes) == (segment.origin, MIB, segment.file_bytes)
+    with pytest.raises(MemoryExhausted, match="TENSORHUB_CACHE_DISK_BYTES"):
+        again.create(2 * MIB, again.head_of(LAYOUT))

@@ -1,4 +1,6 @@
-from collections.abc import AsyncIterator, Iterator
+"""What an agent leaves beside each segment, and what the next run takes back of it."""
+
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.storage import manifest as manifests
-from tensorhub_agent.storage.adoption import adopt
+from tensorhub_agent.storage.adoption import AdoptedShard, adopt
 from tensorhub_agent.storage.manifest import (
     Manifest,
     UnusableManifest,
@@ -38,13 +40,6 @@ def store(tmp_path: Path) -> Iterator[SegmentStore]:
     store = SegmentStore(tmp_path, PREFIX, BYTES_MAX)
     yield store
     store.close()
-
-
-@pytest.fixture
-async def pool() -> AsyncIterator[CopyPool]:
-    pool = CopyPool(1)
-    yield pool
-    pool.close()
 
 
 def manifest_of(segment: Segment, layout: Layout = LAYOUT, **more: Any) -> Manifest:
@@ -78,28 +73,29 @@ async def left_ready(store: SegmentStore, pool: CopyPool) -> Manifest:
 
 
 def next_run(store: SegmentStore) -> SegmentStore:
+    store.close()
     return SegmentStore(store.shm_dir, PREFIX, BYTES_MAX)
+
+
+async def taken_back(store: SegmentStore, pool: CopyPool) -> AdoptedShard:
+    """Return the one shard that the next run takes back."""
+    (adopted,), aside = await adopt(next_run(store), pool)
+    assert aside == []
+    return adopted
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_manifest_comes_back_as_it_was_saved(store: SegmentStore) -> None:
+def test_a_manifest_comes_back_as_it_was_saved_and_is_replaced(store: SegmentStore) -> None:
     manifest = manifest_of(store.create(1), state="ready", version=1, root="ab", digests=b"\x00\xff" * 8)
-    save(store, manifest)
-    assert load(store, manifest.segment) == manifest
-    assert manifest_path(store, manifest.segment).stat().st_mode & 0o777 == 0o600
-    save(store, msgspec.structs.replace(manifest, state="filling"))
-    assert load(store, manifest.segment) == msgspec.structs.replace(manifest, state="filling")
-    assert names(store.shm_dir) == [manifest.segment, manifest.segment + ".json"]
-
-
-def test_what_a_killed_process_left_is_replaced(store: SegmentStore) -> None:
-    manifest = manifest_of(store.create(1))
+    # What a killed process left.
     (store.shm_dir / f"{manifest.segment}.json.tmp").write_bytes(b"half a manif")
-    save(store, manifest)
-    assert load(store, manifest.segment) == manifest
+    for saved in (manifest, msgspec.structs.replace(manifest, state="filling")):
+        save(store, saved)
+        assert load(store, manifest.segment) == saved
+    assert manifest_path(store, manifest.segment).stat().st_mode & 0o777 == 0o600
     assert names(store.shm_dir) == [manifest.segment, manifest.segment + ".json"]
 
 
@@ -136,27 +132,20 @@ def test_a_foreign_manifest_is_told_from_ours(store: SegmentStore, change: dict[
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
-def test_a_broken_manifest_is_no_exception(store: SegmentStore, data: bytes) -> None:
+def test_a_broken_manifest_is_no_exception(store: SegmentStore, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = store.create(1)
     assert isinstance(load(store, segment.name), UnusableManifest)
     manifest_path(store, segment.name).write_bytes(data)
     assert isinstance(load(store, segment.name), UnusableManifest)
-
-
-def test_a_manifest_has_a_bound(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = manifest_of(store.create(1))
-    save(store, manifest)
+    save(store, manifest_of(segment))
     monkeypatch.setattr(manifests, "MANIFEST_BYTES_MAX", 100)
-    found = load(store, manifest.segment)
+    found = load(store, segment.name)
     assert isinstance(found, UnusableManifest)
     assert "larger than 100 bytes" in found.reason
 
 
-def test_a_layout_is_packed_and_unpacked() -> None:
-    assert unpack_layout(pack_layout(LAYOUT)) == LAYOUT
-
-
 def test_what_is_no_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unpack_layout(pack_layout(LAYOUT)) == LAYOUT
     unsorted = Layout(tuple(reversed(LAYOUT.tensors)))
     streamed = zstandard.ZstdCompressor(write_content_size=False).compress(msgspec.msgpack.encode(LAYOUT))
     for packed in (b"", b"nonsense", zstandard.compress(b"nonsense"), pack_layout(unsorted), streamed):
@@ -186,13 +175,11 @@ async def test_a_changed_byte_makes_it_empty_and_partial(store: SegmentStore, po
     data = bytearray(path.read_bytes())
     data[pieces(LAYOUT).at[piece]] ^= 1
     path.write_bytes(data)
-    again = next_run(store)
-    (adopted,), _ = await adopt(again, pool)
+    adopted = await taken_back(store, pool)
     assert not adopted.whole
     left = adopted.manifest
     assert (left.state, left.partial, left.version, left.root, left.digests) == ("empty", True, None, None, None)
-    assert load(again, manifest.segment) == left
-    again.close()
+    assert load(store, manifest.segment) == left
 
 
 @pytest.mark.parametrize(
@@ -201,47 +188,31 @@ async def test_a_changed_byte_makes_it_empty_and_partial(store: SegmentStore, po
 async def test_what_its_own_manifest_does_not_vouch_for_is_not_whole(
     store: SegmentStore, pool: CopyPool, change: dict[str, Any]
 ) -> None:
-    manifest = await left_ready(store, pool)
-    save(store, msgspec.structs.replace(manifest, **change))
-    again = next_run(store)
-    (adopted,), _ = await adopt(again, pool)
+    save(store, msgspec.structs.replace(await left_ready(store, pool), **change))
+    adopted = await taken_back(store, pool)
     assert (adopted.whole, adopted.manifest.state, adopted.manifest.partial) == (False, "empty", True)
-    again.close()
 
 
 @pytest.mark.parametrize(
-    ("change", "then"),
-    [
-        ({"state": "empty", "partial": False}, False),
-        ({"state": "empty", "partial": True}, True),
-        ({"state": "filling", "partial": False}, True),
-        ({"state": "filling", "partial": True}, True),
-    ],
+    ("state", "partial", "then"),
+    [("empty", False, False), ("empty", True, True), ("filling", False, True), ("filling", True, True)],
 )
 async def test_what_was_not_ready_comes_back_empty(
-    store: SegmentStore,
-    pool: CopyPool,
-    change: dict[str, Any],
-    then: bool,  # noqa: FBT001 (a parameter)
+    store: SegmentStore, pool: CopyPool, *, state: str, partial: bool, then: bool
 ) -> None:
-    save(store, manifest_of(store.create(segment_bytes(LAYOUT)), **change))
-    store.close()
-    again = next_run(store)
-    (adopted,), _ = await adopt(again, pool)
-    assert (adopted.whole, adopted.manifest.state, adopted.manifest.partial) == (False, "empty", then)
-    again.close()
-
-
-async def test_what_a_newer_release_has_added_is_passed_over(store: SegmentStore, pool: CopyPool) -> None:
-    """An agent that was upgraded and rolled back takes its memory back."""
-    manifest = manifest_of(store.create(segment_bytes(LAYOUT)))
+    """What a newer release has added is passed over: an agent that was rolled back takes its memory back."""
+    manifest = manifest_of(store.create(segment_bytes(LAYOUT)), state=state, partial=partial)
     told = {**msgspec.to_builtins(manifest), "later": 1}
     manifest_path(store, manifest.segment).write_bytes(msgspec.json.encode(told))
-    store.close()
-    again = next_run(store)
-    (adopted,), aside = await adopt(again, pool)
-    assert (adopted.manifest, aside) == (manifest, [])
-    again.close()
+    adopted = await taken_back(store, pool)
+    assert not adopted.whole
+    assert adopted.manifest == msgspec.structs.replace(manifest, state="empty", partial=then)
+
+
+async def test_a_layout_of_no_bytes_is_whole(store: SegmentStore, pool: CopyPool) -> None:
+    segment = store.create(0)
+    save(store, manifest_of(segment, layout_of([]), state="ready", version=1, root=root_digest(b""), digests=b""))
+    assert (await taken_back(store, pool)).whole
 
 
 async def test_a_manifest_of_a_higher_version_is_left_to_the_release_that_wrote_it(
@@ -250,23 +221,10 @@ async def test_a_manifest_of_a_higher_version_is_left_to_the_release_that_wrote_
     manifest = manifest_of(store.create(segment_bytes(LAYOUT)))
     # Nothing else need be in it that this release knows.
     manifest_path(store, manifest.segment).write_bytes(b'{"manifest_version":99,"novelty":1}')
-    store.close()
     again = next_run(store)
     assert await adopt(again, pool) == ([], [])
     assert "version 99, and this agent reads 1: run the newer release again" in caplog.text
     assert names(store.shm_dir) == [manifest.segment, manifest.segment + ".json"]
-    again.close()
-
-
-async def test_a_layout_of_no_bytes_is_whole(store: SegmentStore, pool: CopyPool) -> None:
-    layout = layout_of([])
-    manifest = manifest_of(store.create(0), layout, state="ready", version=1, root=root_digest(b""), digests=b"")
-    save(store, manifest)
-    store.close()
-    again = next_run(store)
-    (adopted,), _ = await adopt(again, pool)
-    assert adopted.whole
-    again.close()
 
 
 async def test_everything_without_a_good_manifest_is_removed(store: SegmentStore, pool: CopyPool) -> None:
@@ -286,4 +244,3 @@ async def test_everything_without_a_good_manifest_is_removed(store: SegmentStore
     assert names(store.shm_dir) == ["somebody.else", kept.segment, kept.segment + ".json"]
     assert again.total_bytes == kept.nbytes
     assert await adopt(again, pool) == ([], []), "what is in use was adopted again"
-    again.close()

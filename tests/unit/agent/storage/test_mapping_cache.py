@@ -1,3 +1,5 @@
+"""Mappings of others' segments: shared, bounded, and closed once nobody reads them."""
+
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -29,14 +31,11 @@ async def cache() -> AsyncIterator[MappingCache]:
 
 def open_files() -> int:
     """Return how many descriptors of segments of ours there are; what else a test's process holds may come and go."""
-    prefix = segment_prefix("hub1", "node-0")
-    return sum(prefix in link for link in _links())
-
-
-def _links() -> Iterator[str]:
+    count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            yield str(descriptor.readlink())
+            count += segment_prefix("hub1", "node-0") in str(descriptor.readlink())
+    return count
 
 
 async def until_open_files(expected: int) -> None:
@@ -58,14 +57,10 @@ async def test_the_second_user_gets_the_same_mapping(store: SegmentStore, cache:
     cache.release(first)
     assert cache.acquire(segment.name, segment.open_readonly(), segment.nbytes) is first
     cache.release(first)
-
-
-async def test_a_segment_made_anew_under_a_name_is_another_one(store: SegmentStore, cache: MappingCache) -> None:
-    old, new = store.create(1), store.create(1)
-    new.view[0] = 1
-    one = cache.acquire("name", old.open_readonly(), old.nbytes)
-    other = cache.acquire("name", new.open_readonly(), new.nbytes)
-    assert (one.view[0], other.view[0]) == (0, 1)
+    anew = store.create(1)
+    anew.view[0] = 1
+    other = cache.acquire(segment.name, anew.open_readonly(), anew.nbytes)
+    assert (first.view[0], other.view[0]) == (0, 1), "one that was made anew under the name is another one"
 
 
 async def test_the_least_recently_used_go_and_never_one_in_use(store: SegmentStore, cache: MappingCache) -> None:

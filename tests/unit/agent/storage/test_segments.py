@@ -1,3 +1,5 @@
+"""Segments of shared memory: private, bounded, and told from what is none."""
+
 import errno
 import mmap
 import os
@@ -40,12 +42,12 @@ def test_a_new_segment_is_private_zero_and_shared_between_its_mappings(store: Se
     with mmap.mmap(segment.fd, segment.nbytes) as other:
         segment.view[MIB] = 7
         assert other[MIB] == 7
-
-
-def test_a_segment_of_no_bytes_is_one_page(store: SegmentStore) -> None:
-    segment = store.create(0)
-    assert segment.nbytes == mmap.PAGESIZE
-    assert store.total_bytes == mmap.PAGESIZE
+    store.remove(segment)
+    store.remove(segment)
+    assert (segment.path.exists(), store.total_bytes) == (False, 0)
+    segment.view[6] = 6
+    assert (segment.view[MIB], segment.view[6]) == (7, 6), "it stays valid where it is mapped"
+    assert store.create(0).nbytes == store.total_bytes == mmap.PAGESIZE
 
 
 def test_the_limit_is_named_with_its_numbers(store: SegmentStore, tmp_path: Path) -> None:
@@ -100,28 +102,11 @@ def test_more_than_the_machine_has_is_refused_before_a_byte_is_taken(
 
 
 def test_memory_is_counted_where_segments_stand_in_memory_alone() -> None:
-    shm = Path("/dev/shm")  # noqa: S108 (shared memory has this one place)
-    if not shm.is_dir():
-        pytest.skip("no /dev/shm here")
-    fd = os.open(shm, os.O_RDONLY)
-    try:
-        spare = segments._memory_spare(fd)
-    finally:
-        os.close(fd)
-    assert spare is not None
-    with Path("/proc/self/stat").open("rb") as file:
-        assert segments._memory_spare(file.fileno()) is None
-
-
-def test_a_removed_segment_stays_valid_where_it_is_mapped(store: SegmentStore) -> None:
-    segment = store.create(MIB)
-    segment.view[5] = 5
-    store.remove(segment)
-    store.remove(segment)
-    assert not segment.path.exists()
-    assert store.total_bytes == 0
-    segment.view[6] = 6
-    assert (segment.view[5], segment.view[6]) == (5, 6)
+    for path, is_memory in ((Path("/dev/shm"), True), (Path("/proc/self"), False)):  # noqa: S108 (it has this one place)
+        if path.is_dir():
+            fd = os.open(path, os.O_RDONLY)
+            assert (segments._memory_spare(fd) is not None) == is_memory
+            os.close(fd)
 
 
 def test_the_next_run_opens_what_the_last_one_left(tmp_path: Path) -> None:
@@ -140,35 +125,31 @@ def test_the_next_run_opens_what_the_last_one_left(tmp_path: Path) -> None:
 
 
 def test_what_is_no_segment_of_this_agent_is_not_opened(store: SegmentStore, tmp_path: Path) -> None:
-    good = PREFIX + "0a1b2c3d.seg"
-    with pytest.raises(ForeignSegment, match="not named like"):
-        store.open("../" + good)
-    with pytest.raises(ForeignSegment, match="can't be opened"):
-        store.open(good)
-    (tmp_path / "target").write_bytes(bytes(mmap.PAGESIZE))
-    (tmp_path / good).symlink_to(tmp_path / "target")
-    with pytest.raises(ForeignSegment, match="can't be opened"):
-        store.open(good)
-    (tmp_path / good).unlink()
-    (tmp_path / good).write_bytes(bytes(mmap.PAGESIZE))
-    (tmp_path / good).chmod(0o644)
-    with pytest.raises(ForeignSegment, match="only this user"):
-        store.open(good)
-    (tmp_path / good).chmod(0o600)
-    (tmp_path / good).write_bytes(b"short")
-    with pytest.raises(ForeignSegment, match="whole pages"):
-        store.open(good)
+    path, target = tmp_path / f"{PREFIX}0a1b2c3d.seg", tmp_path / "target"
+
+    def not_opened(why: str, name: str = path.name) -> None:
+        with pytest.raises(ForeignSegment, match=why):
+            store.open(name)
+
+    not_opened("not named like", "../" + path.name)
+    not_opened("can't be opened")
+    target.write_bytes(bytes(mmap.PAGESIZE))
+    path.symlink_to(target)
+    not_opened("can't be opened")
+    path.unlink()
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    path.chmod(0o644)
+    not_opened("only this user")
+    path.chmod(0o600)
+    path.write_bytes(b"short")
+    not_opened("whole pages")
 
 
 def test_strays_are_this_agents_leftovers_alone(store: SegmentStore, tmp_path: Path) -> None:
     """An agent whose name begins with this one's keeps its files."""
     kept = store.create(1)
     mine = [PREFIX + end for end in ("00000000.seg", "00000000.seg.json", "00000000.seg.json.tmp", "11111111.seg.json")]
-    others = [
-        "tensorhub-hub1-node-0-1-00000000.seg",
-        "tensorhub-hub2-node-0-00000000.seg",
-        "tensorhub-hub1-node-0-x.seg",
-    ]
+    others = [f"tensorhub-{end}.seg" for end in ("hub1-node-0-1-00000000", "hub2-node-0-00000000", "hub1-node-0-x")]
     for name in [*mine, *others, f"{kept.name}.json"]:
         (tmp_path / name).touch()
     (tmp_path / (PREFIX + "22222222.seg")).mkdir()
@@ -181,21 +162,15 @@ def test_strays_are_this_agents_leftovers_alone(store: SegmentStore, tmp_path: P
 
 def test_a_descriptor_for_readers_can_not_write(store: SegmentStore) -> None:
     segment = store.create(1)
-    fd = segment.open_readonly()
-    try:
+    with os.fdopen(segment.open_readonly(), "rb") as file:
         with pytest.raises(PermissionError):
-            mmap.mmap(fd, segment.nbytes)
+            mmap.mmap(file.fileno(), segment.nbytes)
         with pytest.raises(OSError, match="Bad file descriptor"):
-            os.write(fd, b"x")
+            os.write(file.fileno(), b"x")
         with pytest.raises(OSError, match="Invalid argument"):
-            os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
-    fd = segment.open_writable()
-    try:
-        os.pwrite(fd, b"x", 0)
-    finally:
-        os.close(fd)
+            os.ftruncate(file.fileno(), 0)
+    with os.fdopen(segment.open_writable(), "r+b") as file:
+        os.pwrite(file.fileno(), b"x", 0)
     assert segment.view[0] == ord("x")
 
 

@@ -1,300 +1,197 @@
-"""Shards that are registered and released, and agents that are lost, in the fold."""
+"""Agents and their shards: registered and released, lost, back again with what they state, and forgotten."""
 
+from collections.abc import Callable
+
+import msgspec
 import pytest
-from tests.unit.common.catalog.catalog_world import MODEL, World, decided, failed, kinds, reader_of_two, refused, root
+from tests.unit.common.catalog.scenes import holding, of, one, only, standing, two, two_lines
 
+from tensorhub_common.catalog.handlers import membership
 from tensorhub_common.catalog.handlers.membership import NEIGHBOURS_MAX
-from tensorhub_common.protocol.log.commands import (
-    SHARDS_MAX,
-    Drained,
-    HeldShard,
-    Register,
-    Release,
-    Sender,
-    Unpublish,
-    Withdraw,
-)
+from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
+from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S
+from tensorhub_common.catalog.transitions import AgentState
+from tensorhub_common.protocol.log import codec, commands
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
     AgentLost,
     ReplicaLost,
-    RoundFailed,
+    ReplicaReady,
     ShardRegistered,
-    ShardReleased,
     Sibling,
     VersionGone,
 )
+from tensorhub_common.protocol.log.levels import Level
+from tensorhub_simulator.drivers.catalog import (
+    MODEL,
+    CatalogDriver,
+    decided,
+    failed,
+    kinds,
+    reader_of_two,
+    refused,
+    root,
+)
 
 
-def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> HeldShard:
-    return HeldShard(model=MODEL, replica=replica, shard=shard, version=version, root=digest)
-
-
-@pytest.fixture
-def one() -> World:
-    """A trainer of one shard on agent a."""
-    world = World()
-    world.replica_of("trainer", "a")
+def copied() -> CatalogDriver:
+    """Return 12 on a trainer and on a copy of it."""
+    world = standing(trainer="a", copy="b", late="c")
+    world.publish("trainer", 12)
+    world.publish("copy", 12)
     return world
 
 
-# ------------------------------------------------------------------------------------------------------------- register
+def published() -> CatalogDriver:
+    world = one()
+    world.publish("trainer", 12)
+    return world
 
 
-def test_register_never_waits_for_other_shards() -> None:
-    world = World()
+def test_register_never_waits_for_other_shards_and_learns_which_layouts_they_have() -> None:
+    world = CatalogDriver()
     world.join("a")
-    (registered,) = world.register("a", "trainer", 1, 2)
-    assert isinstance(registered, ShardRegistered)
-    assert (registered.shards, registered.agent, registered.siblings) == (2, "a", ())
-
-
-def test_a_shard_learns_which_layouts_its_siblings_have() -> None:
-    world = World()
-    world.replica_of("trainer", "a", "b")
-    world.join("c")
-    (registered,) = world.register("a", "trainer", 0, 2)
-    assert isinstance(registered, ShardRegistered)
-    assert registered.siblings == (Sibling(1, "L"),)
+    first = only(world.register("a", "trainer", 1, 2), ShardRegistered)
+    assert (first.shards, first.agent, first.siblings) == (2, "a", ())
+    second = only(world.register("a", "trainer", 0, 2), ShardRegistered)
+    assert second.siblings == (Sibling(1, "L"),)
+    assert kinds(world.register("a", "copy", layout="K")) == ["shard.registered"], "another replica, another layout"
 
 
 def test_a_shard_of_many_is_compared_with_its_neighbours_and_with_some_at_powers_of_two() -> None:
     """So the events of a replica of thousands of shards don't grow with each of them."""
-    world, shards, mine = World(), 256, 128
+    world, shards, mine = CatalogDriver(), 256, 128
     world.join("a")
     for index in range(shards):
         if index != mine:
             world.register("a", "trainer", index, shards)
-    (registered,) = world.register("a", "trainer", mine, shards)
-    assert isinstance(registered, ShardRegistered)
-    far = {abs(sibling.shard - mine) for sibling in registered.siblings}
-    assert far == {*range(1, NEIGHBOURS_MAX + 1), 64, 128}
+    registered = only(world.register("a", "trainer", mine, shards), ShardRegistered)
+    assert {abs(each.shard - mine) for each in registered.siblings} == {*range(1, NEIGHBOURS_MAX + 1), 64, 128}
 
 
-def test_what_older_incarnations_lanes_have_said_is_forgotten_when_the_agent_joins_again() -> None:
-    world = World()
-    for name in ("a", "a-b", "b"):
-        world.join(name)
-        world.register(name, name)
-    lanes = set(world.catalog.lanes)
-    assert any(lane.startswith("a/") or lane == "a" for lane in lanes)
-    world.join("a", incarnation=2)
-    assert {lane for lane, last in world.catalog.lanes.items() if last.incarnation == 1} == {
-        lane for lane in lanes if lane.partition("/")[0] != "a"
-    }
+def test_the_largest_replica_has_events_that_fit_into_a_message() -> None:
+    """Its siblings' layouts in one event, and the shards that are missing in another. The driver measures both."""
+    world = CatalogDriver()
+    world.join("a")
+    world.register("a", "trainer", 0, commands.SHARDS_MAX, layout="0" * 64)
+    members = world.replica("trainer").members
+    for index in range(1, commands.SHARDS_MAX - 1):
+        members[index] = type(members[0])(index, "a", f"{index:064x}", 64)
+        world.catalog.agents["a"].shards[MODEL, "trainer", index] = None
+    world.register("a", "trainer", commands.SHARDS_MAX - 1, commands.SHARDS_MAX, layout="f" * 64)
+    world.want("trainer", "latest", 0)
+    world.ready("trainer", 1, 1, digest="f" * 64)
+    assert len(world.catalog.agents["a"].shards) == commands.SHARDS_MAX
 
 
-@pytest.mark.parametrize(("shards", "spot", "layout"), [(2, False, "L"), (1, True, "L"), (1, False, "K")])
-def test_another_layout_or_shard_count_than_before_is_a_mismatch(
-    one: World, shards: int, *, spot: bool, layout: str
-) -> None:
-    refused(one.register("a", "trainer", 0, shards, spot=spot, layout=layout), "LayoutMismatch")
+@pytest.mark.parametrize("how", ["lost", "released"])
+def test_a_shard_moves_once_its_agent_is_lost_or_it_is_released(how: str) -> None:
+    world = one()
+    world.join("b")
+    assert kinds(world.expire("a") if how == "lost" else world.release("trainer"))
+    assert kinds(world.register("b", "trainer", layout="K")) == ["shard.registered"]
+    assert world.shard("trainer").agent == "b"
 
 
-def test_another_shard_count_than_its_siblings_is_a_mismatch(one: World) -> None:
-    one.join("b")
-    refused(one.register("b", "trainer", 1, 2), "LayoutMismatch")
-
-
-def test_other_replicas_may_have_other_layouts(one: World) -> None:
-    assert kinds(one.register("a", "copy", layout="K")) == ["shard.registered"]
-
-
-@pytest.mark.parametrize(("shard", "shards"), [(-1, 1), (1, 1), (0, 0), (0, -1), (0, SHARDS_MAX + 1)])
-def test_a_shard_out_of_range_is_refused(one: World, shard: int, shards: int) -> None:
-    refused(one.register("a", "copy", shard, shards), "LayoutMismatch")
-
-
-@pytest.mark.parametrize("name", ["", "_x", "a.b", "x" * 65, "ü", "*"])
-def test_names_that_can_not_stand_in_a_subject_are_refused(one: World, name: str) -> None:
-    refused(one.register("a", name), "InvalidName")
-    refused(one.register("a", "trainer", model=name), "InvalidName")
-
-
-@pytest.mark.parametrize("layout", ["", "x" * 65, "\x00" * 60, "ü", "a b"])
-def test_a_layout_that_is_no_digest_is_refused(one: World, layout: str) -> None:
-    """An event names the layouts of up to 4,096 siblings, so each must be short."""
-    refused(one.register("a", "copy", layout=layout), "BadCommand")
-
-
-@pytest.mark.parametrize("nbytes", [-1, 10**30])
-def test_a_size_out_of_range_is_refused(one: World, nbytes: int) -> None:
-    by = Sender("a/9", 1, 1)
-    register = Register(by=by, model=MODEL, replica="copy", shard=0, shards=1, layout="L", nbytes=nbytes)
-    refused(one.say(register), "BadCommand")
-
-
-def test_a_worker_comes_back_to_a_ready_shard_and_the_memory_stays(one: World) -> None:
-    one.publish("trainer", 12)
-    assert kinds(one.register("a", "trainer")) == ["shard.registered"]
-    assert one.replica("trainer").version == 12
-
-
-def test_a_shard_on_another_live_agent_can_not_be_taken(one: World) -> None:
-    one.join("b")
-    refused(one.register("b", "trainer"), "ReplicaConflict")
-
-
-def test_a_shard_moves_once_its_agent_is_lost(one: World) -> None:
-    one.join("b")
-    one.expire("a")
-    assert kinds(one.register("b", "trainer", layout="K")) == ["shard.registered"]
-    assert one.shard("trainer").agent == "b"
-
-
-def test_a_shard_moves_once_it_is_released(one: World) -> None:
-    one.join("b")
-    one.release("trainer")
-    assert kinds(one.register("b", "trainer")) == ["shard.registered"]
-
-
-def test_an_agent_that_returns_learns_that_its_shard_has_moved(one: World) -> None:
-    one.publish("trainer", 12)
-    one.join("b")
-    one.expire("a")
-    one.register("b", "trainer")
-    (joined,) = one.join("a", holding(12, root(12)))
-    assert isinstance(joined, AgentJoined)
+def test_an_agent_that_returns_learns_that_its_shard_has_moved() -> None:
+    world = published()
+    world.join("b")
+    world.expire("a")
+    world.register("b", "trainer")
+    joined = only(world.join("a", holding(12, root(12))), AgentJoined)
     assert (joined.kept, joined.dropped) == ((), (holding(12, root(12)),))
-    assert one.shard("trainer").agent == "b"
+    assert world.shard("trainer").agent == "b"
 
 
-def test_an_agent_that_has_not_joined_can_not_register() -> None:
-    world = World()
-    by = Sender("a/0", 1, 1)
-    register = Register(by=by, model=MODEL, replica="trainer", shard=0, shards=1, layout="L", nbytes=1)
-    refused(world.say(register), "StaleSender")
-    assert world.catalog.models == {}
+@pytest.mark.parametrize("bound", ["AGENTS_MAX", "MODELS_MAX", "REPLICAS_MAX"])
+def test_what_exceeds_a_bound_is_refused_and_what_stands_may_come_again(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(membership, bound, 1)
+    world = one()
+    more = {
+        "AGENTS_MAX": lambda: world.join("b"),
+        "MODELS_MAX": lambda: world.register("a", "trainer", model="other"),
+        "REPLICAS_MAX": lambda: world.register("a", "other"),
+    }
+    refused(more[bound](), "BadCommand")
+    assert kinds(world.register("a", "trainer")) == ["shard.registered"]
+    assert kinds(world.join("a", holding(None, None))) == ["agent.joined"]
 
 
-# -------------------------------------------------------------------------------------------------------------- release
+def test_the_last_shard_that_is_released_takes_the_replica_along() -> None:
+    world = one()
+    assert kinds(world.release("trainer")) == ["shard.released"]
+    assert (world.catalog.models[MODEL].replicas, world.catalog.agents["a"].shards) == ({}, {})
+    assert kinds(world.register("a", "trainer", 0, 3)) == ["shard.registered"], "with another count"
 
 
-def test_the_last_shard_that_is_released_takes_the_replica_along(one: World) -> None:
-    (released,) = one.release("trainer")
-    assert isinstance(released, ShardReleased)
-    assert one.catalog.models[MODEL].replicas == {}
-    assert one.catalog.agents["a"].shards == {}
+@pytest.mark.parametrize("how", ["released", "lost"])
+def test_a_shard_that_goes_before_the_decision_only_leaves_the_round(how: str) -> None:
+    world = reader_of_two(published=None)
+    world.want_all("engine")
+    if how == "lost":
+        assert "round.failed" not in kinds(world.expire("d"))
+        world.publish("trainer", 1)
+        world.join("d", world.holding("engine", 1))
+    else:
+        assert kinds(world.release("engine", 1)) == ["shard.released"]
+        world.publish("trainer", 1)
+        world.register("d", "engine", 1, 2)
+    assert decided(world.want("engine", "latest", 1)).version == 1
 
 
-def test_a_replica_that_is_gone_may_come_again_with_another_count(one: World) -> None:
-    one.release("trainer")
-    assert kinds(one.register("a", "trainer", 0, 3)) == ["shard.registered"]
-
-
-def test_a_published_shard_must_be_unpublished_before_its_release(one: World) -> None:
-    one.publish("trainer", 12)
-    refused(one.release("trainer"), "ReplicaConflict")
-
-
-def test_a_draining_shard_may_be_released(one: World) -> None:
-    """The agent has ended its readers before it says so."""
-    one.publish("trainer", 12)
-    one.unpublish("trainer")
-    assert kinds(one.release("trainer")) == ["shard.released"]
-
-
-def test_a_release_fails_the_round_that_counted_on_the_shard() -> None:
+def test_what_a_release_ends() -> None:
+    """An offer, a round that counted on the shard, and a drain, whose readers the agent has ended before it says so."""
+    world = two()
+    world.ready("trainer", 12, 0)
+    world.release("trainer", 0)
+    assert world.replica("trainer").offers == {}
     world = reader_of_two()
     world.start("engine")
     assert kinds(world.release("engine", 1)) == ["shard.released", "round.failed"]
     assert world.states("engine") == ["empty"]
+    world.unpublish("trainer")
+    assert kinds(world.release("trainer")) == ["shard.released"]
 
 
-def test_a_release_before_the_decision_takes_only_that_shard_out_of_the_round() -> None:
-    world = reader_of_two(published=None)
-    for shard in (0, 1):
-        world.want("engine", "latest", shard)
-    assert kinds(world.release("engine", 1)) == ["shard.released"]
-    world.publish("trainer", 1)
-    world.register("d", "engine", 1, 2)
-    assert decided(world.want("engine", "latest", 1)).version == 1
-
-
-def test_a_release_takes_an_offer_back() -> None:
-    world = World()
-    world.replica_of("trainer", "a", "b")
-    world.ready("trainer", 12, 0)
-    world.release("trainer", 0)
-    assert world.replica("trainer").offers == {}
-
-
-@pytest.mark.parametrize("kind", [Release, Unpublish, Withdraw, Drained])
-def test_a_shard_of_another_agent_can_not_be_spoken_for(
-    one: World, kind: type[Release | Unpublish | Withdraw | Drained]
-) -> None:
-    one.join("b")
-    refused(one.say(kind(by=one.by("b", 0), model=MODEL, replica="trainer", shard=0)), "BadCommand")
-
-
-# ----------------------------------------------------------------------------------------------------------- being lost
-
-
-def test_an_agent_that_is_lost_ends_its_replicas_and_the_versions_that_only_they_held(one: World) -> None:
-    one.publish("trainer", 12)
-    lost, replica, gone = one.expire("a", term=3)
-    assert isinstance(lost, AgentLost)
+def test_an_agent_that_is_lost_ends_its_replicas_and_the_versions_that_only_they_held() -> None:
+    world = published()
+    events = world.expire("a", term=3)
+    assert kinds(events) == ["agent.lost", "replica.lost", "version.unavailable"]
+    lost, replica = only(events, AgentLost), only(events, ReplicaLost)
     assert (lost.agent, lost.incarnation, lost.term) == ("a", 1, 3)
-    assert isinstance(replica, ReplicaLost)
     assert (replica.replica, replica.agent, replica.version) == ("trainer", "a", 12)
-    assert isinstance(gone, VersionGone)
-    assert gone.reason == "lost"
-    assert one.states("trainer") == ["empty"]
+    assert only(events, VersionGone).reason == "lost"
+    assert world.states("trainer") == ["empty"]
+    assert kinds(copied().expire("a")) == ["agent.lost", "replica.lost"], "a version outlives one of its holders"
 
 
-def test_a_version_outlives_one_of_its_holders(one: World) -> None:
-    one.replica_of("copy", "b")
-    one.publish("trainer", 12)
-    one.publish("copy", 12)
-    assert kinds(one.expire("a")) == ["agent.lost", "replica.lost"]
-
-
-def test_one_lost_shard_ends_the_whole_replicas_version() -> None:
-    world = reader_of_two()
-    assert kinds(world.expire("a")) == ["agent.lost", "replica.lost", "version.unavailable"]
-    assert world.states("trainer") == ["empty", "ready"]
-
-
-def test_a_replica_with_two_shards_on_the_lost_agent_is_told_once() -> None:
-    world = World()
-    world.replica_of("trainer", "a", "a")
+@pytest.mark.parametrize(("agents", "states"), [("ab", ["empty", "ready"]), ("aa", ["empty", "empty"])])
+def test_lost_shards_end_the_whole_replicas_version_and_it_is_told_once(agents: str, states: list[str]) -> None:
+    world = standing(trainer=agents)
     world.publish("trainer", 12)
     assert kinds(world.expire("a")) == ["agent.lost", "replica.lost", "version.unavailable"]
+    assert world.states("trainer") == states
 
 
 @pytest.mark.parametrize("state", ["offered", "draining", "joined", "decided", "filling", "filled"])
 def test_an_agent_may_be_lost_in_any_state_of_its_shard(state: str) -> None:
     world = reader_of_two()
-    if state == "offered":
-        world.ready("engine", 13, 0)
-    elif state == "draining":
-        world.unpublish("trainer", 0)
-    else:
-        world.want("engine", "latest", 0)
-    if state in ("decided", "filling", "filled"):
-        world.want("engine", "latest", 1)
-    if state in ("filling", "filled"):
-        world.granted("engine", 0)
-        world.granted("engine", 1)
-    if state == "filled":
-        world.filled("engine", 12, 0)
-    agent = "a" if state == "draining" else "c"
-    events = world.expire(agent)
-    assert ("round.failed" in kinds(events)) == (state in ("joined", "decided", "filling", "filled"))
-    replica = "trainer" if state == "draining" else "engine"
+    agent, replica = ("a", "trainer") if state == "draining" else ("c", "engine")
+    steps: dict[str, list[Callable[[], object]]] = {
+        "offered": [lambda: world.ready("engine", 13, 0)],
+        "draining": [lambda: world.unpublish("trainer", 0)],
+        "joined": [lambda: world.want("engine", "latest", 0)],
+        "decided": [lambda: world.want_all("engine")],
+        "filling": [lambda: world.start("engine")],
+        "filled": [lambda: world.start("engine"), lambda: world.filled("engine", 12, 0)],
+    }
+    for step in steps[state]:
+        step()
+    assert ("round.failed" in kinds(world.expire(agent))) == (state not in ("offered", "draining"))
     assert world.states(replica)[0] == "empty"
-    assert world.replica(replica).round is None
-    assert world.replica(replica).offers == {}
-
-
-def test_a_shard_that_is_lost_before_the_decision_only_leaves_the_round() -> None:
-    world = reader_of_two(published=None)
-    for shard in (0, 1):
-        world.want("engine", "latest", shard)
-    assert "round.failed" not in kinds(world.expire("d"))
-    world.publish("trainer", 1)
-    world.join("d", world.holding("engine", 1))
-    assert decided(world.want("engine", "latest", 1)).version == 1
+    assert (world.replica(replica).round, world.replica(replica).offers) == (None, {})
 
 
 def test_a_shard_that_was_filled_stays_ready_when_its_sibling_is_lost() -> None:
@@ -305,10 +202,171 @@ def test_a_shard_that_was_filled_stays_ready_when_its_sibling_is_lost() -> None:
     assert world.states("engine") == ["ready", "empty"]
 
 
-def test_the_loss_of_a_source_leaves_the_readers_round_alone() -> None:
-    """The reader finds other sources, or gives up: that is its own word."""
+def test_a_root_that_the_log_knows_makes_a_lost_shard_ready_again() -> None:
+    world = published()
+    world.expire("a")
+    events = world.join("a", holding(12, root(12)))
+    assert kinds(events) == ["agent.joined", "version.available", "replica.ready"]
+    ready = only(events, ReplicaReady)
+    assert (ready.version, ready.round) == (12, None)
+    assert world.catalog.agents["a"].state is AgentState.LIVE
+
+
+def test_an_agent_that_restarts_with_its_memory_is_no_news() -> None:
+    """Nothing flickers: readers of the version see neither its end nor its return."""
+    world = published()
+    joined = world.join("a", holding(11, "x"), holding(12, root(12)))
+    assert kinds(joined) == ["agent.joined"]
+    assert only(joined, AgentJoined).kept == (holding(12, root(12)),), "of a shard stated twice, the last word counts"
+    assert world.replica("trainer").version == 12
+
+
+def test_an_agent_that_restarts_without_its_memory_loses_the_replica() -> None:
+    world = copied()
+    joined, lost = world.join("a", holding(None, None))
+    assert isinstance(joined, AgentJoined)
+    assert isinstance(lost, ReplicaLost)
+    assert (lost.replica, lost.agent, lost.version) == ("trainer", "a", 12)
+    (gone,) = of(world.join("b", holding(None, None, replica="copy")), VersionGone)
+    assert (gone.version, gone.reason) == (12, "lost"), 'not in good order: who reads "latest" must not just go on'
+
+
+@pytest.mark.parametrize(
+    ("version", "digest"),
+    [(12, "other"), (11, root(12)), (13, root(12)), (12, None), (None, root(12)), (10**30, root(12))],
+)
+def test_what_the_log_can_not_vouch_for_is_not_believed(version: int | None, digest: str | None) -> None:
+    world = published()
+    world.expire("a")
+    joined = only(world.join("a", holding(version, digest)), AgentJoined)
+    assert world.states("trainer") == ["empty"]
+    assert joined.kept == (holding(None, None),), "the agent must learn what the log believes"
+
+
+def test_a_shard_that_a_returning_agent_does_not_state_is_gone_and_one_that_nobody_knows_is_dropped() -> None:
+    world = published()
+    joined = only(world.join("a", holding(12, root(12), replica="nobody")), AgentJoined)
+    assert [each.replica for each in joined.dropped] == ["nobody"]
+    assert world.catalog.models[MODEL].replicas == {}
+
+
+def test_an_agent_that_returns_is_believed_what_it_may_still_hold_and_wakes_the_rounds_that_waited_for_it() -> None:
+    """`replica.lost` was said, so whoever follows the events must learn of the return, also of a version that stood."""
+    world = copied()
+    world.expire("a")
+    assert kinds(world.join("a", holding(12, root(12)))) == ["agent.joined", "replica.ready"]
+    world.publish("late", 13)
+    world.join("a", holding(12, root(12)))
+    assert world.replica("trainer").version == 12, "an older one that the log keeps"
+    world.unpublish("trainer")
+    world.join("a", holding(12, root(12)))
+    assert world.replica("trainer").version == 12, "its unpublish has not returned, so nothing was overwritten"
+    assert kinds(world.register("a", "trainer")) == ["shard.registered"]
+    assert world.replica("trainer").version == 12, "a worker comes back to it, and the memory stays"
+    world = one()
+    world.ready("trainer", 12, digest=commands.NO_ROOT)
+    world.join("a", holding(12, commands.NO_ROOT))
+    assert world.replica("trainer").version == 12, "without digests its own agent vouches for it"
+    world.replica_of("engine", "b")
+    world.expire("a")
+    world.want("engine", "latest")
+    assert decided(world.join("a", holding(12, commands.NO_ROOT))).version == 12
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_an_agent_that_restarts_in_a_decided_round_fails_it_for_all(*, granted: bool) -> None:
     world = reader_of_two()
-    world.start("engine")
-    assert not any(isinstance(event, RoundFailed) for event in world.expire("a"))
-    world.filled("engine", 12, 0)
-    assert kinds(world.filled("engine", 12, 1)) == ["shard.filled", "version.available", "replica.ready"]
+    world.want_all("engine")
+    if granted:
+        world.granted("engine", 0)
+    assert "began anew" in failed(world.join("d", world.holding("engine", 1))).message
+
+
+def test_an_agent_may_return_on_another_host_in_another_rack_or_in_none_that_is_known() -> None:
+    world = one()
+    assert world.catalog.agents["a"].rack == "", "an agent that names no rack"
+    events = world.say(commands.Join(by=commands.Sender("a", 2, 1), host="elsewhere", site="far", rack="r07"))
+    agent = world.catalog.agents["a"]
+    assert (agent.host, agent.site, agent.rack, of(events, AgentJoined)[0].rack) == ("elsewhere", "far", "r07", "r07")
+    world.say(commands.Join(by=commands.Sender("a", 3, 1), host="h", site="s"))
+    assert world.catalog.agents["a"].rack == ""
+
+
+def test_an_agent_that_returns_with_a_retired_version_is_not_believed() -> None:
+    world = two_lines()
+    world.say(commands.Rewind(model=MODEL, to=8))
+    retired = world.holding("trainer")
+    assert retired.version == 9
+    world.join("a", retired)
+    assert world.states("trainer") == ["empty"]
+    assert 9 not in world.catalog.models[MODEL].versions
+
+
+def lost(waits_s: float, *, spot: bool = True) -> CatalogDriver:
+    """Return a trainer, and an engine on two agents of which one was lost so long ago."""
+    world = one()
+    world.replica_of("engine", "b", "c", spot=spot)
+    world.publish("trainer", 1)
+    world.fetch("engine")
+    world.expire("b")
+    world.catalog.agents["b"].lost_at -= waits_s
+    return world
+
+
+@pytest.mark.parametrize(("spot", "kept_s"), [(False, LOST_KEPT_S), (True, SPOT_KEPT_S)])
+def test_once_its_time_is_over_nothing_of_it_is_left(*, spot: bool, kept_s: float) -> None:
+    world = lost(kept_s - 60, spot=spot)
+    assert refused(world.forget("b"), "BadCommand").message.endswith(f"and is remembered for {kept_s:.0f} s: wait")
+    world.join("b")
+    assert world.catalog.agents["b"].lost_at == 0.0
+    world = lost(kept_s, spot=spot)
+    assert kinds(world.forget("b")) == ["agent.forgotten", "shard.released"]
+    assert "b" not in world.catalog.agents
+    assert list(world.replica("engine").members) == [1]
+    assert not [lane for lane in world.catalog.lanes if lane.partition("/")[0] == "b"]
+    assert kinds(world.join("b")) == ["agent.joined"], "its name begins anew"
+    assert kinds(world.register("b", "engine", 0, 2, spot=spot)) == ["shard.registered"]
+
+
+def test_a_replica_of_which_nothing_is_left_goes_with_it() -> None:
+    world = lost(SPOT_KEPT_S)
+    world.expire("c")
+    world.catalog.agents["c"].lost_at -= SPOT_KEPT_S
+    world.forget("b")
+    world.forget("c")
+    assert list(world.catalog.models[MODEL].replicas) == ["trainer"]
+    assert list(world.catalog.agents) == ["a"]
+
+
+def test_siblings_that_wait_for_it_are_told() -> None:
+    """One that has joined a round goes on waiting for all shards; whoever brings the one that went ends that."""
+    world = lost(SPOT_KEPT_S)
+    world.want("engine", "latest", 1)
+    world.forget("b")
+    assert world.replica("engine").round is not None
+    world.join("d")
+    world.register("d", "engine", 0, 2, spot=True)
+    assert kinds(world.want("engine", "latest", 0)) == ["round.joined", "round.decided"]
+
+
+def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:
+    world = CatalogDriver(level=Level.WAKING_ONCE)
+    world.replica_of("trainer", "a")
+    world.expire("a")
+    assert world.catalog.agents["a"].lost_at == 0.0
+    said = commands.ForgetAgent(by=commands.Sender("_registry", 1, 999), agent="a", incarnation=1, term=1)
+    unknown = codec.decode_command("forget_agent", "_registry", codec.encode(said), Level.WAKING_ONCE)
+    assert isinstance(unknown, commands.Unreadable)
+    refused(world.say(unknown), "BadCommand")
+    world.say(commands.Lead(by=commands.Sender("_registry", 9, 0), registry="r-9", term=9, level=Level.FORGETTING))
+    assert world.catalog.agents["a"].lost_at == world.catalog.time, "it has all of its time from here on"
+    world.catalog.agents["a"].lost_at -= LOST_KEPT_S
+    world.forget("a", term=9)
+    assert world.catalog.agents == {}
+
+
+def test_a_snapshot_keeps_when_it_was_lost() -> None:
+    world = lost(10)
+    again = decode("run-7", encode(Snapshot(world.catalog.seq, 1.0, world.catalog)))
+    assert again.catalog.agents["b"].lost_at == world.catalog.agents["b"].lost_at > 0
+    assert msgspec.to_builtins(again.catalog) == msgspec.to_builtins(world.catalog)

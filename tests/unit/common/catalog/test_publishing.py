@@ -1,12 +1,12 @@
-"""Publishing and unpublishing in the fold, sentence by sentence of the design."""
+"""Publishing and unpublishing, sentence by sentence of the design."""
 
 from typing import Any
 
 import pytest
-from tests.unit.common.catalog.catalog_world import MODEL, World, kinds, refused, root
+from tests.unit.common.catalog.scenes import CONFLICT, NONE, holding, one, only, republished, standing, two
 
-from tensorhub_common.errors import VersionConflict, from_code
-from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline, Rewind
+from tensorhub_common.errors import from_code
+from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline, Ready
 from tensorhub_common.protocol.log.events import (
     PublishDeclined,
     PublishFailed,
@@ -15,159 +15,94 @@ from tensorhub_common.protocol.log.events import (
     PublishWished,
     PublishWithdrawn,
     ReplicaReady,
+    VersionGone,
     VersionPublished,
 )
+from tensorhub_common.protocol.queries import VersionState
+from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, kinds, refused, root
 
 
-@pytest.fixture
-def one() -> World:
-    """A trainer of one shard."""
-    world = World()
-    world.replica_of("trainer", "a")
+def with_copy() -> CatalogDriver:
+    """Return a trainer that has published 12, and another replica of the same layout."""
+    world = standing(trainer="a", copy="b")
+    world.publish("trainer", 12)
     return world
 
 
-@pytest.fixture
-def two() -> World:
-    """A trainer of two shards on two agents."""
-    world = World()
-    world.replica_of("trainer", "a", "b")
-    return world
-
-
-# -------------------------------------------------------------------------------------------------------------- publish
-
-
-def test_a_version_exists_once_all_shards_of_one_replica_are_ready(two: World) -> None:
-    (joined,) = two.ready("trainer", 12, shard=0)
-    assert joined == two.events[-1]
-    assert isinstance(joined, PublishJoined)
+def test_a_version_exists_once_all_shards_of_one_replica_are_ready() -> None:
+    world = two()
+    joined = only(world.ready("trainer", 12, shard=0), PublishJoined)
+    assert joined == world.events[-1]
     assert (joined.version, joined.missing) == (12, (1,))
-    assert two.catalog.models[MODEL].versions == {}
-    published, ready = two.ready("trainer", 12, shard=1)
+    assert world.catalog.models[MODEL].versions == {}
+    published, ready = world.ready("trainer", 12, shard=1)
     assert isinstance(published, VersionPublished)
     assert (published.version, published.replica, published.roots) == (12, "trainer", (root(12, 0), root(12, 1)))
     assert isinstance(ready, ReplicaReady)
     assert (ready.version, ready.round) == (12, None)
-    assert two.states("trainer") == ["ready", "ready"]
+    assert world.states("trainer") == ["ready", "ready"]
 
 
-def test_none_means_the_last_published_one_plus_one(two: World) -> None:
-    assert isinstance(two.publish("trainer", None)[0], VersionPublished)
-    assert two.catalog.models[MODEL].last == 1
-    two.empty("trainer")
-    two.publish("trainer", None)
-    assert two.catalog.models[MODEL].last == 2
+def test_none_means_the_last_published_one_plus_one() -> None:
+    world = two()
+    for version in (1, 2):
+        assert only(world.publish("trainer", None), VersionPublished).version == version
+        world.empty("trainer")
+    assert only(world.publish("trainer", VERSION_MAX), VersionPublished).version == VERSION_MAX
+    assert only(one().publish("trainer", 0), VersionPublished).version == 0
 
 
-def test_a_shard_that_names_a_number_speaks_for_one_that_names_none(two: World) -> None:
-    two.ready("trainer", None, shard=0)
-    two.ready("trainer", 12, shard=1)
-    assert two.catalog.models[MODEL].last == 12
+@pytest.mark.parametrize(("number", "version"), [(12, 12), (None, 8)])
+def test_none_is_what_a_sibling_names_or_is_counted_when_the_last_shard_comes(number: int | None, version: int) -> None:
+    world = two()
+    world.replica_of("other", "c")
+    world.ready("trainer", None, shard=0)
+    world.publish("other", 7)
+    world.ready("trainer", number, shard=1)
+    assert world.catalog.models[MODEL].last == version
 
 
-def test_none_is_counted_from_what_is_published_when_the_last_shard_comes(two: World) -> None:
-    two.replica_of("other", "c")
-    two.ready("trainer", None, shard=0)
-    two.publish("other", 7)
-    two.ready("trainer", None, shard=1)
-    assert two.catalog.models[MODEL].last == 8
-
-
-def test_versions_are_compared_with_the_last_published_so_an_abandoned_number_may_be_used_again(two: World) -> None:
-    two.ready("trainer", 12, shard=0)
-    two.withdraw("trainer", shard=0)
-    two.publish("trainer", 11)
-    two.empty("trainer")
-    assert isinstance(two.publish("trainer", 12)[0], VersionPublished)
-
-
-@pytest.mark.parametrize("version", [11, 12])
-def test_a_number_that_is_not_newer_is_refused_though_nobody_holds_the_last_one(one: World, version: int) -> None:
-    one.publish("trainer", 12)
-    one.empty("trainer")
-    assert "publish 13 or higher" in refused(one.ready("trainer", version, digest="other"), "VersionConflict").message
-
-
-def test_all_shards_of_a_replica_name_one_version_else_it_fails_for_all(two: World) -> None:
-    two.ready("trainer", 12, shard=0)
-    (failed,) = two.ready("trainer", 13, shard=1)
-    assert isinstance(failed, PublishFailed)
-    assert (failed.error, failed.shards) == ("VersionConflict", (0, 1))
-    assert "[12, 13]" in failed.message
-    assert two.replica("trainer").offers == {}
-    assert two.states("trainer") == ["empty", "empty"]
-
-
-def test_two_numbers_fail_at_once_though_a_third_shard_has_not_come() -> None:
-    world = World()
-    world.replica_of("trainer", "a", "b", "c")
-    world.ready("trainer", 12, shard=0)
-    (failed,) = world.ready("trainer", 13, shard=2)
-    assert isinstance(failed, PublishFailed)
-    assert failed.shards == (0, 2)
-
-
-def test_publishing_again_what_this_shard_already_holds_returns(two: World) -> None:
-    two.publish("trainer", 12)
-    (stands,) = two.ready("trainer", 12, shard=1)
-    assert isinstance(stands, PublishStands)
-    assert (stands.shard, stands.version) == (1, 12)
-
-
-def test_publishing_again_what_was_retired_meanwhile_does_not_return_as_if_it_stood(one: World) -> None:
-    one.replica_of("engine", "b")
-    one.publish("trainer", 11)
-    one.fetch("engine")
-    one.empty("trainer")
-    one.publish("trainer", 12)
-    one.say(Rewind(model=MODEL, to=11))
-    assert "unpublish 12 first" in refused(one.ready("trainer", 12), "VersionConflict").message
-
-
-@pytest.mark.parametrize("version", [13, None])
-def test_publishing_over_an_unreleased_version_is_a_conflict(one: World, version: int | None) -> None:
-    one.publish("trainer", 11)
-    assert "unpublish 11 first" in refused(one.ready("trainer", version), "VersionConflict").message
-
-
-@pytest.mark.parametrize("version", [-1, VERSION_MAX + 1])
-def test_a_number_out_of_range_is_refused(one: World, version: int) -> None:
-    refused(one.ready("trainer", version), "VersionConflict")
-
-
-def test_none_is_refused_above_the_highest_number(one: World) -> None:
+def test_shards_that_name_none_fail_together_above_the_highest_number() -> None:
     """Counting on would leave the range that every JSON reader keeps exact."""
-    one.publish("trainer", VERSION_MAX)
-    one.empty("trainer")
-    refused(one.ready("trainer", None), "VersionConflict")
-    assert one.catalog.models[MODEL].last == VERSION_MAX
+    world = two()
+    world.replica_of("other", "c")
+    world.ready("trainer", None, shard=0)
+    world.publish("other", VERSION_MAX)
+    assert only(world.ready("trainer", None, shard=1), PublishFailed).shards == (0, 1)
+    assert world.catalog.models[MODEL].last == VERSION_MAX
 
 
-def test_shards_that_name_none_fail_together_above_the_highest_number(two: World) -> None:
-    two.replica_of("other", "c")
-    two.ready("trainer", None, shard=0)
-    two.publish("other", VERSION_MAX)
-    (failed,) = two.ready("trainer", None, shard=1)
-    assert isinstance(failed, PublishFailed)
-    assert failed.shards == (0, 1)
+def test_an_abandoned_number_may_be_used_again() -> None:
+    world = two()
+    world.ready("trainer", 12, shard=0)
+    world.withdraw("trainer", shard=0)
+    world.publish("trainer", 11)
+    assert isinstance(republished(world, 12)[0], VersionPublished)
+    assert kinds(republished(world, 12)) == ["version.available", "replica.ready"], "the same bytes may come again"
 
 
-def test_version_zero_can_be_published(one: World) -> None:
-    assert isinstance(one.publish("trainer", 0)[0], VersionPublished)
+def test_all_shards_of_a_replica_name_one_version_else_it_fails_for_all() -> None:
+    """At once, though a third shard has not come."""
+    world = standing(trainer="abc")
+    world.ready("trainer", 12, shard=0)
+    failed = only(world.ready("trainer", 13, shard=2), PublishFailed)
+    assert (failed.error, failed.shards) == (CONFLICT, (0, 2))
+    assert "[12, 13]" in failed.message
+    assert world.replica("trainer").offers == {}
+    assert world.states("trainer") == ["empty"] * 3
 
 
-@pytest.mark.parametrize("digest", ["", "x" * 65, "two words", "\x00", "ü", "a.b"])
-def test_a_root_that_is_no_digest_is_refused(one: World, digest: str) -> None:
-    """Events name the roots of all shards, so a long one would make an event larger than a NATS message."""
-    refused(one.ready("trainer", 12, digest=digest), "BadCommand")
+def test_publishing_again_what_this_shard_already_holds_returns() -> None:
+    world = two()
+    world.publish("trainer", 12)
+    stands = only(world.ready("trainer", 12, shard=1), PublishStands)
+    assert (stands.shard, stands.version) == (1, 12)
 
 
 @pytest.mark.long
 def test_an_event_that_names_the_roots_of_the_most_shards_fits_into_a_message() -> None:
-    world = World()
+    world, shards = CatalogDriver(), 300
     world.join("a")
-    shards = 300
     for index in range(shards):
         world.register("a", "trainer", index, shards, layout=f"{index:064x}")
     for index in range(shards):
@@ -175,206 +110,129 @@ def test_an_event_that_names_the_roots_of_the_most_shards_fits_into_a_message() 
     assert isinstance(events[0], VersionPublished)
 
 
-# ---------------------------------------------------------------------------------------------------- another publisher
+def test_an_equal_root_makes_a_holder_of_another_replica() -> None:
+    world = with_copy()
+    assert only(world.publish("copy", 12), ReplicaReady).replica == "copy"
+    version = world.catalog.models[MODEL].versions[12]
+    assert version.holders == 2
+    assert kinds(world.unpublish("trainer")) == ["shard.draining"]
+    assert version.state is VersionState.AVAILABLE
+    world = with_copy()
+    world.empty("trainer")
+    assert kinds(world.publish("copy", 12)) == ["version.available", "replica.ready"], "its holders were gone"
+    world = standing(trainer="a", copy="b")
+    world.ready("trainer", 12, digest=NO_ROOT)
+    refused(world.ready("copy", 12, digest=NO_ROOT), CONFLICT)
 
 
-def test_another_replica_may_publish_the_last_version_with_an_equal_root_and_becomes_a_holder(one: World) -> None:
-    one.replica_of("copy", "b")
-    one.publish("trainer", 12)
-    (ready,) = one.publish("copy", 12)
-    assert isinstance(ready, ReplicaReady)
-    assert ready.replica == "copy"
-    assert one.catalog.models[MODEL].versions[12].holders == 2
-
-
-def test_an_equal_root_brings_a_version_back_whose_holders_are_gone(one: World) -> None:
-    one.replica_of("copy", "b")
-    one.publish("trainer", 12)
-    one.empty("trainer")
-    assert kinds(one.publish("copy", 12)) == ["version.available", "replica.ready"]
-
-
-def test_another_root_at_the_same_number_is_a_conflict(one: World) -> None:
-    one.replica_of("copy", "b")
-    one.publish("trainer", 12)
-    assert "other bytes" in refused(one.ready("copy", 12, digest="other"), "VersionConflict").message
-
-
-def test_another_layout_can_not_show_that_its_bytes_are_equal(one: World) -> None:
-    one.join("b")
-    one.register("b", "copy", layout="K")
-    one.publish("trainer", 12)
-    refused(one.ready("copy", 12), "VersionConflict")
-
-
-def test_a_root_of_no_digest_vouches_for_nothing(one: World) -> None:
-    one.replica_of("copy", "b")
-    one.ready("trainer", 12, digest=NO_ROOT)
-    refused(one.ready("copy", 12, digest=NO_ROOT), "VersionConflict")
-
-
-def test_an_offer_that_another_replica_overtook_with_equal_bytes_becomes_a_holder(two: World) -> None:
-    two.replica_of("copy", "c", "d")
-    two.ready("trainer", 12, shard=0)
-    two.publish("copy", 12)
-    assert kinds(two.ready("trainer", 12, shard=1)) == ["replica.ready"]
-    assert two.catalog.models[MODEL].versions[12].holders == 2
-
-
-def test_an_offer_that_another_replica_overtook_with_other_bytes_fails_for_all(two: World) -> None:
-    two.replica_of("copy", "c", "d")
-    two.ready("trainer", 12, shard=0, digest="other")
-    two.publish("copy", 12)
-    (failed,) = two.ready("trainer", 12, shard=1)
-    assert isinstance(failed, PublishFailed)
-    assert (failed.error, failed.shards) == (VersionConflict.__name__, (0, 1))
+def test_an_offer_that_another_replica_overtook_with_other_bytes_fails_for_all() -> None:
+    """With equal bytes it becomes a holder."""
+    for digest in ("other", None):
+        world = standing(trainer="ab", copy="cd")
+        world.ready("trainer", 12, shard=0, digest=digest)
+        world.publish("copy", 12)
+        events = world.ready("trainer", 12, shard=1)
+        if digest is None:
+            assert kinds(events) == ["replica.ready"]
+            assert world.catalog.models[MODEL].versions[12].holders == 2
+        else:
+            failed = only(events, PublishFailed)
+            assert (failed.error, failed.shards) == (CONFLICT, (0, 1))
 
 
 @pytest.mark.parametrize("version", [12, None])
-def test_an_offer_that_was_overtaken_by_a_newer_version_fails_for_all(two: World, version: int | None) -> None:
+def test_an_offer_that_was_overtaken_by_a_newer_version_fails_for_all(version: int | None) -> None:
     """The first shard must not wait for a sibling that can only be refused."""
-    two.replica_of("other", "c")
-    two.ready("trainer", 12, shard=0)
-    two.publish("other", 13)
-    (failed,) = two.ready("trainer", version, shard=1)
-    assert isinstance(failed, PublishFailed)
-    assert failed.shards == (0, 1)
-    assert two.replica("trainer").offers == {}
+    world = two()
+    world.replica_of("other", "c")
+    world.ready("trainer", 12, shard=0)
+    world.publish("other", 13)
+    assert only(world.ready("trainer", version, shard=1), PublishFailed).shards == (0, 1)
+    assert world.replica("trainer").offers == {}
 
 
-def test_a_shard_that_names_an_old_number_fails_its_waiting_siblings_too(two: World) -> None:
-    two.publish("trainer", 12)
-    two.empty("trainer")
-    two.ready("trainer", 13, shard=0)
-    (failed,) = two.ready("trainer", 12, shard=1, digest="other")
-    assert isinstance(failed, PublishFailed)
-    assert "[12, 13]" in failed.message
+def test_a_shard_that_names_an_old_number_fails_its_waiting_siblings_too() -> None:
+    world = two()
+    world.publish("trainer", 12)
+    world.empty("trainer")
+    world.ready("trainer", 13, shard=0)
+    assert "[12, 13]" in only(world.ready("trainer", 12, shard=1, digest="other"), PublishFailed).message
 
 
-def test_a_replica_that_lost_one_shard_is_made_whole_by_that_shard_alone(two: World) -> None:
+def test_a_replica_that_lost_one_shard_is_made_whole_by_that_shard_alone() -> None:
     """Agent b came back without its memory; its worker publishes the same bytes again."""
-    two.publish("trainer", 12)
-    two.join("b", two.holding("trainer", 1).__class__(model=MODEL, replica="trainer", shard=1))
-    assert two.states("trainer") == ["ready", "empty"]
-    assert kinds(two.ready("trainer", 12, shard=1)) == ["version.available", "replica.ready"]
+    world = two()
+    world.publish("trainer", 12)
+    world.join("b", holding(None, None, shard=1))
+    assert world.states("trainer") == ["ready", "empty"]
+    assert kinds(world.ready("trainer", 12, shard=1)) == ["version.available", "replica.ready"]
 
 
-# ------------------------------------------------------------------------------------------------------------- withdraw
+def test_a_shard_that_waits_may_withdraw_and_learns_who_was_missing() -> None:
+    world = two()
+    world.ready("trainer", 12, shard=0)
+    assert only(world.withdraw("trainer", shard=0), PublishWithdrawn).missing == (1,)
+    assert world.replica("trainer").offers == {}
+    world.ready("trainer", 12, shard=1)
+    assert isinstance(world.ready("trainer", 12, shard=0)[0], VersionPublished), "it may come again"
 
 
-def test_a_shard_that_waits_may_withdraw_and_learns_who_was_missing(two: World) -> None:
-    two.ready("trainer", 12, shard=0)
-    (withdrawn,) = two.withdraw("trainer", shard=0)
-    assert isinstance(withdrawn, PublishWithdrawn)
-    assert withdrawn.missing == (1,)
-    assert two.replica("trainer").offers == {}
-
-
-def test_a_withdrawal_after_the_decision_learns_that_it_is_published(two: World) -> None:
+def test_a_withdrawal_after_the_decision_learns_that_it_is_published() -> None:
     """The log decides, so a call never both returns and is withdrawn."""
-    two.publish("trainer", 12)
-    (stands,) = two.withdraw("trainer", shard=0)
-    assert isinstance(stands, PublishStands)
-    assert stands.version == 12
-    assert two.states("trainer") == ["ready", "ready"]
+    world = two()
+    world.publish("trainer", 12)
+    assert only(world.withdraw("trainer", shard=0), PublishStands).version == 12
+    assert world.states("trainer") == ["ready", "ready"]
 
 
-def test_a_withdrawal_after_the_failure_is_refused(two: World) -> None:
-    two.ready("trainer", 12, shard=0)
-    two.ready("trainer", 13, shard=1)
-    refused(two.withdraw("trainer", shard=0), "NotPublished")
+def test_a_late_offer_of_an_old_lane_word_publishes_nothing() -> None:
+    """A `Ready` that was lost and comes after its withdrawal is older than the lane's last word."""
+    world = one()
+    late = Ready(by=world.by("a", 0), model=MODEL, replica="trainer", shard=0, version=12, root=root(12))
+    refused(world.withdraw("trainer"), NONE)
+    assert "too late" in refused(world.say(late), "BadCommand").message
 
 
-def test_a_withdrawn_shard_may_come_again_and_meets_its_sibling(two: World) -> None:
-    two.ready("trainer", 12, shard=0)
-    two.withdraw("trainer", shard=0)
-    two.ready("trainer", 12, shard=1)
-    assert isinstance(two.ready("trainer", 12, shard=0)[0], VersionPublished)
-
-
-# -------------------------------------------------------------------------------------------------- wishes from outside
-
-
-def test_publish_from_outside_is_a_wish_that_changes_nothing(two: World) -> None:
-    (wished,) = two.wish("trainer", 12)
-    assert isinstance(wished, PublishWished)
+def test_publish_from_outside_is_a_wish_that_changes_nothing() -> None:
+    world = two()
+    wished = only(world.wish("trainer", 12), PublishWished)
     assert (wished.version, wished.shards) == (12, 2)
-    assert two.states("trainer") == ["empty", "empty"]
+    assert world.states("trainer") == ["empty", "empty"]
+    world.publish("trainer", 12)
+    assert kinds(world.wish("trainer", 12)) == ["publish.wished"], "all shards hold it"
+    world.join("b", holding(None, None, shard=1))
+    assert kinds(world.wish("trainer", 12)) == ["publish.wished"], "one shard holds it and the other lost it"
+    world.want("trainer", 12, 1)
+    refused(world.wish("trainer", 12), "ReplicaConflict")
+    world.give_up("trainer", 1)
+    assert kinds(world.wish("trainer", 12)) == ["publish.wished"]
 
 
-def test_a_wish_for_what_all_shards_hold_is_passed_on(two: World) -> None:
-    two.publish("trainer", 12)
-    assert isinstance(two.wish("trainer", 12)[0], PublishWished)
-
-
-def test_a_wish_for_what_one_shard_holds_and_the_other_lost_is_passed_on(two: World) -> None:
-    two.publish("trainer", 12)
-    two.expire("b")
-    two.join("b", two.holding("trainer", 1))
-    assert isinstance(two.wish("trainer", 12)[0], PublishWished)
-
-
-@pytest.mark.parametrize(
-    ("version", "error"), [(13, "VersionConflict"), (None, "VersionConflict"), (11, "VersionConflict")]
-)
-def test_a_wish_over_an_unreleased_version_is_refused_at_once(two: World, version: int | None, error: str) -> None:
-    two.publish("trainer", 12)
-    refused(two.wish("trainer", version), error)
-
-
-@pytest.mark.parametrize("version", [-1, 12, VERSION_MAX + 1])
-def test_a_wish_for_a_number_that_can_not_be_is_refused_at_once(two: World, version: int) -> None:
-    two.publish("trainer", 13)
-    two.empty("trainer")
-    refused(two.wish("trainer", version), "VersionConflict")
-
-
-def test_a_wish_for_a_replica_that_is_not_whole_is_refused() -> None:
-    world = World()
-    world.join("a")
-    world.register("a", "trainer", 0, 2)
-    assert "[1]" in refused(world.wish("trainer", 1), "BadCommand").message
-
-
-def test_a_wish_for_nothing_known_is_refused(one: World) -> None:
-    refused(one.wish("nobody", 1), "BadCommand")
-    refused(one.wish("trainer", 1, model="other"), "VersionUnavailable")
-
-
-def test_a_wish_while_a_round_runs_is_refused(one: World) -> None:
-    one.want("trainer", "latest")
-    refused(one.wish("trainer", 1), "ReplicaConflict")
-
-
-def test_why_a_wish_is_not_fulfilled_is_passed_on_to_everybody(one: World) -> None:
-    by = one._shard_by("trainer", 0)
-    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0}
-    (told,) = one.say(Decline(by=by, **about, wish=41, error="NotPublished", message="x" * 1001))
-    assert isinstance(told, PublishDeclined)
+@pytest.mark.parametrize(("error", "code"), [(NONE, NONE), ("Nonsense", from_code("Nonsense", "").code)])
+def test_why_a_wish_is_not_fulfilled_is_passed_on_to_everybody(error: str, code: str) -> None:
+    world = one()
+    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0, "wish": 41}
+    decline = Decline(by=world._shard_by("trainer", 0), **about, error=error, message="x" * 1001)
+    told = only(world.say(decline), PublishDeclined)
     assert (told.model, told.replica, told.shard) == (MODEL, "trainer", 0)
-    assert (told.wish, told.error, told.message) == (41, "NotPublished", "x" * 1000)
+    assert (told.wish, told.error, told.message) == (41, code, "x" * 1000)
 
 
-def test_a_decline_of_no_wish_or_from_another_agent_is_refused(one: World) -> None:
-    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0, "error": "NotPublished", "message": ""}
-    said = refused(one.say(Decline(by=one._shard_by("trainer", 0), **about, wish=-1)), "BadCommand").message
-    assert said.startswith("wish -1 is out of range")
-    one.join("other")
-    refused(one.say(Decline(by=one.by("other", 5), **about, wish=1)), "BadCommand")
+def test_unpublish_ends_the_version_and_the_memory_is_free_only_when_drained() -> None:
+    world = one()
+    world.publish("trainer", 12)
+    events = world.unpublish("trainer")
+    assert kinds(events) == ["shard.draining", "version.unavailable"]
+    assert only(events, VersionGone).reason == "unpublished"
+    assert world.states("trainer") == ["draining"]
+    refused(world.unpublish("trainer"), NONE)
+    assert kinds(world.drained("trainer")) == ["shard.drained"]
+    assert world.states("trainer") == ["empty"]
 
 
-def test_an_error_that_nobody_knows_is_passed_on_as_one_that_is_known(one: World) -> None:
-    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0}
-    (told,) = one.say(Decline(by=one._shard_by("trainer", 0), **about, wish=1, error="Nonsense", message="why"))
-    assert isinstance(told, PublishDeclined)
-    assert told.error == from_code("Nonsense", "").code
-
-
-def test_a_wish_for_what_one_shard_holds_already_is_refused_while_another_is_busy(two: World) -> None:
-    two.publish("trainer", 12)
-    two.join("b")
-    two.register("b", "trainer", 1, 2)
-    two.want("trainer", 12, 1)
-    refused(two.wish("trainer", 12), "ReplicaConflict")
-    two.give_up("trainer", 1)
-    assert isinstance(two.wish("trainer", 12)[0], PublishWished)
+def test_one_shard_that_leaves_ends_the_whole_replicas_version() -> None:
+    world = two()
+    world.publish("trainer", 12)
+    assert kinds(world.unpublish("trainer", 1)) == ["shard.draining", "version.unavailable"]
+    assert world.states("trainer") == ["ready", "draining"]
+    assert kinds(world.unpublish("trainer", 0)) == ["shard.draining"]

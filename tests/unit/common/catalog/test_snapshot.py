@@ -7,29 +7,20 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 from tests.property.test_catalog import run
-from tests.unit.common.catalog.catalog_world import JOB, World
 
 from tensorhub_common.catalog import snapshot as module
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.invariants import check_invariants
-from tensorhub_common.catalog.snapshot import (
-    FIELDS,
-    Due,
-    Snapshot,
-    SnapshotUnreadable,
-    Told,
-    decode,
-    encode,
-    fields_of,
-)
+from tensorhub_common.catalog.snapshot import FIELDS, Due, Snapshot, SnapshotUnreadable, Told, decode, encode, fields_of
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_simulator.drivers.catalog import JOB, CatalogDriver
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)
 
 
-def snapshot_of(world: World) -> Snapshot:
+def snapshot_of(world: CatalogDriver) -> Snapshot:
     return Snapshot(world.catalog.seq, world.catalog.time, world.catalog)
 
 

@@ -1,5 +1,6 @@
 """Settings: what is read, and what is refused and with which words."""
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from tools.docs.settings_page import table_markdown, with_table
 
 from tensorhub_common.config import settings
 from tensorhub_common.config.settings import InvalidSetting, Settings, load, unknown_variables
@@ -29,20 +31,11 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert (loaded.stall_s, loaded.refill_drain_s, loaded.sources_lost_s) == (5.0, 0.0, 1.2)
     assert loaded.window_bytes == 64 * 1024 * 1024
     assert (loaded.memory_bytes_max, loaded.copy_threads, loaded.digests) == (0, 0, True)
-    assert (loaded.job, loaded.site, loaded.registry_id, loaded.planner_id) == (
-        "default",
-        "site-0",
-        "registry-0",
-        "planner-0",
-    )
+    assert (loaded.job, loaded.site) == ("default", "site-0")
+    assert (loaded.registry_id, loaded.planner_id) == ("registry-0", "planner-0")
     assert is_name(loaded.host)
-
-
-def test_every_default_has_the_type_that_its_field_promises() -> None:
-    hints = get_type_hints(Settings)
-    loaded = load({})
-    for each in fields(Settings):
-        assert _fits(getattr(loaded, each.name), hints[each.name]), each.name
+    for name, hint in get_type_hints(Settings).items():
+        assert _fits(getattr(loaded, name), hint), name
 
 
 @pytest.mark.parametrize("name", settings.VARIABLES)
@@ -52,35 +45,33 @@ def test_every_example_is_a_good_value_of_its_variable(name: str) -> None:
     assert getattr(loaded, name.removeprefix("TENSORHUB_").lower()) == variable.parse(variable.example)
 
 
-def test_empty_and_blank_mean_not_given() -> None:
-    """A line `TENSORHUB_SITE=` in a systemd environment file must not make a site without a name."""
-    assert load({"TENSORHUB_SITE": "", "TENSORHUB_BEAT_S": "  "}) == load({})
-
-
 def test_defaults_follow_the_variables_that_they_name() -> None:
     loaded = load({"TENSORHUB_DIR": "/hub", "TENSORHUB_HOST": "node-12"})
     assert loaded.agent_id == "node-12-0"
     assert loaded.socket == Path("/hub/node-12-0.sock")
     assert loaded.state_dir == Path("/hub/node-12-0")
     assert load({"TENSORHUB_DIR": "/hub", "TENSORHUB_AGENT_ID": "a"}).socket == Path("/hub/a.sock")
-
-
-def test_a_default_is_not_expanded_twice() -> None:
+    # A default is not expanded twice, and a blank line of an environment file is none.
     assert load({"TENSORHUB_DIR": "/hub/$TENSORHUB_JOB"}).state_dir.parent == Path("/hub/$TENSORHUB_JOB")
+    assert load({"TENSORHUB_SITE": "", "TENSORHUB_BEAT_S": "  "}) == load({})
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1048576", 1 << 20), ("64MiB", 64 << 20), ("2 GiB", 2 << 30), ("1TiB", 1 << 40)]
+    ("name", "text", "value"),
+    [
+        ("agent", "/run/tensorhub/a.sock", "/run/tensorhub/a.sock"),
+        ("agent", "./a.sock", "./a.sock"),
+        ("agent", "node-12-0", "node-12-0"),
+        ("window_bytes", "1048576", 1 << 20),
+        ("window_bytes", "64MiB", 64 << 20),
+        ("window_bytes", "2 GiB", 2 << 30),
+        ("window_bytes", "1TiB", 1 << 40),
+        ("nats", "tls://a:4222, tls://b:4222", "tls://a:4222,tls://b:4222"),
+    ],
 )
-def test_bytes_may_carry_a_binary_unit(text: str, value: int) -> None:
-    assert load({"TENSORHUB_WINDOW_BYTES": text}).window_bytes == value
-
-
-@pytest.mark.parametrize("agent", ["/run/tensorhub/a.sock", "./a.sock", "node-12-0"])
-def test_an_agent_is_an_id_or_the_path_of_a_socket(agent: str) -> None:
-    found = load({"TENSORHUB_AGENT": agent}).agent
-    assert found is not None
-    assert Path(found) == Path(agent)
+def test_what_a_value_is_read_as(name: str, text: str, value: object) -> None:
+    found = getattr(load({f"TENSORHUB_{name.upper()}": text}), name)
+    assert (Path(found) == Path(str(value))) if name == "agent" else (found == value)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +79,7 @@ def test_an_agent_is_an_id_or_the_path_of_a_socket(agent: str) -> None:
     [
         ({"TENSORHUB_NATS": "127.0.0.1:4222"}, "must be the address of a NATS server"),
         ({"TENSORHUB_NATS": "http://127.0.0.1"}, "must be the address of a NATS server"),
+        ({"TENSORHUB_NATS": "user:hunter2@127.0.0.1"}, "must be the address of a NATS server"),
         ({"TENSORHUB_NATS": "nats://"}, "must be the address of a NATS server"),
         ({"TENSORHUB_NATS": "nats://h:70000"}, "must be the address of a NATS server"),
         ({"TENSORHUB_NATS": "nats://a:1,b:1"}, "each address whole, with commas between"),
@@ -122,16 +114,7 @@ def test_a_bad_value_is_refused_with_its_name_its_fault_and_an_example(environ: 
     assert said.startswith(name)
     assert wrong in said
     assert f"for example {name}={settings.VARIABLES[name].example}" in said
-
-
-def test_several_nodes_have_commas_between() -> None:
-    assert load({"TENSORHUB_NATS": "tls://a:4222, tls://b:4222"}).nats == "tls://a:4222,tls://b:4222"
-
-
-def test_a_password_in_a_bad_address_is_not_repeated() -> None:
-    with pytest.raises(InvalidSetting) as caught:
-        load({"TENSORHUB_NATS": "user:hunter2@127.0.0.1"})
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in said, "a password is not repeated"
 
 
 def test_agents_can_not_be_lost_between_two_beats() -> None:
@@ -169,3 +152,17 @@ def test_a_variable_that_is_no_setting_is_told_with_what_may_be_meant() -> None:
 def test_a_real_host_name_is_made_a_valid_name(real: str, made: str) -> None:
     assert settings.host_name(real) == made
     assert is_name(made)
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "operate" / "settings.md"
+
+
+def test_the_documentation_holds_the_table_of_the_code() -> None:
+    """If this fails, run `make docs`."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page) == page
+    named = re.findall(r"^\| `(TENSORHUB_\w+)` \|", table_markdown(), flags=re.MULTILINE)
+    assert named == list(settings.VARIABLES)
+    assert len(named) == len(fields(Settings))
+    with pytest.raises(ValueError, match="lacks the markers"):
+        with_table("# Settings\n")

@@ -1,10 +1,16 @@
 """Layouts and their canonical pieces: what is checked, what is equal, where everything stands."""
 
 import time
+from itertools import product
+from unittest import mock
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import parts as parts_module
 from tensorhub_common.layout.layout import (
     ALIGNMENT_BYTES,
     PIECE_BYTES_MAX,
@@ -20,7 +26,7 @@ from tensorhub_common.layout.layout import (
     segment_bytes,
     shared_mismatch,
 )
-from tensorhub_common.layout.parts import NAME_BYTES_MAX, Shape
+from tensorhub_common.layout.parts import NAME_BYTES_MAX, PARTS_MAX, Part, Shape, check_parts, named, padding
 
 MIB = 1024 * 1024
 
@@ -45,15 +51,6 @@ def boxes(layout: Layout) -> list[Box]:
     return [table.box(piece) for piece in range(len(table))]
 
 
-# ------------------------------------------------------------------------------------------------------ well formed
-
-
-def test_the_order_of_the_tensors_makes_no_difference() -> None:
-    one, two = entry("a", (2,)), entry("b", (3,))
-    assert layout_of([one, two]) == layout_of([two, one])
-    assert layout_digest(layout_of([one, two])) == layout_digest(layout_of([two, one]))
-
-
 def test_whatever_else_differs_makes_another_digest() -> None:
     base = entry("a", (2, 2), whole=(4, 4))
     others = [
@@ -74,58 +71,33 @@ def test_a_layouts_digest_is_the_same_in_every_version_of_the_hub() -> None:
     assert layout_digest(layout) == "b996adfe1be9b807ff5a7052fc4dc57188bc9aab0bd886f2b51d9443400730af"
 
 
-def test_a_layout_without_a_tensor_is_one_of_no_bytes() -> None:
-    layout = layout_of([])
-    assert (segment_bytes(layout), payload_bytes(layout), len(pieces(layout))) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("name", ["", "x" * (NAME_BYTES_MAX + 1), "ü" * NAME_BYTES_MAX, "\ud800"])
-def test_a_name_that_can_not_be_written_is_refused(name: str) -> None:
-    with pytest.raises(LayoutMismatch, match="tensor name"):
-        layout_of([entry(name, (1,))])
-
-
-@pytest.mark.parametrize("name", ["a.b", " ", "ü", "\n", "x" * NAME_BYTES_MAX])
-def test_any_other_name_is_possible(name: str) -> None:
-    assert layout_of([entry(name, (1,))]).tensors[0].name == name
-
-
-def test_a_name_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match="'a' is given twice"):
-        layout_of([entry("a", (1,)), entry("b", (1,)), entry("a", (2,))])
+TOO_LARGE = PIECE_BYTES_MAX + 1
+BAD_NAMES = ["", "x" * (NAME_BYTES_MAX + 1), "ü" * NAME_BYTES_MAX, "\ud800"]
 
 
 @pytest.mark.parametrize(
-    ("shape", "whole", "offset"),
+    ("wrong", "said"),
     [
-        ((2,), (2, 2), (0,)),
-        ((2,), (2,), (0, 0)),
-        ((-1,), (2,), (0,)),
-        ((2,), (2,), (-1,)),
-        ((2,), (2,), (1,)),
-        ((2,), (1,), (0,)),
-        ((0,), (2,), (3,)),
-        ((2**63,), (2**63,), (0,)),
-        ((2**40, 2**40), (2**40, 2**40), (0, 0)),
-        ((0, 2**64), (0, 2**64), (0, 0)),
+        *((entry(name, (1,)), "tensor name") for name in BAD_NAMES),
+        *((entry("a", (1,), itemsize=size), "itemsize") for size in [0, -4, TOO_LARGE, 10**30]),
+        (entry("ok", (2,)), "'ok' is given twice"),
+        (entry("w", (2,), whole=(2, 2), offset=(0,)), "'w'"),
+        (entry("w", (2,), offset=(0, 0)), "'w'"),
+        (entry("w", (-1,), whole=(2,), offset=(0,)), "'w'"),
+        (entry("w", (2,), offset=(-1,)), "'w'"),
+        (entry("w", (2,), offset=(1,)), "'w'"),
+        (entry("w", (2,), whole=(1,)), "'w'"),
+        (entry("w", (0,), whole=(2,), offset=(3,)), "'w'"),
+        (entry("w", (2**63,)), "'w'"),
+        (entry("w", (2**40, 2**40)), "'w'"),
+        (entry("w", (0, 2**64)), "'w'"),
     ],
 )
-def test_a_box_that_does_not_fit_is_refused_and_the_tensor_named(shape: Shape, whole: Shape, offset: Shape) -> None:
-    with pytest.raises(LayoutMismatch, match="'weight'"):
-        layout_of([entry("ok", (1,)), entry("weight", shape, whole=whole, offset=offset)])
-
-
-@pytest.mark.parametrize("itemsize", [0, -4, PIECE_BYTES_MAX + 1, 10**30])
-def test_an_itemsize_that_is_none_is_refused(itemsize: int) -> None:
-    with pytest.raises(LayoutMismatch, match="itemsize"):
-        layout_of([entry("a", (1,), itemsize=itemsize)])
-
-
-def test_an_empty_box_at_the_end_of_its_tensor_fits() -> None:
-    assert layout_of([entry("a", (0,), whole=(2,), offset=(2,))]).tensors[0].nbytes == 0
-
-
-# ------------------------------------------------------------------------------------------------------- in the segment
+def test_an_entry_that_can_not_be_is_refused_and_the_tensor_named(wrong: TensorEntry, said: str) -> None:
+    for name in ["a.b", " ", "ü", "\n", "x" * NAME_BYTES_MAX]:
+        assert layout_of([entry(name, (1,))]).tensors[0].name == name
+    with pytest.raises(LayoutMismatch, match=said):
+        layout_of([entry("ok", (1,)), wrong])
 
 
 def test_every_tensor_starts_aligned_and_an_empty_one_takes_no_room() -> None:
@@ -133,11 +105,11 @@ def test_every_tensor_starts_aligned_and_an_empty_one_takes_no_room() -> None:
     assert placements(layout) == [0, 256, 256, 512]
     assert segment_bytes(layout) == 512 + 2 * ALIGNMENT_BYTES
     assert payload_bytes(layout) == 4 + 0 + 4 + 260
-
-
-def test_scalars_and_empty_tensors() -> None:
-    layout = layout_of([entry("scalar", ()), entry("empty", (3, 0))])
-    assert boxes(layout) == [Box("scalar", (), ())]
+    assert boxes(layout_of([entry("scalar", ()), entry("empty", (3, 0))])) == [Box("scalar", (), ())]
+    assert boxes(layout_of([entry("w", (2, 3), whole=(8, 3), offset=(4, 0))])) == [Box("w", (4, 0), (6, 3))]
+    nothing = layout_of([])
+    assert (segment_bytes(nothing), payload_bytes(nothing), len(pieces(nothing))) == (0, 0, 0)
+    assert layout_of([entry("at the end", (0,), whole=(2,), offset=(2,))]).tensors[0].nbytes == 0
 
 
 def test_a_piece_is_found_by_its_place() -> None:
@@ -153,16 +125,7 @@ def test_a_piece_is_found_by_its_place() -> None:
         ((PIECE_BYTES_MAX,), 1, [((0,), (PIECE_BYTES_MAX,))]),
         ((PIECE_BYTES_MAX + 1,), 1, [((0,), (PIECE_BYTES_MAX,)), ((PIECE_BYTES_MAX,), (PIECE_BYTES_MAX + 1,))]),
         ((2, 3 * MIB), 1, [((0, 0), (1, 3 * MIB)), ((1, 0), (2, 3 * MIB))]),
-        (
-            (2, 5 * MIB),
-            1,
-            [
-                ((0, 0), (1, 4 * MIB)),
-                ((0, 4 * MIB), (1, 5 * MIB)),
-                ((1, 0), (2, 4 * MIB)),
-                ((1, 4 * MIB), (2, 5 * MIB)),
-            ],
-        ),
+        ((2, 5 * MIB), 1, [((i, at), (i + 1, end)) for i in (0, 1) for at, end in ((0, 4 * MIB), (4 * MIB, 5 * MIB))]),
         ((1, 1, 4, MIB), 2, [((0, 0, 0, 0), (1, 1, 2, MIB)), ((0, 0, 2, 0), (1, 1, 4, MIB))]),
         ((3,), PIECE_BYTES_MAX, [((0,), (1,)), ((1,), (2,)), ((2,), (3,))]),
     ],
@@ -171,11 +134,6 @@ def test_a_tensor_is_cut_along_its_first_dimension_that_yields_small_enough_slic
     shape: Shape, itemsize: int, expected: list[tuple[Shape, Shape]]
 ) -> None:
     assert boxes(layout_of([entry("w", shape, itemsize=itemsize)])) == [Box("w", *each) for each in expected]
-
-
-def test_a_piece_is_a_box_in_global_index_space() -> None:
-    layout = layout_of([entry("w", (2, 3), whole=(8, 3), offset=(4, 0))])
-    assert boxes(layout) == [Box("w", (4, 0), (6, 3))]
 
 
 @pytest.mark.parametrize(
@@ -195,9 +153,6 @@ def test_huge_layouts_are_cut_fast(layout: Layout) -> None:
     assert time.thread_time() - began < 1.0
     assert sum(table.nbytes) == payload_bytes(layout)
     assert max(table.nbytes) <= PIECE_BYTES_MAX
-
-
-# ----------------------------------------------------------------------------------------------------------- comparing
 
 
 @pytest.mark.parametrize(
@@ -224,8 +179,140 @@ def test_the_difference_names_the_tensors() -> None:
     assert "'d' (absent against" in told
     assert "'a'" not in told
     assert difference(one, one) == ""
-
-
-def test_the_difference_of_many_tensors_stays_short() -> None:
     many = layout_of([entry(f"t{number}", (1,)) for number in range(1000)])
     assert difference(many, layout_of([]), names_max=2).endswith("and 998 more")
+    told = difference(Layout((fused(*QKV),)), Layout((fused(rows("q", 8, 0, 4, 0), *QKV[1:]),)))
+    assert "of q at [4, 0], k at [2, 0], v at [2, 0] against" in told
+    assert "of q at [0, 0], k at" in told
+
+
+def rows(name: str, whole: int, first: int, count: int, at: int) -> Part:
+    """Return `count` rows of a global tensor of `whole` rows and 4 columns, standing from row `at` on."""
+    return Part(name, (whole, 4), (first, 0), (count, 4), (at, 0), (count, 4))
+
+
+QKV = (rows("q", 8, 4, 4, 0), rows("k", 4, 2, 2, 4), rows("v", 4, 2, 2, 6))
+
+
+def fused(*parts: Part, name: str = "qkv", dtype: str = "float32", itemsize: int = 4) -> TensorEntry:
+    return TensorEntry(name, dtype, itemsize, (8, 4), (8, 4), (0, 0), parts)
+
+
+def test_parts_that_cover_a_tensor_once_are_a_layout() -> None:
+    layout = layout_of([fused(*QKV)])
+    assert layout.tensors[0].parts == QKV
+    assert layout_digest(layout) != layout_digest(layout_of([fused()]))
+
+
+def test_dimensions_of_one_element_in_front_are_left_out() -> None:
+    stacked = [Part(f"e{e}", (6, 4), (0, 0), (6, 4), (e, 0, 0), (1, 6, 4)) for e in range(3)]
+    check_parts("w13", (3, 6, 4), stacked)
+    rest = padding((6, 0), (2, 4))
+    check_parts("qkv", (8, 4), (*QKV[:2], rest))
+    assert (rest.is_padding, QKV[0].is_padding) == (True, False)
+    scalar = Part("s", (), (), (), (), ())
+    check_parts("w", (), [scalar])
+    with pytest.raises(LayoutMismatch, match=r"part 0 .* and part 1 .* overlap"):
+        check_parts("w", (), [scalar, scalar])
+    check_parts("one", (1, 1), [Part("scalar", (), (), (), (0, 0), (1, 1))])
+    check_parts("row", (4,), [Part("of", (2, 9), (1, 3), (1, 4), (0,), (4,))])
+
+
+WRONG = {
+    "a gap between": ((QKV[0], QKV[2]), r"no part has its elements from \(4, 0\) to \(6, 4\)"),
+    "a gap at the end": (QKV[:2], r"no part has its elements from \(6, 0\) to \(8, 4\)"),
+    "a gap within": (
+        (*QKV[:2], Part("v", (4, 4), (2, 0), (2, 3), (6, 0), (2, 3))),
+        r"no part has its elements from \(6, 3\) to \(8, 4\)",
+    ),
+    "an overlap": ((*QKV[:2], rows("v", 4, 0, 3, 5)), r"part 1 \('k'\) and part 2 \('v'\) overlap"),
+    "an overlap with padding": ((*QKV, padding((7, 0), (1, 4))), r"part 2 \('v'\) and part 3 \(padding\) overlap"),
+    "outside of the tensor": ((*QKV[:2], rows("v", 4, 1, 3, 6)), r"part 2 \('v'\) of shape .* does not fit into the"),
+    "before the tensor": ((rows("q", 8, 0, 4, -1),), r"part 0 \('q'\) of shape .* does not fit into the tensor"),
+    "outside of the global one": ((*QKV[:2], rows("v", 4, 3, 2, 6)), r"part 2 \('v'\) of extent .* global shape"),
+    "an empty part": ((*QKV, rows("w", 4, 0, 0, 0)), r"part 3 \('w'\) of shape .* is empty"),
+    "other sizes there": (
+        (*QKV[:2], Part("v", (4, 4), (0, 0), (4, 2), (6, 0), (2, 4))),
+        r"part 2 \('v'\) has shape \(2, 4\) in the tensor and extent \(4, 2\)",
+    ),
+    "other dimensions here": ((Part("v", (8,), (0,), (8,), (0,), (8,)),), r"part 0 \('v'\) has start \(0,\)"),
+    "other dimensions there": ((Part("v", (8, 4), (0,), (8, 4), (0, 0), (8, 4)),), r"part 0 \('v'\) has global shape"),
+    "padding of something": ((Part("", (8, 4), (0, 0), (8, 4), (0, 0), (8, 4)),), r"part 0 \(padding\) is padding of"),
+    "no text": ((rows("\ud800", 8, 0, 8, 0),), r"part 0 .* has a name that is no text"),
+}
+
+
+@pytest.mark.parametrize(("parts", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_planted_wrong_is_refused_by_name(parts: tuple[Part, ...], said: str) -> None:
+    with pytest.raises(LayoutMismatch, match=rf"^tensor 'qkv'.*{said}"):
+        layout_of([fused(*parts)])
+
+
+def test_there_is_a_bound_on_names_in_bytes_and_on_parts() -> None:
+    whole = Part("x" * 81, (4,), (0,), (4,), (0,), (4,))
+    assert named(3, whole) == f"part 3 ('{'x' * 80}')"
+    assert named(0, padding((0,), (4,))) == "part 0 (padding)"
+    check_parts("w", (4,), [msgspec.structs.replace(whole, name="ä" * (NAME_BYTES_MAX // 2))])
+    with pytest.raises(LayoutMismatch, match=f"longer than {NAME_BYTES_MAX} bytes: rename it"):
+        check_parts("w", (4,), [msgspec.structs.replace(whole, name="ä" * (NAME_BYTES_MAX // 2) + "x")])
+    with pytest.raises(LayoutMismatch, match=f"has {PARTS_MAX + 1} parts"):
+        check_parts("w", (8, 4), QKV[:1] * (PARTS_MAX + 1))
+
+
+def test_a_global_tensor_is_one_shape_and_dtype_within_a_shard() -> None:
+    with pytest.raises(LayoutMismatch, match=r"global shape \(4, 4\) \(a part of 'qkv'\) elsewhere in the shard"):
+        layout_of([fused(*QKV), TensorEntry("k", "float32", 4, (3, 4), (3, 4), (0, 0))])
+    with pytest.raises(LayoutMismatch, match="tensor 'q' is"):
+        layout_of([fused(*QKV), fused(*QKV, name="other", dtype="bfloat16", itemsize=2)])
+
+
+def test_siblings_are_compared_by_the_global_tensors_of_their_parts() -> None:
+    mine = layout_of([fused(*QKV)])
+    other_half = (rows("q", 8, 0, 4, 0), rows("k", 4, 0, 2, 4), rows("v", 4, 0, 2, 6))
+    assert shared_mismatch(mine, layout_of([fused(*other_half)])) is None
+    assert shared_mismatch(mine, layout_of([TensorEntry("k", "float32", 4, (4, 4), (4, 4), (0, 0))])) is None
+    # What each of them registered under one name need not be alike: padded in the last shard, say.
+    longer = TensorEntry("qkv", "float32", 4, (9, 4), (9, 4), (0, 0), (*other_half, padding((8, 0), (1, 4))))
+    assert shared_mismatch(mine, layout_of([longer])) is None
+    why = shared_mismatch(mine, layout_of([fused(rows("q", 9, 0, 4, 0), *other_half[1:])]))
+    assert why == (
+        "tensor 'q' is float32 of global shape (9, 4) (a part of 'qkv') here and float32 of global shape (8, 4) "
+        "(a part of 'qkv') in a sibling shard"
+    )
+
+
+@st.composite
+def _boxes(draw: st.DrawFn) -> tuple[Shape, list[Part]]:
+    """Draw boxes of a tensor that may overlap, or leave something out, or do both and have the right volume in all."""
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    boxes = []
+    for _ in range(draw(st.integers(1, 5))):
+        begin = tuple(draw(st.integers(0, size - 1)) for size in shape)
+        extent = tuple(draw(st.integers(1, size - at)) for size, at in zip(shape, begin, strict=True))
+        boxes.append(padding(begin, extent))
+    return shape, boxes
+
+
+@given(_boxes(), st.sampled_from([0, parts_module.TILED_DIMS_MAX]))
+def test_parts_pass_when_each_element_is_painted_once_and_else_never(
+    drawn: tuple[Shape, list[Part]], dims_max: int
+) -> None:
+    """By their corners, and compared with one another."""
+    shape, parts = drawn
+    painted = dict.fromkeys(product(*map(range, shape)), 0)
+    for part in parts:
+        for index in product(*map(range, part.start, part.stop)):
+            painted[index] += 1
+    with mock.patch.object(parts_module, "TILED_DIMS_MAX", dims_max):
+        if set(painted.values()) == {1}:
+            check_parts("w", shape, parts)
+        else:
+            with pytest.raises(LayoutMismatch, match="overlap" if max(painted.values()) > 1 else "no part has"):
+                check_parts("w", shape, parts)
+
+
+def test_good_parts_are_not_compared_with_one_another() -> None:
+    """A grid of parts is as many comparisons as it has parts, times those in a row of it."""
+    grid = [Part("w", (64, 64), (2 * i, 2 * j), (1, 1), (i, j), (1, 1)) for i in range(32) for j in range(32)]
+    with mock.patch.object(parts_module, "_overlap", side_effect=AssertionError):
+        check_parts("w", (32, 32), grid)

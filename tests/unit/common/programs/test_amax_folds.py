@@ -21,8 +21,12 @@ def compiled(*edges: int) -> TransferProgram:
 
 def test_units_of_folds_come_first_and_each_belongs_to_one() -> None:
     """Partials, then scales, then values; the two tensors fold for themselves."""
-    execution = NumberedProgram(compiled(70, 200))
-    folds = AmaxReductions(execution)
+    layouts = sources(70, 200)
+    execution = NumberedProgram(compile_program("reader", reader(), LayoutIndex(layouts, set(layouts))))
+    folds = amax_reductions_of(execution)
+    assert amax_reductions_of(execution) is folds, "they are numbered once"
+    assert all(execution.by_amax(layout) for layout in layouts)
+    assert execution.by_amax("nobody") == ()
     assert 0 < execution.partials < execution.scales < execution.values <= len(execution)
     units = [unit for fold in range(len(folds)) for unit in folds.units[fold]]
     assert sorted(units) == list(range(execution.values))
@@ -34,35 +38,15 @@ def test_units_of_folds_come_first_and_each_belongs_to_one() -> None:
         assert {unit < execution.scales for unit in rest} in ({True}, {False}), "scales or values, never both"
 
 
-def test_folds_are_numbered_once() -> None:
-    execution = NumberedProgram(compiled(70))
-    assert amax_reductions_of(execution) is amax_reductions_of(execution)
-
-
-def test_shards_of_whole_blocks_have_no_folds() -> None:
-    """What is not cut stays as it was."""
-    execution = NumberedProgram(compiled(128, 256))
-    assert (execution.partials, execution.values, execution.table_bytes, len(AmaxReductions(execution))) == (0, 0, 0, 0)
-
-
 def test_blocks_that_are_not_cut_are_read_as_ever() -> None:
-    """Only the row of blocks with the edge is folded."""
+    """Only the row of blocks with the edge is folded, and where none is cut there is no fold."""
     execution = NumberedProgram(compiled(300))
     values = [unit for fold in AmaxReductions(execution).units for unit in fold if unit >= execution.scales]
     shapes = [next(execution.entries([(unit, 1)])).form.shape for unit in values]
     assert sum(rows for rows, _ in shapes) == 128
-
-
-def test_the_table_has_an_entry_for_each_block_of_each_tensor() -> None:
-    execution = NumberedProgram(compiled(70))
-    assert execution.table_bytes == 2 * 4 * 4 * 2
-
-
-def test_who_has_parts_computes_by_amax_and_nobody_else() -> None:
-    layouts = sources(70)
-    execution = NumberedProgram(compile_program("reader", reader(), LayoutIndex(layouts, set(layouts))))
-    assert all(execution.by_amax(layout) for layout in layouts)
-    assert execution.by_amax("nobody") == ()
+    assert NumberedProgram(compiled(70)).table_bytes == 2 * 4 * 4 * 2, "an entry for each block of each tensor"
+    whole = NumberedProgram(compiled(128, 256))
+    assert (whole.partials, whole.values, whole.table_bytes, len(AmaxReductions(whole))) == (0, 0, 0, 0)
 
 
 def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,16 +59,10 @@ def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"kind": 3},
-        {"kind": 7},
-        {"strides": (1,)},
-        {"strides": (4, 1 << 40)},
-        {"grain": (0, 1)},
-        {"grain": (2, 1)},
-        {"at": -1},
-        {"at": 1 << 20},
-        {"number": -1},
-        {"number": 1 << 40},
+        *({"kind": kind} for kind in (3, 7)),
+        *({"strides": strides} for strides in ((1,), (4, 1 << 40))),
+        *({"grain": grain} for grain in ((0, 1), (2, 1))),
+        *({name: number} for name, large in (("at", 1 << 20), ("number", 1 << 40)) for number in (-1, large)),
         {"scheme": "no such"},
     ],
 )
@@ -96,8 +74,6 @@ def test_what_is_no_fold_is_refused(change: dict[str, object]) -> None:
     for name, value in change.items():
         fold[columns.index(name)] = value
     assert decoded(encoded(program)) == program
-    assert len(amax_reductions_of(NumberedProgram(program))) < 1 << 10, (
-        "so many are kept in memory as there are numbers"
-    )
+    assert len(amax_reductions_of(NumberedProgram(program))) < 1 << 10, "as many are kept as there are numbers"
     with pytest.raises(LayoutMismatch):
         decoded(msgspec.msgpack.encode(plain))

@@ -25,7 +25,6 @@ from tensorhub_common.protocol.log.events import (
     HUB_MODEL,
     AgentJoined,
     AnyEvent,
-    CommandRejected,
     Event,
     VersionPublished,
     kind_of,
@@ -36,6 +35,7 @@ from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)
 BY = {"lane": "a/0", "incarnation": 1, "n": 1}
+PUBLISH = {"verb": "publish", "model": "m", "replica": "r"}
 WANT = {"verb": "want", "by": BY, "model": "m", "replica": "r", "shard": 0, "want": "latest"}
 
 
@@ -57,26 +57,10 @@ def leaves_of(base: type) -> Iterator[type]:
         yield base
 
 
-# ---------------------------------------------------------------------------------------------------------- commands
-
-
-def test_a_publication_from_outside_needs_three_words() -> None:
-    body = {"verb": "publish", "model": "policy", "replica": "trainer"}
-    assert read(body, "publish", None) == Publish(model="policy", replica="trainer", version=None)
-
-
-def test_an_agents_command_names_its_sender() -> None:
-    assert read(WANT, "want") == Want(by=Sender("a/0", 1, 1), model="m", replica="r", shard=0, want="latest")
-
-
-@pytest.mark.parametrize("want", [0, VERSION_MAX, "latest", "newer"])
-def test_wishes_that_are_read(want: object) -> None:
-    assert isinstance(read({**WANT, "want": want}, "want"), Want)
-
-
-@pytest.mark.parametrize("want", [1.0, 1.5, True, None, "later", "7", [], {}])
-def test_wishes_that_are_none(want: object) -> None:
-    assert "no command" in reason(read({**WANT, "want": want}, "want"))
+@pytest.mark.parametrize("want", [0, VERSION_MAX, "latest", "newer", 1.0, 1.5, True, None, "later", "7", [], {}])
+def test_wishes_that_are_read_and_those_that_are_none(want: object) -> None:
+    answer = read({**WANT, "want": want}, "want")
+    assert isinstance(answer, Want) if want in (0, VERSION_MAX, "latest", "newer") else "no command" in reason(answer)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +85,10 @@ def test_wishes_that_are_none(want: object) -> None:
 )
 def test_whatever_is_no_command_is_answered_with_a_reason(data: bytes) -> None:
     """Anyone with the job's credentials may send anything, and no registry may fall over it."""
+    assert read(PUBLISH, "publish", None) == Publish(model="m", replica="r", version=None)
     assert "no command" in reason(decode_command("publish", None, data, NEWEST_LEVEL))
-
-
-def test_a_field_that_no_command_has_is_refused() -> None:
-    """A misspelt `versoin` must not be taken for a wish without a version."""
-    body = {"verb": "publish", "model": "m", "replica": "r", "versoin": 12}
-    assert "versoin" in reason(read(body, "publish", None))
+    too_long = b" " * (COMMAND_BYTES_MAX + 1)
+    assert "at most" in reason(decode_command("publish", None, too_long, NEWEST_LEVEL)), "it is not even parsed"
 
 
 def test_who_uses_nothing_new_says_nothing_that_an_earlier_release_would_refuse() -> None:
@@ -118,19 +99,22 @@ def test_who_uses_nothing_new_says_nothing_that_an_earlier_release_would_refuse(
     assert decode_command("join", "a", before, NEWEST_LEVEL) == join
 
 
-def test_a_body_that_is_too_long_is_not_even_parsed() -> None:
-    assert "at most" in reason(decode_command("publish", None, b" " * (COMMAND_BYTES_MAX + 1), NEWEST_LEVEL))
-
-
-def test_subject_and_body_must_agree_on_the_verb() -> None:
-    assert "must agree" in reason(read(WANT, "publish"))
-
-
-def test_who_may_publish_on_a_processs_subject_is_that_process_and_nobody_else() -> None:
-    assert "sender of 'b'" in reason(read(WANT, "want", "b"))
-    assert "sender of 'a'" in reason(read({**WANT, "by": None}, "want", "a"))
-    assert "sender of 'a'" in reason(read({**WANT, "by": {**BY, "lane": "ab/0"}}, "want", "a"))
-    assert "sender of 'a'" in reason(read({**WANT, "by": {**BY, "lane": "/a"}}, "want", "a"))
+@pytest.mark.parametrize(
+    ("body", "verb", "process", "why"),
+    [
+        (WANT, "want", "b", "sender of 'b'"),
+        ({**WANT, "by": None}, "want", "a", "sender of 'a'"),
+        ({**WANT, "by": {**BY, "lane": "ab/0"}}, "want", "a", "sender of 'a'"),
+        ({**WANT, "by": {**BY, "lane": "/a"}}, "want", "a", "sender of 'a'"),
+        ({**PUBLISH, "by": BY}, "publish", None, "own subject"),
+        (WANT, "publish", "a", "must agree"),
+    ],
+)
+def test_who_may_publish_on_a_processs_subject_is_that_process_and_nobody_else(
+    body: dict[str, object], verb: str, process: str | None, why: str
+) -> None:
+    assert read(WANT, "want") == Want(by=Sender("a/0", 1, 1), model="m", replica="r", shard=0, want="latest")
+    assert why in reason(read(body, verb, process))
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -149,64 +133,41 @@ def _value(name: str) -> object:
     return {"want": 1, "holds": [], **flags}.get(name, 1 if name in numbers else "x")
 
 
-def test_an_outsider_can_not_speak_in_an_agents_name() -> None:
-    body = {"verb": "publish", "model": "m", "replica": "r", "by": BY}
-    assert "own subject" in reason(read(body, "publish", None))
-
-
-def test_every_command_reads_back_as_it_was_written() -> None:
-    for command in (
+@pytest.mark.parametrize(
+    "command",
+    [
         Join(by=Sender("a", 1, 1), host="h", site="s"),
         Ready(by=Sender("a/0", 1, 2), model="m", replica="r", shard=3, version=None, root="0" * 32),
         Expire(by=Sender("_registry", 4, 1), agent="a", incarnation=1, term=4),
-    ):
-        assert command.by is not None
-        verb = str(command.__struct_config__.tag)
-        assert decode_command(verb, command.by.process, encode(command), NEWEST_LEVEL) == command
+    ],
+)
+def test_a_command_reads_back_as_it_was_written(command: AnyCommand) -> None:
+    assert command.by is not None
+    verb = str(command.__struct_config__.tag)
+    assert decode_command(verb, command.by.process, encode(command), NEWEST_LEVEL) == command
 
 
-def test_every_command_that_there_is_is_read() -> None:
-    assert set(leaves_of(Command)) == set(get_args(AnyCommand))
+def test_all_commands_and_events_that_there_are_are_read_and_an_event_s_kind_fits_its_subject() -> None:
+    assert set(leaves_of(Command)) == set(COMMANDS)
+    assert set(leaves_of(Event)) == set(EVENTS)
+    for kind in EVENTS:
+        noun, _, what = str(kind.__struct_config__.tag).partition(".")
+        assert (noun.isalpha(), what.isalpha()) == (True, True), kind
 
 
-# ------------------------------------------------------------------------------------------------------------ events
-
-
-def test_every_event_that_there_is_is_read() -> None:
-    assert set(leaves_of(Event)) == set(get_args(AnyEvent))
-
-
-def test_an_event_reads_back_as_it_was_written() -> None:
+def test_an_event_reads_back_as_it_was_written_and_a_later_field_is_passed_over() -> None:
+    """A program of an older version goes on reading the log."""
     event = VersionPublished(
         cmd=7, i=1, k=2, time=1.25, by=Sender("a/0", 1, 1), model="m", version=12, replica="r", roots=("0" * 32,)
     )
-    assert decode_event(encode(event)) == event
-    assert json.loads(encode(event))["kind"] == "version.published"
-
-
-def test_a_later_field_of_an_event_is_passed_over() -> None:
-    """A program of an older version goes on reading the log."""
-    body = json.loads(encode(CommandRejected(verb="publish", error="BadCommand", message="no")))
-    assert decode_event(json.dumps({**body, "later": 1}).encode()) == CommandRejected(
-        verb="publish", error="BadCommand", message="no"
-    )
+    body = json.loads(encode(event))
+    assert body["kind"] == kind_of(event) == "version.published"
+    assert decode_event(json.dumps({**body, "later": 1}).encode()) == decode_event(encode(event)) == event
+    joined = AgentJoined(agent="a", incarnation=1, host="h", site="s")
+    assert (kind_of(joined), model_of(joined), model_of(event)) == ("agent.joined", HUB_MODEL, "m")
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"kind":"version.flown"}', b'{"kind":"version.published"}', b"\xff"])
 def test_what_is_no_event_raises(data: bytes) -> None:
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
         decode_event(data)
-
-
-@pytest.mark.parametrize("kind", EVENTS)
-def test_every_kind_has_a_noun_and_what_became_of_it(kind: type[Event]) -> None:
-    """It stands in the subject, as `event.<model>.<noun>.<what>`."""
-    noun, _, what = str(kind.__struct_config__.tag).partition(".")
-    assert noun.isalpha()
-    assert what.isalpha()
-
-
-def test_an_event_of_no_model_is_the_hubs() -> None:
-    joined = AgentJoined(agent="a", incarnation=1, host="h", site="s")
-    assert (kind_of(joined), model_of(joined)) == ("agent.joined", HUB_MODEL)
-    assert model_of(CommandRejected(verb="v", error="e", message="m", model="policy")) == "policy"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tensorhub_common.errors import InvalidName
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.subjects import (
+    NAME_CHARS_MAX,
     AgentAskSubject,
     AskSubject,
     BeatSubject,
@@ -16,6 +17,8 @@ from tensorhub_common.protocol.subjects import (
     CommandSubject,
     EventSubject,
     SnapshotSubject,
+    check_name,
+    is_name,
     parse_subject,
 )
 
@@ -28,37 +31,41 @@ BAD = ["", "a.b", "*", ">", "a b", "a\r\nPUB x 0", "é", "x" * 65, "_x", "a\x00"
 DIGEST = "0123456789abcdef" * 4
 
 
+V1 = "tensorhub.v1"
+SUBJECTS = {
+    f"{V1}.run-7.cmd.publish": subjects.command_subject("run-7", "publish"),
+    f"{V1}.run-7.cmd.join.agent-0": subjects.command_subject("run-7", "join", "agent-0"),
+    f"{V1}.run-7.event.policy.version.published": subjects.event("run-7", "policy", "version", "published"),
+    f"{V1}.run-7.event._hub.agent.lost": subjects.event("run-7", "_hub", "agent", "lost"),
+    f"{V1}.run-7.cmd.>": subjects.commands_of("run-7"),
+    f"{V1}.run-7.event.>": subjects.events_of("run-7"),
+    f"{V1}.run-7.event.policy.>": subjects.events_of("run-7", "policy"),
+    f"{V1}.run-7.ask.outcome": subjects.query_subject("run-7", "outcome"),
+    f"{V1}.*.ask.outcome": subjects.asks_of_all_jobs("outcome"),
+    f"{V1}._hub.ask.ping.registry-0": subjects.ping("registry-0"),
+    f"{V1}._hub.ask.ping.*": subjects.pings(),
+    f"{V1}._hub.agent.agent-0.lease.agent-1": subjects.agent_ask("agent-0", "lease", "agent-1"),
+    f"{V1}._hub.agent.agent-0.lease.*": subjects.agent_asks("agent-0", "lease"),
+    f"{V1}._hub.agent.*.*.agent-1": subjects.asks_by_agent("agent-1"),
+    f"{V1}._hub.agent.agent-0.*.*": subjects.asks_to_agent("agent-0"),
+    f"{V1}.run-7.cmd.*": subjects.commands_by_anyone("run-7"),
+    f"{V1}.*.cmd.*.agent-0": subjects.commands_of_all_jobs_by("agent-0"),
+    f"{V1}.*.cmd.*._registry": subjects.commands_of_all_jobs_by("_registry"),
+    f"{V1}._hub.beat.agent-0": subjects.beat("agent-0"),
+    f"{V1}._hub.beat.*": subjects.beats(),
+    f"{V1}.run-7.blob.{DIGEST}.3": subjects.blob("run-7", DIGEST, 3),
+    f"{V1}.run-7.blob.>": subjects.blobs_of("run-7"),
+    f"{V1}.run-7.snapshot.{DIGEST}.3": subjects.snapshot("run-7", DIGEST, 3),
+    f"{V1}.run-7.snapshot.index": subjects.snapshot_index("run-7"),
+    f"{V1}.run-7.snapshot.>": subjects.snapshots_of("run-7"),
+    "TENSORHUB_SNAPSHOTS_run-7": subjects.snapshot_stream("run-7"),
+    "TENSORHUB_run-7": subjects.log_stream("run-7"),
+    "TENSORHUB_BLOBS_run-7": subjects.blob_stream("run-7"),
+}
+
+
 def test_subjects_are_as_the_protocol_says() -> None:
-    assert subjects.command_subject("run-7", "publish") == "tensorhub.v1.run-7.cmd.publish"
-    assert subjects.command_subject("run-7", "join", "agent-0") == "tensorhub.v1.run-7.cmd.join.agent-0"
-    assert subjects.event("run-7", "policy", "version", "published") == (
-        "tensorhub.v1.run-7.event.policy.version.published"
-    )
-    assert subjects.event("run-7", "_hub", "agent", "lost") == "tensorhub.v1.run-7.event._hub.agent.lost"
-    assert subjects.commands_of("run-7") == "tensorhub.v1.run-7.cmd.>"
-    assert subjects.events_of("run-7") == "tensorhub.v1.run-7.event.>"
-    assert subjects.events_of("run-7", "policy") == "tensorhub.v1.run-7.event.policy.>"
-    assert subjects.query_subject("run-7", "outcome") == "tensorhub.v1.run-7.ask.outcome"
-    assert subjects.asks_of_all_jobs("outcome") == "tensorhub.v1.*.ask.outcome"
-    assert subjects.ping("registry-0") == "tensorhub.v1._hub.ask.ping.registry-0"
-    assert subjects.pings() == "tensorhub.v1._hub.ask.ping.*"
-    assert subjects.agent_ask("agent-0", "lease", "agent-1") == "tensorhub.v1._hub.agent.agent-0.lease.agent-1"
-    assert subjects.agent_asks("agent-0", "lease") == "tensorhub.v1._hub.agent.agent-0.lease.*"
-    assert subjects.asks_by_agent("agent-1") == "tensorhub.v1._hub.agent.*.*.agent-1"
-    assert subjects.asks_to_agent("agent-0") == "tensorhub.v1._hub.agent.agent-0.*.*"
-    assert subjects.commands_by_anyone("run-7") == "tensorhub.v1.run-7.cmd.*"
-    assert subjects.commands_of_all_jobs_by("agent-0") == "tensorhub.v1.*.cmd.*.agent-0"
-    assert subjects.commands_of_all_jobs_by("_registry") == "tensorhub.v1.*.cmd.*._registry"
-    assert subjects.beat("agent-0") == "tensorhub.v1._hub.beat.agent-0"
-    assert subjects.beats() == "tensorhub.v1._hub.beat.*"
-    assert subjects.blob("run-7", DIGEST, 3) == f"tensorhub.v1.run-7.blob.{DIGEST}.3"
-    assert subjects.blobs_of("run-7") == "tensorhub.v1.run-7.blob.>"
-    assert subjects.snapshot("run-7", DIGEST, 3) == f"tensorhub.v1.run-7.snapshot.{DIGEST}.3"
-    assert subjects.snapshot_index("run-7") == "tensorhub.v1.run-7.snapshot.index"
-    assert subjects.snapshots_of("run-7") == "tensorhub.v1.run-7.snapshot.>"
-    assert subjects.snapshot_stream("run-7") == "TENSORHUB_SNAPSHOTS_run-7"
-    assert subjects.log_stream("run-7") == "TENSORHUB_run-7"
-    assert subjects.blob_stream("run-7") == "TENSORHUB_BLOBS_run-7"
+    assert list(SUBJECTS) == list(SUBJECTS.values())
 
 
 @given(job=names, one=names, two=names, three=names, digest=digests, index=st.integers(0, 999_999))
@@ -119,33 +126,13 @@ def test_questions_may_have_dots_and_nothing_else(build: Callable[[str], str], b
         build(bad)
 
 
-def test_a_job_can_not_be_called_as_the_blob_stream_of_another() -> None:
-    with pytest.raises(InvalidName, match="BLOBS_"):
-        subjects.log_stream("BLOBS_j")
+ELSEWHERE = ["", "tensorhub.v1", "tensorhub.v1.", "tensorhub.v2.j.cmd.publish", "_INBOX.x"]
+OF_A_JOB = ["cmd", "cmd.publish.a.b", "cmd.>", "event.m.version", "beat.agent-0", "ask."]
+OF_BLOBS = [f"{V1}.j.blob.{DIGEST}.01", f"{V1}.j.blob.{DIGEST[1:]}.1"]
+OF_THE_HUB = [f"{V1}.{what}" for what in ("*.cmd.publish", "_hub.cmd.publish", "_hub.event.m.a.b", "_hub.beat._x")]
 
 
-@pytest.mark.parametrize(
-    "subject",
-    [
-        "",
-        "tensorhub.v1",
-        "tensorhub.v1.",
-        "tensorhub.v2.j.cmd.publish",
-        "tensorhub.v1.j.cmd",
-        "tensorhub.v1.j.cmd.publish.a.b",
-        "tensorhub.v1.j.cmd.>",
-        "tensorhub.v1.*.cmd.publish",
-        "tensorhub.v1._hub.cmd.publish",
-        "tensorhub.v1._hub.event.m.a.b",
-        "tensorhub.v1.j.event.m.version",
-        "tensorhub.v1.j.beat.agent-0",
-        "tensorhub.v1._hub.beat._x",
-        "tensorhub.v1.j.ask.",
-        f"tensorhub.v1.j.blob.{DIGEST}.01",
-        f"tensorhub.v1.j.blob.{DIGEST[1:]}.1",
-        "_INBOX.x",
-    ],
-)
+@pytest.mark.parametrize("subject", [*ELSEWHERE, *(f"{V1}.j.{what}" for what in OF_A_JOB), *OF_BLOBS, *OF_THE_HUB])
 def test_what_the_hub_never_says_is_not_parsed(subject: str) -> None:
     with pytest.raises(InvalidName):
         parse_subject(subject)
@@ -154,3 +141,32 @@ def test_what_the_hub_never_says_is_not_parsed(subject: str) -> None:
 @pytest.mark.parametrize("stream", ["KV_tensorhub", "TENSORHUB_", "TENSORHUB__x", "TENSORHUB_BLOBS_j", "TENSORHUB_é"])
 def test_other_streams_are_no_logs(stream: str) -> None:
     assert subjects.job_of_log(stream) is None
+    with pytest.raises(InvalidName, match="BLOBS_"):
+        subjects.log_stream("BLOBS_j")
+
+
+GOOD = ["a", "A-9_z", "7", "-", "x" * NAME_CHARS_MAX]
+NO_NAMES: list[object] = [None, 7, b"a", ["a"], "\n", "a\n", "/", "$SYS", "x" * (NAME_CHARS_MAX + 1)]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_names(name: str) -> None:
+    assert is_name(name)
+    assert check_name("model", name) == name
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, *(each for each in BAD if each != "_x")])
+def test_anything_else_is_refused_before_it_reaches_nats(name: object) -> None:
+    assert not is_name(name)
+    with pytest.raises(InvalidName, match=r"^model name .* can't be used: take 1 to 64"):
+        check_name("model", name)
+    with pytest.raises(InvalidName) as told:
+        check_name("model", "x" * 100_000)
+    assert len(str(told.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["_", "_hub", "_registry"])
+def test_names_of_the_hub_may_stand_in_a_subject_and_users_may_not_give_them(name: str) -> None:
+    assert is_name(name)
+    with pytest.raises(InvalidName, match="kept for the hub"):
+        check_name("replica", name)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tensorhub_common.runtime import supervision
+from tensorhub_common.runtime.peer_status import PeerStatus
 from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 
@@ -20,13 +21,14 @@ def no_last_resort() -> Iterator[list[Fault]]:
     supervision.set_last_resort(None)
 
 
+@pytest.fixture
+def work(request: pytest.FixtureRequest) -> Supervisor:
+    """Faults of one owner and kind are logged once a minute, so each test is an owner."""
+    return Supervisor(str(request.node.nodeid))
+
+
 async def fail(message: str = "broken") -> None:
     raise ValueError(message)
-
-
-def owner_of(request: pytest.FixtureRequest) -> str:
-    # Faults of one owner and kind are logged once a minute, so each test is an owner.
-    return str(request.node.nodeid)
 
 
 async def turns(count: int = 3) -> None:
@@ -38,7 +40,7 @@ async def test_a_task_that_fails_is_logged_once_counted_and_handed_to_its_owner(
     request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, no_last_resort: list[Fault]
 ) -> None:
     faults: list[Fault] = []
-    work = Supervisor(owner_of(request), faults.append)
+    work = Supervisor(str(request.node.nodeid), faults.append)
     work.start(fail(), "reading")
     await turns()
     gc.collect()
@@ -59,23 +61,22 @@ async def test_the_tasks_own_handler_comes_first_and_a_handler_that_fails_passes
     def broken(_: Fault) -> None:
         raise RuntimeError("handler")
 
-    work = Supervisor(owner_of(request), owners.append)
+    work = Supervisor(str(request.node.nodeid), owners.append)
     work.start(fail("one"), "first", own.append)
     work.start(fail("two"), "second", broken)
     await turns()
     assert [str(fault.error) for fault in own] == ["one"]
     assert [str(fault.error) for fault in owners] == ["two"]
 
-    orphan = Supervisor(owner_of(request), broken)
+    orphan = Supervisor(str(request.node.nodeid), broken)
     orphan.start(fail("three"), "third")
     await turns()
     assert [str(fault.error) for fault in no_last_resort] == ["three"]
 
 
 async def test_the_error_of_an_awaited_task_is_its_waiters_and_no_fault(
-    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, no_last_resort: list[Fault]
+    work: Supervisor, caplog: pytest.LogCaptureFixture, no_last_resort: list[Fault]
 ) -> None:
-    work = Supervisor(owner_of(request))
     with pytest.raises(ValueError, match="broken"):
         await work.start(fail(), "asking", awaited=True)
     abandoned = work.start(fail(), "asking", awaited=True)
@@ -86,10 +87,7 @@ async def test_the_error_of_an_awaited_task_is_its_waiters_and_no_fault(
     assert no_last_resort == []
 
 
-async def test_timers_and_callbacks_never_raise_into_the_loop(
-    request: pytest.FixtureRequest, no_last_resort: list[Fault]
-) -> None:
-    work = Supervisor(owner_of(request))
+async def test_timers_and_callbacks_never_raise_into_the_loop(work: Supervisor, no_last_resort: list[Fault]) -> None:
 
     def break_down(number: int) -> None:
         raise ValueError(number)
@@ -102,10 +100,7 @@ async def test_timers_and_callbacks_never_raise_into_the_loop(
     assert sorted(fault.work for fault in no_last_resort) == ["at", "called back", "later", "soon"]
 
 
-async def test_a_threads_error_is_handled_in_the_loops_thread(
-    request: pytest.FixtureRequest, no_last_resort: list[Fault]
-) -> None:
-    work = Supervisor(owner_of(request))
+async def test_a_threads_error_is_handled_in_the_loops_thread(work: Supervisor, no_last_resort: list[Fault]) -> None:
 
     def break_down() -> None:
         raise ValueError
@@ -118,9 +113,8 @@ async def test_a_threads_error_is_handled_in_the_loops_thread(
 
 
 async def test_the_same_fault_is_counted_each_time_and_logged_once(
-    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+    work: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Supervisor(owner_of(request))
     for _ in range(5):
         work.start(fail(), "retrying")
         await turns()
@@ -128,9 +122,8 @@ async def test_the_same_fault_is_counted_each_time_and_logged_once(
     assert len(caplog.records) == 1
 
 
-async def test_close_ends_tasks_and_silences_timers(request: pytest.FixtureRequest) -> None:
+async def test_close_ends_tasks_and_silences_timers(work: Supervisor) -> None:
     called: list[int] = []
-    work = Supervisor(owner_of(request))
     task = work.start(asyncio.sleep(3600), "waiting")
     work.call_soon(called.append, 1, what="counting")
     await work.close()
@@ -150,3 +143,33 @@ async def test_what_reaches_the_loop_itself_is_counted(caplog: pytest.LogCapture
     loop.set_exception_handler(None)
     assert supervision.fault_counts()["event loop"] == before + 1
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_another_part_is_lost_once_and_back_once_however_many_questions_meet_its_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    planner = PeerStatus("the planner", clock)
+    planner.answers()
+    for _ in range(3):
+        planner.is_silent("no answer on plan within 1 s", 1.0)
+        clock.now += 2.0
+    assert planner.silent_s == 7.0
+    planner.answers()
+    planner.answers()
+    planner.is_silent("nobody listens")
+    planner.answers()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the planner does not answer: no answer on plan within 1 s",
+        "the planner answers again after 7.0 s; 3 attempts failed",
+        "the planner does not answer: nobody listens",
+        "the planner answers again after 0.0 s",
+    ]
+    assert planner.lost_count == 2

@@ -34,13 +34,10 @@ def waiting_in(manager: socket.socket) -> list[str]:
             return found
 
 
-async def test_ready_is_told_first_and_stopping_last(manager: socket.socket) -> None:
+async def test_ready_is_told_first_and_stopping_last_also_when_the_service_fails(manager: socket.socket) -> None:
     async with serving("agent a-0 serves", environ_of(manager)):
         assert waiting_in(manager) == ["READY=1\nSTATUS=agent a-0 serves"]
     assert waiting_in(manager) == ["STOPPING=1\nSTATUS=stopping"]
-
-
-async def test_stopping_is_told_also_when_the_service_fails(manager: socket.socket) -> None:
     with pytest.raises(ValueError, match="broken"):
         async with serving("works", environ_of(manager)):
             raise ValueError("broken")
@@ -73,20 +70,13 @@ async def test_nobody_watches(manager: socket.socket, said: dict[str, str]) -> N
     assert waiting_in(manager) == []
 
 
-def test_an_abstract_socket_is_reached() -> None:
+def test_an_abstract_socket_is_reached_and_who_does_not_listen_holds_nobody_up(manager: socket.socket) -> None:
     name = f"tensorhub-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
         ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).tell("READY=1")
         assert listening.recv(64) == b"READY=1"
-
-
-@pytest.mark.parametrize("address", ["", "vsock:2:9999", "/nowhere/at/all"])
-def test_without_a_manager_nothing_happens(address: str) -> None:
-    ServiceManager({"NOTIFY_SOCKET": address}).tell("READY=1")
-
-
-def test_a_manager_that_reads_nothing_holds_nobody_up(manager: socket.socket) -> None:
-    told = ServiceManager(environ_of(manager))
+    for address in ("", "vsock:2:9999", "/nowhere/at/all"):
+        ServiceManager({"NOTIFY_SOCKET": address}).tell("READY=1")
     for _ in range(10_000):
-        told.tell("WATCHDOG=1")
+        ServiceManager(environ_of(manager)).tell("WATCHDOG=1")

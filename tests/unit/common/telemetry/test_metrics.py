@@ -1,21 +1,15 @@
 """The metrics: what can be shown, what the page says of it, and that the documentation says the same."""
 
 import logging
-import os
 import re
 import socket
-import subprocess
-import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import Meter
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
@@ -55,23 +49,20 @@ def shown() -> Iterator[Shown]:
     made.provider.shutdown()
 
 
-def test_the_documentation_is_as_the_code_is() -> None:
+def test_the_documentation_is_as_the_code_is_and_speaks_of_what_exists() -> None:
     """After a change of a metric: `make docs`."""
     assert metrics_page.with_table(PAGE) == PAGE
-
-
-def test_what_the_documentation_speaks_of_exists() -> None:
     known = {metrics_page.prometheus_name(metric) for metric in METRICS.values()}
-    known |= {f"{name}_bucket" for name in known}
-    assert set(NAME.findall(PAGE)) <= known
+    assert set(NAME.findall(PAGE)) <= known | {f"{name}_bucket" for name in known}
 
 
-def test_every_service_s_metrics_begin_with_its_name_and_end_with_their_unit() -> None:
-    for metric in METRICS.values():
-        name = metrics_page.prometheus_name(metric)
-        assert metric.role == "every" or metric.name.startswith(f"tensorhub.{metric.role}.")
-        assert name.removesuffix("_total").endswith({"By": "_bytes", "s": "_seconds"}.get(metric.unit, ""))
-        assert name.endswith("_total") == (metric.kind == "counter")
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_a_name_begins_with_its_service_s_ends_with_its_unit_and_is_one_for_prometheus(metric: Metric) -> None:
+    name = metrics_page.prometheus_name(metric)
+    assert re.fullmatch(r"tensorhub_[a-z_]+", name)
+    assert metric.role == "every" or metric.name.startswith(f"tensorhub.{metric.role}.")
+    assert name.removesuffix("_total").endswith({"By": "_bytes", "s": "_seconds"}.get(metric.unit, ""))
+    assert name.endswith("_total") == (metric.kind == "counter")
 
 
 def test_a_figure_is_read_when_somebody_looks(shown: Shown) -> None:
@@ -98,23 +89,14 @@ def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
-def test_a_duration_is_recorded(shown: Shown) -> None:
+def test_a_duration_is_recorded_and_what_is_not_in_the_table_can_t_be_shown(shown: Shown) -> None:
     recorder(shown.meter, "tensorhub.agent.read.duration")(0.3)
-    found = shown.samples()
-    assert found["tensorhub_agent_read_duration_seconds_sum", frozenset()] == 0.3
-    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.25")})] == 0
-    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.5")})] == 1
-
-
-@pytest.mark.parametrize("name", ["tensorhub.agent.flights", ""])
-def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> None:
-    with pytest.raises(KeyError):
-        observe(shown.meter, name, unlabelled(lambda: 1))
-
-
-@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
-def test_prometheus_has_one_name_for_each(metric: Metric) -> None:
-    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_page.prometheus_name(metric))
+    found, name = shown.samples(), "tensorhub_agent_read_duration_seconds"
+    assert found[f"{name}_sum", frozenset()] == 0.3
+    assert [found[f"{name}_bucket", frozenset({("le", le)})] for le in ("0.25", "0.5")] == [0, 1]
+    for unknown in ("tensorhub.agent.flights", ""):
+        with pytest.raises(KeyError):
+            observe(shown.meter, unknown, unlabelled(lambda: 1))
 
 
 def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,70 +117,3 @@ def test_a_port_that_is_taken_is_a_warning_and_no_end(caplog: pytest.LogCaptureF
         assert metrics_export.serve(Listen("127.0.0.1", taken.getsockname()[1])) is None
     assert "Address already in use" in caplog.text
     assert "TENSORHUB_METRICS=0" in caplog.text
-
-
-PROGRAM = """
-import os, pathlib, sys
-from opentelemetry import metrics, trace
-from tensorhub_common.config import settings
-from tensorhub_common.telemetry import process as telemetry, process_spans
-from tensorhub_common.observability.metrics import METER, observe, unlabelled
-
-telemetry.start("tensorhub-agent", "agent-0", settings.load(os.environ), pathlib.Path(sys.argv[1]))
-observe(metrics.get_meter(METER), "tensorhub.agent.workers", unlabelled(lambda: 7))
-with trace.get_tracer("test").start_as_current_span("read"):
-    pass
-print(telemetry.shutdown(10), process_spans.span_store() is None, "prometheus_client" in sys.modules)
-"""
-
-
-def run_program(state: Path, **environ: str) -> str:
-    """Run a program of its own, since a process has one provider of metrics for good."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TENSORHUB_"))}
-    arguments = [sys.executable, "-c", PROGRAM, str(state)]
-    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-class _Collector(BaseHTTPRequestHandler):
-    """Takes metrics by OTLP."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    for point in metric.gauge.data_points:
-                        taken[metric.name] = int(point.as_int)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-taken: dict[str, int] = {}
-
-
-def test_metrics_are_pushed_to_the_endpoint_for_metrics_and_spans_are_kept(tmp_path: Path) -> None:
-    taken.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        serving.start()
-        url = f"http://127.0.0.1:{server.server_port}/v1/metrics"
-        said = run_program(tmp_path, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=url, TENSORHUB_METRICS="0")
-        server.shutdown()
-        serving.join(60)
-    assert said == "True False True"
-    assert taken["tensorhub.agent.workers"] == 7
-    assert '"name":"read"' in (tmp_path / "spans" / "spans.jsonl").read_text()
-
-
-def test_where_nobody_asks_for_metrics_nothing_of_it_is_imported(tmp_path: Path) -> None:
-    assert run_program(tmp_path) == "True False False"
-
-
-def test_open_telemetry_s_switch_turns_all_of_it_off(tmp_path: Path) -> None:
-    assert run_program(tmp_path, OTEL_SDK_DISABLED="true", TENSORHUB_METRICS="0") == "True True False"
-    assert list(tmp_path.iterdir()) == []

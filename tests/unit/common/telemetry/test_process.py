@@ -4,19 +4,19 @@ import io
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from tests.bounds import BUSY_S, WAIT_S
+from tests.kit.otlp_receiver import receiving
 
 from tensorhub_common.config import settings
 from tensorhub_common.observability import logs
@@ -45,9 +45,6 @@ def start_logs(stream: io.StringIO, **variables: str) -> None:
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-# -------------------------------------------------------------------------------------------------------------- logs
 
 
 def test_a_json_line_says_when_who_what_and_the_fields(stream: io.StringIO) -> None:
@@ -105,19 +102,14 @@ def test_an_exception_is_written_with_its_traceback_in_both_formats(stream: io.S
     assert rest[-1] == "KeyError: 'console'"
 
 
-def test_console_lines_have_no_colors_where_there_is_no_terminal(stream: io.StringIO) -> None:
+def test_starting_again_replaces_the_stream_and_has_no_colors_where_there_is_no_terminal(stream: io.StringIO) -> None:
+    start_logs(io.StringIO())
     start_logs(stream)
     logs.logger("tensorhub").info("hello", model="policy")
-    assert "hello" in stream.getvalue()
-    assert "model=policy" in stream.getvalue()
-    assert "\x1b" not in stream.getvalue()
-
-
-def test_starting_again_replaces_the_stream(stream: io.StringIO) -> None:
-    start_logs(io.StringIO())
-    start_logs(stream, log_format="json")
-    logs.logger("tensorhub").info("once")
-    assert len(lines(stream)) == 1
+    (line,) = stream.getvalue().splitlines()
+    assert "hello" in line
+    assert "model=policy" in line
+    assert "\x1b" not in line
 
 
 def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,125 +117,6 @@ def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogC
     caplog.set_level(logging.WARNING, logger="tensorhub")
     logs.logger("tensorhub.aio.hub").warning("agent %s is gone", "a-0", wait_s=0.5)
     assert caplog.messages == ["agent a-0 is gone wait_s=0.5"]
-
-
-# ------------------------------------------------------------------------------------------------------------ traces
-
-
-def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert process.make_provider("agent", "a-0", {})[0].resource.attributes["service.name"] == "agent"
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    resource = process.make_provider("agent", "a-0", os.environ)[0].resource
-    assert resource.attributes["service.name"] == "mine"
-    assert resource.attributes["service.instance.id"] == "a-0"
-
-
-# ----------------------------------------------------------------------------------------------------------- process
-
-PROGRAM = """
-import pathlib, sys, time
-from opentelemetry import trace
-from tensorhub_common.config import settings
-from tensorhub_common.telemetry import log_output, process as telemetry
-
-telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
-telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
-with trace.get_tracer("test").start_as_current_span("decide") as span:
-    print(trace.format_trace_id(span.get_span_context().trace_id))
-begin = time.monotonic()
-print(telemetry.shutdown(timeout_s=float(sys.argv[1])))
-print(time.monotonic() - begin)
-print("exporter" in " ".join(sys.modules))
-"""
-
-
-def run_program(timeout_s: float, environ: Mapping[str, str]) -> tuple[str, bool, float, bool]:
-    """Run a program of its own, since a process has one provider of spans for good."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    with tempfile.TemporaryDirectory() as state:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(timeout_s), state],
-            env={**clean, **environ},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    trace_id, whole, took_s, exporter = done.stdout.split()
-    return trace_id, whole == "True", float(took_s), exporter == "True"
-
-
-class Collector(ThreadingHTTPServer):
-    """Takes spans by OTLP; one that is `stuck` never answers until it is closed."""
-
-    daemon_threads = True
-
-    def __init__(self, *, stuck: bool) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.stuck = stuck
-        self.closing = threading.Event()
-        self.spans: dict[str, str] = {}
-
-    @property
-    def environ(self) -> dict[str, str]:
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_port}"}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        assert isinstance(self.server, Collector)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.stuck:
-            self.server.closing.wait(600)
-            return
-        request = ExportTraceServiceRequest.FromString(body)
-        for scope in (scope for resource in request.resource_spans for scope in resource.scope_spans):
-            self.server.spans.update({span.trace_id.hex(): span.name for span in scope.spans})
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
-    with Collector(stuck=request.param) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        serving.start()
-        yield server
-        server.closing.set()
-        server.shutdown()
-        serving.join(60)
-
-
-@pytest.mark.parametrize("collector", [False], indirect=True)
-def test_spans_reach_the_collector_that_the_environment_names(collector: Collector) -> None:
-    trace_id, whole, _, exporter = run_program(10, collector.environ)
-    assert whole
-    assert exporter
-    assert collector.spans == {trace_id: "decide"}
-
-
-def test_without_an_endpoint_spans_have_ids_and_no_exporter_is_imported() -> None:
-    trace_id, whole, _, exporter = run_program(10, {})
-    assert int(trace_id, 16) != 0
-    assert whole
-    assert not exporter
-
-
-@pytest.mark.parametrize("collector", [True], indirect=True)
-def test_a_collector_that_does_not_answer_holds_up_neither_shutdown_nor_exit(collector: Collector) -> None:
-    begin = time.monotonic()
-    _, whole, took_s, _ = run_program(0.3, {**collector.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "600"})
-    assert not whole
-    assert took_s < BUSY_S
-    assert time.monotonic() - begin < WAIT_S
-
-
-def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
-    assert process.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -263,3 +136,89 @@ def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
     finally:
         logs.REQUEST_HEADERS.reset(told)
     assert log_output.trace_ids() == {}
+
+
+def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.shutdown(), "nothing was started here"
+    assert process.make_provider("agent", "a-0", {})[0].resource.attributes["service.name"] == "agent"
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    resource = process.make_provider("agent", "a-0", os.environ)[0].resource
+    assert (resource.attributes["service.name"], resource.attributes["service.instance.id"]) == ("mine", "a-0")
+
+
+# Processes.
+
+PROGRAM = """
+import json, os, pathlib, sys, time
+from opentelemetry import metrics, trace
+from tensorhub_common.config import settings
+from tensorhub_common.telemetry import process as telemetry, process_spans
+from tensorhub_common.observability.metrics import METER, observe, unlabelled
+
+for _ in range(2):
+    telemetry.start("tensorhub-agent", "agent-0", settings.load(os.environ), pathlib.Path(sys.argv[1]))
+observe(metrics.get_meter(METER), "tensorhub.agent.workers", unlabelled(lambda: 7))
+with trace.get_tracer("test").start_as_current_span("decide") as span:
+    trace_id = trace.format_trace_id(span.get_span_context().trace_id)
+begin = time.monotonic()
+whole = telemetry.shutdown(float(sys.argv[2]))
+print(json.dumps({
+    "trace": trace_id, "whole": whole, "took_s": time.monotonic() - begin,
+    "kept": process_spans.span_store() is not None,
+    "exporter": "trace_exporter" in " ".join(sys.modules), "page": "prometheus_client" in sys.modules,
+}))
+"""
+
+
+def run_program(state: Path, environ: Mapping[str, str], timeout_s: float = 10) -> dict[str, Any]:
+    """Run a program of its own, since a process has one provider of spans and one of metrics for good."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TENSORHUB_"))}
+    arguments = [sys.executable, "-c", PROGRAM, str(state), str(timeout_s)]
+    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def spans_kept(state: Path) -> str:
+    return (state / "spans" / "spans.jsonl").read_text()
+
+
+def test_spans_reach_the_collector_that_the_environment_names(tmp_path: Path) -> None:
+    with receiving() as collector:
+        said = run_program(tmp_path, collector.environ)
+    assert (said["whole"], said["exporter"], said["page"]) == (True, True, False)
+    assert [(span.trace, span.name) for span in collector.everything] == [(said["trace"], "decide")]
+
+
+def test_metrics_are_pushed_to_the_endpoint_for_metrics_and_spans_are_kept(tmp_path: Path) -> None:
+    with receiving() as collector:
+        url = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        said = run_program(tmp_path, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": url, "TENSORHUB_METRICS": "0"})
+    assert (said["whole"], said["kept"], said["page"], said["exporter"]) == (True, True, True, False)
+    assert (collector.gauges["tensorhub.agent.workers"], collector.everything) == (7, [])
+    assert '"name":"decide"' in spans_kept(tmp_path)
+
+
+def test_without_an_endpoint_spans_have_ids_and_no_exporter_nor_page_is_imported(tmp_path: Path) -> None:
+    said = run_program(tmp_path, {})
+    assert int(said["trace"], 16) != 0
+    assert (said["whole"], said["kept"], said["exporter"], said["page"]) == (True, True, False, False)
+    assert said["trace"] in spans_kept(tmp_path)
+
+
+def test_open_telemetry_s_switch_turns_all_of_it_off(tmp_path: Path) -> None:
+    said = run_program(tmp_path, {"OTEL_SDK_DISABLED": "true", "TENSORHUB_METRICS": "0"})
+    assert (said["whole"], said["kept"], said["page"]) == (True, False, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_collector_that_does_not_answer_holds_up_neither_shutdown_nor_exit(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
+        said = run_program(tmp_path, environ, 0.3)
+    assert not said["whole"]
+    assert said["took_s"] < BUSY_S
+    assert time.monotonic() - begin < WAIT_S

@@ -43,24 +43,17 @@ def found(files: SpanFiles, count_max: int = 10_000) -> list[int]:
     return [int(each.span, 16) for each in files.newest(b"transfer", lambda _: True, count_max)[0]]
 
 
-def test_what_was_appended_is_found_newest_first(files: SpanFiles) -> None:
+def test_what_was_appended_is_found_newest_first_and_by_nobody_else(files: SpanFiles) -> None:
+    assert files.newest(b"transfer", lambda _: True, 1) == ([], 0), "there is no directory yet"
     assert files.append([line(1), line(2)]) == 0
     assert files.append([line(3, "read")]) == 0
     assert found(files) == [2, 1]
     assert files.newest(b"read", lambda each: each.name == "read", 9) == ([span(3, "read")], 0)
-
-
-def test_nobody_else_may_read_them(files: SpanFiles) -> None:
-    files.append([line(1)])
     assert files.directory.stat().st_mode & 0o777 == DIRECTORY_MODE
     assert (files.directory / NEW).stat().st_mode & 0o777 == MODE
-
-
-def test_another_process_of_the_name_finds_what_an_earlier_one_kept(files: SpanFiles) -> None:
-    files.append([line(1)])
     again = SpanFiles(files.directory, BYTES_MAX)
-    again.append([line(2)])
-    assert found(again) == [2, 1]
+    again.append([line(4)])
+    assert found(again) == [4, 2, 1], "a later process finds what an earlier one kept"
 
 
 def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
@@ -71,36 +64,24 @@ def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
     kept = found(files)
     assert kept == list(range(1999, 1999 - len(kept), -1))
     assert len(kept) * 200 > BYTES_MAX // 4
-
-
-def test_a_batch_larger_than_a_generation_is_cut_and_its_end_kept(files: SpanFiles) -> None:
-    assert files.append([line(number) for number in range(2_000)]) == 0
+    assert files.append([line(number) for number in range(4_000)]) == 0, "a batch larger than a generation is cut"
     assert sum(path.stat().st_size for path in files.directory.iterdir()) <= BYTES_MAX
-    assert found(files)[0] == 1999
-
-
-def test_a_span_that_is_too_long_is_not_kept_and_the_others_are(files: SpanFiles) -> None:
-    assert files.append([line(1), line(2, text="x" * SPAN_BYTES_MAX), line(3)]) == 1
-    assert found(files) == [3, 1]
+    assert found(files)[0] == 3999
 
 
 @pytest.mark.parametrize("cut", [1, 20, 100])
-def test_a_torn_last_line_costs_that_line_alone(files: SpanFiles, cut: int) -> None:
-    files.append([line(1), line(2)])
+def test_a_torn_line_garbage_and_a_span_that_is_too_long_cost_themselves_alone(files: SpanFiles, cut: int) -> None:
+    assert files.append([line(9, text="x" * SPAN_BYTES_MAX)]) == 1
+    assert files.append([line(1), line(9, text="x" * SPAN_BYTES_MAX), line(2)]) == 1
     path = files.directory / NEW
     os.truncate(path, path.stat().st_size - cut)
     # Without its line end alone the last one is still whole.
     assert found(files) == ([2, 1] if cut == 1 else [1])
     files.append([line(3)])
-    assert found(files) == ([3, 2, 1] if cut == 1 else [3, 1])
-
-
-def test_garbage_in_the_files_is_passed_over(files: SpanFiles) -> None:
-    files.append([line(1)])
-    with (files.directory / NEW).open("ab") as file:
+    with path.open("ab") as file:
         file.write(b'\xff\x00transfer\n{"trace": "transfer"}\n[[[[transfer\n' + b"[" * 100_000 + b"transfer\n")
-    files.append([line(2)])
-    assert found(files) == [2, 1]
+    files.append([line(4)])
+    assert found(files) == ([4, 3, 2, 1] if cut == 1 else [4, 3, 1])
 
 
 def test_what_is_too_much_for_one_answer_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -110,10 +91,6 @@ def test_what_is_too_much_for_one_answer_is_left_out_and_counted(tmp_path: Path)
     assert len(spans) + left_out == 2_000
     assert 0 < len(spans) * 1_000 < ANSWER_BYTES_MAX
     assert files.newest(b"transfer", lambda _: True, 3)[1] == 1_997
-
-
-def test_a_directory_that_is_not_there_holds_nothing(files: SpanFiles) -> None:
-    assert files.newest(b"transfer", lambda _: True, 1) == ([], 0)
 
 
 def test_while_another_process_writes_it_is_to_be_tried_again(files: SpanFiles) -> None:
@@ -149,23 +126,20 @@ def writer(directory: Path, first: int, count: int, bytes_max: int) -> "subproce
     return subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True)
 
 
-def test_two_processes_of_one_name_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    both = [writer(tmp_path, first, 300, 8 << 20) for first in (0, 1000)]
-    for process in both:
+@pytest.mark.parametrize("bytes_max", [8 << 20, BYTES_MAX])
+def test_two_processes_of_one_name_lose_nothing_of_each_other_and_keep_bound_and_lines(
+    tmp_path: Path, bytes_max: int
+) -> None:
+    for process in [writer(tmp_path, first, 500, bytes_max) for first in (0, 1000)]:
         process.communicate(timeout=120)
         assert process.returncode == 0
-    kept = found(SpanFiles(tmp_path, 8 << 20))
-    assert sorted(kept) == [*range(300), *range(1000, 1300)]
-
-
-def test_two_processes_that_rotate_keep_the_bound_and_whole_lines(tmp_path: Path) -> None:
-    for process in [writer(tmp_path, first, 500, BYTES_MAX) for first in (0, 1000)]:
-        process.communicate(timeout=120)
-        assert process.returncode == 0
-    assert {path.name for path in tmp_path.iterdir()} == {NEW, OLD}
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= BYTES_MAX
-    lines = b"".join(path.read_bytes() for path in tmp_path.iterdir()).splitlines()
-    assert len(found(SpanFiles(tmp_path, BYTES_MAX))) == len(lines)
+    kept = found(SpanFiles(tmp_path, bytes_max))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= bytes_max
+    assert len(kept) == len(b"".join(path.read_bytes() for path in tmp_path.iterdir()).splitlines())
+    if bytes_max == BYTES_MAX:
+        assert {path.name for path in tmp_path.iterdir()} == {NEW, OLD}, "they have rotated"
+    else:
+        assert sorted(kept) == [*range(500), *range(1000, 1500)]
 
 
 def test_what_a_killed_process_has_written_stands_there(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Spans made of records: ids as they were given out, the provider's own sampler, and no harm to who goes on."""
 
 import asyncio
-import logging
+import threading
+import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -19,6 +21,7 @@ from tensorhub_common.observability.deferred_spans import (
     DeferredSpans,
     flush_deferred_spans,
 )
+from tensorhub_common.observability.span_cost import CpuAccount
 from tensorhub_common.observability.trace_context import SpanRecord, finished_span
 from tensorhub_common.telemetry.process import make_provider
 from tensorhub_common.telemetry.span_maker import SpanMaker
@@ -61,45 +64,44 @@ def test_a_span_is_as_its_record_says() -> None:
     assert (bad.status.status_code, bad.status.description) == (StatusCode.ERROR, "lost")
 
 
-def test_the_sampler_decides_about_a_new_trace() -> None:
+def test_the_sampler_decides_about_a_new_trace_and_without_a_provider_there_is_no_maker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not maker(ALWAYS_OFF)[0].new_trace("publish").sampled
     assert maker()[0].new_trace("publish").sampled
-
-
-def test_without_a_provider_of_spans_there_is_no_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SpanMaker.of(trace.NoOpTracerProvider()) is None
     assert SpanMaker.of(make_provider("agent", "a-0", {})[0]) is not None
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert SpanMaker.of(make_provider("agent", "a-0", {})[0]) is None
 
 
+async def wait_until_told(later: DeferredSpans) -> None:
+    """Wait until all that was added is told."""
+    all_told = asyncio.Event()
+    later.add(all_told.set)
+    async with asyncio.timeout(WAIT_S):
+        await all_told.wait()
+
+
 async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_spans, "SOON_S", 0.0)
-    told: list[int] = []
-    later = DeferredSpans()
+    told, later = list[int](), DeferredSpans()
     for number in range(3 * TURN_STORIES_MAX):
         later.add(partial(told.append, number))
     assert told == [], "whoever waits for an answer has it first"
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(told) <= TURN_STORIES_MAX
-    all_told = asyncio.Event()
-    later.add(all_told.set)
-    async with asyncio.timeout(WAIT_S):
-        await all_told.wait()
+    await wait_until_told(later)
     assert told == list(range(3 * TURN_STORIES_MAX))
 
 
 async def test_where_stories_end_all_the_time_their_spans_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first after a quiet time are made soon; the next wait until so much time has passed since then."""
     monkeypatch.setattr(deferred_spans, "SOON_S", 0.0)
-    told: list[int] = []
-    later = DeferredSpans()
-    all_told = asyncio.Event()
+    told, later = list[int](), DeferredSpans()
     later.add(partial(told.append, 1))
-    later.add(all_told.set)
-    async with asyncio.timeout(WAIT_S):
-        await all_told.wait()
+    await wait_until_told(later)
     began = asyncio.get_running_loop().time()
     later.add(partial(told.append, 2))
     assert later._timer is not None
@@ -122,21 +124,36 @@ async def test_who_asks_gets_what_waits_and_the_end_is_told_once(monkeypatch: py
     assert len(told) == TURN_STORIES_MAX + 2
 
 
-async def test_a_story_that_fails_is_logged_and_the_next_one_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)
-    told: list[str] = []
-    later = DeferredSpans()
-    later.add(lambda: told.append(str(1 // 0)))
-    later.add(lambda: told.append("next"))
+async def test_so_many_stories_wait_and_one_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    told, later = list[int](), DeferredSpans()
+    for number in range(STORIES_MAX + 1):
+        later.add(partial(told.append, number))
+    later.add(lambda: told.append(1 // 0))
     later.flush()
-    assert told == ["next"]
+    assert (len(told), told[0], told[-1]) == (STORIES_MAX - 1, 2, STORIES_MAX)
+    later.add(lambda: told.append(1 // 0))
+    later.add(partial(told.append, -1))
+    later.flush()
+    assert told[-1] == -1
     assert "making spans failed" in caplog.text
 
 
-async def test_so_many_stories_wait_and_no_more() -> None:
-    told: list[int] = []
-    later = DeferredSpans()
-    for number in range(STORIES_MAX + 2):
-        later.add(partial(told.append, number))
-    later.flush()
-    assert (len(told), told[0]) == (STORIES_MAX, 2)
+def test_processor_time_counts_and_waiting_does_not_and_threads_are_summed() -> None:
+    account = CpuAccount()
+    with account.counted():
+        threading.Event().wait(0.05)
+    assert account.spent_s < 0.04
+
+    def part() -> None:
+        with suppress(ZeroDivisionError), account.counted():
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+            _ = 1 / 0
+
+    threads = [threading.Thread(target=part) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert account.spent_s >= 0.06, "who fails counts, too"

@@ -116,12 +116,13 @@ def test_a_finished_span_is_found_as_it_was(keeper: SpanStore) -> None:
     assert (read.error, plan.error) == (None, "KeyError: 'no planner'")
 
 
-def test_a_span_of_another_process_is_kept_beside_ours(keeper: SpanStore) -> None:
+def test_a_span_of_another_process_is_kept_beside_ours_and_one_that_is_too_long_dropped(keeper: SpanStore) -> None:
     keeper.take(HANDED)
     keeper.take(structs.replace(HANDED, error="x" * 5_000))
+    keeper.take(structs.replace(HANDED, attributes={str(key): "x" * 900 for key in range(100)}))
     cut, whole = everything(keeper)
     assert whole == HANDED
-    assert cut.error == "x" * TEXT_CHARS_MAX
+    assert (cut.error, keeper.dropped) == ("x" * TEXT_CHARS_MAX, 1)
 
 
 @pytest.mark.parametrize(
@@ -143,33 +144,36 @@ def test_what_is_no_span_can_t_come_over_a_wire(change: dict[str, object]) -> No
         msgspec.json.decode(body, type=FinishedSpan)
 
 
-def test_a_span_that_is_too_long_is_dropped_and_counted(keeper: SpanStore) -> None:
-    keeper.take(structs.replace(HANDED, attributes={str(key): "x" * 900 for key in range(100)}))
-    assert (everything(keeper), keeper.dropped) == ([], 1)
+def ends(keeper: SpanStore, spans: int = 1) -> None:
+    """End so many spans of the keeper's provider."""
+    tracer = provider_of(keeper).get_tracer("test")
+    for _ in range(spans):
+        tracer.start_span("read").end()
+
+
+def written(directory: Path) -> int:
+    return len(SpanFiles(directory, 1 << 20).newest(b"read", lambda _: True, 10)[0])
 
 
 def test_whoever_ends_a_span_never_waits_for_the_disk_and_a_full_queue_drops(tmp_path: Path) -> None:
     files = Slow(tmp_path)
     keeper = SpanStore(files)
-    tracer = provider_of(keeper).get_tracer("test")
-    for _ in range(QUEUE_SPANS_MAX + 100):
-        tracer.start_span("read").end()
+    ends(keeper, QUEUE_SPANS_MAX + 100)
     assert keeper.dropped == 100
     assert len(keeper._queue) <= QUEUE_SPANS_MAX
     assert files.writers <= {"span-keeper"}
     files.go.set()
     keeper.shutdown()
     keeper._thread.join(60)
-    assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 10
+    assert written(tmp_path) == 10
 
 
 def test_a_directory_that_cant_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "spans").write_text("in the way")
     keeper = SpanStore(SpanFiles(tmp_path / "spans", 1 << 20))
-    tracer = provider_of(keeper).get_tracer("test")
     with caplog.at_level(logging.WARNING):
         for count in range(1, 4):
-            tracer.start_span("read").end()
+            ends(keeper)
             assert keeper.force_flush()
             assert keeper.dropped == count
     keeper.shutdown()
@@ -189,14 +193,13 @@ def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
         return wait(timeout)
 
     monkeypatch.setattr(keeper._closed, "wait", looking)
-    written = SpanFiles(tmp_path, 1 << 20)
     for number in (1, 2):
         keeper.take(finished_span("read", place_at(1, number), None, (1, 2), {}))
         for _ in range(10):
             assert looks.acquire(timeout=120)
-        assert len(written.newest(b"read", lambda _: True, 10)[0]) == 1
+        assert written(tmp_path) == 1
     keeper.shutdown()
-    assert len(written.newest(b"read", lambda _: True, 10)[0]) == 2
+    assert written(tmp_path) == 2
 
 
 def test_a_span_that_is_no_text_costs_itself_alone(keeper: SpanStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,7 +221,7 @@ def test_a_full_disk_costs_spans_and_nothing_else(caplog: pytest.LogCaptureFixtu
 
     keeper = SpanStore(Full(Path("/dev/shm"), 1 << 20))  # noqa: S108 (only locked)
     with caplog.at_level(logging.WARNING):
-        provider_of(keeper).get_tracer("test").start_span("read").end()
+        ends(keeper)
         assert keeper.force_flush()
     assert keeper.dropped == 1
     assert "No space left" in caplog.text
@@ -227,12 +230,12 @@ def test_a_full_disk_costs_spans_and_nothing_else(caplog: pytest.LogCaptureFixtu
 
 def test_shutdown_writes_what_is_left_and_returns_within_its_bound(tmp_path: Path) -> None:
     keeper = SpanStore(SpanFiles(tmp_path, 1 << 20))
-    provider_of(keeper).get_tracer("test").start_span("read").end()
+    ends(keeper)
     keeper.shutdown()
-    assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 1
+    assert written(tmp_path) == 1
     stuck = Slow(tmp_path)
     keeper = SpanStore(stuck)
-    provider_of(keeper).get_tracer("test").start_span("read").end()
+    ends(keeper)
     keeper.shutdown()
     assert keeper._thread.is_alive()
     stuck.go.set()

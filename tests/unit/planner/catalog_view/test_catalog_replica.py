@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
-from tests.unit.common.catalog.catalog_world import JOB, MODEL, World, decided, root
 from tests.unit.planner.given import MIB
 
 from tensorhub_common.catalog.apply import apply
@@ -21,6 +20,7 @@ from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.decision import PlanDecision, found_in
 from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
+from tensorhub_simulator.drivers.catalog import JOB, MODEL, CatalogDriver, decided, root
 
 JOIN = Join(by=Sender("a", 1, 1), host="node-1", site="berlin")
 
@@ -74,7 +74,7 @@ def test_only_the_next_entry_is_taken(fold: CatalogReplica, seq: int) -> None:
 
 def test_a_whole_story_gives_the_registrys_catalog() -> None:
     """Commands as they stand in the log, with events between them; some name no sender, as those from outside."""
-    world = World()
+    world = CatalogDriver()
     world.replica_of("trainer", "a")
     world.replica_of("rollout", "b")
     world.publish("trainer", 1)
@@ -93,7 +93,7 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
 
 def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_has_folded_all() -> None:
     """The second reader is sent to the first one, which is half-filled, and not to the one ready holder as well."""
-    world = World()
+    world = CatalogDriver()
     for name, agent in (("trainer", "a"), ("first", "b"), ("second", "c")):
         world.replica_of(name, agent)
         world.catalog.agents[agent].host = agent

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from tests.unit.common.catalog.catalog_world import MODEL, World, decided, root
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import NO_ROOT, Join, Sender
 from tensorhub_common.protocol.plans import PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Candidates, find_candidates, replica_layouts
 from tensorhub_planner.primitives.topology import AgentPlace
+from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, decided, root
 
 
 def demand(
@@ -20,27 +20,27 @@ def demand(
     )
 
 
-def found(world: World, wants: PlanRequest | None = None) -> Candidates:
+def found(world: CatalogDriver, wants: PlanRequest | None = None) -> Candidates:
     result = find_candidates(world.catalog, wants or demand(), pipelining=False)
     assert isinstance(result, Candidates), result
     return result
 
 
-def holders(world: World, wants: PlanRequest | None = None) -> list[SourceId]:
+def holders(world: CatalogDriver, wants: PlanRequest | None = None) -> list[SourceId]:
     return [holder.source for holder in found(world, wants).holders.able]
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> CatalogDriver:
     """A trainer on `a` has published version 12, and a replica on `me` wants it."""
-    made = World()
+    made = CatalogDriver()
     made.replica_of("trainer", "a")
     made.replica_of("rollout", "me")
     made.publish("trainer", 12)
     return made
 
 
-def test_who_has_fetched_it_is_a_holder_too(world: World) -> None:
+def test_who_has_fetched_it_is_a_holder_too(world: CatalogDriver) -> None:
     world.replica_of("other", "b")
     world.start("other")
     assert [each.agent for each in holders(world)] == ["a"]
@@ -56,7 +56,7 @@ def half(catalog: Catalog) -> list[tuple[str, ReadPriority | None, str | None]]:
     return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
 
 
-def test_who_is_to_be_filled_is_a_half_filled_holder(world: World) -> None:
+def test_who_is_to_be_filled_is_a_half_filled_holder(world: CatalogDriver) -> None:
     """From the decision on, with the turn that its agent was told of, and as a ready one once it is filled."""
     world.replica_of("other", "b")
     told = decided(world.want("other", "latest"))
@@ -71,7 +71,7 @@ def test_who_is_to_be_filled_is_a_half_filled_holder(world: World) -> None:
 
 def test_without_a_root_what_is_being_filled_gives_nothing() -> None:
     """With digests off, or in a layout that the log has no root of, nothing vouches for a piece before all stand."""
-    world = World()
+    world = CatalogDriver()
     world.replica_of("trainer", "a")
     world.replica_of("other", "b")
     world.join("c")
@@ -86,14 +86,14 @@ def test_without_a_root_what_is_being_filled_gives_nothing() -> None:
     assert [each.agent for each in holders(world)] == ["a", "b"]
 
 
-def test_a_turn_is_that_of_the_last_decision(world: World) -> None:
+def test_a_turn_is_that_of_the_last_decision(world: CatalogDriver) -> None:
     world.replica_of("other", "b")
     first, again = decided(world.want("other", "latest")), decided(world.replan("other"))
     assert again.cmd > first.cmd
     assert half(world.catalog) == [("b", ReadPriority(again.cmd, again.round), root(12))]
 
 
-def test_a_staged_shard_gives_nothing_of_what_is_filled_beside_it(world: World) -> None:
+def test_a_staged_shard_gives_nothing_of_what_is_filled_beside_it(world: CatalogDriver) -> None:
     """It serves what it holds until all swap, whatever its round was decided for: then it is a ready holder."""
     world.replica_of("other", "b")
     decided(world.want("other", "latest", staged=True))
@@ -104,7 +104,7 @@ def test_a_staged_shard_gives_nothing_of_what_is_filled_beside_it(world: World) 
     assert [each.agent for each in holders(world)] == ["a", "b"]
 
 
-def test_a_draining_shard_is_none(world: World) -> None:
+def test_a_draining_shard_is_none(world: CatalogDriver) -> None:
     world.fetch("rollout")
     world.unpublish("trainer")
     assert holders(world, demand("trainer", agent="a"))[0].agent == "me"
@@ -112,7 +112,7 @@ def test_a_draining_shard_is_none(world: World) -> None:
     assert found(world).holders.absent == ("trainer/0 on a is draining version 12",)
 
 
-def test_a_draining_shard_of_the_version_is_told_apart_from_any_other_that_is_absent(world: World) -> None:
+def test_a_draining_shard_of_the_version_is_told_apart_from_any_other_that_is_absent(world: CatalogDriver) -> None:
     """While it drains, those that read from it go on, so chains still end there: of this version, and of no other."""
     world.replica_of("second", "b")
     assert not found(world).holders.draining
@@ -124,7 +124,7 @@ def test_a_draining_shard_of_the_version_is_told_apart_from_any_other_that_is_ab
     assert not found(world).holders.draining
 
 
-def test_a_replica_that_maps_is_neither_a_holder_nor_absent(world: World) -> None:
+def test_a_replica_that_maps_is_neither_a_holder_nor_absent(world: CatalogDriver) -> None:
     """It has no memory of its own. Whoever registered after it is looked at all the same."""
     world.join("b")
     world.register("b", "viewer", mapped=True)
@@ -134,12 +134,12 @@ def test_a_replica_that_maps_is_neither_a_holder_nor_absent(world: World) -> Non
     assert found(world).holders.absent == ()
 
 
-def test_an_agent_that_came_back_has_a_higher_incarnation(world: World) -> None:
+def test_an_agent_that_came_back_has_a_higher_incarnation(world: CatalogDriver) -> None:
     world.join("a", world.holding("trainer"))
     assert holders(world) == [SourceId("a", 2, "trainer", 0)]
 
 
-def test_each_shard_finds_its_own(world: World) -> None:
+def test_each_shard_finds_its_own(world: CatalogDriver) -> None:
     """Of a replica of two, shard 1 reads from shard 1s, and keys tell shards apart though layouts be equal."""
     world.replica_of("pair", "b", "c")
     world.replica_of("pair-reader", "d", "e")
@@ -149,7 +149,7 @@ def test_each_shard_finds_its_own(world: World) -> None:
     assert same == [SourceId("c", 1, "pair", 1)]
 
 
-def test_another_cut_is_named_whichever_shard_asks(world: World) -> None:
+def test_another_cut_is_named_whichever_shard_asks(world: CatalogDriver) -> None:
     """Shard 1 of two has no counterpart in a replica of one, and is told of that one's layout all the same."""
     world.replica_of("pair-reader", "d", "e")
     seen = found(world, demand("pair-reader", shard=1, agent="e"))
@@ -158,7 +158,7 @@ def test_another_cut_is_named_whichever_shard_asks(world: World) -> None:
     assert (holder.source, holder.shards) == (SourceId("a", 1, "trainer", 0), 1)
 
 
-def test_places_of_all_who_matter(world: World) -> None:
+def test_places_of_all_who_matter(world: CatalogDriver) -> None:
     world.say(Join(by=Sender("b", 1, 999), host="node-9", site="paris"))
     world.register("b", "other")
     world.fetch("other")
@@ -170,7 +170,7 @@ def test_places_of_all_who_matter(world: World) -> None:
     }
 
 
-def test_many_who_cannot_serve_are_counted(world: World) -> None:
+def test_many_who_cannot_serve_are_counted(world: CatalogDriver) -> None:
     for number in range(ABSENT_MAX + 3):
         world.join(f"idle-{number}")
         world.register(f"idle-{number}", f"idle-{number}")
@@ -189,14 +189,14 @@ def test_many_who_cannot_serve_are_counted(world: World) -> None:
         (demand(agent="a"), "ReplicaConflict", "is on agent 'me', not 'a'"),
     ],
 )
-def test_what_the_log_does_not_know(world: World, wants: PlanRequest, error: str, words: str) -> None:
+def test_what_the_log_does_not_know(world: CatalogDriver, wants: PlanRequest, error: str, words: str) -> None:
     refusal = find_candidates(world.catalog, wants, pipelining=True)
     assert isinstance(refusal, Refusal)
     assert refusal.error == error
     assert words in refusal.reason
 
 
-def test_the_first_shard_without_a_root_sees_all_layouts_of_its_replica(world: World) -> None:
+def test_the_first_shard_without_a_root_sees_all_layouts_of_its_replica(world: CatalogDriver) -> None:
     """It was looked up before: since then the replica may have been released, or cut otherwise."""
     for shard, layout in enumerate(["P", "Q", "Q"]):
         world.register("me", "engine", shard, 3, layout=layout)
@@ -210,7 +210,7 @@ def test_the_first_shard_without_a_root_sees_all_layouts_of_its_replica(world: W
     assert [replica_layouts(world.catalog, each) for each in gone] == [()] * 4
 
 
-def newer(world: World) -> None:
+def newer(world: CatalogDriver) -> None:
     world.empty("trainer")
     world.publish("trainer", 13)
 
@@ -224,7 +224,7 @@ def newer(world: World) -> None:
     ],
 )
 def test_a_shard_that_can_not_serve_is_named_with_its_state(
-    world: World, change: Callable[[World], object], state: str
+    world: CatalogDriver, change: Callable[[CatalogDriver], object], state: str
 ) -> None:
     """The reader's own shard, which has the version already, is no holder either."""
     world.fetch("rollout")
@@ -234,7 +234,7 @@ def test_a_shard_that_can_not_serve_is_named_with_its_state(
     assert found(world).holders.absent == (f"trainer/0 on a {state}",)
 
 
-def test_shards_are_told_apart_by_their_index_and_their_layout(world: World) -> None:
+def test_shards_are_told_apart_by_their_index_and_their_layout(world: CatalogDriver) -> None:
     world.join("b")
     world.register("b", "odd", layout="M")
     seen = found(world, demand("odd", agent="b"))

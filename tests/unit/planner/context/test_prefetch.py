@@ -4,7 +4,6 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from tests.unit.common.catalog.catalog_world import MODEL, World
 from tests.unit.planner.given import register_replica, wait_for_latest
 
 from tensorhub_common.errors import LayoutMismatch
@@ -14,6 +13,7 @@ from tensorhub_planner.context import prefetch
 from tensorhub_planner.context.prefetch import ProgramPrefetcher
 from tensorhub_planner.context.program_store import ProgramStore
 from tensorhub_planner.primitives.source_set import LayoutSet
+from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver
 
 JOB = "job"
 
@@ -47,7 +47,7 @@ async def programs(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
     return FakePrograms()
 
 
-def preparing_in(world: World, programs: Any) -> ProgramPrefetcher:
+def preparing_in(world: CatalogDriver, programs: Any) -> ProgramPrefetcher:
     work = Supervisor("the planner of a test")
     return ProgramPrefetcher(cast("ProgramStore", programs), lambda job: world.catalog if job == JOB else None, work)
 
@@ -59,15 +59,17 @@ async def looked(one: ProgramPrefetcher) -> None:
 
 
 @pytest.fixture
-def world() -> World:
-    made = World()
+def world() -> CatalogDriver:
+    made = CatalogDriver()
     register_replica(made, "trainer", "t0")
     register_replica(made, "engine", "e0", "e1", "e2")
     wait_for_latest(made, "engine", 3)
     return made
 
 
-async def test_each_program_is_asked_for_once_also_one_that_cannot_be(world: World, programs: FakePrograms) -> None:
+async def test_each_program_is_asked_for_once_also_one_that_cannot_be(
+    world: CatalogDriver, programs: FakePrograms
+) -> None:
     one = preparing_in(world, programs)
     one.see(JOB, JOINED)
     await looked(one)
@@ -77,7 +79,7 @@ async def test_each_program_is_asked_for_once_also_one_that_cannot_be(world: Wor
     assert len(programs.asked) == 3
 
 
-async def test_who_joins_during_a_look_is_seen_by_the_next(world: World, programs: FakePrograms) -> None:
+async def test_who_joins_during_a_look_is_seen_by_the_next(world: CatalogDriver, programs: FakePrograms) -> None:
     one = preparing_in(world, programs)
     programs.gate.clear()
     one.see(JOB, JOINED)
@@ -92,7 +94,7 @@ async def test_who_joins_during_a_look_is_seen_by_the_next(world: World, program
     assert programs.asked[3:] == ["l0"]
 
 
-async def test_other_events_and_unknown_jobs_are_nothing_to_it(world: World, programs: FakePrograms) -> None:
+async def test_other_events_and_unknown_jobs_are_nothing_to_it(world: CatalogDriver, programs: FakePrograms) -> None:
     one = preparing_in(world, programs)
     one.see(JOB, VersionPublished(model=MODEL, version=1, replica="trainer", roots=("a",)))
     assert not one.looks

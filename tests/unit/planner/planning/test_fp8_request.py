@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.common.catalog.catalog_world import MODEL, World
 from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_common.programs.numbered_program import NumberedProgram
@@ -21,6 +20,7 @@ from tensorhub_planner.planning.plan import make_plan
 from tensorhub_planner.planning.request import DemandPlanner
 from tensorhub_planner.planning.verifier import PlanError
 from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver
 from tensorhub_simulator.drivers.planner import Known, Layouts, at_once
 
 EDGES = (70, 200, 300, 390)
@@ -30,7 +30,7 @@ class Blocks:
     """A trainer of five shards has published; `first` and `second` want its tensor quantised."""
 
     def __init__(self) -> None:
-        self.log, layouts = World(), Layouts()
+        self.log, layouts = CatalogDriver(), Layouts()
         for shard, layout in enumerate(sources(*EDGES).values()):
             self.log.join(f"t{shard}")
             self.log.register(f"t{shard}", "trainer", shard, len(EDGES) + 1, layout=layouts.add(layout))

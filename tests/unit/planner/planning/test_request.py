@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from tests.unit.common.catalog.catalog_world import MODEL, World
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand
@@ -12,6 +11,7 @@ from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.request import DemandPlanner
 from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver
 from tensorhub_simulator.drivers.planner import Known, Layouts, at_once
 
 
@@ -23,7 +23,7 @@ class Planner:
     """A trainer has published, and two engines that are cut otherwise want to read."""
 
     def __init__(self) -> None:
-        log, layouts = World(), Layouts()
+        log, layouts = CatalogDriver(), Layouts()
         for name, layout in {"trainer": half(0, 4), "upper": half(0, 2), "lower": half(2, 2)}.items():
             log.join(name)
             log.register(name, name, layout=layouts.add(layout))
@@ -59,7 +59,7 @@ class Stages:
     """A trainer has published four tensors; a replica whose shards have these of them wants to read."""
 
     def __init__(self, *stages: str, published: tuple[str, ...] = ("abcd",)) -> None:
-        log, layouts = World(), Layouts()
+        log, layouts = CatalogDriver(), Layouts()
         for shard, names in enumerate(published):
             agent = f"trainer-{shard}"
             log.join(agent)
