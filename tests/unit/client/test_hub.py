@@ -5,8 +5,6 @@ import gc
 import inspect
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.kit.waiting import wait_until
+from tests.unit.client.conftest import python
 from tests.unit.client.fake_agent import FakeAgent
 from torch import nn
 
@@ -299,11 +298,6 @@ def test_a_forked_child_is_told_to_connect_again_and_hides_nothing(agent: FakeAg
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for fd in (ready, told, go_on, go):
         os.close(fd)
-
-
-def python(program: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
 PROGRAM = """
