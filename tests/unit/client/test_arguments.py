@@ -118,8 +118,6 @@ OTHERS: Final[dict[str, Call]] = {
     "install": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", install=x),
     "resume": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", resume=x),
 }
-
-
 NAMES: Final = ("", " ", "a b", "a.b", "a/b", "ä", "_x", "x" * 65, "a\n", "\ud800", None, 7, b"x", HUGE, Unshowable())
 NAMED: Final[dict[str, Call]] = {
     "model": lambda hub, _, value: hub.register(value, {"w": torch.ones(1)}, replica="r"),

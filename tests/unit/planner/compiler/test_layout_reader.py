@@ -26,8 +26,6 @@ SOME = st.builds(
     st.integers(0, 4),
     st.integers(0, 4),
 )
-
-
 LAYOUTS = st.lists(st.lists(SOME, max_size=4, unique_by=lambda each: each.name).map(layout_of), max_size=8)
 
 
@@ -117,11 +115,7 @@ def by_itself(data: bytes) -> Layout | None:
 
 
 RANKS = st.builds(rank, *[st.sampled_from(["", ".e1", ".e20", ".e300"])] * 3, size=st.sampled_from([0, 4, 8]))
-
-
 ALTERED = st.tuples(RANKS.map(encoded), st.integers(0, 400), st.sampled_from([b"", b"\x01", b"\x96", b"layers.05"]))
-
-
 BLOBS = RANKS.map(encoded) | ALTERED.map(lambda it: it[0][: it[1]] + it[2] + it[0][it[1] + len(it[2]) :])
 
 

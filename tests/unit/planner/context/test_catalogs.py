@@ -26,8 +26,6 @@ from tensorhub_planner.context import catalogs as context_catalogs
 from tensorhub_planner.context.catalogs import CatalogReplicas, JobUnknown, PlannerBehind
 
 JOB = "run-7"
-
-
 Step = StoredEntry | Exception
 
 

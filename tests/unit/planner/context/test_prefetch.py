@@ -16,11 +16,7 @@ from tensorhub_planner.context.program_store import ProgramStore
 from tensorhub_planner.primitives.source_set import LayoutSet
 
 JOB = "job"
-
-
 WAIT_S = 60.0
-
-
 JOINED = RoundJoined(model=MODEL, replica="engine", round=1, shard=0, missing=())
 
 

@@ -18,8 +18,6 @@ from tensorhub_planner.context.program_store import ProgramStore
 from tensorhub_planner.primitives.source_set import LayoutSet
 
 JOB = "run-7"
-
-
 ROWS = 12
 
 

@@ -26,11 +26,7 @@ from tensorhub_planner.load.load import AgentTransport, Load, ReaderId
 from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
-
-
 ONE, TWO = (ReaderId(JOB, "policy", "rollout", shard) for shard in range(2))
-
-
 FILLED = ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
 
 
@@ -176,8 +172,6 @@ def test_a_source_that_was_tried_beside_another_does_not_leave_that_ones_reader_
 
 
 readers = st.builds(ReaderId, st.just(JOB), st.just("policy"), st.sampled_from("xyz"), st.just(0))
-
-
 moves = st.one_of(
     st.tuples(st.just("assign"), readers, st.sampled_from("ab"), st.integers(0, 9)),
     st.tuples(st.just("done"), readers, st.just(""), st.just(0)),

@@ -25,15 +25,9 @@ from tensorhub_planner.primitives.limits import LOCAL, NETWORK, WIDE, PlanLimits
 from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 GB = 10**9
-
-
 RATES = Rates(ingest_bps=10 * GB, source_bps=10 * GB, setup_s=0.01)
-
-
 FREE = Rates(ingest_bps=1e15, source_bps=GB, setup_s=0)
 """Asking one more costs nothing, and the reader is no bound."""
-
-
 IDLE = StripeCandidate(0)
 
 
@@ -58,8 +52,6 @@ def test_nothing_to_read() -> None:
 
 
 candidates = st.lists(st.builds(StripeCandidate, st.integers(0, 20), st.integers(0, 10**12)), min_size=1, max_size=40)
-
-
 rates = st.builds(
     lambda ingest, source, setup: Rates(ingest_bps=ingest, source_bps=source, setup_s=setup),
     st.floats(1e6, 1e12),

@@ -23,11 +23,7 @@ from tensorhub_planner.planning.decision import PlanDecision
 from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
-
-
 GIB = 1024 * MIB
-
-
 LIMITS = PlanLimits()
 
 

@@ -24,11 +24,7 @@ from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 ROWS = 24
-
-
 LIMITS = PlanLimits()
-
-
 STRANGER = ReaderId("job", "policy", "evaluator", 0)
 
 
@@ -38,11 +34,7 @@ def rows(begin: int, end: int) -> Layout:
 
 SOURCES = [rows(at, at + 6) for at in range(0, ROWS, 6)] * 2
 """Four ranks of a trainer, and four of another one that is cut alike."""
-
-
 READERS = [rows(at, at + 8) for at in range(0, ROWS, 8)]
-
-
 EXECUTIONS = [
     NumberedProgram(
         compile_program(layout_digest(reader), reader, LayoutIndex({layout_digest(s): s for s in SOURCES})), "p"

@@ -13,11 +13,7 @@ from tensorhub_planner.planning.verifier import PlanError, verify_plan, verify_r
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 SIZES = PieceSizes([10] * 8)
-
-
 ALL = ((0, 8),)
-
-
 HOLDERS = [holder("a"), holder("b"), holder("part", pieces=((0, 2),))]
 
 

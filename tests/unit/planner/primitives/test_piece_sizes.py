@@ -15,13 +15,9 @@ from tensorhub_common.protocol.ranges import (
 from tensorhub_planner.primitives.piece_sizes import ENDS_KEPT_MAX, PieceSizes, cut
 
 PIECES = 40
-
-
 some_pieces = st.lists(
     st.tuples(st.integers(0, PIECES - 1), st.integers(0, 6)).map(lambda r: (r[0], min(r[1], PIECES - r[0])))
 )
-
-
 some_sizes = st.lists(st.integers(1, 9), min_size=PIECES, max_size=PIECES).map(PieceSizes)
 
 

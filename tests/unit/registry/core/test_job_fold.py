@@ -34,8 +34,6 @@ from tensorhub_registry.core.log_entries import HEADER_CHARS_MAX, FoldMismatch
 ONE_TRACE_S_MAX = 600.0
 PUBLICATION, TRANSFER = place_at(0xA, 0xA1), place_at(0xB, 0xB1)
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
-
-
 LOOSE_WISH = Publish(model="m", replica="r")
 
 

@@ -21,8 +21,6 @@ from tensorhub_registry.core.liveness import (
 )
 
 WINDOW_S = 3.0
-
-
 STEP_S = 0.25
 
 
@@ -81,8 +79,6 @@ def test_ticks_are_wanted_often_enough_to_see_a_pause() -> None:
 
 
 AGENTS = st.sampled_from("ab")
-
-
 EVENTS = st.one_of(
     st.builds(Heartbeat, agent=AGENTS, incarnation=st.integers(1, 2)),
     st.builds(WatchAgent, job=st.sampled_from("jk"), agent=AGENTS, incarnation=st.integers(1, 2)),

@@ -18,11 +18,7 @@ from tensorhub_registry.jobs.job import Job
 from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
 
 TRIES = 20
-
-
 LOST = 5
-
-
 BOUND_S = 60.0
 
 

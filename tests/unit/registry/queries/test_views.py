@@ -9,8 +9,6 @@ from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_registry.queries import views
 
 ROOT = "a" * 32
-
-
 LAYOUT = "b" * 64
 
 
@@ -31,8 +29,6 @@ def ready(n: int, version: int) -> Ready:
 
 
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
-
-
 PUBLISHED = (JOIN, register(2, "trainer", 0, 1), ready(3, 12))
 
 
