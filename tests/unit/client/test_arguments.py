@@ -141,9 +141,7 @@ CALLS: Final = (
 
 
 @pytest.mark.parametrize(("call", "values"), [pytest.param(*rest, id=name) for name, *rest in CALLS])
-async def test_a_mistake_is_told_before_anything_travels(
-    agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any, ...]
-) -> None:
+async def test_a_mistake_sends_nothing(agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any, ...]) -> None:
     shard = await hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
     sent = len(agent.frames)
     for value in values:

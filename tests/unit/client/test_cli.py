@@ -119,9 +119,7 @@ def test_bench_runs_the_benchmarks_or_says_what_is_missing(run: Run, monkeypatch
     assert run("bench").is_one_line(1, "needs ml_dtypes and uvloop", "pip install 'tensorhub[agent,server,torch]'")
 
 
-def test_what_the_hub_refuses_a_hub_that_is_not_there_and_a_bad_setting_are_one_line(
-    run: Run, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_hub_is_one_line(run: Run, answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers["versions"] = RegistryUnavailable("no registry answered:\n see 'tensorhub doctor'")
     assert run("versions", "policy").is_one_line(1, "tensorhub: no registry answered: see 'tensorhub doctor'\n")
     monkeypatch.delenv("TENSORHUB_NATS")
@@ -254,9 +252,7 @@ def other(tmp_path: Path, value: float, names: tuple[str, ...] = ("w", "scale", 
     return path
 
 
-def test_publish_leaves_the_version_with_the_agent_or_takes_away_what_it_brought(
-    agent: FakeAgent, run: Run, files: list[Path], answers: dict[str, Any], tmp_path: Path
-) -> None:
+def test_publish(agent: FakeAgent, run: Run, files: list[Path], answers: dict[str, Any], tmp_path: Path) -> None:
     agent.last["policy"] = 6
     assert run("publish", "policy", "--version", 5, *files).is_one_line(1, "version 5 is not newer than 6\n")
     assert not agent.shards
@@ -280,9 +276,7 @@ def test_publish_leaves_the_version_with_the_agent_or_takes_away_what_it_brought
     assert torch.frombuffer(bytearray(agent.bytes_of(shard)[512:528]), dtype=torch.float32).tolist() == [2, 2, 2, 2]
 
 
-def test_pull_takes_the_latest_that_is_available_and_says_what_can_not_be_pulled(
-    run: Run, answers: dict[str, Any], tmp_path: Path
-) -> None:
+def test_pull_takes_the_latest_that_is_available(run: Run, answers: dict[str, Any], tmp_path: Path) -> None:
     """An engine may hold a version that a rewind retired for as long as it likes; its number is the highest."""
     out = tmp_path / "out.safetensors"
     retired = structs.replace(VERSION, version=5, state="retired", holders=("r-1",))

@@ -154,9 +154,7 @@ def barred(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_was_found_about_the_ways_between_hosts(
-    changes: dict[str, Any], check: str, level: str, said: str
-) -> None:
+def test_what_was_found_about_ways_between_hosts(changes: dict[str, Any], check: str, level: str, said: str) -> None:
     """A host where all is well has TCP between hosts, and neither RDMA nor GPUs."""
     told = {each.check: each for each in findings(msgspec.structs.replace(WELL, **changes))}
     assert all(bool(each.advice) == (each.level != "ok") for each in told.values())
@@ -192,9 +190,7 @@ def test_a_probe_that_crashes_or_is_not_there_is_a_finding(probe: Any) -> None:
     assert isinstance(Probe("/nowhere/python", {}).about({}), ProbeFailed)
 
 
-def test_a_probe_that_hangs_is_ended_with_its_child(
-    probe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_that_hangs_ends_with_its_child(probe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_probes, "TRY_S", 2.0)
     hanging = probe(f"""
 import os, signal

@@ -171,7 +171,7 @@ def test_an_agent_that_is_not_there_or_was_started_by_hand(directory: Path) -> N
         ("nats://b:1", {"NATS": "nats://a:1", "CREDENTIALS": "/c"}, "nats://b:1", "/c"),
     ],
 )
-def test_nats_with_the_hubs_key_where_each_node_is_the_hubs(
+def test_nats_and_its_key(
     directory: Path, nats: str | None, environ: dict[str, str], url: str, key: str | None
 ) -> None:
     address = find_nats(nats, loaded(directory, environ)[0])

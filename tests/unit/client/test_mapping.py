@@ -439,9 +439,7 @@ def test_a_scale_for_each_row_a_suffix_of_ones_own_and_what_is_not_fp8() -> None
         (tensor("q"), (200,), (2,), "'w' .* has no rows and columns"),
     ],
 )
-def test_blocks_that_the_engine_would_count_otherwise_are_refused(
-    rule: Any, shape: Shape, scales: Shape, said: str
-) -> None:
+def test_blocks_that_an_engine_counts_otherwise_are_refused(rule: Any, shape: Shape, scales: Shape, said: str) -> None:
     with pytest.raises(LayoutMismatch, match=said):
         quantised(Mapping("mine", (Rule("w", rule),), quantise=fp8("fp8-block-128")), "w", shape, scales)
     alone = entry("w", 2, 2, dtype="float8_e4m3fn")

@@ -26,9 +26,7 @@ LATE_S = 0.05
 BOUND_S = 60.0
 
 
-async def test_a_bound_holds_for_all_that_one_call_asks_however_late_the_first_answer_comes(
-    hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bound_holds_for_all_that_one_call_asks(hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[float] = []
 
     async def late(*_: object) -> None:
@@ -160,9 +158,7 @@ AFTER_LOSS = f"start that agent again, which brings it back if its host has kept
         ([version(3, "retired", "")], [TRAINER], 3, ""),
     ],
 )
-def test_what_a_reader_is_told_of_versions_that_can_not_be_read(
-    versions: list[VersionInfo], replicas: list[ReplicaInfo], asked: int | None, said: str
-) -> None:
+def test_lost_versions(versions: list[VersionInfo], replicas: list[ReplicaInfo], asked: int | None, said: str) -> None:
     assert explain("m", versions, replicas, asked, NOW) == said
 
 

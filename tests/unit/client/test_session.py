@@ -62,9 +62,7 @@ async def test_a_version_s_way_from_a_trainer_to_an_engine(agent: FakeAgent, hub
         await reader.replicate(99)
 
 
-async def test_of_two_calls_and_two_registers_the_second_is_refused_and_changes_nothing(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_of_two_calls_the_second_is_refused_and_changes_nothing(agent: FakeAgent, hub: AsyncHub) -> None:
     shard = await trainer(hub)
     held = agent.hold(w.PublishCall)
     first = asyncio.create_task(shard.publish(1))
@@ -106,9 +104,7 @@ async def test_what_the_agent_says_is_held_in_the_order_in_which_it_was_said(age
     await until(lambda: shard.version is None)
 
 
-async def test_release_frees_and_close_releases_the_rest(
-    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_release_and_close_free_memory(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise LayoutMismatch("no")
 
@@ -161,9 +157,7 @@ async def test_a_block_overwrites_what_no_reader_reads_and_publishes_when_asked_
     assert await shard.publish(7) == 7, "a mistake in the arguments unpublishes nothing"
 
 
-async def test_a_block_that_fails_publishes_nothing_and_one_without_the_drain_is_not_entered(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_a_block_without_the_drain_or_that_fails_publishes_nothing(agent: FakeAgent, hub: AsyncHub) -> None:
     shard = await trainer(hub)
     await shard.publish(1)
     agent.refuse(w.UnpublishCall, DrainTimeout)
@@ -179,9 +173,7 @@ async def test_a_block_that_fails_publishes_nothing_and_one_without_the_drain_is
 # --------------------------------------------------------------------------------------------- away and back again
 
 
-async def test_connect_says_what_is_wrong_within_its_bound_and_waits_for_an_agent_that_is_coming(
-    agent: FakeAgent,
-) -> None:
+async def test_connect_says_what_is_wrong_and_waits_for_an_agent_that_is_coming(agent: FakeAgent) -> None:
     agent.hooks[w.Attach] = lambda worker, _: worker.tell(w.AttachRefused(error="BadCommand", message="no"))
     with pytest.raises(BadCommand):
         await tensorhub.connect_async(agent=agent.path)
@@ -251,9 +243,7 @@ async def test_memory_is_told_to_be_loaded_again_if_that_may_have_been_lost(agen
     assert len(agent.calls(w.Loaded)) == 2
 
 
-async def test_an_agent_that_restarts_finds_its_workers_again_and_one_that_stays_away_is_said(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_an_agent_that_restarts_or_stays_away(agent: FakeAgent, hub: AsyncHub) -> None:
     shard, reader = await trainer(hub), await engine(hub)
     await shard.publish()
     agent.stop()
@@ -269,9 +259,7 @@ async def test_an_agent_that_restarts_finds_its_workers_again_and_one_that_stays
             await call
 
 
-async def test_an_agent_without_the_memory_loses_the_shard_in_one_clear_sentence(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_an_agent_without_the_memory_loses_the_shard_in_one_sentence(agent: FakeAgent, hub: AsyncHub) -> None:
     shard = await trainer(hub)
     await shard.publish()
     agent.stop()
@@ -335,9 +323,7 @@ async def test_nonsense_from_the_agent_is_a_break_and_no_descriptor_stays_open(a
     await until(lambda: descriptors() <= before)
 
 
-async def test_a_fault_of_ours_fails_the_call_that_it_is_about_or_is_gone_over(
-    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_of_ours_fails_one_call(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, and the other calls of the connection go on."""
     shard = await trainer(hub)
 
@@ -388,7 +374,7 @@ async def test_a_register_that_failed_or_was_interrupted_can_be_done_again(agent
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-async def test_a_call_that_ends_without_an_answer_leaves_the_shard_usable(
+async def test_a_call_without_an_answer(
     agent: FakeAgent,
     hub: AsyncHub,
     monkeypatch: pytest.MonkeyPatch,

@@ -113,9 +113,7 @@ async def test_tensors_of_a_mapping_that_left(agent: FakeAgent, hub: AsyncHub) -
     assert not agent.calls(w.PublishCall)
 
 
-async def test_an_engine_whose_module_lies_elsewhere_is_told_once(
-    hub: AsyncHub, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_engine_whose_module_left_is_told_once(hub: AsyncHub, caplog: pytest.LogCaptureFixture) -> None:
     """It may keep its weights in another form on purpose, so its reads go on."""
     await (await hub.register("policy", nn.Linear(2, 2), replica="trainer")).publish()
     module = nn.Linear(2, 2)
@@ -182,9 +180,7 @@ def kept(agent: FakeAgent) -> list[float]:
     return values
 
 
-async def test_an_open_choice_refuses_to_publish_and_to_overwrite_until_a_read_or_what_was_written_by_hand(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_an_open_choice_refuses_to_publish_and_to_overwrite(agent: FakeAgent, hub: AsyncHub) -> None:
     """`mark_loaded` ends it where nothing is published any more, and only there."""
     await (await trainer(hub)).publish(4)
     async with restarted(agent, hub) as again:
@@ -213,9 +209,7 @@ async def test_an_open_choice_refuses_to_publish_and_to_overwrite_until_a_read_o
                 await shard.unpublish()
 
 
-async def test_memory_goes_on_from_the_version_and_memory_that_is_not_ready_takes_the_values(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_ready_memory_goes_on_from_its_version(agent: FakeAgent, hub: AsyncHub) -> None:
     await (await trainer(hub)).publish(4)
     async with restarted(agent, hub) as again:
         shard = await back(again, resume="memory")

@@ -197,9 +197,7 @@ def test_an_id_is_as_long_as_it_must_be_to_be_the_only_one() -> None:
     assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)
 
 
-def test_who_did_not_answer_and_what_did_not_fit_is_told_beside_what_the_others_know(
-    hub: Hub, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_did_not_answer_and_what_did_not_fit_is_told(hub: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.processes, hub.left_out = EVERYBODY - {"agent-1"}, 7
     ended = run("--version", "12")
     assert ended.code == 0

@@ -55,9 +55,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return heard
 
 
-async def test_a_publication_is_a_root_that_its_agent_was_told_of_and_an_update_of_nothing_is_no_span(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
+async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAgent, hub: AsyncHub) -> None:
     shard, reader = await trainer(hub), await engine(hub)
     assert await reader.update() is None
     await shard.publish(3)
@@ -88,9 +86,7 @@ async def test_a_call_stands_below_the_span_that_its_answer_names(agent: FakeAge
 
 
 @pytest.mark.parametrize("garbage", [None, "", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-async def test_an_answer_without_a_readable_span_leaves_a_trace_of_its_own(
-    agent: FakeAgent, hub: AsyncHub, garbage: str | None
-) -> None:
+async def test_an_answer_without_a_readable_span(agent: FakeAgent, hub: AsyncHub, garbage: str | None) -> None:
     shard, reader = await trainer(hub), await engine(hub)
     answer(agent, garbage)
     await shard.publish(7)
@@ -110,9 +106,7 @@ async def test_a_call_that_raises_is_told_with_its_error(agent: FakeAgent, hub: 
     assert "tensorhub.version" not in span.attributes
 
 
-async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_is_linked(
-    agent: FakeAgent, hub: AsyncHub, heard: Heard
-) -> None:
+async def test_an_applications_own_provider_and_active_span(agent: FakeAgent, hub: AsyncHub, heard: Heard) -> None:
     shard, reader = await trainer(hub), await engine(hub)
     with trace.get_tracer_provider().get_tracer("app").start_as_current_span("step") as step:
         await shard.publish()
@@ -132,9 +126,7 @@ async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_i
     )
 
 
-async def test_spans_come_after_the_answer_and_go_out_before_the_connection_ends(
-    agent: FakeAgent, hub: AsyncHub, heard: Heard
-) -> None:
+async def test_spans_come_between_answer_and_end(agent: FakeAgent, hub: AsyncHub, heard: Heard) -> None:
     """Their agent may be away; and it is so where nothing is released that would be waited for."""
     shard = await trainer(hub)
     await shard.publish()
@@ -148,9 +140,7 @@ async def test_spans_come_after_the_answer_and_go_out_before_the_connection_ends
     assert [span.name for span in await spans(agent, 1)] == ["publish"]
 
 
-async def test_with_telemetry_off_nothing_is_made_or_said(
-    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_telemetry_off_nothing(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_spans, "_makers", [])
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     shard = await trainer(hub, w=torch.ones(3))

@@ -63,9 +63,7 @@ def test_the_page_has_a_row_for_each_module_and_each_survivor() -> None:
         page("", {}, {}, judged({}, {}, []))
 
 
-def test_a_module_is_told_once_all_of_it_was_tested_and_by_the_text_that_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_told_once_all_of_its_text_was_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in CODES:
         (tmp_path / f"{module}.py").write_text("def f() -> None: ...\n")
     monkeypatch.setattr(results, "walk_mutatable_files", lambda: [Path(f"{module}.py") for module in CODES])

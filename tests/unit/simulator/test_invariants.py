@@ -109,9 +109,7 @@ REFUSED = CommandRejected(verb="drained", error="StaleSender", message="over", m
         (said(shard(0), shard(1), DECIDED, filled(0, "x"), ALL_READY), "all shards are ready"),
     ],
 )
-def test_a_rule_that_is_broken_is_named(
-    steps: Sequence[tuple[AnyCommand, Sequence[AnyEvent]]], broken: str | None
-) -> None:
+def test_a_broken_rule_is_named(steps: Sequence[tuple[AnyCommand, Sequence[AnyEvent]]], broken: str | None) -> None:
     rules = LogRules()
 
     def see() -> None:
@@ -280,7 +278,7 @@ def test_what_the_log_counts_and_its_agent_has_otherwise_is_found(
             check_standing(agent, catalog)
 
 
-def test_what_a_worker_was_told_to_go_and_stays_is_found(
+def test_who_is_to_go_and_stays(
     world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, core = ready

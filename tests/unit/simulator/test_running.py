@@ -158,9 +158,7 @@ def test_a_bug_that_names_what_is_not_there_is_no_finding(monkeypatch: pytest.Mo
         run(range(1, 9), Totals())
 
 
-def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_does_no_harm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_patch_for_other_bytes_is_found_by_the_digest_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every source gives the last delta that it has, from whatever version that leads; seeds are tried until it did.
 
     The first is the one that did when last looked for.

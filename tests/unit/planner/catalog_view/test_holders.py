@@ -198,9 +198,7 @@ def newer(world: World) -> None:
         (lambda world: world.unpublish("trainer"), "is draining version 12"),
     ],
 )
-def test_a_shard_that_can_not_serve_is_named_with_its_state(
-    world: World, change: Callable[[World], object], state: str
-) -> None:
+def test_who_can_not_serve_is_named_with_its_state(world: World, change: Callable[[World], object], state: str) -> None:
     """The reader's own shard, which has the version already, is no holder either."""
     world.fetch("rollout")
     world.release("other")
@@ -252,9 +250,7 @@ def test_nobody_is_expected_before_all_shards_wait_nor_once_a_version_is_there()
     assert not list(upcoming_programs(world.catalog))
 
 
-def test_equal_replicas_are_expected_once_and_equal_shards_need_no_program_but_at_another_place(
-    waiting: World,
-) -> None:
+def test_equal_replicas_are_expected_once_and_equal_shards_need_no_program_at_their_place(waiting: World) -> None:
     register_replica(waiting, "twin", "e0", "e1")
     register_replica(waiting, "kin", "t2", "t0", "t1")
     wait_for_latest(waiting, "twin", 2)

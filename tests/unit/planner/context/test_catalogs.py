@@ -250,9 +250,7 @@ async def test_a_job_that_is_gone_is_not_set_aside(planner: Planner, monkeypatch
     await until(planner.is_well)
 
 
-async def test_the_jobs_and_the_questions_of_each_are_bounded(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_jobs_and_the_questions_of_each_are_bounded(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_catalogs, "WAITING_MAX", 1)
     monkeypatch.setattr(context_catalogs, "JOBS_MAX", 1)
     log = planner.writes([])

@@ -89,9 +89,7 @@ async def test_sizes_are_those_of_the_pieces_and_many_who_ask_read_once(blobs: F
 
 
 @pytest.mark.parametrize("limit", ["LAYOUTS_MAX", "PIECES_KEPT_MAX"])
-async def test_the_layouts_that_are_kept_are_bounded(
-    blobs: FakeBlobs, known: LayoutStore, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+async def test_few_are_kept(blobs: FakeBlobs, known: LayoutStore, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(layout_store, limit, 3)
     digests = [blobs.add(layout_of([entry(f"w{n}", 4)])) for n in range(5)]
     for digest in digests:
@@ -160,7 +158,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-async def test_many_who_ask_at_once_and_again_get_one_program(
+async def test_many_get_one_program(
     blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
     """All shards of several replicas: each layout is read once, each program compiled once."""
@@ -174,7 +172,7 @@ async def test_many_who_ask_at_once_and_again_get_one_program(
     assert decoded(blobs.stored[again.digest]) == again.execution.program, "it stands in the store when it is told of"
 
 
-async def test_who_gives_up_waiting_loses_nothing(
+async def test_giving_up_waiting(
     blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
     """An agent waits for less than a long compilation takes, and asks again: that one is waited for, not a second."""
@@ -241,7 +239,7 @@ async def test_so_many_indexes_are_kept(
     assert blobs.asked.count(half) == 3, "the second index took the first one's place"
 
 
-async def test_a_program_of_another_planner_is_read_once(
+async def test_anothers_program(
     blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
 ) -> None:
     faked = cast("BlobStore", blobs)
@@ -255,9 +253,7 @@ async def test_a_program_of_another_planner_is_read_once(
     assert not compiled
 
 
-async def test_what_was_made_in_a_deleted_job_is_made_and_put_anew(
-    blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]
-) -> None:
+async def test_a_deleted_job(blobs: FakeBlobs, programs: ProgramStore, sources: LayoutSet, compiled: list[str]) -> None:
     """Its blobs went with it; what other jobs have stays as it is."""
     reader = blobs.add(rows(0, 3))
     made = await programs.compiled(JOB, reader, sources)
@@ -271,9 +267,7 @@ async def test_what_was_made_in_a_deleted_job_is_made_and_put_anew(
     assert compiled == [reader] * 3
 
 
-async def test_what_no_shard_has_registered_is_found_in_programs_compiled_once(
-    blobs: FakeBlobs, programs: ProgramStore, compiled: list[str]
-) -> None:
+async def test_what_no_shard_has_registered(blobs: FakeBlobs, programs: ProgramStore, compiled: list[str]) -> None:
     whole = LayoutSet((blobs.add(layout_of([*rows(0, ROWS).tensors, *rows(0, ROWS, "v").tensors])),), ())
     one, two, both = (blobs.add(layout) for layout in (rows(0, 4), rows(4, ROWS), rows(0, 4, "v")))
     for layouts, missing in [((one, two), ("v",)), ((one, both), ()), ((two,), ("v",)), (whole.layouts, ())]:

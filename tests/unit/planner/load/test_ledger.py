@@ -66,9 +66,7 @@ def test_whom_only_a_reader_and_its_siblings_read_from(ledger: LoadLedger) -> No
     assert not ledger.serves_only(ONE, lanes, 0)
 
 
-def test_planning_a_part_again_keeps_the_rest_and_what_was_reserved_goes_when_its_reader_asks(
-    ledger: LoadLedger,
-) -> None:
+def test_planning_a_part_again_keeps_the_rest_and_what_was_reserved_goes_at_the_question(ledger: LoadLedger) -> None:
     """What the failed source had goes, and more of the same is one reader still. Else a read would count twice."""
     ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
     ledger.failed(ONE, [source("a")])
@@ -233,7 +231,7 @@ def test_the_last_report_of_the_highest_incarnation_counts(ledger: LoadLedger) -
     ],
 )
 @pytest.mark.parametrize("log_first", [False, True])
-def test_a_read_that_the_log_says_is_over_is_no_load(
+def test_a_read_that_is_over_is_no_load(
     ledger: LoadLedger, event: Event, *, both: bool | None, log_first: bool
 ) -> None:
     """What was decided before the entry is over, whenever the report arrives; what is decided by it has begun."""

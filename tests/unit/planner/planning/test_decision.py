@@ -62,9 +62,7 @@ def ask(
     ("again", "nbytes"),
     [(None, GIB), (((0, 256),), GIB), (((128, 128), (0, 128)), GIB), (((0, 64),), GIB + 256 * MIB)],
 )
-def test_who_asks_for_everything_begins_anew_and_who_asks_for_a_part_goes_on(
-    ledger: LoadLedger, again: tuple[Range, ...] | None, nbytes: int
-) -> None:
+def test_who_asks_for_a_part_goes_on(ledger: LoadLedger, again: tuple[Range, ...] | None, nbytes: int) -> None:
     """However everything is named: what was given before is void then, and no load on anybody."""
     ask(ledger, holder("a"))
     ask(ledger, holder("a"), wants=demand(again))

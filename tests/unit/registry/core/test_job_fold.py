@@ -251,9 +251,7 @@ HOLDING = {"model": "m", "replica": "r", "shard": 0, "version": 3, "root": "0"}
         ({"kept": [HOLDING]}, False),
     ],
 )
-def test_a_stored_event_agrees_in_all_that_both_releases_know(
-    log: ModelledLog, changes: dict[str, object], *, agrees: bool
-) -> None:
+def test_stored_events_agree_in_what_both_know(log: ModelledLog, changes: dict[str, object], *, agrees: bool) -> None:
     """A field that one of them does not know is no difference. Any other one stops the fold."""
     log.say(msgspec.structs.replace(JOIN, rack="r1"))
     (event,) = decided(log.entries)
@@ -309,9 +307,7 @@ def test_what_is_stored_on_an_events_subject(log: ModelledLog, subject: str, dat
         ("é", b"[]", "no command"),
     ],
 )
-def test_what_is_no_command_is_rejected_with_the_reason(
-    log: ModelledLog, subject: str, data: bytes, reason: str
-) -> None:
+def test_no_command_is_rejected_with_the_reason(log: ModelledLog, subject: str, data: bytes, reason: str) -> None:
     log.append(f"tensorhub.v1.{JOB}.cmd.{subject}", data)
     (effect,) = read_on(fold := JobFold(JOB), log)
     assert isinstance(effect, CommandDecided)

@@ -177,9 +177,7 @@ vary: [{what: other, set: {seed: 2}}, {what: more, set: {seed: 3}}]
         pytest.param(True, signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_an_interrupted_run_says_so_once_and_a_killed_one_leaves_no_process(
-    tmp_path: Path, number: int, *, begun: bool
-) -> None:
+def test_a_run_that_is_struck_says_so_once_and_leaves_no_process(tmp_path: Path, number: int, *, begun: bool) -> None:
     """Struck when its processes have just been started, or compute; as a terminal does it, all are, but by a kill."""
     path = tmp_path / "long.yaml"
     path.write_text(LONG)

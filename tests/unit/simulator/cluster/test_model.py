@@ -123,9 +123,7 @@ def meshes(draw: st.DrawFn) -> tuple[list[Link], list[Way]]:
 
 
 @given(meshes())
-def test_bytes_are_conserved_and_solving_only_what_a_change_can_reach_is_solving_all(
-    mesh: tuple[list[Link], list[Way]],
-) -> None:
+def test_bytes_are_conserved_and_solving_what_a_change_reaches_is_enough(mesh: tuple[list[Link], list[Way]]) -> None:
     def look(connections: list[Connection]) -> None:
         for connection, rate in fair([each for each in connections if each.messages]).items():
             assert connection.rate == pytest.approx(rate)
