@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import types
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -89,19 +88,6 @@ def test_simulate_becomes_the_simulator_with_the_options(run: Run, monkeypatch: 
     module = ["tensorhub_launcher.become", "tensorhub_simulator.performance"]
     assert arguments[1:] == ["-m", *module, *options, "--", "elastic", "mine.yaml"]
     assert all(importlib.util.find_spec(each) is not None for each in module)
-
-
-def test_a_full_disk_is_one_line_and_no_traceback_at_the_exit() -> None:
-    program = (
-        "import sys\n"
-        "from tensorhub.cli.output import json_line\n"
-        "from tensorhub_common.errors import TensorHubError\n"
-        "sys.stdout = open('/dev/full', 'w')\n"
-        "try: json_line({})\n"
-        "except TensorHubError as error: sys.exit(str(error))\n"
-    )
-    ended = python(program)
-    assert (ended.returncode, ended.stderr) == (1, "what it says can't be written: No space left on device\n")
 
 
 def test_bench_runs_the_benchmarks_or_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,24 +292,21 @@ async def quiet():
 
 asyncio.run(watch._while_read(quiet()))
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "first\n"
-    process.stdout.close()
-    watchdog = threading.Timer(20, process.kill)
-    watchdog.start()
-    assert process.wait() == 0
-    watchdog.cancel()
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    process.stderr.close()
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        process.stdout = None
+        _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (0, "")
 
 
-def test_a_folder_with_spaces_is_told_as_a_shell_takes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_with_spaces_is_told_as_a_shell_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
     process = ProcessEntry(pid=1)
     file = HubFile(nats="nats://a:1", nats_pid=1, credentials="key", registry=process, planner=process, agents=[])
-    say_ready(file, tmp_path / "a b", "default")
-    assert f"export TENSORHUB_DIR='{tmp_path}/a b'" in capsys.readouterr().out
+    say_ready(file, Path("/tmp/a b"), "default")  # noqa: S108 (it is only told)
+    assert "export TENSORHUB_DIR='/tmp/a b'" in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------------------------------------- arguments

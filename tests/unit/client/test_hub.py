@@ -16,13 +16,11 @@ from tests.bounds import WAIT_S
 from tests.kit.waiting import wait_until
 from tests.unit.client.conftest import python
 from tests.unit.client.fake_agent import FakeAgent
-from torch import nn
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, Hub, Shard, errors
 from tensorhub_common.errors import (
     AgentUnavailable,
-    LayoutMismatch,
     RegistryUnavailable,
     ReplicaConflict,
     TensorHubError,
@@ -75,30 +73,6 @@ def test_each_method_has_its_twin(sync: type, twin: type) -> None:
     assert public(sync) == public(twin)
     in_init = {"tensors", "layout"} if twin is AsyncShard else set()
     assert properties(sync) - in_init == properties(twin)
-
-
-def test_a_module_trains_in_hub_memory(hub: Hub) -> None:
-    module = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    shard = hub.register("policy", module, replica="trainer")
-    before = shard.tensors["weight"].clone()
-    module(torch.ones(3)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(shard.tensors["weight"], before)
-    shard.publish()
-    reader = nn.Linear(3, 2)
-    hub.register("policy", reader, replica="rollout").replicate()
-    assert torch.equal(reader.weight, module.weight)
-
-
-def test_register_takes_a_mapping_of_names(hub: Hub) -> None:
-    names = tensorhub.mapping.Mapping(
-        "mine", (tensorhub.mapping.Rule("qk", tensorhub.mapping.concat(*map(tensorhub.mapping.tensor, "q"))),)
-    )
-    shard = hub.register("policy", {"qk": torch.ones(2)}, replica="engine", mapping=names)
-    assert [part.name for part in shard.layout.tensors[0].parts] == ["q"]
-    with pytest.raises(LayoutMismatch, match=r"'k' .* mine has no rule for it"):
-        hub.register("policy", {"k": torch.ones(2)}, replica="other", mapping=names)
 
 
 QUESTIONS: dict[str, dict[str, Any]] = {

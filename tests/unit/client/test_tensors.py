@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.unit.client.conftest import python
 from torch import nn
 
 from tensorhub import mapping
@@ -109,11 +108,16 @@ def test_values_are_copied_and_not_aliased_and_lazy_conjugates_are_resolved() ->
     assert (tensor.tolist(), array.tolist()) == ([1, 1, 1], [1, 1, 1])
 
 
-def test_any_name_stands_and_order_does_not_change_the_layout() -> None:
+def test_any_name_stands_order_changes_no_layout_and_thousands_are_quick() -> None:
     names = ["a.b.c", "a/b", " ", "Gewicht größer", "重み", "\n", "a" * 4096]
     assert list(stand({name: torch.zeros(1) for name in names})) == names
     one, two = TensorSpec((2,), "int8"), TensorSpec((3,), torch.float16)
     assert layout_digest(describe({"a": one, "b": two}).layout) == layout_digest(describe({"b": two, "a": one}).layout)
+    given = {f"layer.{number}.scale": torch.ones(4) for number in range(5000)}
+    before = time.process_time()
+    standing = stand(given)
+    assert time.process_time() - before < 1
+    assert all(tensor.sum() == 4 for tensor in standing.values())
 
 
 def test_specs_and_meta_tensors_bring_no_values_and_memory_wins_when_asked() -> None:
@@ -134,14 +138,6 @@ def test_specs_and_meta_tensors_bring_no_values_and_memory_wins_when_asked() -> 
     assert standing["spec"].unique().tolist() == [2.0]
     assert not standing["meta"].is_meta
     assert standing["value"].item() == 1
-
-
-def test_thousands_of_tiny_tensors_are_quick() -> None:
-    given = {f"layer.{number}.scale": torch.ones(4) for number in range(5000)}
-    before = time.process_time()
-    standing = stand(given)
-    assert time.process_time() - before < 1
-    assert all(tensor.sum() == 4 for tensor in standing.values())
 
 
 # ------------------------------------------------------------------------------------------------------------ refused
@@ -211,26 +207,23 @@ def test_wrong_specs_are_refused_at_once(parts: Any) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("global_shape", "4"),
-        ("offset", (0.0,)),
-        ("extent", (-2,)),
-        ("start", None),
-        ("shape", 2),
-        ("name", 7),
-        ("cast", None),
-    ],
+    {
+        "global_shape": "4",
+        "offset": (0.0,),
+        "extent": (-2,),
+        "start": None,
+        "shape": 2,
+        "name": 7,
+        "cast": None,
+    }.items(),
 )
-def test_a_part_that_is_none_is_told_by_its_name(field: str, value: object) -> None:
+def test_a_part_is_of_whole_numbers_whosever_they_are_or_told_by_its_name(field: str, value: object) -> None:
     part = msgspec.structs.replace(Part("q", (4,), (0,), (2,), (0,), (2,)), **{field: value})
     said = f"the {field} of part 0 ({part.name!r}) of a TensorSpec is {value!r}"
     with pytest.raises(LayoutMismatch, match=re.escape(said)):
         TensorSpec((2,), "int8", parts=[part])
     with pytest.raises(LayoutMismatch, match="the parts of a TensorSpec are"):
         TensorSpec((2,), "int8", parts=[(0, 1)])  # type: ignore[list-item]
-
-
-def test_parts_are_of_whole_numbers_whosever_they_are() -> None:
     numbers = np.array([4]), [np.int64(0)], torch.Size((2,)), (0,), (2,)
     given = TensorSpec((2,), "int8", parts=[Part("q", *numbers)])  # type: ignore[arg-type]
     assert given.parts == (Part("q", (4,), (0,), (2,), (0,), (2,)),)
@@ -365,20 +358,6 @@ def test_tensors_have_version_counters_of_their_own() -> None:
     standing["b"].add_(1)
     loss.backward()
     assert standing["a"].untyped_storage().nbytes() == 16
-
-
-@pytest.mark.long
-def test_a_process_ends_well_with_tensors_alive() -> None:
-    done = python("""
-import os, torch
-from tensorhub._tensors.segment_mapping import map_segment, tensors_at
-from tensorhub.specs import TensorSpec
-from tensorhub_common.layout.layout import layout_of
-wanted = layout_of([TensorSpec((64,), "float32").entry("a")])
-fd = os.memfd_create("x"); os.ftruncate(fd, 256)
-torch.nothing = tensors_at(wanted, map_segment(fd, wanted))["a"]
-""")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -------------------------------------------------------------------------------------------------------------- files

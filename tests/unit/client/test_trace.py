@@ -2,10 +2,9 @@
 
 import os
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
@@ -44,19 +43,11 @@ class Story:
     spans: list[FinishedSpan] = field(default_factory=list)
 
     def add(
-        self,
-        number: int,
-        parent: int | None,
-        name: str,
-        where: str,
-        from_ms: float,
-        to_ms: float,
-        *,
-        error: str | None = None,
-        links: tuple[SpanLink, ...] = (),
-        about: Mapping[str, Attribute] = MappingProxyType({}),
+        self, number: int, parent: int | None, name: str, where: str, from_ms: float, to_ms: float, **more: Any
     ) -> FinishedSpan:
+        """Add a span; `about` are its attributes, by names without what ours begin with."""
         service, _, instance = where.partition(" ")
+        about = {f"tensorhub.{key}": value for key, value in more.pop("about", {}).items()}
         span = FinishedSpan(
             trace=self.trace,
             span=span_id(number),
@@ -66,9 +57,8 @@ class Story:
             instance=instance,
             start_ns=BEGIN_NS + round(from_ms * MS),
             end_ns=BEGIN_NS + round(to_ms * MS),
-            error=error,
-            attributes={f"tensorhub.{key}": value for key, value in about.items()},
-            links=links,
+            attributes=about,
+            **{"error": None, "links": (), **more},
         )
         self.spans.append(span)
         return span
@@ -78,26 +68,10 @@ About = dict[str, Attribute]
 ABOUT: Final[About] = {"job": "run-7", "model": "policy", "version": 12, "shard": 0}
 LOST: Final = "lost: its connection was reset"
 COUNTS: Final[About] = {"bytes": 1 << 28, "pieces": 64, "retries": 3, "sources": 2, "transports": ("local", "ucxx")}
-OF_LOST: Final[About] = {
-    "transport": "ucxx",
-    "why": "the same site; number 1 of 2 there by load",
-    "source.agent": "agent-2",
-    "bytes": 50_000_000,
-    "pieces": 12,
-    "retries": 3,
-    "GBps": 1.25,
-    "end": LOST,
-}
-OF_DONE: Final[About] = {
-    "transport": "local",
-    "why": "the same host",
-    "source.agent": "agent-0",
-    "bytes": 218_435_456,
-    "pieces": 52,
-    "retries": 0,
-    "GBps": 1.21,
-    "end": "done",
-}
+OF_LOST: About = {"transport": "ucxx", "why": "the same site; number 1 of 2 there by load"}
+OF_LOST |= {"source.agent": "agent-2", "bytes": 50_000_000, "pieces": 12, "retries": 3, "GBps": 1.25, "end": LOST}
+OF_DONE: About = {"transport": "local", "why": "the same host", "source.agent": "agent-0"}
+OF_DONE |= {"bytes": 218_435_456, "pieces": 52, "retries": 0, "GBps": 1.21, "end": "done"}
 
 
 def one_lost_source() -> list[FinishedSpan]:
@@ -187,14 +161,6 @@ def test_the_table_has_the_latest_first_and_each_end(hub: Hub, run: Run) -> None
     hub.spans = []
     ended = run()
     assert (ended.code, ended.out.count("\n"), "run-7" in ended.out) == (0, 1, True)
-
-
-def test_an_id_is_as_long_as_it_must_be_to_be_the_only_one() -> None:
-    story = Story()
-    spans = [story.add(number << 8, None, "transfer", "agent a", 0, 1) for number in (0x1000_0000_0000_00, 0x1000_0001)]
-    assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)[:8]
-    spans.append(structs.replace(spans[0], span=span_id(0x1000_0000_0000_0001)))
-    assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)
 
 
 def test_who_did_not_answer_and_what_did_not_fit_is_told(hub: Hub, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +350,12 @@ def test_children_stand_below_their_parent_in_the_order_of_time_and_each_span_on
     assert picture(deep.spans, set(), 80).count("\n") == 3_001
 
 
-def test_words() -> None:
+def test_words_and_an_id_that_is_as_long_as_it_must_be() -> None:
+    story = Story()
+    spans = [story.add(number << 8, None, "transfer", "agent a", 0, 1) for number in (0x1000_0000_0000_00, 0x1000_0001)]
+    assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)[:8]
+    spans.append(structs.replace(spans[0], span=span_id(0x1000_0000_0000_0001)))
+    assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)
     said = {-5: "0 µs", 0: "0 µs", 420_000: "420 µs", 1_250_000: "1.2 ms", 352 * MS: "352 ms", 1_250 * MS: "1.2 s"}
     said |= {119_000 * MS: "119 s", 600_000 * MS: "10.0 min", 36_000_000 * MS: "10.0 h"}
     assert {nanoseconds: took(nanoseconds) for nanoseconds in said} == said
