@@ -101,15 +101,20 @@ def rank(*experts: str, size: int = 4) -> Layout:
     return layout_of([row(name + mine.get(name, ""), size if name in mine else 4) for name in NAMES])
 
 
-def outcome(decode: Callable[[], Layout], *errors: type[Exception]) -> Layout | None:
+REFUSED: tuple[type[Exception], ...] = (LayoutMismatch, UnicodeDecodeError)
+
+
+def outcome(decode: Callable[[], Layout], errors: tuple[type[Exception], ...] = REFUSED) -> Layout | None:
     try:
         return decode()
-    except (LayoutMismatch, UnicodeDecodeError, *errors):
+    except errors:
         return None
 
 
 def by_itself(data: bytes) -> Layout | None:
-    return outcome(lambda: layout_of(msgspec.msgpack.decode(data, type=Layout).tensors), msgspec.MsgspecError)
+    return outcome(
+        lambda: layout_of(msgspec.msgpack.decode(data, type=Layout).tensors), (*REFUSED, msgspec.MsgspecError)
+    )
 
 
 RANKS = st.builds(rank, *[st.sampled_from(["", ".e1", ".e20", ".e300"])] * 3, size=st.sampled_from([0, 4, 8]))

@@ -187,22 +187,17 @@ def test_spot_instances_come_go_and_the_rest_goes_on() -> None:
         assert sorted(asked) == [0, 1, 2, 3, 4]
         assert [each.replica for each in result.updates if each.ready_s is None] == [1]
         assert (asked[4] >= 2.0, asked[1] >= 9.0) == (True, True)
-
-
-def test_who_vanishes_before_its_boundary_asks_for_nothing() -> None:
-    generation = Generation(tokens_median=1000, tokens_max=1000, responses=1, token_s=0.01)
-    spot = Spot(kind="rollout", events=((0.0, "goes", 1), (30.0, "comes", 1)))
-    cluster = star(3, spot=spot, update="at-boundary", generation=generation)
-    for result in both(cluster):
-        assert not result.stuck
-        assert [each.asked_s for each in result.updates if each.replica == 1] == [pytest.approx(30.0, abs=0.1)]
-        assert sorted(each.replica for each in result.ended()) == [0, 1, 2]
-
-
-def test_all_of_a_recorded_trace_happens() -> None:
+    # All of a recorded trace happens.
     spot = Spot(kind="rollout", events=((50.0, "goes", 1), (5000.0, "comes", 1)))
     for result in both(star(2, spot=spot)):
         assert [each.asked_s >= 5000.0 for each in result.updates if each.replica == 1] == [False, True]
+    # Who vanishes before its boundary asks for nothing.
+    generation = Generation(tokens_median=1000, tokens_max=1000, responses=1, token_s=0.01)
+    spot = Spot(kind="rollout", events=((0.0, "goes", 1), (30.0, "comes", 1)))
+    for result in both(star(3, spot=spot, update="at-boundary", generation=generation)):
+        assert not result.stuck
+        assert [each.asked_s for each in result.updates if each.replica == 1] == [pytest.approx(30.0, abs=0.1)]
+        assert sorted(each.replica for each in result.ended()) == [0, 1, 2]
 
 
 def test_a_trace_that_takes_everybody_away_ends_without_a_factor() -> None:
