@@ -152,7 +152,6 @@ READ = ActiveRead(
 
 
 def test_status(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table for people and the object for programs are of the same state."""
     waiting = structs.replace(READ, replica="rollout-1", version=None, stage="joining", done_bytes=0, still_s=0.0)
     picture = structs.replace(
         NOTHING,

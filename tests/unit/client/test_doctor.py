@@ -155,7 +155,6 @@ def barred(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_was_found_about_ways_between_hosts(changes: dict[str, Any], check: str, level: str, said: str) -> None:
-    """A host where all is well has TCP between hosts, and neither RDMA nor GPUs."""
     told = {each.check: each for each in findings(msgspec.structs.replace(WELL, **changes))}
     assert all(bool(each.advice) == (each.level != "ok") for each in told.values())
     assert changes or {each.level for each in told.values()} == {"ok"}

@@ -73,7 +73,6 @@ class Answering:
 
 
 async def test_watching_begins_after_what_was_seen_or_says_why_it_can_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log without a leader for a while is asked again; who never answers is named in the end."""
     monkeypatch.setattr(api, "RETRY_WAIT_S", 0.0)
     stands = {"state": {"first_seq": 5, "last_seq": 9}}
     missing = {"error": {"code": 404, "err_code": api.STREAM_NOT_FOUND, "description": "stream not found"}}

@@ -324,7 +324,6 @@ async def test_nonsense_from_the_agent_is_a_break_and_no_descriptor_stays_open(a
 
 
 async def test_a_fault_of_ours_fails_one_call(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is logged, and the other calls of the connection go on."""
     shard = await trainer(hub)
 
     def fault_once(owner: Any, name: str) -> None:

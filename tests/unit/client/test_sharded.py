@@ -211,7 +211,6 @@ def test_fsdp_gathers_from_hub_memory(rank: int) -> None:
 
 
 def test_training_goes_on_in_hub_memory(only: DeviceMesh) -> None:
-    """An optimizer from before learns the same as without a hub."""
 
     def trained(*, in_hub: bool) -> torch.Tensor:
         module = sharded(only)

@@ -181,7 +181,6 @@ def test_who_did_not_answer_and_what_did_not_fit_is_told(hub: Hub, run: Run, mon
 
 
 def test_a_transfer_a_trace_and_a_version_are_drawn(hub: Hub, run: Run) -> None:
-    """By the beginning of a transfer's id, the whole id of a trace, as the log names it, and a version's number."""
     one, all_of_trace = run(span_id(16)), run(TRACE)
     assert (one.code, all_of_trace.code) == (0, 0)
     assert LOST in one.out

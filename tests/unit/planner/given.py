@@ -1,6 +1,7 @@
 """Holders, demands and places for the planner's tests: a reader `rollout/0` on agent `me`, and shards around it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.unit.common.catalog.catalog_world import World
 
@@ -93,15 +94,9 @@ def answer(
     )
 
 
-def planned(
-    *holders: Holder,
-    wants: PlanRequest | None = None,
-    sizes: PieceSizes = SIZES,
-    load: LoadView | None = None,
-    limits: PlanLimits | None = None,
-    topology: Topology = TOPOLOGY,
-) -> Plan:
-    found = answer(*holders, wants=wants, sizes=sizes, load=load, limits=limits, topology=topology)
+def planned(*holders: Holder, **more: Any) -> Plan:
+    """Return the plan; the arguments are those of `answer`."""
+    found = answer(*holders, **more)
     assert isinstance(found, Plan), found
     return found
 

@@ -53,7 +53,6 @@ def test_a_stream_depends_on_the_seed_and_its_name_alone() -> None:
 
 
 def test_a_new_fault_changes_no_seed_in_which_it_does_not_strike() -> None:
-    """And where it strikes, it does change what happens."""
 
     def transcript(faults: Sequence[Fault]) -> list[str]:
         with scaled_down():

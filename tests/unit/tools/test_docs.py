@@ -92,7 +92,6 @@ def test_the_chart_is_of_the_figures_in_the_page() -> None:
 
 
 def test_links_to_files_of_the_repository_lead_to_pages_of_the_site() -> None:
-    """A file is shown whole, and a folder by its names."""
     for link, becomes in (
         ("../../examples/trainer.py", "../source/examples/trainer.py.md"),
         ("../../ARCHITECTURE.md#the-picture", "../design/architecture.md#the-picture"),

@@ -109,7 +109,6 @@ def test_a_chain_is_as_deep_as_its_longest_way(ledger: LoadLedger) -> None:
 
 
 def test_the_ledger_is_bounded(ledger: LoadLedger) -> None:
-    """Past the limit the oldest reads are forgotten."""
     for shard in range(9):
         ledger.assign(ReaderId(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10)
     assert ledger.at(1) == {("a", "ucxx"): Load(4, 4)}
@@ -169,7 +168,6 @@ moves = st.one_of(
 
 @given(st.lists(moves, max_size=30))
 def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tuple[str, ReaderId, str, int]]) -> None:
-    """Whatever comes in whatever order; once all is quiet, nothing is left."""
     ledger = LoadLedger(PlanLimits(assigned_s_max=100, said_s_max=3))
     for now, (what, reader, agent, number) in enumerate(history):
         match what:

@@ -52,7 +52,6 @@ def test_the_nearest_holder_gives_all() -> None:
 
 
 def test_what_is_wanted_is_planned_alone_and_an_agent_that_began_anew_is_not_the_one_that_failed() -> None:
-    """Pieces in any order, overlapping: each once."""
     found = planned(holder("a"), wants=demand(pieces=((9, 2), (3, 2), (4, 3))))
     assert (found.shares[0].pieces, found.shares[0].nbytes) == (((3, 4), (9, 2)), 6 * 4 * MIB)
     for count in (1, RANGES_MAX):
@@ -233,7 +232,6 @@ def test_what_drains_in_the_site_does_not_cross_to_it(agent: str, from_whom: dic
     ids=["ready", "earlier", "in part"],
 )
 def test_nothing_crosses_where_the_site_has_it_or_will(near: Holder, crossing: Ranges) -> None:
-    """Whoever has it, in whichever order they are told of."""
     others = [FAR, *MATES, near]
     for told in (others, others[::-1]):
         shares = planned(*told, wants=asks()).shares

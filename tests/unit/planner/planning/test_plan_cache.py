@@ -165,7 +165,6 @@ CHANGES: dict[str, Callable[[list[Holder], int], list[Holder]]] = {
 
 @given(st.sampled_from(list(CHANGES)), st.integers(0, 7), st.integers(0, 2))
 def test_holders_that_stand_otherwise_end_it(change: str, at: int, shard: int) -> None:
-    """It is decided anew."""
     cluster = Cluster()
     cluster.ask(shard, 1)
     cluster.finish()

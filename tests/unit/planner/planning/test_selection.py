@@ -181,7 +181,6 @@ measures = st.lists(
 
 @given(measures)
 def test_a_nearer_one_is_behind_only_what_was_measured_to_be_far_faster(sources: list[MeasuredDistance]) -> None:
-    """The stated bound, for every pair."""
     found = ranks(sources, LIMITS)
     for one, its in zip(sources, found, strict=True):
         for other, others in zip(sources, found, strict=True):

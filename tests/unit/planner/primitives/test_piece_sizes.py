@@ -45,7 +45,6 @@ def test_cut_gives_a_piece_to_one_run(sizes: PieceSizes, pieces: list[tuple[int,
 
 
 def test_sizes() -> None:
-    """Bytes of ranges, and how many pieces come nearest to some bytes."""
     sizes = PieceSizes([10, 20, 30])
     assert len(sizes) == 3
     assert sizes.all() == ((0, 3),)

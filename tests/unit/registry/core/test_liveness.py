@@ -93,7 +93,6 @@ EVENTS = st.one_of(
 @given(st.lists(st.tuples(EVENTS, st.sampled_from((0.0, 0.1, 0.5, 0.9, 2.0))), max_size=80))
 @settings(max_examples=examples(1.5))
 def test_nobody_is_expired_who_beat_or_before_we_had_listened_for_a_window(history: list[tuple[Input, float]]) -> None:
-    """Against a plain reading of the rule, for any history."""
     core = Liveness(WINDOW_S)
     now, last, since = 0.0, 0.0, None
     heard: dict[tuple[str, int], float] = {}

@@ -103,7 +103,6 @@ def test_the_global_stage_is_its_closed_form() -> None:
 @pytest.mark.parametrize("baseline", ["star", "global-stage"])
 @pytest.mark.parametrize("update", ["at-boundary", "at-once"])
 def test_both_sides_stop_at_the_same_moments(baseline: str, update: str) -> None:
-    """At its own boundaries when readers come at those, and at the publication when they come at once."""
     generation = Generation(tokens_median=1000, responses=4, token_s=0.01)
     cluster = star(5, baseline=baseline, update=update, generation=generation)
     ours = sorted(each.asked_s for each in run(ClusterRun(cluster)).updates)
@@ -169,7 +168,6 @@ def test_one_file_gives_one_run_and_another_seed_another() -> None:
 
 
 def test_one_rail_stands_for_all() -> None:
-    """Four shards with cards of their own, all of them and one in place of them."""
     model = Model(gbytes=32, shards=4, piece_mib=64)
     site = Site(gpus_per_host=4, nics_per_host=4)
     whole = star(12, model=model, sites={"here": site}, control=Control(), rails=4)
