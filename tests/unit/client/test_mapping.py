@@ -171,6 +171,18 @@ def k_at(start: int) -> Part:
             ],
             id="a stack",
         ),
+        pytest.param(
+            concat(concat(K, Padding(1)), concat(K)),
+            (5, 2),
+            [k_at(0), padding((2, 0), (1, 2)), k_at(3)],
+            id="concatenations in one another",
+        ),
+        pytest.param(
+            concat(Stack("e", (0,), tensor("a{e}")), Stack("e", (4,), tensor("b{e}"))),
+            (2, 2),
+            [Part("a0", (2,), (0,), (2,), (0, 0), (1, 2)), Part("b4", (2,), (0,), (2,), (1, 0), (1, 2))],
+            id="stacks one after another",
+        ),
         pytest.param(concat(K, Padding()), (5, 2), [k_at(0), padding((2, 0), (3, 2))], id="padding of the rest"),
         pytest.param(concat(K, Padding()), (2, 2), [k_at(0)], id="no rest to pad"),
         pytest.param(Padding(), (2, 2), [padding((0, 0), (2, 2))], id="padding alone"),
