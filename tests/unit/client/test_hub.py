@@ -54,6 +54,10 @@ def test_readme_lines(agent: FakeAgent) -> None:
     with pytest.raises(StopIteration), shard.overwriting(publish=True):
         raise StopIteration
     assert shard.publish() == 3, "the block that failed published nothing"
+    names = tensorhub.mapping.Mapping("mine", (tensorhub.mapping.Rule("w", tensorhub.mapping.tensor("v")),))
+    blank = hub.register("other", {"w": tensorhub.TensorSpec((4,), "float32")}, replica="trainer", mapping=names)
+    blank.mark_loaded()
+    assert (blank.publish(), [part.name for part in blank.layout.tensors[0].parts]) == (1, ["v"])
     hub.close()
 
 
