@@ -15,7 +15,7 @@ from tests.unit.client.fake_agent import FakeAgent, FakeWorker, engine, restarte
 import tensorhub
 from tensorhub import AsyncHub
 from tensorhub._agent import shards as agent_shards
-from tensorhub._agent.calls import PublishRequest, ReadRequest, UnpublishRequest
+from tensorhub._agent.calls import AgentCall, PublishRequest, ReadRequest, ReleaseRequest, UnpublishRequest
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -228,6 +228,9 @@ def test_what_an_answer_means_after_a_break() -> None:
     update = ReadRequest("newer", wait_s=5)
     answers = [update.answered(w.Done(call=1), before, now).version for before, now in ((3, 4), (4, 4), (4, None))]
     assert answers == [4, None, None]
+    calls: tuple[AgentCall, ...] = (UnpublishRequest(), ReleaseRequest(), update)
+    held = [call.holds(w.Done(call=1), 5) for call in calls]
+    assert [*held, ReadRequest(6).holds(w.Done(call=1, version=6), 5)] == [None, None, 5, 6]
     spent = [update.frame(1, 2, left_s=7, spent_s=spent_s) for spent_s in (3, 9)]
     assert spent == [w.ReadCall(call=1, handle=2, timeout_s=7, want="newer", wait_s=wait_s) for wait_s in (2, 0)]
 

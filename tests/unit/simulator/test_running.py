@@ -49,7 +49,8 @@ def test_a_stream_depends_on_the_seed_and_its_name_alone() -> None:
     one, same, other = Streams(1).of("a", 2), Streams(1).of("a", 2), Streams(1).of("a", 3)
     other.random()
     assert [one.random() for _ in range(3)] == [same.random() for _ in range(3)]
-    assert len({Streams(seed).of(*names).random() for seed in (1, 2) for names in (("a", "b"), ("b", "a"))}) == 4
+    names = (("a", "b"), ("b", "a"), ("a", "c"))
+    assert len({Streams(seed).of(*each).random() for seed in (1, 2) for each in names}) == 6
 
 
 def test_a_new_fault_changes_no_seed_in_which_it_does_not_strike() -> None:
