@@ -85,6 +85,7 @@ def registers(given: Any, *, model: Any = "m", replica: Any = "r", **options: An
     return lambda it: it.here.register(model, given, replica=replica, **options)
 
 
+NEWEST: Any = "newest"
 REFUSED: list[tuple[str, type[Exception], tuple[str, ...], Call]] = [
     (
         "a version without a holder",
@@ -93,7 +94,7 @@ REFUSED: list[tuple[str, type[Exception], tuple[str, ...], Call]] = [
         lambda it: it.engine.replicate(6, timeout_s=0.3),
     ),
     ("a negative version", VersionUnavailable, ("out of range",), lambda it: it.engine.replicate(-1)),
-    ("a version by name", TypeError, ("whole number or 'latest'",), lambda it: it.engine.replicate("newest")),
+    ("a version by name", TypeError, ("whole number or 'latest'",), lambda it: it.engine.replicate(NEWEST)),
     ("a second version at once", VersionConflict, ("unpublish 5 first",), lambda it: it.trainer.publish(6)),
     ("a version past the range", VersionConflict, ("out of range",), lambda it: it.trainer.publish(2**53)),
     (

@@ -13,7 +13,7 @@ from tests.chaos.two_holders import HOLDERS, Missed, Read, TwoHolders, two_holde
 from tests.kit.transports import UCXX, UCXX_AND_SLOW_LOCAL
 from tests.kit.waiting import kill
 
-from tensorhub.arguments import INSTALLS
+from tensorhub.arguments import INSTALLS, Install
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX
 from tensorhub_agent.rates.source_rate import BatchLimits
@@ -120,7 +120,7 @@ async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Pat
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("install", INSTALLS)
 async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_stopped(
-    tmp_path: Path, install: str
+    tmp_path: Path, install: Install
 ) -> None:
     """More readers than a source gives leases to one agent at a time; each holds the trainer's bytes, twice."""
     found = await crowds.readers(tmp_path, LEASES_OF_ONE_MAX + 16, install, kib=4, stopped_s=0.5)

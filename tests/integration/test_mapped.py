@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from torch import nn
 
 import tensorhub
 from tensorhub import AgentUnavailable, DrainTimeout, NotFilled, ReplicaConflict, VersionUnavailable
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SHORT_S = 0.3
-STAGED = ("staged", "mapped")
+STAGED: Final[tuple[Install, Install]] = ("staged", "mapped")
 """How trainer and engine are installed, where the trainer has two memories."""
 
 MAPPED = {"install": "mapped"}
@@ -182,7 +184,7 @@ async def test_a_child_that_was_forked_keeps_what_it_shows(hub: RunningHub) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("install", ["in-place", pytest.param("staged", marks=pytest.mark.slow)])
-async def test_agents_that_are_killed_overwrite_nothing_that_is_mapped(hub: RunningHub, install: str) -> None:
+async def test_agents_that_are_killed_overwrite_nothing_that_is_mapped(hub: RunningHub, install: Install) -> None:
     """The holder's comes back knowing from the lock alone that its memory is mapped, and the reader's is not needed."""
     async with hub.connected() as (here, there):
         trainer = await here.register("m", full(1), replica="trainer", install=install)
@@ -275,7 +277,7 @@ async def test_a_mapped_replica_is_no_holder_and_no_source(hub: RunningHub) -> N
 
 
 @pytest.mark.parametrize("install", ["staged", pytest.param("in-place", marks=pytest.mark.long)])
-async def test_a_holder_that_is_mapped_itself_reads_on_once_that_is_let_go(hub: RunningHub, install: str) -> None:
+async def test_a_holder_that_is_mapped_itself_reads_on_once_that_is_let_go(hub: RunningHub, install: Install) -> None:
     """A staged one fills its other memory beside, and a second read waits for the first. Calling again works."""
     async with hub.connected() as (here, there):
         trainer = await here.register("m", full(1), replica="trainer", install="staged")

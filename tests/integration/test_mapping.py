@@ -16,6 +16,7 @@ from tests.kit.tensors import raw
 from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
 
 from tensorhub import AsyncHub, AsyncShard, mapping
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -30,7 +31,7 @@ PROGRAM = "from tests.integration.fsdp_rank import main; main()"
 TRAINERS, VERSIONS = 4, 3
 
 
-async def engine(hubs: list[AsyncHub], like: Any, install: str) -> list[AsyncShard]:
+async def engine(hubs: list[AsyncHub], like: Any, install: Install) -> list[AsyncShard]:
     """Register an engine of two ranks with tensors of vLLM's names and shapes, which at first hold no number."""
     return [
         await hubs[rank].register(

@@ -9,6 +9,7 @@ from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import full, shown
 
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -53,7 +54,7 @@ async def put(hub: RunningHub, job: str, value: float, **options: object) -> tup
 @pytest.mark.parametrize("install", ["in-place", "staged"])
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["alone", "mapped"])
 async def test_a_restarted_trainers_checkpoint_becomes_the_next_version(
-    hub: RunningHub, job: str, install: str, *, is_mapped: bool
+    hub: RunningHub, job: str, install: Install, *, is_mapped: bool
 ) -> None:
     """What a mapped reader shows is not overwritten: one memory waits for it, and with two it goes on beside."""
     first, shard = await put(hub, job, 1, install=install)

@@ -15,6 +15,7 @@ from tests.kit.tensors import full, shown
 
 import tensorhub
 from tensorhub import AsyncHub
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -132,7 +133,7 @@ async def test_processes_bring_a_model_to_each_other(hub: RunningHub) -> None:
 
 
 @pytest.mark.parametrize("install", ["in-place", "staged"])
-async def test_a_worker_that_was_killed_finds_its_memory(hub: RunningHub, install: str) -> None:
+async def test_a_worker_that_was_killed_finds_its_memory(hub: RunningHub, install: Install) -> None:
     """A trainer what it published. A staged engine what was swapped in: after one swap that is its second segment."""
     async with hub.pair(full(5, 9)) as it:
         await it.trainer.publish(3)

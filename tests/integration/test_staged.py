@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Final
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 
 import tensorhub
 from tensorhub import LayoutMismatch, RoundTimeout
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-STAGED = ("in-place", "staged")
+STAGED: Final[tuple[Install, Install]] = ("in-place", "staged")
 
 
 async def test_tensors_swap_and_stay_the_objects_that_they_are(hub: RunningHub) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tensorhub import AsyncHub, AsyncShard, TensorSpec
+from tensorhub.arguments import Install
 
 Box = tuple[slice, ...]
 Sharding = Callable[[str, torch.Tensor, int, int], Box | None]
@@ -89,7 +90,7 @@ async def registered(
     how: Sharding,
     shards: int,
     tensors: Mapping[str, torch.Tensor],
-    install: str = "in-place",
+    install: Install = "in-place",
 ) -> list[AsyncShard]:
     """Register a replica, its shards on the hubs in turn."""
     return [

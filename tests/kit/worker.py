@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import tensorhub
+from tensorhub.arguments import Install
 
 TIMEOUT_S = 40.0
 
@@ -48,7 +49,7 @@ class Worker:
     def connect(self, job: str, agent: str | None = None) -> None:
         self.hub = tensorhub.connect(job, agent=agent)
 
-    def register(self, model: str, replica: str, install: str, seed: int) -> int | None:
+    def register(self, model: str, replica: str, install: Install, seed: int) -> int | None:
         """Register the weights of a seed; return the version that was found."""
         return self._register(model, values(seed), replica=replica, install=install)
 

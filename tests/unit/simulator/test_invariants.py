@@ -207,7 +207,7 @@ def ready(world: World) -> tuple[AgentNode, ShardCore]:
         (agent, core)
         for agent in world.first.processes.agents.values()
         for core in agent.core.shards.values()
-        if agent.lanes.are_silent and core.held.memory is MemoryState.READY and core.operation is None
+        if agent.lanes.are_silent and core.contents.memory is MemoryState.READY and core.operation is None
     )
 
 
@@ -265,7 +265,7 @@ def test_what_the_log_counts_and_its_agent_has_otherwise_is_found(
     catalog = world.first.job.view.catalog
     replica = catalog.models[core.key.model].replicas[core.key.replica]
     shard = replica.members[core.key.shard]
-    places: dict[str, Any] = {"state": shard, "leaving": shard, "memory": core.held, "joined": agent.core}
+    places: dict[str, Any] = {"state": shard, "leaving": shard, "memory": core.contents, "joined": agent.core}
     places |= {"round": replica, "offers": replica, "members": replica, "incarnation": catalog.agents[agent.name]}
     places["are_silent"] = type(agent.lanes)
     for name, value in (at_log | at_agent).items():
@@ -287,7 +287,7 @@ def test_who_is_to_go_and_stays(
     check_going(agent, workers)
     monkeypatch.setattr(rank, "goes", True)
     check_going(agent, workers)  # It is published: the last copy of a retained version, as far as is known here.
-    monkeypatch.setattr(core.held, "memory", MemoryState.DRAINING)
+    monkeypatch.setattr(core.contents, "memory", MemoryState.DRAINING)
     with pytest.raises(Violation, match="is draining and stays"):
         check_going(agent, workers)
     monkeypatch.setattr(core, "detached", object())
