@@ -1,6 +1,6 @@
 """Every command where something is missing, silent, full, closed or broken off: one line, one code, within its bound.
 
-What stands on the command line itself is the business of tests/unit/client/test_command_arguments.py.
+What stands on the command line itself is the business of tests/unit/client/test_cli.py.
 """
 
 import asyncio

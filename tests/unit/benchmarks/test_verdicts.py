@@ -16,32 +16,23 @@ WINDOW_S = max(WINDOWS_S.values())
 PER_S = 60
 
 
+LEAKING = [4096 * update + each for update, each in zip(UPDATES, NOISE, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("process", "metric", "values", "is_bounded"),
     [
-        ("agent-0", "fds", [20.0 + update // 200 for update in UPDATES], False),
-        ("agent-0", "fds", [20.0] * 30 + [21.0] * 20, True),
-        ("agent-0", "threads", [100.0 - update / 100 for update in UPDATES], True),
-        ("agent-0", "memory", [4096 * update + each for update, each in zip(UPDATES, NOISE, strict=True)], False),
-        ("agent-0", "memory", [*NOISE[:-3], 100.0 * MIB, *NOISE[-2:]], True),
-        ("registry", "memory", [6.0 * KIB * update for update in UPDATES], True),
-        ("registry", "memory", [16.0 * KIB * update for update in UPDATES], False),
-    ],
-    ids=[
-        "fd-leak",
-        "one-step",
-        "falling",
-        "leak-under-noise",
-        "noise-and-a-peak",
-        "the-log's-books",
-        "more-than-those",
+        pytest.param("agent-0", "fds", [20.0 + update // 200 for update in UPDATES], False, id="fd leak"),
+        pytest.param("agent-0", "fds", [20.0] * 30 + [21.0] * 20, True, id="one step"),
+        pytest.param("agent-0", "threads", [100.0 - update / 100 for update in UPDATES], True, id="falling"),
+        pytest.param("agent-0", "memory", LEAKING, False, id="leak under noise"),
+        pytest.param("agent-0", "memory", [*NOISE[:-3], 100.0 * MIB, *NOISE[-2:]], True, id="noise and a peak"),
+        pytest.param("registry", "memory", [6.0 * KIB * update for update in UPDATES], True, id="the log's books"),
+        pytest.param("registry", "memory", [16.0 * KIB * update for update in UPDATES], False, id="more than those"),
     ],
 )
 def test_growth_is_told_from_noise(process: str, metric: str, values: list[float], is_bounded: bool) -> None:  # noqa: FBT001 (a column of the table)
     assert growth(process, metric, UPDATES, values).is_bounded is is_bounded
-
-
-def test_every_metric_has_a_slack() -> None:
     assert {*OF_PROCESS, *OF_HUB} == set(SLACK)
 
 
@@ -91,9 +82,7 @@ def test_goals_are_met_or_missed_and_what_failed_is_not_judged() -> None:
     assert goals.of(result(4.0, digests=True)) == []
     assert "Monarch, TCP is left out: there is no such wheel." in report.whole(result(2.0))
     assert not any("Monarch" in goal.what for goal in goals.of(result(2.0)))
-
-
-def test_a_ratio_is_taken_within_rounds_that_both_have() -> None:
+    # A ratio is taken within rounds that both have.
     ours, other = line("a", [1, 2, 4]), line("b", [3, 6, 12])
     del other.rounds["1"][1]
     assert faster(ours, other, 1) == pytest.approx(3.0)

@@ -1,7 +1,5 @@
 """The counter of outcomes finds what it is there to find: a log that is wrong in one place has one finding."""
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 from tests.chaos.verdict import LogVerdict
@@ -51,18 +49,11 @@ def test_what_is_wrong_is_found(entries: tuple[StoredEntry, ...], finding: str) 
     assert finding in wrong
 
 
-@pytest.mark.parametrize("events", [(), (event(2, 1, 1, 3), event(3, 1, 2, 3))], ids=["none", "half"])
-def test_a_command_without_a_whole_outcome_is_undecided(events: tuple[StoredEntry, ...]) -> None:
-    assert read(command(1), *events).undecided == [1]
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: (), lambda: (command(1, "mine"), command(2, "mine")), lambda: (command(1), command(2, "mine"))]
-)
-def test_an_acknowledged_command_stands_exactly_once_where_it_was_acknowledged(
-    make: Callable[[], tuple[StoredEntry, ...]],
-) -> None:
-    assert len(read(*make()).lost({"mine": 1})) == 1
+def test_a_command_without_a_whole_outcome_is_undecided_and_an_acknowledged_one_stands_exactly_once() -> None:
+    for events in ((), (event(2, 1, 1, 3), event(3, 1, 2, 3))):
+        assert read(command(1), *events).undecided == [1]
+    for entries in ((), (command(1, "mine"), command(2, "mine")), (command(1), command(2, "mine"))):
+        assert len(read(*entries).lost({"mine": 1})) == 1
 
 
 def test_one_place_has_one_root_at_one_version() -> None:

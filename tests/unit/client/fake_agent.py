@@ -1,18 +1,22 @@
-"""An agent made of threads, a unix socket and memfds: it speaks the worker's frames, and fails as a test tells it."""
+"""An agent of threads, a socket and memfds: it speaks the worker's frames, and fails at those that a test tells it."""
 
 import contextlib
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 import zstandard
+from tests.kit.waiting import until
 
+import tensorhub
+from tensorhub import AsyncHub, AsyncShard, TensorSpec
 from tensorhub_common.errors import (
     LayoutMismatch,
     NotPublished,
@@ -57,8 +61,8 @@ class FakeWorker:
                 self.sock.sendall(data[sent:])
 
 
-Hook = Callable[[FakeWorker, Any], bool | None]
-"""Sees every frame first; what it returns True for is not answered by the fake itself."""
+Hook = Callable[[FakeWorker, Any], object]
+"""Sees the frames of some kinds first; what it returns False for is answered by the fake itself."""
 
 
 class FakeAgent:
@@ -72,7 +76,7 @@ class FakeAgent:
         self.versions: dict[tuple[str, int], bytes] = {}
         self.last: dict[str, int] = {}
         self.frames: list[w.Frame] = []
-        self.hook: Hook | None = None
+        self.hooks: dict[type[w.Frame], Hook] = {}
         self.attached = 0
         self._lock = threading.RLock()
         self._workers: list[FakeWorker] = []
@@ -142,8 +146,9 @@ class FakeAgent:
                 frame = decoder.decode(_exactly(worker.sock, length))
                 with self._lock:
                     self.frames.append(frame)
-                    if self.hook is None or not self.hook(worker, frame):
-                        self._take(worker, frame)
+                    hook = self.hooks.get(type(frame))
+                    if hook is None or hook(worker, frame) is False:
+                        self.answer(worker, frame)
         with self._lock:
             self._workers.remove(worker)
             for shard in self.shards.values():
@@ -151,13 +156,42 @@ class FakeAgent:
                     shard.owner = None
         worker.sock.close()
 
+    # -------------------------------------------------------------------------------------------- faults
+
+    def hold(self, kind: type[w.Frame]) -> "Held":
+        """Keep frames of this kind from the agent."""
+        held = Held(self, kind)
+        self.hooks[kind] = lambda worker, frame: held.frames.append((worker, frame))
+        return held
+
+    def break_at(self, kind: type[w.Frame], *, after: bool) -> None:
+        """Let the connection break at the next frame of this kind: `after` the agent did what it asks, or before."""
+
+        def hook(worker: FakeWorker, frame: Any) -> None:
+            del self.hooks[kind]
+            if after:
+                worker.muted = True
+                self.answer(worker, frame)
+            self.drop()
+
+        self.hooks[kind] = hook
+
+    def refuse(self, kind: type[w.Frame], error: type[Exception], times: int = 1, **about: Any) -> None:
+        """Refuse so many frames of this kind."""
+        left = iter(range(times))
+
+        def hook(worker: FakeWorker, frame: Any) -> bool:
+            if next(left, None) is None:
+                return False
+            worker.tell(w.Failed(call=frame.call, error=error.__name__, message="not now", **about))
+            return True
+
+        self.hooks[kind] = hook
+
     # ------------------------------------------------------------------------------------------- answers
 
     def answer(self, worker: FakeWorker, frame: Any) -> None:
         """What the fake does when no hook stands in its way."""
-        self._take(worker, frame)
-
-    def _take(self, worker: FakeWorker, frame: Any) -> None:
         try:
             match frame:
                 case w.Attach():
@@ -257,3 +291,43 @@ def _exactly(sock: socket.socket, length: int) -> bytes:
             raise EOFError
         data += more
     return bytes(data)
+
+
+@dataclass
+class Held:
+    """Frames of one kind, kept from the agent until `let_go`."""
+
+    agent: FakeAgent
+    kind: type[w.Frame]
+    frames: list[tuple[FakeWorker, Any]] = field(default_factory=list)
+
+    async def first(self) -> None:
+        """Wait until there is one."""
+        await until(lambda: self.frames)
+
+    def let_go(self) -> None:
+        """Let the agent have them now, and all later ones."""
+        self.agent.hooks.pop(self.kind, None)
+        for worker, frame in self.frames:
+            self.agent.answer(worker, frame)
+
+
+async def trainer(hub: AsyncHub, **tensors: torch.Tensor) -> AsyncShard:
+    return await hub.register("policy", tensors or {"w": torch.ones(4)}, replica="trainer")
+
+
+async def engine(hub: AsyncHub) -> AsyncShard:
+    return await hub.register("policy", {"w": TensorSpec((4,), "float32")}, replica="rollout")
+
+
+@contextlib.asynccontextmanager
+async def restarted(agent: FakeAgent, hub: AsyncHub) -> AsyncIterator[AsyncHub]:
+    """End a worker without a release, and yield its successor's hub."""
+    await hub._session.close()
+    again = await tensorhub.connect_async(agent=agent.path)
+    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
+    try:
+        yield again
+    finally:
+        agent.hooks.clear()
+        await again._session.close()

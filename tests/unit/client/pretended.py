@@ -1,7 +1,11 @@
-"""One rank of a mesh, pretended: torch's own fake process group, whose collectives do nothing."""
+"""Ranks of a mesh: pretended ones, with torch's own fake process group, whose collectives do nothing, and a real one.
+
+That real ones agree is shown in tests/integration/test_mapping.py.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,3 +24,18 @@ def pretended(rank: int, *shape: int, names: tuple[str, ...] | None = None) -> I
         dist.destroy_process_group()
         # It takes the next rank's mesh for this one's: they are equal.
         _clear_sharding_prop_cache()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[DeviceMesh]:
+    """Be the only rank of a real mesh."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def stands_in(memory: bytearray, tensor: torch.Tensor) -> bool:
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    return start <= tensor.data_ptr() < start + len(memory)

@@ -33,29 +33,11 @@ OUT_OF_RANGE: Final = (-1, -0.001, math.nan, math.inf, -math.inf, HUGE, -HUGE, 1
 NO_NUMBERS: Final = (*NEITHER, "1", 1.5, math.nan, torch.ones(2), np.ones(3))
 
 
-@pytest.mark.parametrize("value", NO_SECONDS, ids=lambda value: type(value).__name__)
-def test_what_is_no_number_of_seconds(value: object) -> None:
-    with pytest.raises(TypeError, match="timeout_s is a number of seconds; got "):
-        arguments.seconds("timeout_s", value)
-
-
-@pytest.mark.parametrize("value", OUT_OF_RANGE, ids=lambda value: f"{type(value).__name__} {str(value > 0)[0]}")
-def test_seconds_that_can_not_be_waited(value: object) -> None:
-    with pytest.raises(ValueError, match="give a number of seconds from 0 to 604800"):
-        arguments.seconds("timeout_s", value)
-
-
-@pytest.mark.parametrize("value", [0, 1, 2.5, np.float32(2.5), np.int64(3), Fraction(5, 2), -0.0], ids=repr)
-def test_numbers_of_other_libraries_are_seconds(value: Any) -> None:
-    assert arguments.seconds("timeout_s", value) == float(value)
-
-
-@pytest.mark.parametrize("value", [3, np.int64(3), torch.tensor(3)])
-def test_whole_numbers_of_other_libraries_are_versions(value: Any) -> None:
-    assert (arguments.published_version(value), arguments.wanted_version(value)) == (3, 3)
-
-
-def test_what_is_allowed_besides() -> None:
+def test_what_is_taken_whosever_number_it_is() -> None:
+    for seconds in (0, 1, 2.5, np.float32(2.5), np.int64(3), Fraction(5, 2), -0.0):
+        assert arguments.seconds("timeout_s", seconds) == float(seconds)
+    for version in (3, np.int64(3), torch.tensor(3)):
+        assert (arguments.published_version(version), arguments.wanted_version(version)) == (3, 3)
     assert (arguments.published_version(None), arguments.wanted_version("latest")) == (None, "latest")
     assert [arguments.patience(wait_s, 10.0) for wait_s in (3, 30, math.inf)] == [3, 10, 10]
     assert arguments.shard_of(4095, 4096) == (4095, 4096)
@@ -67,6 +49,8 @@ def test_what_is_allowed_besides() -> None:
 @pytest.mark.parametrize(
     ("check", "error", "said"),
     [
+        *((lambda no=no: arguments.seconds("x", no), TypeError, "x is a number of seconds; got ") for no in NO_SECONDS),
+        *((lambda no=no: arguments.seconds("x", no), ValueError, "from 0 to 604800") for no in OUT_OF_RANGE),
         (lambda: arguments.wanted_version("newest"), TypeError, "latest"),
         (lambda: arguments.published_version(VERSION_MAX + 1), tensorhub.VersionConflict, "out of range"),
         (lambda: arguments.wanted_version(VERSION_MAX + 1), tensorhub.VersionUnavailable, "out of range"),
@@ -77,19 +61,12 @@ def test_what_is_allowed_besides() -> None:
         (lambda: arguments.shard_of(0, 4097), tensorhub.LayoutMismatch, "4097 shards .* give shards from 1 to 4096"),
         (lambda: arguments.seen(-1), ValueError, "give the seq of an event"),
         (lambda: arguments.seen(arguments.SEQ_MAX + 1), ValueError, "give the seq of an event"),
-        (
-            lambda: arguments.kinds(["version.published", "version.publish"], KINDS),
-            ValueError,
-            r"no events of kind 'version.publish'; possible are .*version\.published",
-        ),
+        (lambda: arguments.kinds(["version.publish"], KINDS), ValueError, r"no events of kind .*version\.published"),
         (lambda: arguments.kinds("version.published", KINDS), TypeError, "collection of kinds"),
         (lambda: arguments.kinds(5, KINDS), TypeError, "collection of kinds"),
         (lambda: arguments.install("elsewhere"), ValueError, "'in-place', 'staged', 'mapped'"),
-        (
-            lambda: arguments.mapping({"q": "k"}),
-            TypeError,
-            r"mapping is a tensorhub\.mapping\.Mapping, as mapping\.llama",
-        ),
+        (lambda: arguments.mapping({"q": "k"}), TypeError, r"mapping is a tensorhub\.mapping\.Mapping"),
+        (lambda: arguments.resume("both"), ValueError, "possible are None, 'memory', 'values'"),
     ],
 )
 def test_what_is_refused_says_what_is_possible(check: Callable[[], object], error: type[Exception], said: str) -> None:
@@ -141,9 +118,30 @@ OTHERS: Final[dict[str, Call]] = {
     "install": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", install=x),
     "resume": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", resume=x),
 }
+NAMES: Final = ("", " ", "a b", "a.b", "a/b", "ä", "_x", "x" * 65, "a\n", "\ud800", None, 7, b"x", HUGE, Unshowable())
+NAMED: Final[dict[str, Call]] = {
+    "model": lambda hub, _, value: hub.register(value, {"w": torch.ones(1)}, replica="r"),
+    "replica": lambda hub, _, value: hub.register("m", {"w": torch.ones(1)}, replica=value),
+    "connect": lambda hub, _, value: tensorhub.connect_async("" if value is None else value),
+    "versions": lambda hub, _, value: hub.versions(value),
+    "replicas": lambda hub, _, value: hub.replicas(value),
+    "retain": lambda hub, _, value: hub.retain(value, last=1),
+    "rewind": lambda hub, _, value: hub.rewind(value, to=1),
+    "delete": lambda hub, _, value: hub.delete(value),
+    "watch": lambda hub, _, value: anext(hub.watch(value)),
+}
+NO_FLAGS: Final[tuple[Any, ...]] = (None, 0, 1, "no", "", [], torch.ones(1, dtype=torch.bool), Unshowable())
+CALLS: Final = (
+    *((name, call, (*NO_SECONDS, *OUT_OF_RANGE)) for name, call in BOUNDED.items()),
+    *((name, call, (*NO_NUMBERS, -1, 2**53, 2**63, 2**64, HUGE, -HUGE)) for name, call in NUMBERED.items()),
+    *((name, call, NO_FLAGS) for name, call in FLAGS.items()),
+    *((name, call, (0, 1, "x", b"x", [1], {1: 2}, torch.ones(2), Unshowable())) for name, call in OTHERS.items()),
+    *((name, call, NAMES) for name, call in NAMED.items()),
+)
 
 
-async def refused(agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("call", "values"), [pytest.param(*rest, id=name) for name, *rest in CALLS])
+async def test_a_mistake_sends_nothing(agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any, ...]) -> None:
     shard = await hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
     sent = len(agent.frames)
     for value in values:
@@ -151,65 +149,18 @@ async def refused(agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any
             await call(hub, shard, value)
         assert len(str(told.value)) < 400, value if not isinstance(value, Unshowable) else "unshowable"
         assert "string conversion" not in str(told.value), "Python's own words for a number that it does not write out"
-    assert len(agent.frames) == sent, "a mistake is told before anything travels"
+    assert len(agent.frames) == sent
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-async def test_bounds(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
-    await refused(agent, hub, BOUNDED[name], (*NO_SECONDS, *OUT_OF_RANGE))
-
-
-@pytest.mark.parametrize("name", NUMBERED)
-async def test_numbers(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
-    await refused(agent, hub, NUMBERED[name], (*NO_NUMBERS, -1, 2**53, 2**63, 2**64, HUGE, -HUGE))
-
-
-@pytest.mark.parametrize("name", FLAGS)
-async def test_flags(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
-    await refused(agent, hub, FLAGS[name], (None, 0, 1, "no", "", [], torch.ones(1, dtype=torch.bool), Unshowable()))
-
-
-@pytest.mark.parametrize("name", OTHERS)
-async def test_other_things(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
-    await refused(agent, hub, OTHERS[name], (0, 1, "x", b"x", [1], {1: 2}, torch.ones(2), Unshowable()))
-
-
-NAMES: Final = ("", " ", "a b", "a.b", "a/b", "ä", "_x", "x" * 65, "a\n", "\ud800", None, 7, b"x", HUGE, Unshowable())
-
-
-@pytest.mark.parametrize("what", ["model", "replica"])
-async def test_names(agent: FakeAgent, hub: AsyncHub, what: str) -> None:
-    def register(hub: AsyncHub, _: AsyncShard, value: Any) -> Any:
-        model, replica = (value, "r") if what == "model" else ("m", value)
-        return hub.register(model, {"w": torch.ones(1)}, replica=replica)
-
-    await refused(agent, hub, register, NAMES)
-
-
-async def test_names_of_jobs_and_of_models_that_are_asked_about(agent: FakeAgent, hub: AsyncHub) -> None:
-    async def connect(_: AsyncHub, __: AsyncShard, value: Any) -> Any:
-        return await tensorhub.connect_async(value if value is not None else "", agent=agent.path)
-
-    asks: tuple[Call, ...] = (
-        connect,
-        lambda hub, _, value: hub.versions(value),
-        lambda hub, _, value: hub.replicas(value),
-        lambda hub, _, value: hub.retain(value, last=1),
-        lambda hub, _, value: hub.rewind(value, to=1),
-        lambda hub, _, value: hub.delete(value),
-        lambda hub, _, value: anext(hub.watch(value)),
-    )
-    for ask in asks:
-        await refused(agent, hub, ask, NAMES)
-        await hub._session.release(next(iter(hub._shards))._attachment, 5)
-        hub._shards.clear()
-
-
-@pytest.mark.parametrize("nats", [7, b"nats://x", [], True])
-async def test_where_nats_is(agent: FakeAgent, nats: Any) -> None:
-    with pytest.raises(TypeError, match="nats is text"):
-        await tensorhub.connect_async(agent=agent.path, nats=nats)
-    assert not agent.frames
+async def test_where_nats_is_and_a_mask_that_would_be_dropped(agent: FakeAgent, hub: AsyncHub) -> None:
+    wrong: tuple[Any, ...] = (7, b"nats://x", [], True)
+    for nats in wrong:
+        with pytest.raises(TypeError, match="nats is text"):
+            await tensorhub.connect_async(agent=agent.path, nats=nats)
+    assert agent.attached == 1
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(tensorhub.LayoutMismatch, match=r"call \.filled"):
+        await hub.register("m", {"w": masked}, replica="r")
 
 
 def test_what_is_a_connection_can_not_be_copied_or_pickled(agent: FakeAgent) -> None:
@@ -222,9 +173,3 @@ def test_what_is_a_connection_can_not_be_copied_or_pickled(agent: FakeAgent) -> 
     with pytest.raises(tensorhub.AgentUnavailable, match="this hub is closed"):
         hub.__enter__()
     assert copy.deepcopy(tensorhub.NotFilled("x")).args == ("x",)
-
-
-async def test_a_mask_is_not_dropped(hub: AsyncHub) -> None:
-    masked = np.ma.array([1.0, 2.0], mask=[False, True])
-    with pytest.raises(tensorhub.LayoutMismatch, match=r"call \.filled"):
-        await hub.register("m", {"w": masked}, replica="r")

@@ -1,10 +1,11 @@
-"""Mappings: which rule decides, what a tensor consists of, and errors that name what does not fit.
+"""Mappings: which rule decides, what a tensor and its scales consist of, and errors that name what does not fit.
 
 That cuts, concatenations and stacks cover each model without a gap is shown in tests/property/test_mapping.py.
 """
 
 import json
 from collections.abc import Callable
+from collections.abc import Mapping as Values
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from tensorhub.mapping import (
     Stack,
     chunk,
     concat,
+    fp8,
     share,
     tensor,
 )
@@ -32,7 +34,7 @@ from tensorhub.mapping.model_config import lookup_of
 from tensorhub.mapping.ranks import Ranks, chosen_experts, experts_of, stage
 from tensorhub.mapping.sizes import Experts, Latent, Sizes, experts_sizes_of, latent_sizes_of, sizes_of
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout.layout import TensorEntry
+from tensorhub_common.layout.layout import TensorEntry, layout_of
 from tensorhub_common.layout.parts import Part, Shape, check_parts, padding
 
 RULES = (
@@ -48,12 +50,14 @@ RULES = (
 MINE = Mapping("mine", RULES, (Numbers("layer", 4, 8),))
 
 
-def entry(name: str, *shape: int, whole: Shape | None = None, offset: Shape | None = None) -> TensorEntry:
-    return TensorEntry(name, "float32", 4, shape, whole or shape, offset or (0,) * len(shape))
+def entry(
+    name: str, *shape: int, whole: Shape | None = None, offset: Shape | None = None, dtype: str = "float32"
+) -> TensorEntry:
+    return TensorEntry(name, dtype, 1 if "8" in dtype else 4, shape, whole or shape, offset or (0,) * len(shape))
 
 
-def mapped(names: Mapping, given: TensorEntry) -> TensorEntry:
-    found = names.entry(given)
+def mapped(names: Mapping, given: TensorEntry, beside: Values[str, TensorEntry] | None = None) -> TensorEntry:
+    found = names.entry(given, beside) if beside else names.entry(given)
     assert found is not None
     return found
 
@@ -87,31 +91,19 @@ def test_a_pattern_matches_a_whole_name_or_nothing(pattern: str, name: str, beco
     assert [part.name for part in parts] == ([] if becomes is None else [f"new.{name}"])
 
 
-@pytest.mark.parametrize("wrong", ["{", "a}", "{}", "{Layer}", "{1}", "{a b}", "{a:{b}}", "{layer"])
-def test_a_brace_that_belongs_to_no_placeholder_is_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match="belongs to no placeholder"):
-        Rule("w", tensor(wrong))
-
-
-def test_the_first_rule_that_matches_decides() -> None:
+def test_the_first_rule_that_matches_decides_and_only_another_name_needs_parts() -> None:
     assert MINE.extended(Rule("head", LEFT_OUT)).entry(entry("head", 2, 3)) is None
     assert MINE.entry(entry("table.a.b", 2)) is None
-
-
-def test_a_box_of_a_global_tensor_of_the_same_name_needs_no_parts_and_another_name_does() -> None:
     assert MINE.entry(entry("head", 2, 3)) == entry("head", 2, 3, whole=(5, 3), offset=(2, 0))
     assert MINE.entry(entry("layers.4.bias", 3)) == entry("layers.4.bias", 3)
     assert mapped(MINE, entry("layers.4.norm", 3)).parts == (Part("l4.norm", (3,), (0,), (3,), (0,), (3,)),)
-
-
-def test_parts_that_were_given_stay() -> None:
     given = TensorEntry("unknown", "int8", 1, (2,), (2,), (0,), (padding((0,), (2,)),))
-    assert MINE.entry(given) == given
-
-
-def test_a_stage_may_count_its_layers_from_zero() -> None:
-    shifted = Mapping("mine", RULES, (Numbers("layer", 4, 8, shift=4),))
-    assert mapped(shifted, entry("layers.1.norm", 3)).parts[0].name == "l5.norm"
+    assert MINE.entry(given) == given, "parts that were given stay"
+    from_zero = Mapping("mine", RULES, (Numbers("layer", 4, 8, shift=4),))
+    assert mapped(from_zero, entry("layers.1.norm", 3)).parts[0].name == "l5.norm"
+    assert Mapping("none", (), unknown="keep").entry(entry("w", 1)) == entry("w", 1)
+    rule = Rule("w", tensor("v"))
+    assert Mapping("mine", [rule]).extended(rule).rules == (rule, rule)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -124,23 +116,14 @@ def test_a_stage_may_count_its_layers_from_zero() -> None:
         (entry("layers.8.norm", 3), "'layers.8.norm' .* is of layer 8, and this rank has 4 to 7"),
         (entry("layers.x.norm", 3), "has 'x' for {layer}, which is a number"),
         (entry("layers.²5.norm", 3), "has '²5' for {layer}, which is a number"),
-        (
-            entry("layers.5.attn.qk.weight", 3),
-            "mine has no rule for it; the nearest is the one for 'layers.{layer}.qk.",
-        ),
+        (entry("layers.5.attn.qk.weight", 3), "mine has no rule for it; the nearest is .* 'layers.{layer}.qk."),
     ],
 )
 def test_what_is_not_as_the_rules_say_is_refused_by_name(given: TensorEntry, said: str) -> None:
     with pytest.raises(LayoutMismatch, match=said):
         MINE.entry(given)
-
-
-def test_a_mapping_without_rules_says_so_and_one_may_keep_what_it_does_not_know() -> None:
     with pytest.raises(LayoutMismatch, match="none has no rule for it"):
-        Mapping("none", ()).entry(entry("w", 1))
-    assert Mapping("none", (), unknown="keep").entry(entry("w", 1)) == entry("w", 1)
-    rule = Rule("w", tensor("v"))
-    assert Mapping("mine", [rule]).extended(rule).rules == (rule, rule)  # type: ignore[arg-type]
+        Mapping("none", ()).entry(given)
 
 
 # ------------------------------------------------------------------------------------------ what a tensor consists of
@@ -148,6 +131,10 @@ def test_a_mapping_without_rules_says_so_and_one_may_keep_what_it_does_not_know(
 Q, K = tensor("q", share(8, 1, 2)), tensor("k", share(4, 1, 2))
 
 Q_PART = Part("q", (8, 5), (4, 0), (4, 5), (0, 0), (4, 5))
+
+
+def k_at(start: int) -> Part:
+    return Part("k", (4, 2), (2, 0), (2, 2), (start, 0), (2, 2))
 
 
 @pytest.mark.parametrize(
@@ -170,21 +157,8 @@ Q_PART = Part("q", (8, 5), (4, 0), (4, 5), (0, 0), (4, 5))
         pytest.param(
             concat(tensor("a", None, Cut(4, 0, 4)), tensor("b"), dim=1),
             (2, 6),
-            [
-                Part("a", (2, 4), (0, 0), (2, 4), (0, 0), (2, 4)),
-                Part("b", (2, 2), (0, 0), (2, 2), (0, 4), (2, 2)),
-            ],
+            [Part("a", (2, 4), (0, 0), (2, 4), (0, 0), (2, 4)), Part("b", (2, 2), (0, 0), (2, 2), (0, 4), (2, 2))],
             id="along columns",
-        ),
-        pytest.param(
-            concat(concat(K, Padding(1)), concat(K)),
-            (5, 2),
-            [
-                Part("k", (4, 2), (2, 0), (2, 2), (0, 0), (2, 2)),
-                padding((2, 0), (1, 2)),
-                Part("k", (4, 2), (2, 0), (2, 2), (3, 0), (2, 2)),
-            ],
-            id="concatenations in one another",
         ),
         pytest.param(
             Stack("e", (5, 2), concat(tensor("e{e}.a", share(4, 0, 2)), tensor("e{e}.b"))),
@@ -198,23 +172,19 @@ Q_PART = Part("q", (8, 5), (4, 0), (4, 5), (0, 0), (4, 5))
             id="a stack",
         ),
         pytest.param(
+            concat(concat(K, Padding(1)), concat(K)),
+            (5, 2),
+            [k_at(0), padding((2, 0), (1, 2)), k_at(3)],
+            id="concatenations in one another",
+        ),
+        pytest.param(
             concat(Stack("e", (0,), tensor("a{e}")), Stack("e", (4,), tensor("b{e}"))),
             (2, 2),
-            [
-                Part("a0", (2,), (0,), (2,), (0, 0), (1, 2)),
-                Part("b4", (2,), (0,), (2,), (1, 0), (1, 2)),
-            ],
+            [Part("a0", (2,), (0,), (2,), (0, 0), (1, 2)), Part("b4", (2,), (0,), (2,), (1, 0), (1, 2))],
             id="stacks one after another",
         ),
-        pytest.param(
-            concat(K, Padding()),
-            (5, 2),
-            [Part("k", (4, 2), (2, 0), (2, 2), (0, 0), (2, 2)), padding((2, 0), (3, 2))],
-            id="padding of the rest",
-        ),
-        pytest.param(
-            concat(K, Padding()), (2, 2), [Part("k", (4, 2), (2, 0), (2, 2), (0, 0), (2, 2))], id="no rest to pad"
-        ),
+        pytest.param(concat(K, Padding()), (5, 2), [k_at(0), padding((2, 0), (3, 2))], id="padding of the rest"),
+        pytest.param(concat(K, Padding()), (2, 2), [k_at(0)], id="no rest to pad"),
         pytest.param(Padding(), (2, 2), [padding((0, 0), (2, 2))], id="padding alone"),
         # 10 elements, padded to 16 before they were divided among four ranks.
         *(
@@ -250,9 +220,7 @@ def test_a_box_of_a_registered_tensor_has_what_lies_in_it() -> None:
         Part("e9", (4, 5), (3, 1), (1, 4), (0, 0, 0), (1, 1, 4)),
         padding((0, 1, 0), (1, 1, 4)),
     )
-
-
-def test_a_shard_without_an_element_agrees_with_its_siblings() -> None:
+    # A shard without an element agrees with its siblings.
     last = Mapping("last", (Rule("head", tensor("{name}", chunk(5, 3, 4))), RULES[0]))
     assert last.entry(entry("head", 0, 3)) == entry("head", 0, 3, whole=(5, 3), offset=(5, 0))
     fused = last.entry(entry("layers.5.qk.weight", 0, 3, whole=(6, 3), offset=(6, 0)))
@@ -292,6 +260,10 @@ def test_a_shape_that_does_not_fit_is_refused(of: Any, shape: Shape, said: str) 
         (lambda: Mapping("m", ("qkv",)), r"rules of a mapping are tensorhub\.mapping\.Rule; got 'qkv'"),  # type: ignore[arg-type]
         (lambda: Mapping("m", (), numbers=(3,)), r"numbers of a mapping are tensorhub\.mapping\.Numbers; got 3"),  # type: ignore[arg-type]
         (lambda: Mapping("m", (), unknown="pass"), "unknown is 'pass'; possible are 'refuse' and 'keep'"),  # type: ignore[arg-type]
+        *(
+            (lambda wrong=wrong: Rule("w", tensor(wrong)), "belongs to no placeholder")
+            for wrong in ("{", "a}", "{}", "{Layer}", "{1}", "{a b}", "{a:{b}}", "{layer")
+        ),
         (lambda: share(7, 0, 2, "heads"), "heads of 7 can't be divided equally among 2 ranks"),
         *((lambda at=at: Cut(3, *at), "are no cut of a dimension of 3") for at in ((-1, 2), (2, 1), (0, 4))),
         *((lambda no=no: Cut(4, 0, no), f"is {no!r}; it is a whole number") for no in (2.0, "2", None)),
@@ -318,46 +290,24 @@ def test_numbers_of_numpy_s_become_plain_ones() -> None:
 # --------------------------------------------------------------------------------------- ranks and the model's sizes
 
 
-@pytest.mark.parametrize(
-    ("layers", "ranks", "sizes"),
-    [(8, 1, [8]), (8, 4, [2, 2, 2, 2]), (9, 4, [2, 2, 3, 2]), (10, 4, [2, 3, 3, 2]), (11, 4, [3, 3, 3, 2])],
-)
-def test_left_over_layers_go_to_the_stages_before_the_last(layers: int, ranks: int, sizes: list[int]) -> None:
-    stages = [stage(layers, rank, ranks) for rank in range(ranks)]
-    assert list(map(len, stages)) == sizes
-    assert [layer for each in stages for layer in each] == list(range(layers))
-    with pytest.raises(ValueError, match="2 layers can't be divided among 3 pipeline stages"):
-        stage(2, 0, 3)
-
-
-def test_experts_of_a_rank() -> None:
+def test_left_over_layers_go_to_the_stages_before_the_last_and_experts_one_to_each_rank() -> None:
+    for layers, ranks, sizes in ((8, 1, [8]), (9, 4, [2, 2, 3, 2]), (10, 4, [2, 3, 3, 2]), (11, 4, [3, 3, 3, 2])):
+        stages = [stage(layers, rank, ranks) for rank in range(ranks)]
+        assert list(map(len, stages)) == sizes
+        assert [layer for each in stages for layer in each] == list(range(layers))
     assert [experts_of(7, rank, 3) for rank in range(3)] == [(0, 1, 2), (3, 4), (5, 6)]
     assert [experts_of(7, rank, 3, "round_robin") for rank in range(3)] == [(0, 3, 6), (1, 4), (2, 5)]
     assert chosen_experts([3, 1, 3], 4) == (3, 1, 3)
-    with pytest.raises(ValueError, match="placement is 'other'; possible are 'linear', 'round_robin'"):
-        experts_of(7, 0, 3, "other")
-    with pytest.raises(ValueError, match="there is no expert 4: the model has 4"):
-        chosen_experts([3, 4], 4)
-
-
-def test_ranks() -> None:
     assert Ranks(tp_rank=1, tp_size=2).expert_tp == (1, 2)
     assert Ranks(tp_rank=1, tp_size=2, ep_rank=1, ep_size=2).expert_tp == (0, 1)
     assert Ranks(tp_rank=1, tp_size=2, expert_tp_rank=3, expert_tp_size=4).expert_tp == (3, 4)
     assert Ranks().told == "one rank"
     assert Ranks(tp_rank=1, tp_size=2, ep_rank=3, ep_size=4).told == "tp 1 of 2, ep 3 of 4"
-    for group in ("tp", "pp", "ep", "expert_tp"):
-        with pytest.raises(ValueError, match=f"{group}_rank is 2 of 2"):
-            Ranks(**{f"{group}_rank": 2, f"{group}_size": 2})
 
 
-CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 100,
-}
+CONFIG: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+CONFIG |= {"intermediate_size": 48, "vocab_size": 100}
+MOE = {"num_experts": 8, "moe_intermediate_size": 16}
 SIZES = Sizes(layers=2, heads=4, kv_heads=4, head_dim=8, intermediate=48, vocabulary=100, tied=False)
 LATENT = {"num_attention_heads": 4, "kv_lora_rank": 3, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 7}
 
@@ -379,7 +329,7 @@ def test_sizes_are_read_with_the_defaults_of_transformers_and_under_several_name
     assert sizes_of(more.get) == msgspec.structs.replace(SIZES, kv_heads=2, head_dim=16, tied=True)
     assert sizes_of({**CONFIG, "head_dim": None}.get).head_dim == 8
     for name in ("num_experts", "n_routed_experts", "num_local_experts"):
-        config = {name: 8, "moe_intermediate_size": 16}
+        config = {**MOE, "num_experts": None, name: 8}
         assert experts_sizes_of(config.get) == Experts(count=8, intermediate=16)
         assert experts_sizes_of({**config, "n_shared_experts": 2}.get).shared_intermediate == 32
         assert experts_sizes_of({**config, "n_shared_experts": 0}.get).shared_intermediate == 0
@@ -388,21 +338,110 @@ def test_sizes_are_read_with_the_defaults_of_transformers_and_under_several_name
 
 
 @pytest.mark.parametrize(
-    ("read", "config", "said"),
+    ("read", "said"),
     [
-        (sizes_of, {**CONFIG, "vocab_size": None}, "has no vocab_size: is it the one of this family"),
-        (experts_sizes_of, {"moe_intermediate_size": 1}, "has no num_experts or n_routed_experts or num_local_experts"),
+        (lambda: sizes_of({**CONFIG, "vocab_size": None}.get), "has no vocab_size: is it the one of this family"),
         (
-            experts_sizes_of,
-            {"num_experts": 8, "moe_intermediate_size": 16, "n_shared_experts": -1},
-            "n_shared_experts is -1",
+            lambda: experts_sizes_of({**MOE, "num_experts": None}.get),
+            "has no num_experts or n_routed_experts or num_local_experts",
         ),
+        (lambda: experts_sizes_of({**MOE, "n_shared_experts": -1}.get), "n_shared_experts is -1"),
         *(
-            (sizes_of, {**CONFIG, "num_attention_heads": wrong}, "it is a whole number, at least 1")
-            for wrong in (0, -1, True, "4", 4.0)
+            (lambda no=no: sizes_of({**CONFIG, "num_attention_heads": no}.get), "it is a whole number, at least 1")
+            for no in (0, -1, True, "4", 4.0)
+        ),
+        (lambda: stage(2, 0, 3), "2 layers can't be divided among 3 pipeline stages"),
+        (lambda: experts_of(7, 0, 3, "other"), "placement is 'other'; possible are 'linear', 'round_robin'"),
+        (lambda: chosen_experts([3, 4], 4), "there is no expert 4: the model has 4"),
+        *(
+            (lambda group=group: Ranks(**{f"{group}_rank": 2, f"{group}_size": 2}), f"{group}_rank is 2 of 2")
+            for group in ("tp", "pp", "ep", "expert_tp")
         ),
     ],
 )
-def test_what_is_missing_or_no_size_is_named(read: Callable[[Any], object], config: dict[str, Any], said: str) -> None:
+def test_what_is_missing_or_no_size_or_rank_is_named(read: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        read(config.get)
+        read()
+
+
+# ------------------------------------------------------------------------------------------------- in fp8 with scales
+
+VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
+FP8_RULES = (
+    Rule("qkv", concat(tensor("q", share(1024, 1, 2)), tensor("k", share(256, 1, 2)))),
+    Rule("down", tensor("d", None, Cut(700, 384, 700))),
+    Rule("w13", Stack("e", (3, 5), concat(tensor("e{e}.gate", share(512, 1, 2)), tensor("e{e}.up", share(512, 1, 2))))),
+    Rule("padded", concat(tensor("p", Cut(128, 0, 128)), Padding())),
+    Rule("{*any}", AS_IT_IS),
+)
+FP8 = Mapping("mine", FP8_RULES, quantise=fp8("fp8-block-128"))
+
+
+def quantised(
+    names: Mapping, weight: str, shape: Shape, scales: Shape, suffix: str = "_scale_inv"
+) -> list[tuple[Part, ...]]:
+    """Return the parts of a weight and of its scales; they are a good layout."""
+    given = {weight: entry(weight, *shape, dtype="float8_e4m3fn"), weight + suffix: entry(weight + suffix, *scales)}
+    found = {each.name: each for each in layout_of(mapped(names, each, given) for each in given.values()).tensors}
+    return [found[name].parts for name in given]
+
+
+def test_a_weight_in_fp8_and_its_scales_have_the_same_parts() -> None:
+    assert quantised(FP8, "qkv", (640, 300), (5, 3)) == [
+        (
+            Part("q", (1024, 300), (512, 0), (512, 300), (0, 0), (512, 300), VALUES),
+            Part("k", (256, 300), (128, 0), (128, 300), (512, 0), (128, 300), VALUES),
+        ),
+        (
+            Part("q", (1024, 300), (4, 0), (4, 3), (0, 0), (4, 3), SCALES),
+            Part("k", (256, 300), (1, 0), (1, 3), (4, 0), (1, 3), SCALES),
+        ),
+    ]
+    of_columns = Part("d", (200, 700), (0, 3), (2, 3), (0, 0), (2, 3), SCALES)
+    assert quantised(FP8, "down", (200, 316), (2, 3))[1] == (of_columns,)
+    values, scales = quantised(FP8, "w13", (2, 512, 130), (2, 4, 2))
+    assert scales[3] == Part("e5.up", (512, 130), (2, 0), (2, 2), (1, 2, 0), (1, 2, 2), SCALES)
+    assert values[3].cast == VALUES
+    values, scales = quantised(FP8, "model.w", (130, 70), (2, 1))
+    assert values == (Part("model.w", (130, 70), (0, 0), (130, 70), (0, 0), (130, 70), VALUES),)
+    assert scales[0].name == "model.w"
+    values, scales = quantised(FP8, "padded", (300, 10), (3, 1))
+    assert (values[1], scales[1]) == (padding((128, 0), (172, 10)), padding((1, 0), (2, 1)))
+
+
+def test_a_scale_for_each_row_a_suffix_of_ones_own_and_what_is_not_fp8() -> None:
+    rows = Mapping("rows", FP8_RULES, quantise=fp8("fp8-channel"))
+    of_rows = Part("d", (200, 700), (0, 0), (200, 1), (0, 0), (200, 1), "fp8-channel:scales")
+    assert quantised(rows, "down", (200, 316), (200, 1), "_scale")[1] == (of_rows,)
+    assert quantised(rows, "qkv", (640, 300), (640, 1), "_scale")[1][1].start == (512, 0)
+    named = Mapping("named", FP8_RULES, quantise=fp8("fp8-block-128", "_s"))
+    assert quantised(named, "qkv", (640, 300), (5, 3), "_s")[1][0].cast == SCALES
+    plain = Mapping("plain", FP8_RULES)
+    for name in ("qkv", "model.norm_scale_inv"):
+        given = entry(name, 640, 300)
+        assert FP8.entry(given, {name: given}) == plain.entry(given)
+    with pytest.raises(ValueError, match="no fp8 scheme 'fp7'; possible are fp8-block-128, "):
+        fp8("fp7")
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "scales", "said"),
+    [
+        (tensor("q", share(400, 1, 2)), (200, 8), (2, 1), "'w' .* has 200 to 400 of 400 of 'q', which is not in whole"),
+        (tensor("q", None, Cut(400, 0, 200)), (8, 200), (1, 2), "'w' .* has 0 to 200 of 400 .* register it as it was"),
+        (
+            concat(tensor("q", Cut(100, 0, 100)), tensor("k")),
+            (200, 8),
+            (2, 1),
+            r"has 'k' at \(100, 0\), within a block of 128 × 128",
+        ),
+        (tensor("q"), (200, 8), (1, 1), r"'w_scale_inv' of shape \(1, 1\) should have shape \(2, 1\)"),
+        (tensor("q"), (200,), (2,), "'w' .* has no rows and columns"),
+    ],
+)
+def test_blocks_that_an_engine_counts_otherwise_are_refused(rule: Any, shape: Shape, scales: Shape, said: str) -> None:
+    with pytest.raises(LayoutMismatch, match=said):
+        quantised(Mapping("mine", (Rule("w", rule),), quantise=fp8("fp8-block-128")), "w", shape, scales)
+    alone = entry("w", 2, 2, dtype="float8_e4m3fn")
+    with pytest.raises(LayoutMismatch, match="'w' is float8_e4m3fn, and no float32 'w_scale_inv' is registered"):
+        FP8.entry(alone, {"w": alone})

@@ -1,5 +1,6 @@
-"""Ready mappings against transformers' own models: their names, their checkpoints' names, and every element."""
+"""Ready mappings against transformers' own models, element by element; and what docs/reference/layouts.md says."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,11 @@ from torch import nn
 
 from tensorhub import mapping
 from tensorhub._tensors.description import bind, box_of, describe
+from tensorhub.mapping.families import FAMILIES, Options
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout.layout import Layout, TensorEntry, segment_bytes
+from tensorhub_common.layout.layout import TensorEntry, layout_of, segment_bytes
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "layouts.md").read_text()
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -59,28 +63,6 @@ def made(name: str) -> nn.Module:
     return found
 
 
-def brought_together(layouts: list[Layout], standing: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the global tensors that the shards of a replica have, whole; NaN where none has an element."""
-    wholes: dict[str, torch.Tensor] = {}
-    for layout, tensors in zip(layouts, standing, strict=True):
-        for entry in layout.tensors:
-            tensor = tensors[entry.name]
-            if not entry.parts:
-                _put(wholes, entry.name, entry.global_shape, entry.offset, tensor)
-            for part in entry.parts:
-                if not part.is_padding:
-                    box = box_of(part, tensor).reshape(part.extent)
-                    _put(wholes, part.name, part.global_shape, part.offset, box)
-    return wholes
-
-
-def _put(
-    wholes: dict[str, torch.Tensor], name: str, shape: tuple[int, ...], offset: tuple[int, ...], box: torch.Tensor
-) -> None:
-    whole = wholes.setdefault(name, torch.full(shape, torch.nan, dtype=box.dtype))
-    whole[tuple(slice(at, at + size) for at, size in zip(offset, box.shape, strict=True))] = box
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_transformers_has_the_names_and_values_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     model: Any = made(name)
@@ -88,85 +70,80 @@ def test_a_model_of_transformers_has_the_names_and_values_of_its_checkpoint(name
     saved = load_file(tmp_path / "model.safetensors")
     described = describe(model, mapping.for_model(tmp_path, "hf"))
     standing = bind(described, bytearray(segment_bytes(described.layout)))
-    found = brought_together([described.layout], [standing])
-    assert found.keys() == saved.keys()
+    wholes = {key: torch.full_like(tensor, torch.nan) for key, tensor in saved.items()}
+    for entry in described.layout.tensors:
+        if not entry.parts:
+            assert (entry.shape, entry.offset) == (entry.global_shape, (0,) * len(entry.shape))
+            wholes[entry.name] = standing[entry.name]
+        for part in entry.parts:
+            if not part.is_padding:
+                here = tuple(slice(at, at + size) for at, size in zip(part.offset, part.extent, strict=True))
+                wholes[part.name][here] = box_of(part, standing[entry.name]).reshape(part.extent)
+    assert wholes.keys() == saved.keys()
     for key, tensor in saved.items():
-        assert torch.equal(found[key], tensor), key
+        assert torch.equal(wholes[key], tensor), key
     # Tables of positions are each side's own: the module keeps them, where they were.
     assert not [key for key in standing if "rotary" in key]
     assert model.model.rotary_emb.inv_freq.isfinite().all()
-
-
-def test_the_configuration_may_be_the_models_own_object() -> None:
-    config = made("qwen3_moe").config
-    assert mapping.for_model(config).rules == mapping.qwen3_moe(vars(config) | {"num_experts": 4}).rules
-    assert mapping.for_model(config).title == "qwen3_moe for vllm, one rank"
 
 
 def entry(name: str, *shape: int) -> TensorEntry:
     return TensorEntry(name, "float32", 4, shape, shape, (0,) * len(shape))
 
 
-def test_a_tied_head_is_the_embedding() -> None:
-    names = mapping.llama({**SMALL, "tie_word_embeddings": True}, tp_rank=1, tp_size=2)
-    found = names.entry(entry("lm_head.weight", 64, 32))
+def parts(names: mapping.Mapping, name: str, *shape: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    found = names.entry(entry(name, *shape))
     assert found is not None
-    assert [(part.name, part.offset, part.shape) for part in found.parts] == [
-        ("", (), (28, 32)),
-        ("model.embed_tokens.weight", (64, 0), (36, 32)),
-    ]
+    return [(part.name, part.offset, part.shape) for part in found.parts]
+
+
+def test_a_tied_head_is_the_embedding_and_the_configuration_may_be_the_models_own_object() -> None:
+    config = made("qwen3_moe").config
+    assert mapping.for_model(config).rules == mapping.qwen3_moe(vars(config) | {"num_experts": 4}).rules
+    assert mapping.for_model(config).title == "qwen3_moe for vllm, one rank"
+    tied = mapping.llama({**SMALL, "tie_word_embeddings": True}, tp_rank=1, tp_size=2)
+    of_embedding = ("model.embed_tokens.weight", (64, 0), (36, 32))
+    assert parts(tied, "lm_head.weight", 64, 32) == [("", (), (28, 32)), of_embedding]
 
 
 def test_vllms_own_tables_are_left_out() -> None:
     names = mapping.qwen3_moe({**MOE, "num_experts": 4})
-    for name in (
-        "model.layers.0.self_attn.rotary_emb.cos_sin_cache",
-        "model.layers.0.self_attn.attn._k_scale",
-        "model.layers.0.mlp.experts._expert_map",
-        "model.layers.0.mlp.experts.routed_experts.expert_map",
-    ):
-        assert names.entry(entry(name, 4)) is None
+    for name in ("rotary_emb.cos_sin_cache", "attn._k_scale"):
+        assert names.entry(entry(f"model.layers.0.self_attn.{name}", 4)) is None
+    for name in ("_expert_map", "routed_experts.expert_map"):
+        assert names.entry(entry(f"model.layers.0.mlp.experts.{name}", 4)) is None
 
 
-def test_the_routers_correction_may_stand_with_the_experts() -> None:
-    names = mapping.deepseek_v3({**LATENT, "q_lora_rank": 12})
+def test_options_about_experts() -> None:
+    """The router's correction may stand with them; shared ones may be whole on each rank; others placed by hand."""
+    latent = mapping.deepseek_v3({**LATENT, "q_lora_rank": 12})
     for place in ("experts", "experts.routed_experts"):
-        found = names.entry(entry(f"model.layers.1.mlp.{place}.e_score_correction_bias", 4))
-        assert found is not None
-        assert found.parts[0].name == "model.layers.1.mlp.gate.e_score_correction_bias"
-
-
-def test_shared_experts_may_be_whole_on_each_rank() -> None:
+        ((name, *_),) = parts(latent, f"model.layers.1.mlp.{place}.e_score_correction_bias", 4)
+        assert name == "model.layers.1.mlp.gate.e_score_correction_bias"
+    shared = "model.layers.1.mlp.shared_experts.gate_up_proj.weight"
     whole = mapping.deepseek_v3(LATENT, tp_rank=1, tp_size=2, shared_experts_divided=False)
-    found = whole.entry(entry("model.layers.1.mlp.shared_experts.gate_up_proj.weight", 64, 32))
-    assert found is not None
-    assert [part.offset for part in found.parts] == [(0, 0), (0, 0)]
-    divided = mapping.deepseek_v3(LATENT, tp_rank=1, tp_size=2)
+    assert [offset for _, offset, _ in parts(whole, shared, 64, 32)] == [(0, 0), (0, 0)]
     with pytest.raises(LayoutMismatch, match=r"has 64 elements in dimension 0, and should have 16 \+ 16"):
-        divided.entry(entry("model.layers.1.mlp.shared_experts.gate_up_proj.weight", 64, 32))
+        parts(mapping.deepseek_v3(LATENT, tp_rank=1, tp_size=2), shared, 64, 32)
+    divided: Any = {"expert_tp_rank": 1, "expert_tp_size": 4}
+    by_hand = mapping.qwen3_moe({**MOE, "num_experts": 4}, local_experts=[3, 0, 3], **divided)
+    found = parts(by_hand, "model.layers.1.mlp.experts.w2_weight", 3, 32, 4)
+    assert [(name.split(".")[5], offset) for name, offset, _ in found] == [(n, (0, 4)) for n in ("3", "0", "3")]
 
 
-def test_a_stage_refuses_layers_of_another_and_may_count_from_zero() -> None:
+def test_a_stage_refuses_layers_of_another_may_count_from_zero_and_may_have_none() -> None:
+    """Only the embedding, or only the head; an empty range is not none at all."""
     config = {**SMALL, "num_hidden_layers": 5}
     norm = "model.layers.{}.input_layernorm.weight"
     last = mapping.llama(config, pp_rank=1, pp_size=2)
     assert last.entry(entry(norm.format(4), 32)) == entry(norm.format(4), 32)
-    with pytest.raises(LayoutMismatch, match="is of layer 2, and this rank has 3 to 4"):
-        last.entry(entry(norm.format(2), 32))
     counted = mapping.llama(config, "hf", layers=range(2, 5), layers_from_zero=True)
-    found = counted.entry(entry(norm.format(0), 32))
-    assert found is not None
-    assert found.parts[0].name == norm.format(2)
-    with pytest.raises(LayoutMismatch, match="is of layer 5, and this rank has 2 to 4"):
-        counted.entry(entry(norm.format(3), 32))
-
-
-def test_a_stage_may_have_no_layer() -> None:
-    """Only the embedding, or only the head; an empty range is not none at all."""
-    names = mapping.llama({**SMALL, "num_hidden_layers": 5}, layers=range(0))
-    with pytest.raises(LayoutMismatch, match="is of layer 0, and this rank has none"):
-        names.entry(TensorEntry("model.layers.0.input_layernorm.weight", "float32", 4, (32,), (32,), (0,)))
-    assert names.entry(TensorEntry("model.norm.weight", "float32", 4, (32,), (32,), (0,))) is not None
+    assert parts(counted, norm.format(0), 32)[0][0] == norm.format(2)
+    none = mapping.llama(config, layers=range(0))
+    assert none.entry(entry("model.norm.weight", 32)) is not None
+    for names, layer, said in ((last, 2, "layer 2.* 3 to 4"), (counted, 3, "layer 5.* 2 to 4"), (none, 0, "has none")):
+        with pytest.raises(LayoutMismatch, match=said):
+            names.entry(entry(norm.format(layer), 32))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -181,28 +158,12 @@ def test_each_layer_is_of_one_stage(stages: int) -> None:
     assert takes == list(range(7))
 
 
-def test_experts_may_be_placed_by_hand_and_be_divided_otherwise() -> None:
-    divided: Any = {"expert_tp_rank": 1, "expert_tp_size": 4}
-    names = mapping.qwen3_moe({**MOE, "num_experts": 4}, local_experts=[3, 0, 3], **divided)
-    found = names.entry(entry("model.layers.1.mlp.experts.w2_weight", 3, 32, 4))
-    assert found is not None
-    assert [(part.name.split(".")[5], part.offset) for part in found.parts] == [
-        ("3", (0, 4)),
-        ("0", (0, 4)),
-        ("3", (0, 4)),
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "options", "said"),
     [
         ({}, {"tp_size": 3}, "num_attention_heads of 4 can't be divided equally among 3 ranks"),
         ({"num_attention_heads": 8, "num_key_value_heads": 3}, {"tp_size": 2}, "num_key_value_heads of 3 can't be"),
-        (
-            {"num_attention_heads": 8, "num_key_value_heads": 3},
-            {"tp_size": 4},
-            "heads can't be divided equally among 4",
-        ),
+        ({"num_attention_heads": 8, "num_key_value_heads": 3}, {"tp_size": 4}, "heads can't be divided equally among"),
         ({"intermediate_size": 47}, {"tp_size": 2}, "intermediate_size of 47 can't be divided"),
         ({}, {"tp_rank": 2, "tp_size": 2}, "tp_rank is 2 of 2"),
         ({}, {"layers": range(1, 3)}, r"layers are range\(1, 3\); they follow one another, from 0 to 1"),
@@ -222,3 +183,34 @@ def test_unknown_options_and_families_are_named() -> None:
         mapping.for_model(SimpleNamespace(model_type="gpt2"))
     with pytest.raises(ValueError, match="models of type None"):
         mapping.for_model({})
+
+
+def test_the_example_of_a_mapping_of_ones_own() -> None:
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Mapping(" in block]
+    known: dict[str, Any] = {"tp_rank": 1, "tp_size": 4, "my_experts": (3, 5)}
+    exec(compile(code, "docs/reference/layouts.md", "exec"), known)  # noqa: S102 (our own page)
+    names: mapping.Mapping = known["names"]
+    given = [
+        entry("blocks.2.attn.qkv.weight", 3072, 8),
+        entry("blocks.2.attn.qkv.bias", 3072),
+        entry("blocks.2.mlp.out.weight", 8, 2752),
+        entry("blocks.2.experts", 2, 24, 8),
+        *(entry(name, 8) for name in ("blocks.2.norm.weight", "model.norm.weight", "blocks.2.cache")),
+    ]
+    found = [names.entry(each) for each in given]
+    assert found[-1] is None
+    layout = layout_of(each for each in found if each is not None)
+    of = {part.name.removeprefix("model.layers.18."): part for each in layout.tensors for part in each.parts}
+    assert of["self_attn.k_proj.weight"].offset == (1024, 0)
+    assert of["mlp.down_proj.weight"].offset == (0, 2752)
+    assert of["mlp.experts.5.up_proj.weight"].start == (1, 0, 0)
+    assert of["input_layernorm.weight"].shape == (8,)
+    assert [each.name for each in layout.tensors if not each.parts] == ["model.norm.weight"]
+
+
+def test_every_family_and_option_is_told() -> None:
+    for family, function in FAMILIES.items():
+        assert f"`{family}`" in PAGE
+        assert f"`mapping.{function.__name__}`" in PAGE
+    for option in Options.__annotations__:
+        assert f"`{option}`" in PAGE

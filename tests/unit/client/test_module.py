@@ -2,11 +2,14 @@
 
 import copy
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.unit.client.pretended import alone, stands_in
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tensorhub._tensors import adoption as adopting
 from tensorhub._tensors.description import Description, bind, describe
@@ -33,15 +36,22 @@ class Tied(nn.Module):
         return result
 
 
-def stand(module: nn.Module, *, memory_wins: bool = False) -> tuple[Description, bytearray, dict[str, torch.Tensor]]:
+def members(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def made(**tensors: torch.Tensor) -> nn.Module:
+    """Return a module of such parameters."""
+    module = nn.Module()
+    for name, tensor in tensors.items():
+        setattr(module, name, nn.Parameter(tensor))
+    return module
+
+
+def stand(module: nn.Module) -> tuple[Description, bytearray, dict[str, torch.Tensor]]:
     described = describe(module)
     memory = bytearray(segment_bytes(described.layout))
-    return described, memory, bind(described, memory, memory_wins=memory_wins)
-
-
-def stands_in(memory: bytearray, tensor: torch.Tensor) -> bool:
-    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    return start <= tensor.data_ptr() < start + len(memory)
+    return described, memory, bind(described, memory)
 
 
 def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
@@ -56,15 +66,23 @@ def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> li
     return losses
 
 
+def watched(weight: torch.Tensor) -> tuple[list[str], Callable[[], None]]:
+    """Return what its two hooks note, and how the first one is removed."""
+    seen: list[str] = []
+    handle = weight.register_hook(lambda _: seen.append("hook"))
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append("after"))
+    return seen, handle.remove
+
+
 def test_parameters_and_buffers_stand_in_memory_as_the_same_objects() -> None:
     module = Tied()
-    before = [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
-    values = {name: tensor.clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    named = dict([*module.named_parameters(), *module.named_buffers()])
+    values = {name: tensor.clone() for name, tensor in named.items()}
     described, memory, standing = stand(module)
-    assert [id(tensor) for tensor in (*module.parameters(), *module.buffers())] == before
-    assert set(standing) == {*values, "head.weight"}
-    assert {entry.name for entry in described.layout.tensors} == set(values)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    assert set(standing) == {*named, "head.weight"}
+    assert {entry.name for entry in described.layout.tensors} == set(named)
+    assert list(map(id, members(module))) == list(map(id, named.values()))
+    for name, tensor in named.items():
         assert stands_in(memory, tensor)
         assert torch.equal(tensor, values[name])
         assert standing[name].data_ptr() == tensor.data_ptr()
@@ -72,15 +90,19 @@ def test_parameters_and_buffers_stand_in_memory_as_the_same_objects() -> None:
     assert isinstance(module.head.weight, nn.Parameter)
     assert module.embed.weight is module.head.weight
     assert standing["head.weight"] is standing["embed.weight"]
-
-
-def test_writing_memory_changes_the_parameter() -> None:
-    module = Tied()
-    described, memory, _ = stand(module)
-    names = [entry.name for entry in described.layout.tensors]
-    start = placements(described.layout)[names.index("body.0.bias")]
+    start = placements(described.layout)[[entry.name for entry in described.layout.tensors].index("body.0.bias")]
     memory[start : start + 4] = b"\x00\x00\x20\x40"
     assert module.body[0].bias[0] == 2.5  # type: ignore[index]
+    other = Tied()
+    bind(describe(other), memory, memory_wins=True)
+    assert torch.equal(other.body[0].bias, module.body[0].bias)  # type: ignore[arg-type]
+    # It may be registered again, also under inference mode, and stays trainable.
+    with torch.inference_mode():
+        _, second, _ = stand(module)
+    assert stands_in(second, module.embed.weight)
+    assert torch.equal(module.embed.weight, values["embed.weight"])
+    assert not module.embed.weight.is_inference()
+    train(module, torch.optim.SGD(module.parameters(), lr=0.01), 1)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
@@ -98,8 +120,7 @@ def test_optimizer_built_before_trains_as_if_nothing_happened(kind: Any) -> None
     assert later[-1] < first[0]
     assert all(stands_in(memory, parameter) for parameter in module.parameters())
     assert torch.equal(standing["embed.weight"], module.embed.weight)
-    assert standing["steps"] == 20
-    assert standing["body.1.num_batches_tracked"] == 20
+    assert standing["steps"] == standing["body.1.num_batches_tracked"] == 20
     assert torch.equal(standing["body.1.running_mean"], module.body[1].running_mean)  # type: ignore[arg-type]
 
 
@@ -107,19 +128,17 @@ def test_gradients_hooks_flags_and_attributes_stay() -> None:
     module = nn.Linear(2, 1)
     module.bias.requires_grad = False
     module.weight.grad = torch.full((1, 2), 5.0)
-    gradient, seen = module.weight.grad, []
-    handle = module.weight.register_hook(lambda _: seen.append("hook"))
-    module.weight.register_post_accumulate_grad_hook(lambda _: seen.append("after"))
+    gradient = module.weight.grad
+    seen, remove = watched(module.weight)
     module.weight.sharded = True  # type: ignore[attr-defined]
     stand(module)
     assert module.weight.grad is gradient
-    assert module.weight.requires_grad
-    assert not module.bias.requires_grad
+    assert (module.weight.requires_grad, module.bias.requires_grad) == (True, False)
     assert module.weight.sharded  # type: ignore[attr-defined]
     module(torch.ones(1, 2)).sum().backward()
     assert seen == ["hook", "after"]
     assert module.weight.grad.tolist() == [[6, 6]]
-    handle.remove()
+    remove()
     module(torch.ones(1, 2)).sum().backward()
     assert seen == ["hook", "after", "after"]
 
@@ -129,18 +148,16 @@ def test_meta_module_gets_memory_and_keeps_identity_and_hooks() -> None:
         module = Tied()
     module.body[0].bias.requires_grad = False
     optimizer = torch.optim.AdamW([weight for weight in module.parameters() if weight.requires_grad], lr=0.05)
-    weight, seen = module.embed.weight, []
+    weight = module.embed.weight
     weight.label = "kept"  # type: ignore[attr-defined]
-    handle = weight.register_hook(lambda _: seen.append("hook"))
-    weight.register_post_accumulate_grad_hook(lambda _: seen.append("after"))
+    seen, remove = watched(weight)
     described, memory, standing = stand(module)
     assert described.values == {}
     assert module.embed.weight is weight
     assert isinstance(weight, nn.Parameter)
     assert weight.label == "kept"  # type: ignore[attr-defined]
-    assert weight.requires_grad
-    assert not module.body[0].bias.requires_grad
-    assert all(stands_in(memory, tensor) for tensor in (*module.parameters(), *module.buffers()))
+    assert (weight.requires_grad, module.body[0].bias.requires_grad) == (True, False)
+    assert all(stands_in(memory, tensor) for tensor in members(module))
     assert standing["head.weight"] is standing["embed.weight"]
     for name, tensor in standing.items():
         if tensor.is_floating_point():
@@ -148,110 +165,69 @@ def test_meta_module_gets_memory_and_keeps_identity_and_hooks() -> None:
     losses = train(module, optimizer, 10)
     assert losses[-1] < losses[0]
     assert seen == ["hook", "after"] * 10
-    handle.remove()
+    remove()
     train(module, optimizer, 1)
-    assert seen[-1] == "after"
-    assert len(seen) == 21
+    assert seen[20:] == ["after"]
 
 
-def test_memory_wins() -> None:
-    module = nn.Linear(2, 2)
-    described, memory, _ = stand(module)
-    other = nn.Linear(2, 2)
-    bind(describe(other), memory, memory_wins=True)
-    assert torch.equal(other.weight, module.weight)
-    assert describe(other).layout == described.layout
-
-
-def test_same_storage_viewed_alike_is_tied() -> None:
-    module = nn.Module()
-    module.a = nn.Parameter(torch.arange(6.0).view(2, 3))
-    module.b = nn.Parameter(module.a.data)
-    module.register_buffer("c", module.a.data)
+def test_what_is_one_storage_viewed_alike_is_tied_and_other_views_get_memory_each() -> None:
+    module = made(a=torch.arange(6.0).view(2, 3))
+    module.b = nn.Parameter(module.a.data)  # type: ignore[arg-type]
+    module.register_buffer("c", module.a.data)  # type: ignore[arg-type]
     described, _, standing = stand(module)
     assert [entry.name for entry in described.layout.tensors] == ["a"]
     assert described.names == {"a": "a", "b": "a", "c": "a"}
     standing["c"].zero_()
-    assert module.a.sum() == module.b.sum() == 0
-
-
-def test_meta_parameters_of_one_storage_are_tied() -> None:
-    module = nn.Module()
-    module.a = nn.Parameter(torch.empty(2, 3, device="meta"))
-    module.b = nn.Parameter(module.a.data)
-    module.c = nn.Parameter(torch.empty(2, 3, device="meta"))
-    described, _, standing = stand(module)
+    assert module.a.sum() == module.b.sum() == 0  # type: ignore[operator]
+    hollow = made(a=torch.empty(2, 3, device="meta"), c=torch.empty(2, 3, device="meta"))
+    hollow.b = nn.Parameter(hollow.a.data)  # type: ignore[arg-type]
+    described, _, standing = stand(hollow)
     assert described.names == {"a": "a", "b": "a", "c": "c"}
     standing["a"].fill_(1)
-    assert [module.b.sum().item(), module.c.sum().item()] == [6, 0]
-
-
-def test_different_views_of_one_storage_get_memory_each() -> None:
+    assert [hollow.b.sum(), hollow.c.sum()] == [6, 0]  # type: ignore[operator]
     fused = torch.arange(6.0)
-    module = nn.Module()
-    module.q, module.k = nn.Parameter(fused[:3]), nn.Parameter(fused[3:])
-    module.turned = nn.Parameter(fused.view(2, 3).T)
-    described, _, _ = stand(module)
+    views = made(q=fused[:3], k=fused[3:], turned=fused.view(2, 3).T)
+    described, _, standing = stand(views)
     assert [entry.name for entry in described.layout.tensors] == ["k", "q", "turned"]
-    assert (module.q.tolist(), module.k.tolist()) == ([0, 1, 2], [3, 4, 5])
-    assert module.turned.tolist() == [[0, 3], [1, 4], [2, 5]]
-
-
-def test_shared_submodule_and_empty_parameter() -> None:
+    assert (standing["q"].tolist(), standing["k"].tolist()) == ([0, 1, 2], [3, 4, 5])
+    assert standing["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
     shared = nn.Linear(2, 2, bias=False)
-    module = nn.Sequential(shared, shared)
-    module.extra = nn.Parameter(torch.empty(0, 3))
-    module.more = nn.Parameter(torch.empty(0, 3))
-    described, _, _ = stand(module)
-    assert described.names == {"extra": "extra", "more": "more", "0.weight": "0.weight", "1.weight": "0.weight"}
-
-
-def test_module_may_be_registered_again() -> None:
-    module = Tied()
-    stand(module)
-    value = module.embed.weight.clone()
-    _, memory, _ = stand(module)
-    assert stands_in(memory, module.embed.weight)
-    assert torch.equal(module.embed.weight, value)
-
-
-def test_under_inference_mode_the_module_stays_trainable() -> None:
-    module = Tied()
-    with torch.inference_mode():
-        stand(module)
-    assert not module.embed.weight.is_inference()
-    train(module, torch.optim.SGD(module.parameters(), lr=0.01), 1)
+    twice = nn.Sequential(shared, shared)
+    twice.extra, twice.more = nn.Parameter(torch.empty(0, 3)), nn.Parameter(torch.empty(0, 3))
+    names = {"extra": "extra", "more": "more", "0.weight": "0.weight", "1.weight": "0.weight"}
+    assert stand(twice)[0].names == names
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_error_leaves_the_module_as_it_was(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device(device):
         module = Tied()
-    tensors = [*module.parameters(), *module.buffers()]
-    before = [(id(tensor), tensor.device, tensor.data_ptr() if device == "cpu" else 0) for tensor in tensors]
-    hooks = []
-    module.embed.weight.register_hook(lambda _: hooks.append(1))
+
+    def told() -> list[tuple[int, torch.device, int]]:
+        return [(id(each), each.device, each.data_ptr() if device == "cpu" else 0) for each in members(module)]
+
+    before = told()
+    seen, _ = watched(module.embed.weight)
     real, calls = adopting._move, []
 
     def fail_late(member: adopting.Member, target: torch.Tensor) -> Any:
         calls.append(member)
-        if len(calls) == len(tensors):
+        if len(calls) == len(before):
             raise RuntimeError("the last one fails")
         return real(member, target)
 
     monkeypatch.setattr(adopting, "_move", fail_late)
     with pytest.raises(RuntimeError, match="the last one fails"):
         stand(module)
-    tensors = [*module.parameters(), *module.buffers()]
-    assert [(id(t), t.device, t.data_ptr() if device == "cpu" else 0) for t in tensors] == before
+    assert told() == before
     monkeypatch.undo()
     _, _, standing = stand(module)
     standing["body.1.running_var"].fill_(1)
     module(torch.arange(16)).sum().backward()
-    assert hooks == [1]
+    assert seen == ["hook", "after"]
 
 
-def test_what_holds_a_meta_tensor_is_told() -> None:
+def test_what_holds_a_meta_tensor_and_lazy_and_sparse_members_are_refused_by_name() -> None:
     with torch.device("meta"):
         module = nn.Linear(2, 2)
     holder = weakref.ref(module.bias)
@@ -259,25 +235,16 @@ def test_what_holds_a_meta_tensor_is_told() -> None:
         stand(module)
     assert holder() is module.bias
     assert module.weight.is_meta
-
-
-def test_lazy_and_sparse_members_are_refused_by_name() -> None:
     with pytest.raises(LayoutMismatch, match=r"'weight'.*run the lazy module once"):
         describe(nn.LazyLinear(2))
-    module = nn.Module()
-    module.register_buffer("graph", torch.eye(2).to_sparse())
+    sparse = nn.Module()
+    sparse.register_buffer("graph", torch.eye(2).to_sparse())
     with pytest.raises(LayoutMismatch, match="'graph'"):
-        describe(module)
+        describe(sparse)
 
 
 def test_a_tensor_parallel_module_s_local_parts_move(tmp_path: Any) -> None:
-    import torch.distributed as dist  # noqa: PLC0415
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: PLC0415
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
+    with alone(tmp_path) as mesh:
         module = parallelize_module(nn.Linear(4, 2), mesh, ColwiseParallel())
         weight = module.weight
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
@@ -293,8 +260,6 @@ def test_a_tensor_parallel_module_s_local_parts_move(tmp_path: Any) -> None:
             hollow = parallelize_module(nn.Linear(4, 2), mesh, ColwiseParallel())
         with pytest.raises(NotInThisVersion, match="to_empty"):
             describe(hollow)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_thousands_of_meta_parameters_are_quick() -> None:

@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from tests.unit.client.fake_agent import FakeAgent, FakeWorker
-from tests.unit.client.given import engine, trainer, until
+from tests.kit.waiting import until
+from tests.unit.client.fake_agent import FakeAgent, engine, trainer
 from tests.unit.span_places import place_at
 
 from tensorhub import AsyncHub
@@ -20,8 +18,7 @@ from tensorhub_common.observability.trace_context import parse_traceparent
 from tensorhub_common.protocol import worker as w
 from tensorhub_common.protocol.spans import FinishedSpan
 
-VERSION = place_at(0xBBBB, 0xB1)
-TRANSFER = place_at(0xBBBB, 0xB2)
+PLACE = place_at(0xBBBB, 0xB1)
 
 
 def traced(agent: FakeAgent) -> list[FinishedSpan]:
@@ -33,16 +30,12 @@ async def spans(agent: FakeAgent, count: int) -> list[FinishedSpan]:
     return traced(agent)
 
 
-def answering(traceparent: str | None) -> Callable[[FakeWorker, Any], bool | None]:
-    """Answer publications and reads of version 7, naming this span."""
-
-    def hook(worker: FakeWorker, frame: Any) -> bool | None:
-        if not isinstance(frame, w.PublishCall | w.ReadCall):
-            return None
-        worker.tell(w.Done(call=frame.call, version=7, traceparent=traceparent))
-        return True
-
-    return hook
+def answer(agent: FakeAgent, traceparent: str | None) -> None:
+    """Let publications and reads of version 7 be answered, naming this span."""
+    for kind in (w.PublishCall, w.ReadCall):
+        agent.hooks[kind] = lambda worker, frame: worker.tell(
+            w.Done(call=frame.call, version=7, traceparent=traceparent)
+        )
 
 
 class Heard(SpanProcessor):
@@ -63,7 +56,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 
 async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAgent, hub: AsyncHub) -> None:
-    shard = await trainer(hub)
+    shard, reader = await trainer(hub), await engine(hub)
+    assert await reader.update() is None
     await shard.publish(3)
     (span,) = await spans(agent, 1)
     (call,) = agent.calls(w.PublishCall)
@@ -76,35 +70,25 @@ async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAge
     assert span.start_ns < span.end_ns
 
 
-async def test_a_shard_whose_word_was_not_the_last_stands_below_the_one_whose_was(
-    agent: FakeAgent, hub: AsyncHub
-) -> None:
-    shard = await trainer(hub)
-    agent.hook = answering(VERSION.traceparent)
-    await shard.publish(7)
-    (span,) = await spans(agent, 1)
-    (call,) = agent.calls(w.PublishCall)
-    place = parse_traceparent(call.traceparent)
-    assert place is not None
-    assert (span.trace, span.parent) == (VERSION.trace_id, VERSION.span_id)
-    assert span.span == place.span_id, "its agent's spans stand below this id"
-
-
-@pytest.mark.parametrize("name", ["update", "replicate"])
-async def test_a_read_stands_below_its_transfer(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
-    reader = await engine(hub)
-    agent.hook = answering(TRANSFER.traceparent)
-    await getattr(reader, name)()
-    (span,) = await spans(agent, 1)
-    assert (span.name, span.trace, span.parent) == (name, TRANSFER.trace_id, TRANSFER.span_id)
+async def test_a_call_stands_below_the_span_that_its_answer_names(agent: FakeAgent, hub: AsyncHub) -> None:
+    """A read below its transfer, and a shard whose word was not a version's last below the one whose was."""
+    shard, reader = await trainer(hub), await engine(hub)
+    answer(agent, PLACE.traceparent)
+    for name, call in (("publish", shard.publish), ("update", reader.update), ("replicate", reader.replicate)):
+        agent.frames.clear()
+        await call()
+        (span,) = await spans(agent, 1)
+        assert (span.name, span.trace, span.parent) == (name, PLACE.trace_id, PLACE.span_id)
+        if name == "publish":
+            place = parse_traceparent(agent.calls(w.PublishCall)[0].traceparent)
+            assert place is not None
+            assert span.span == place.span_id, "its agent's spans stand below this id"
 
 
 @pytest.mark.parametrize("garbage", [None, "", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-async def test_an_answer_without_a_readable_span_leaves_a_trace_of_its_own(
-    agent: FakeAgent, hub: AsyncHub, garbage: str | None
-) -> None:
+async def test_an_answer_without_a_readable_span(agent: FakeAgent, hub: AsyncHub, garbage: str | None) -> None:
     shard, reader = await trainer(hub), await engine(hub)
-    agent.hook = answering(garbage)
+    answer(agent, garbage)
     await shard.publish(7)
     await reader.update()
     publish, update = await spans(agent, 2)
@@ -112,37 +96,21 @@ async def test_an_answer_without_a_readable_span_leaves_a_trace_of_its_own(
     assert publish.trace != update.trace
 
 
-async def test_an_update_that_found_nothing_leaves_no_span(agent: FakeAgent, hub: AsyncHub) -> None:
-    shard, reader = await trainer(hub), await engine(hub)
-    assert await reader.update() is None
-    await shard.publish()
-    assert [span.name for span in await spans(agent, 1)] == ["publish"]
-
-
 async def test_a_call_that_raises_is_told_with_its_error(agent: FakeAgent, hub: AsyncHub) -> None:
     shard = await trainer(hub)
-
-    def hook(worker: FakeWorker, frame: Any) -> bool | None:
-        if not isinstance(frame, w.PublishCall):
-            return None
-        worker.tell(w.Failed(call=frame.call, error="NotFilled", message="fill it", traceparent=VERSION.traceparent))
-        return True
-
-    agent.hook = hook
+    agent.refuse(w.PublishCall, NotFilled, traceparent=PLACE.traceparent)
     with pytest.raises(NotFilled):
         await shard.publish()
     (span,) = await spans(agent, 1)
-    assert span.error == "NotFilled: fill it"
+    assert span.error == "NotFilled: not now"
     assert "tensorhub.version" not in span.attributes
 
 
-async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_is_linked(
-    agent: FakeAgent, hub: AsyncHub, heard: Heard
-) -> None:
+async def test_an_applications_own_provider_and_active_span(agent: FakeAgent, hub: AsyncHub, heard: Heard) -> None:
     shard, reader = await trainer(hub), await engine(hub)
     with trace.get_tracer_provider().get_tracer("app").start_as_current_span("step") as step:
         await shard.publish()
-        agent.hook = answering(TRANSFER.traceparent)
+        answer(agent, PLACE.traceparent)
         await reader.update()
     await spans(agent, 2)
     ours = {span.name: span for span in heard.spans if span.name != "step"}
@@ -158,27 +126,21 @@ async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_i
     )
 
 
-async def test_spans_come_after_the_answer_and_their_agent_may_be_away(
-    agent: FakeAgent, hub: AsyncHub, heard: Heard
-) -> None:
+async def test_spans_come_between_answer_and_end(agent: FakeAgent, hub: AsyncHub, heard: Heard) -> None:
+    """Their agent may be away; and it is so where nothing is released that would be waited for."""
     shard = await trainer(hub)
     await shard.publish()
     assert heard.spans == []
     agent.stop()
     await until(lambda: len(heard.spans) == 1)
-
-
-async def test_what_is_left_goes_out_before_the_connection_ends(agent: FakeAgent, hub: AsyncHub) -> None:
-    """Also where nothing is released that would be waited for."""
-    shard = await trainer(hub)
-    await shard.publish()
+    agent.start()
+    agent.frames.clear()
+    assert await shard.publish(1) == 1
     await hub.close(release=False)
     assert [span.name for span in await spans(agent, 1)] == ["publish"]
 
 
-async def test_with_telemetry_off_nothing_is_made_or_said(
-    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_telemetry_off_nothing(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_spans, "_makers", [])
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     shard = await trainer(hub, w=torch.ones(3))

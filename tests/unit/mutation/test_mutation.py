@@ -33,9 +33,7 @@ def test_a_survivor_is_explained_by_words_about_itself_alone() -> None:
     assert verdict.unexplained == found[1:]
     assert verdict.stale == KNOWN, "one of its two mutants was noticed"
     assert judged({"m": outcome(survivor("a <= b"), survivor("a > b"))}, {"m": "now"}, KNOWN).stale == []
-
-
-def test_nothing_is_asked_of_a_module_that_was_not_tested_as_it_is_now() -> None:
+    # Nothing is asked of a module that was not tested as it is now.
     changed = judged({"m": outcome(survivor("a != b"))}, {"m": "later"}, KNOWN)
     untested_yet = judged({}, {"m": "now"}, KNOWN)
     assert (changed.unexplained, changed.stale, untested_yet.stale) == ([], [], [])
@@ -65,9 +63,7 @@ def test_the_page_has_a_row_for_each_module_and_each_survivor() -> None:
         page("", {}, {}, judged({}, {}, []))
 
 
-def test_a_module_is_told_once_all_of_it_was_tested_and_by_the_text_that_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_told_once_all_of_its_text_was_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in CODES:
         (tmp_path / f"{module}.py").write_text("def f() -> None: ...\n")
     monkeypatch.setattr(results, "walk_mutatable_files", lambda: [Path(f"{module}.py") for module in CODES])

@@ -1,6 +1,7 @@
 """Holders, demands and places for the planner's tests: a reader `rollout/0` on agent `me`, and shards around it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Refusal, SourceId
@@ -92,15 +93,9 @@ def answer(
     )
 
 
-def planned(
-    *holders: Holder,
-    wants: PlanRequest | None = None,
-    sizes: PieceSizes = SIZES,
-    load: LoadView | None = None,
-    limits: PlanLimits | None = None,
-    topology: Topology = TOPOLOGY,
-) -> Plan:
-    found = answer(*holders, wants=wants, sizes=sizes, load=load, limits=limits, topology=topology)
+def planned(*holders: Holder, **more: Any) -> Plan:
+    """Return the plan; the arguments are those of `answer`."""
+    found = answer(*holders, **more)
     assert isinstance(found, Plan), found
     return found
 

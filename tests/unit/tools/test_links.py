@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tools.docs import links
 
 
@@ -17,27 +18,23 @@ def tree(root: Path, **files: str) -> Path:
     return root
 
 
-def test_a_page_or_a_heading_that_is_missing_is_found(tmp_path: Path) -> None:
-    page = (
-        "# One\n[a](docs/two.md) [b](docs/two.md#there-it-is) [c](#one)\n[d](docs/no.md) [e](docs/two.md#no) [f](#no)\n"
-    )
-    root = tree(tmp_path, README_md=page, docs__two_md="## There *it* is\n```\n# no\n```\n[up](../README.md)")
-    assert links.broken(root) == ["README.md: docs/no.md", "README.md: docs/two.md#no", "README.md: #no"]
-
-
-def test_a_link_out_of_the_repository_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "broken"),
+    [
+        (
+            "# One\n[a](docs/two.md) [b](docs/two.md#there-it-is) [c](#one) [d](docs/no.md) [e](docs/two.md#n) [f](#n)",
+            ["docs/no.md", "docs/two.md#n", "#n"],
+        ),
+        # Out of the repository.
+        ("[a](../elsewhere.md)", ["../elsewhere.md"]),
+        ("[a](https://example.com/x#y) [b](https://example) [c](htps://a.com)", ["https://example", "htps://a.com"]),
+        ("`[a](no.md)`\n```\n[b](no.md)\n```\n", []),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path, page: str, broken: list[str]) -> None:
     (tmp_path / "elsewhere.md").write_text("")
-    root = tree(tmp_path / "repository", README_md="[a](../elsewhere.md)")
-    assert links.broken(root) == ["README.md: ../elsewhere.md"]
-
-
-def test_addresses_are_checked_for_their_form(tmp_path: Path) -> None:
-    root = tree(tmp_path, README_md="[a](https://example.com/x#y) [b](https://example) [c](htps://example.com)")
-    assert links.broken(root) == ["README.md: https://example", "README.md: htps://example.com"]
-
-
-def test_what_is_in_code_is_no_link(tmp_path: Path) -> None:
-    assert links.broken(tree(tmp_path, README_md="`[a](no.md)`\n```\n[b](no.md)\n```\n")) == []
+    two = "## There *it* is\n```\n# no\n```\n[up](../README.md)"
+    assert links.broken(tree(tmp_path / "it", README_md=page, docs__two_md=two)) == [f"README.md: {e}" for e in broken]
 
 
 def test_a_built_page_that_is_missing_or_loads_from_outside_is_found(tmp_path: Path) -> None:

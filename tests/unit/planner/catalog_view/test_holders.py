@@ -1,13 +1,15 @@
-"""Which shards of the catalog can serve a request, by logs that could have been written."""
+"""What the catalog says to a planner: which shards can serve a request, and the programs that will be requested."""
 
 from collections.abc import Callable
 
 import pytest
+from tests.unit.planner.given import register_replica, wait_for_latest
 
-from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import NO_ROOT, Join, Sender
 from tensorhub_common.protocol.plans import PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Candidates, find_candidates, replica_layouts
+from tensorhub_planner.catalog_view.upcoming_programs import UpcomingProgram, upcoming_programs
+from tensorhub_planner.primitives.source_set import LayoutSet
 from tensorhub_planner.primitives.topology import AgentPlace
 from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, decided, root
 
@@ -26,47 +28,41 @@ def found(world: CatalogDriver, wants: PlanRequest | None = None) -> Candidates:
     return result
 
 
-def holders(world: CatalogDriver, wants: PlanRequest | None = None) -> list[SourceId]:
-    return [holder.source for holder in found(world, wants).holders.able]
+def able(world: CatalogDriver, wants: PlanRequest | None = None) -> str:
+    """Name the agents of those that can serve."""
+    return "".join(holder.source.agent for holder in found(world, wants).holders.able)
 
 
-@pytest.fixture
-def world() -> CatalogDriver:
-    """A trainer on `a` has published version 12, and a replica on `me` wants it."""
-    made = CatalogDriver()
-    made.replica_of("trainer", "a")
-    made.replica_of("rollout", "me")
-    made.publish("trainer", 12)
-    return made
-
-
-def test_who_has_fetched_it_is_a_holder_too(world: CatalogDriver) -> None:
-    world.replica_of("other", "b")
-    world.start("other")
-    assert [each.agent for each in holders(world)] == ["a"]
-    assert found(world).holders.absent == ("other/0 on b is filling",)
-    world.filled("other", 12)
-    assert [each.agent for each in holders(world)] == ["a", "b"]
-
-
-def half(catalog: Catalog) -> list[tuple[str, ReadPriority | None, str | None]]:
+def half(world: CatalogDriver) -> list[tuple[str, ReadPriority | None, str | None]]:
     """Name the half-filled holders of version 12, with their turns and roots."""
-    result = find_candidates(catalog, demand(), pipelining=True)
+    result = find_candidates(world.catalog, demand(), pipelining=True)
     assert isinstance(result, Candidates)
     return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
 
 
-def test_who_is_to_be_filled_is_a_half_filled_holder(world: CatalogDriver) -> None:
-    """From the decision on, with the turn that its agent was told of, and as a ready one once it is filled."""
-    world.replica_of("other", "b")
-    told = decided(world.want("other", "latest"))
+@pytest.fixture
+def world() -> CatalogDriver:
+    """A trainer on `a` has published version 12, a replica on `me` wants it, and another one on `b` has nothing."""
+    made = CatalogDriver()
+    made.replica_of("trainer", "a")
+    made.replica_of("rollout", "me")
+    made.replica_of("other", "b")
+    made.publish("trainer", 12)
+    return made
+
+
+def test_who_is_to_be_filled_is_a_half_filled_holder_and_who_has_fetched_it_one_too(world: CatalogDriver) -> None:
+    """From the decision on, with the turn that its agent was told of, that of the last decision."""
+    first, told = decided(world.want("other", "latest")), decided(world.replan("other"))
+    assert told.cmd > first.cmd
     turn = ReadPriority(told.cmd, told.round)
-    assert half(world.catalog) == [("b", turn, root(12))]
+    assert half(world) == [("b", turn, root(12))]
     world.granted("other")
-    assert half(world.catalog) == [("b", turn, root(12))]
+    assert half(world) == [("b", turn, root(12))]
+    assert able(world) == "a"
+    assert found(world).holders.absent == ("other/0 on b is filling",)
     world.filled("other", 12)
-    assert half(world.catalog) == []
-    assert [each.agent for each in holders(world)] == ["a", "b"]
+    assert (half(world), able(world)) == ([], "ab")
 
 
 def test_without_a_root_what_is_being_filled_gives_nothing() -> None:
@@ -80,45 +76,32 @@ def test_without_a_root_what_is_being_filled_gives_nothing() -> None:
     decided(world.want("other", "latest"))
     decided(world.want("odd", "latest"))
     world.replica_of("rollout", "me")
-    assert half(world.catalog) == []
+    assert half(world) == []
     world.granted("other")
     world.filled("other", 12, digest=NO_ROOT)
-    assert [each.agent for each in holders(world)] == ["a", "b"]
-
-
-def test_a_turn_is_that_of_the_last_decision(world: CatalogDriver) -> None:
-    world.replica_of("other", "b")
-    first, again = decided(world.want("other", "latest")), decided(world.replan("other"))
-    assert again.cmd > first.cmd
-    assert half(world.catalog) == [("b", ReadPriority(again.cmd, again.round), root(12))]
+    assert able(world) == "ab"
 
 
 def test_a_staged_shard_gives_nothing_of_what_is_filled_beside_it(world: CatalogDriver) -> None:
     """It serves what it holds until all swap, whatever its round was decided for: then it is a ready holder."""
-    world.replica_of("other", "b")
     decided(world.want("other", "latest", staged=True))
     world.granted("other")
-    assert half(world.catalog) == []
-    assert [each.agent for each in holders(world)] == ["a"]
+    assert (half(world), able(world)) == ([], "a")
     world.filled("other", 12)
-    assert [each.agent for each in holders(world)] == ["a", "b"]
+    assert able(world) == "ab"
 
 
-def test_a_draining_shard_is_none(world: CatalogDriver) -> None:
-    world.fetch("rollout")
-    world.unpublish("trainer")
-    assert holders(world, demand("trainer", agent="a"))[0].agent == "me"
-    assert holders(world) == []
-    assert found(world).holders.absent == ("trainer/0 on a is draining version 12",)
-
-
-def test_a_draining_shard_of_the_version_is_told_apart_from_any_other_that_is_absent(world: CatalogDriver) -> None:
+def test_a_draining_shard_of_the_version_is_none_and_told_apart_from_any_other_that_is_absent(
+    world: CatalogDriver,
+) -> None:
     """While it drains, those that read from it go on, so chains still end there: of this version, and of no other."""
-    world.replica_of("second", "b")
+    world.fetch("rollout")
     assert not found(world).holders.draining
-    world.publish("second", 13)
+    world.publish("other", 13)
     world.unpublish("trainer")
-    assert found(world).holders.draining
+    assert found(world, demand("trainer", agent="a")).holders.able[0].source.agent == "me"
+    assert (able(world), found(world).holders.draining) == ("", True)
+    assert "trainer/0 on a is draining version 12" in found(world).holders.absent
     assert not found(world, demand(version=13)).holders.draining
     world.drained("trainer")
     assert not found(world).holders.draining
@@ -126,57 +109,51 @@ def test_a_draining_shard_of_the_version_is_told_apart_from_any_other_that_is_ab
 
 def test_a_replica_that_maps_is_neither_a_holder_nor_absent(world: CatalogDriver) -> None:
     """It has no memory of its own. Whoever registered after it is looked at all the same."""
-    world.join("b")
-    world.register("b", "viewer", mapped=True)
-    world.replica_of("other", "c")
+    world.join("v")
+    world.register("v", "viewer", mapped=True)
+    world.replica_of("last", "c")
+    world.fetch("last")
     world.fetch("other")
-    assert [each.agent for each in holders(world)] == ["a", "c"]
+    assert able(world) == "abc"
     assert found(world).holders.absent == ()
 
 
-def test_an_agent_that_came_back_has_a_higher_incarnation(world: CatalogDriver) -> None:
-    world.join("a", world.holding("trainer"))
-    assert holders(world) == [SourceId("a", 2, "trainer", 0)]
-
-
-def test_each_shard_finds_its_own(world: CatalogDriver) -> None:
-    """Of a replica of two, shard 1 reads from shard 1s, and keys tell shards apart though layouts be equal."""
-    world.replica_of("pair", "b", "c")
+def test_each_shard_finds_its_own_by_its_index_and_its_layout(world: CatalogDriver) -> None:
+    """Of a replica of two, shard 1 reads from shard 1s, and is told of another cut where it has no counterpart."""
+    world.replica_of("pair", "p", "q")
     world.replica_of("pair-reader", "d", "e")
+    other_cut = found(world, demand("pair-reader", shard=1, agent="e"))
+    (holder,) = other_cut.holders.able
+    assert holder.key != other_cut.seat.key
+    assert (holder.source, holder.shards) == (SourceId("a", 1, "trainer", 0), 1)
     world.publish("pair", 13)
     second = found(world, demand("pair-reader", 13, shard=1, agent="e"))
     same = [each.source for each in second.holders.able if each.key == second.seat.key]
-    assert same == [SourceId("c", 1, "pair", 1)]
-
-
-def test_another_cut_is_named_whichever_shard_asks(world: CatalogDriver) -> None:
-    """Shard 1 of two has no counterpart in a replica of one, and is told of that one's layout all the same."""
-    world.replica_of("pair-reader", "d", "e")
-    seen = found(world, demand("pair-reader", shard=1, agent="e"))
-    (holder,) = seen.holders.able
-    assert holder.key != seen.seat.key
-    assert (holder.source, holder.shards) == (SourceId("a", 1, "trainer", 0), 1)
+    assert same == [SourceId("q", 1, "pair", 1)]
+    world.join("o")
+    world.register("o", "odd", layout="M")
+    seen = found(world, demand("odd", agent="o"))
+    assert [each.key == seen.seat.key for each in seen.holders.able] == [False]
+    assert [each.key for each in found(world).holders.able] == [found(world).seat.key]
+    assert found(world).seat.me == SourceId("me", 1, "rollout", 0)
+    world.join("a", world.holding("trainer"))
+    assert found(world).holders.able[0].source == SourceId("a", 2, "trainer", 0), "it came back as a new incarnation"
 
 
 def test_places_of_all_who_matter(world: CatalogDriver) -> None:
-    world.say(Join(by=Sender("b", 1, 999), host="node-9", site="paris"))
-    world.register("b", "other")
-    world.fetch("other")
-    places = found(world).topology.places
-    assert places == {
-        "me": AgentPlace("host-0", "site-0"),
-        "a": AgentPlace("host-0", "site-0"),
-        "b": AgentPlace("node-9", "paris"),
-    }
+    world.say(Join(by=Sender("far", 1, 999), host="node-9", site="paris"))
+    world.register("far", "farther")
+    world.fetch("farther")
+    here = AgentPlace("host-0", "site-0")
+    assert found(world).topology.places == {"me": here, "a": here, "far": AgentPlace("node-9", "paris")}
 
 
 def test_many_who_cannot_serve_are_counted(world: CatalogDriver) -> None:
-    for number in range(ABSENT_MAX + 3):
+    for number in range(ABSENT_MAX + 2):
         world.join(f"idle-{number}")
         world.register(f"idle-{number}", f"idle-{number}")
     absent = found(world).holders
-    assert len(absent.absent) == ABSENT_MAX
-    assert absent.absent_more == 3
+    assert (len(absent.absent), absent.absent_more) == (ABSENT_MAX, 3)
 
 
 @pytest.mark.parametrize(
@@ -223,21 +200,75 @@ def newer(world: CatalogDriver) -> None:
         (lambda world: world.unpublish("trainer"), "is draining version 12"),
     ],
 )
-def test_a_shard_that_can_not_serve_is_named_with_its_state(
+def test_who_can_not_serve_is_named_with_its_state(
     world: CatalogDriver, change: Callable[[CatalogDriver], object], state: str
 ) -> None:
     """The reader's own shard, which has the version already, is no holder either."""
     world.fetch("rollout")
-    assert [each.agent for each in holders(world)] == ["a"]
+    world.release("other")
+    assert able(world) == "a"
     change(world)
-    assert holders(world) == []
+    assert able(world) == ""
     assert found(world).holders.absent == (f"trainer/0 on a {state}",)
 
 
-def test_shards_are_told_apart_by_their_index_and_their_layout(world: CatalogDriver) -> None:
-    world.join("b")
-    world.register("b", "odd", layout="M")
-    seen = found(world, demand("odd", agent="b"))
-    assert [each.key == seen.seat.key for each in seen.holders.able] == [False]
-    assert [each.key for each in found(world).holders.able] == [found(world).seat.key]
-    assert found(world).seat.me == SourceId("me", 1, "rollout", 0)
+# ------------------------------------------------------------------------------------------------- programs to come
+
+
+@pytest.fixture
+def waiting() -> CatalogDriver:
+    """Trainers of three shards, and an engine of two that waits for what they will publish."""
+    made = CatalogDriver()
+    register_replica(made, "trainer", "t2", "t0", "t1")
+    register_replica(made, "engine", "e0", "e1")
+    wait_for_latest(made, "engine", 2)
+    return made
+
+
+def test_who_waits_will_ask_for_what_the_others_publish(waiting: CatalogDriver) -> None:
+    sources = LayoutSet(("t2", "t0", "t1"), ("t0", "t1", "t2"))
+    assert list(upcoming_programs(waiting.catalog)) == [UpcomingProgram("e0", sources), UpcomingProgram("e1", sources)]
+
+
+def test_the_sources_are_those_that_the_first_reader_asks_for(waiting: CatalogDriver) -> None:
+    """What is compiled ahead is found by an equal key, or was compiled in vain."""
+    before = next(upcoming_programs(waiting.catalog)).sources
+    for index in range(3):
+        waiting.ready("trainer", 1, index)
+    demand = PlanRequest(model=MODEL, version=1, replica="engine", shard=0, agent="engine-0", root=None, at_seq=0)
+    found = find_candidates(waiting.catalog, demand, pipelining=True, any_layout=True)
+    assert not isinstance(found, Refusal)
+    assert found.roll is not None
+    assert (found.roll.source_set, found.roll.source_set.name) == (before, before.name)
+
+
+def test_nobody_is_expected_before_all_shards_wait_nor_once_a_version_is_there() -> None:
+    world = CatalogDriver()
+    register_replica(world, "trainer", "t0")
+    register_replica(world, "engine", "e0", "e1")
+    world.want("engine", "latest", 1)
+    assert not list(upcoming_programs(world.catalog))
+    world.want("engine", "latest", 0)
+    assert len(list(upcoming_programs(world.catalog))) == 2
+    world.ready("trainer", 1)
+    assert not list(upcoming_programs(world.catalog))
+
+
+def test_equal_replicas_are_expected_once_and_equal_shards_need_no_program_at_their_place(
+    waiting: CatalogDriver,
+) -> None:
+    register_replica(waiting, "twin", "e0", "e1")
+    register_replica(waiting, "kin", "t2", "t0", "t1")
+    wait_for_latest(waiting, "twin", 2)
+    wait_for_latest(waiting, "kin", 3)
+    assert [each.layout for each in upcoming_programs(waiting.catalog)] == ["e0", "e1"]
+    register_replica(waiting, "turned", "t0", "t1", "t2")
+    wait_for_latest(waiting, "turned", 3)
+    assert [each.layout for each in upcoming_programs(waiting.catalog)] == ["e0", "e1", "t0", "t1", "t2"]
+
+
+def test_spot_replicas_and_half_registered_ones_are_not_taken_for_publishers(waiting: CatalogDriver) -> None:
+    register_replica(waiting, "cheap", "c0", spot=True)
+    waiting.join("half-0")
+    waiting.register("half-0", "half", 0, 2, layout="h0")
+    assert {each.sources.layouts for each in upcoming_programs(waiting.catalog)} == {("t2", "t0", "t1")}

@@ -60,12 +60,9 @@ def test_tensors_that_are_cut_alike_share_a_pattern() -> None:
     assert two.at == ((0,), (2 * room, room)), "both begin at 0; then each source has its own"
 
 
-def test_of_sources_that_are_equal_each_is_an_owner() -> None:
+def test_of_sources_that_are_equal_each_is_an_owner_and_a_box_that_is_not_read_from_is_left_out() -> None:
     (group,) = compiled(rows(0, 8), a=rows(0, 8), b=rows(0, 24)).groups
     assert group.sources == (0, 1)
-
-
-def test_a_box_that_is_not_read_from_is_left_out_of_its_group() -> None:
     (group,) = compiled(rows(20, 24), a=rows(0, 8, "vw"), b=rows(16, 24, "uvw")).groups
     room = group.at[0][0] // 2
     assert (group.sources, group.at, room > 0) == ((0,), ((2 * room,),), True)
@@ -103,21 +100,14 @@ def test_forgotten_patterns_are_worked_out_again(monkeypatch: pytest.MonkeyPatch
         assert len(index._grids) <= 1
 
 
-def test_a_gap_is_named_by_its_first_region() -> None:
+def test_what_no_source_has_is_named_by_its_first_region_and_so_many_tensors() -> None:
     assert refusal(rows(0, 24), a=rows(0, 8), b=rows(12, 24)) == "no holder has [8:12, 0:4] of 'w'"
-
-
-def test_so_many_tensors_are_named_and_the_others_counted() -> None:
     names = "abcdef"
     told = refusal(rows(0, 24, names), x=rows(1, 24, names))
     assert told.count("no holder has [0:1, 0:4] of") == TENSORS_TOLD_MAX == 4
     assert told.endswith("of 'd', and 2 more tensors")
     assert told.count("; ") == 3
-    told = refusal(rows(0, 24, names[:4]), x=rows(1, 24, names))
-    assert told.endswith("of 'd'")
-
-
-def test_a_name_that_nobody_has_is_told_with_what_it_is_here() -> None:
+    assert refusal(rows(0, 24, names[:4]), x=rows(1, 24, names)).endswith("of 'd'")
     assert refusal(rows(0, 24, "v"), x=rows(0, 24, "w")) == (
         "'v' is int8 of global shape [24, 4] here, and with the holders there is nothing of that name"
     )

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.planner.given import holder, planned, source
+from tests.unit.planner.given import agents, holder, planned, source
 
 from tensorhub_common.protocol.heartbeat import Heartbeat, ReaderLoad, ServingLoad
 from tensorhub_common.protocol.log.events import (
@@ -26,11 +26,7 @@ from tensorhub_planner.load.load import AgentTransport, Load, ReaderId
 from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
-
-
 ONE, TWO = (ReaderId(JOB, "policy", "rollout", shard) for shard in range(2))
-
-
 FILLED = ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
 
 
@@ -70,18 +66,22 @@ def test_whom_only_a_reader_and_its_siblings_read_from(ledger: LoadLedger) -> No
     assert not ledger.serves_only(ONE, lanes, 0)
 
 
-def test_planning_a_part_again_keeps_the_rest(ledger: LoadLedger) -> None:
-    """What the failed source had goes; what the others still give stays, and more of the same is one reader still."""
+def test_planning_a_part_again_keeps_the_rest_and_what_was_reserved_goes_at_the_question(ledger: LoadLedger) -> None:
+    """What the failed source had goes, and more of the same is one reader still. Else a read would count twice."""
     ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
     ledger.failed(ONE, [source("a")])
     ledger.assign(ONE, of(share("b", 5)), 1)
     assert ledger.at(1) == {("b", "ucxx"): Load(1, 10)}
+    ledger.assign(TWO, of(share("a", 5)), 0, reserved=True)
+    for expected in (5, 10):
+        ledger.assign(TWO, of(share("c", 5)), 1)
+        assert ledger.at(1) == {("b", "ucxx"): Load(1, 10), ("c", "ucxx"): Load(1, expected)}
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r"),
+        FILLED,
         ReplicaReady(model="policy", replica="rollout", version=12, round=3),
         RoundFailed(model="policy", replica="rollout", round=3, error="RoundTimeout", message=""),
         RoundReopened(model="policy", replica="rollout", round=3, version=12),
@@ -90,21 +90,10 @@ def test_planning_a_part_again_keeps_the_rest(ledger: LoadLedger) -> None:
 )
 def test_the_log_ends_a_read(ledger: LoadLedger, event: Event) -> None:
     ledger.assign(ONE, of(share("a", 5)), 0)
-    ledger.see(
-        "another-job", 60, ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
-    )
+    ledger.see("another-job", 60, FILLED)
     assert ledger.at(1) == {("a", "ucxx"): Load(1, 5)}
     ledger.see(JOB, 60, event)
     assert ledger.at(1) == {}
-
-
-def test_what_was_reserved_goes_when_its_reader_asks(ledger: LoadLedger) -> None:
-    """Else a read would count twice. What it asked for by itself stays."""
-    ledger.assign(ONE, of(share("a", 5)), 0, reserved=True)
-    ledger.assign(ONE, of(share("b", 5)), 1)
-    assert ledger.at(1) == {("b", "ucxx"): Load(1, 5)}
-    ledger.assign(ONE, of(share("b", 1)), 2)
-    assert ledger.at(2) == {("b", "ucxx"): Load(1, 6)}
 
 
 def test_a_chain_is_as_deep_as_its_longest_way(ledger: LoadLedger) -> None:
@@ -120,13 +109,9 @@ def test_a_chain_is_as_deep_as_its_longest_way(ledger: LoadLedger) -> None:
 
 
 def test_the_ledger_is_bounded(ledger: LoadLedger) -> None:
-    """Past the limit the oldest reads are forgotten."""
     for shard in range(9):
         ledger.assign(ReaderId(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10)
     assert ledger.at(1) == {("a", "ucxx"): Load(4, 4)}
-
-
-readers = st.sampled_from([ReaderId(JOB, "policy", replica, shard) for replica in ("r", "s") for shard in range(3)])
 
 
 def says(agent: str, readers: int, nbytes: int = 0, named: Iterable[tuple[ReaderId, int]] = ()) -> Heartbeat:
@@ -139,15 +124,11 @@ def says(agent: str, readers: int, nbytes: int = 0, named: Iterable[tuple[Reader
     )
 
 
-def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: LoadLedger) -> None:
-    """A planner that was just started knows nothing else."""
+def test_what_an_agent_says_counts_and_whom_it_names_counts_once(ledger: LoadLedger) -> None:
+    """A planner that was just started knows nothing else; a reader may be assigned before the agent spoke or since."""
     ledger.hear(says("a", 8, 40), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(8, 40)}
     assert ledger.at(PlanLimits().said_s_max) == {}
-
-
-def test_whom_an_agent_names_counts_beside_those_that_are_assigned_here(ledger: LoadLedger) -> None:
-    """And once where both know of a reader, whether it was assigned before the agent spoke or since."""
     ledger.hear(says("a", 1, 30, named=[(ONE, 50)]), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(2, 35)}
@@ -176,8 +157,6 @@ def test_a_source_that_was_tried_beside_another_does_not_leave_that_ones_reader_
 
 
 readers = st.builds(ReaderId, st.just(JOB), st.just("policy"), st.sampled_from("xyz"), st.just(0))
-
-
 moves = st.one_of(
     st.tuples(st.just("assign"), readers, st.sampled_from("ab"), st.integers(0, 9)),
     st.tuples(st.just("done"), readers, st.just(""), st.just(0)),
@@ -189,7 +168,6 @@ moves = st.one_of(
 
 @given(st.lists(moves, max_size=30))
 def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tuple[str, ReaderId, str, int]]) -> None:
-    """Whatever comes in whatever order; once all is quiet, nothing is left."""
     ledger = LoadLedger(PlanLimits(assigned_s_max=100, said_s_max=3))
     for now, (what, reader, agent, number) in enumerate(history):
         match what:
@@ -212,23 +190,16 @@ def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tup
     ledger.check()
 
 
-def beat(
-    agent: str = "a", readers: int = 2, nbytes: int = 5, incarnation: int = 1, served: tuple[ReaderLoad, ...] = ()
-) -> Heartbeat:
-    serving = (ServingLoad("ucxx", readers, nbytes, served),) if readers else ()
-    return Heartbeat(agent=agent, incarnation=incarnation, serving=serving)
-
-
 def test_a_host_that_says_what_cant_be_is_busy_and_breaks_no_plan() -> None:
     """Numbers on the wire have any length, and plans of all its readers are computed with them."""
     for readers, nbytes in ((10**400, 1), (1, 10**400), (1, 2**62)):
         ledger = LoadLedger(PlanLimits())
-        ledger.hear(beat("a", readers, nbytes, served=(ReaderLoad("j", "m", "r", 10**400, 10**400, nbytes),)), 0.0)
+        served = (ReaderLoad("j", "m", "r", 10**400, 10**400, nbytes),)
+        serving = (ServingLoad("ucxx", readers, nbytes, served),)
+        ledger.hear(Heartbeat(agent="a", incarnation=1, serving=serving), 0.0)
         ledger.check()
-        found = planned(holder("a"), holder("b"), load=ledger.at(0.1))
-        assert {share.source.agent for share in found.shares} == {"b"}
-        alone = planned(holder("a"), load=ledger.at(0.1))
-        assert {share.source.agent for share in alone.shares} == {"a"}
+        for holders, agent in (((holder("a"), holder("b")), "b"), ((holder("a"),), "a")):
+            assert agents(planned(*holders, load=ledger.at(0.1))) == [agent]
 
 
 def test_the_last_report_of_the_highest_incarnation_counts(ledger: LoadLedger) -> None:
@@ -258,14 +229,14 @@ def test_the_last_report_of_the_highest_incarnation_counts(ledger: LoadLedger) -
     ],
 )
 @pytest.mark.parametrize("log_first", [False, True])
-def test_a_read_that_the_log_says_is_over_is_no_load(
+def test_a_read_that_is_over_is_no_load(
     ledger: LoadLedger, event: Event, *, both: bool | None, log_first: bool
 ) -> None:
     """What was decided before the entry is over, whenever the report arrives; what is decided by it has begun."""
-    beat = says("a", 3, 15, named=[(ONE, 50), (TWO, 50), (ReaderId(JOB, "critic", "rollout", 0), 50)])
+    said = says("a", 3, 15, named=[(ONE, 50), (TWO, 50), (ReaderId(JOB, "critic", "rollout", 0), 50)])
     if log_first:
         ledger.see(JOB, 60, event)
-    ledger.hear(beat, 0)
+    ledger.hear(said, 0)
     ledger.see(JOB, 60, event)
     ended = {None: 0, False: 1, True: 2}[both]
     assert ledger.at(0) == {("a", "ucxx"): Load(3 - ended, 15 - 5 * ended)}

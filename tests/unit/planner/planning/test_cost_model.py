@@ -25,15 +25,9 @@ from tensorhub_planner.primitives.limits import LOCAL, NETWORK, WIDE, PlanLimits
 from tensorhub_planner.primitives.topology import AgentPlace, Topology
 
 GB = 10**9
-
-
 RATES = Rates(ingest_bps=10 * GB, source_bps=10 * GB, setup_s=0.01)
-
-
 FREE = Rates(ingest_bps=1e15, source_bps=GB, setup_s=0)
 """Asking one more costs nothing, and the reader is no bound."""
-
-
 IDLE = StripeCandidate(0)
 
 
@@ -44,42 +38,22 @@ def test_a_slow_source_gives_less() -> None:
     assert found.seconds == pytest.approx(2.02)
 
 
-def test_on_one_host_nothing_is_striped() -> None:
+def test_on_one_host_nothing_is_striped_and_nothing_to_read_asks_no_second_source() -> None:
     """The reader copies by itself: its speed is the bound, however many sources there are and however busy."""
     found = stripe(12 * GB, [StripeCandidate(7)] * 4, LOCAL, 16, 0.1)
     assert list(found.nbytes) == [12 * GB]
     assert found.seconds == found.seconds_alone == pytest.approx(1.0005)
-
-
-def test_nothing_to_read() -> None:
-    """No second source is asked for that, even where the first still has much to give."""
     assert stripe(0, [StripeCandidate(4)] * 3, NETWORK, 16, 0.1).nbytes == (0,)
     assert stripe(0, [StripeCandidate(0, begun=GB), IDLE], FREE, 16, 0.1).nbytes == (0,)
 
 
 candidates = st.lists(st.builds(StripeCandidate, st.integers(0, 20), st.integers(0, 10**12)), min_size=1, max_size=40)
-
-
 rates = st.builds(
     lambda ingest, source, setup: Rates(ingest_bps=ingest, source_bps=source, setup_s=setup),
     st.floats(1e6, 1e12),
     st.none() | st.floats(1e6, 1e12),
     st.floats(0, 1),
 )
-
-
-@given(st.integers(0, 10**13), candidates, rates, st.integers(1, 16), st.floats(0, 1))
-@example(GB, [StripeCandidate(0, begun=3 * GB), StripeCandidate(0, begun=GB)], FREE, 2, 0.0)
-@example(GB, [StripeCandidate(9, begun=GB), StripeCandidate(0, begun=8 * GB)], FREE, 2, 0.0)
-def test_all_bytes_are_given_out(
-    nbytes: int, some: list[StripeCandidate], speed: Rates, stripes_max: int, slack: float
-) -> None:
-    """Neither more nor less than all bytes, to the first few sources; and never slower than from one, but for slack."""
-    found = stripe(nbytes, some, speed, stripes_max, slack)
-    assert sum(found.nbytes) == pytest.approx(nbytes, rel=1e-6, abs=1), "but for a byte of rounding"
-    assert all(each >= 0 for each in found.nbytes)
-    assert 1 <= len(found.nbytes) <= min(len(some), stripes_max)
-    assert found.seconds <= found.seconds_alone * (1 + slack) * (1 + 1e-9)
 
 
 def seconds_of(nbytes: int, used: list[StripeCandidate], speed: Rates) -> float:
@@ -96,31 +70,37 @@ def seconds_of(nbytes: int, used: list[StripeCandidate], speed: Rates) -> float:
     return max(late, ingest) + setup
 
 
-@given(st.integers(1, 10**13), candidates, rates, st.integers(1, 16), st.floats(0, 1))
+@given(st.integers(0, 10**13), candidates, rates, st.integers(1, 16), st.floats(0, 1))
+@example(GB, [StripeCandidate(0, begun=3 * GB), StripeCandidate(0, begun=GB)], FREE, 2, 0.0)
+@example(GB, [StripeCandidate(9, begun=GB), StripeCandidate(0, begun=8 * GB)], FREE, 2, 0.0)
 @example(1, [StripeCandidate(0, begun=GB), IDLE], FREE, 2, 0.0)
-def test_no_other_number_of_sources_is_faster(
+@example(4 * GB, [StripeCandidate(0, begun=GB), StripeCandidate(9, begun=GB)], FREE, 2, 0.0)
+def test_all_bytes_are_given_out_in_the_shortest_time_and_sources_end_together(
     nbytes: int, some: list[StripeCandidate], speed: Rates, stripes_max: int, slack: float
 ) -> None:
-    """But for the slack; where the reader is the bound, there is nothing to gain from more than one."""
+    """To the first few sources, and no other number of them is faster, but for the slack.
+
+    Where the reader is the bound, there is nothing to gain from more than one. Whoever gets a part ends with the
+    others, all that it had begun included; whoever gets none ends no sooner.
+    """
     found = stripe(nbytes, some, speed, stripes_max, slack)
+    assert sum(found.nbytes) == pytest.approx(nbytes, rel=1e-6, abs=1), "but for a byte of rounding"
+    assert all(each >= 0 for each in found.nbytes)
+    assert 1 <= len(found.nbytes) <= min(len(some), stripes_max)
+    assert found.seconds <= found.seconds_alone * (1 + slack) * (1 + 1e-9)
+    if not nbytes:
+        return
     all_of_them = range(1, min(len(some), stripes_max) + 1) if speed.source_bps is not None else [1]
     times = [seconds_of(nbytes, some[:count], speed) for count in all_of_them]
     assert found.seconds == pytest.approx(times[len(found.nbytes) - 1])
     assert found.seconds_alone == pytest.approx(times[0])
     assert found.seconds <= min(times) * (1 + slack) * (1 + 1e-6)
-
-
-@given(st.integers(1, 10**13), candidates, rates, st.integers(1, 16))
-@example(4 * GB, [StripeCandidate(0, begun=GB), StripeCandidate(9, begun=GB)], FREE, 2)
-def test_sources_end_together(nbytes: int, some: list[StripeCandidate], speed: Rates, stripes_max: int) -> None:
-    """Whoever gets a part ends with the others, all that it had begun included; whoever gets none ends no sooner."""
-    found = stripe(nbytes, some, speed, stripes_max, 0.0)
-    if speed.source_bps is None:
-        return
-    used = some[: len(found.nbytes)]
-    ends = [(each.begun + part) * (each.readers + 1) for each, part in zip(used, found.nbytes, strict=True)]
-    last = max(end for end, part in zip(ends, found.nbytes, strict=True) if part)
-    assert min(ends) >= last * (1 - 1e-9)
+    if speed.source_bps is not None:
+        even = stripe(nbytes, some, speed, stripes_max, 0.0)
+        used = zip(some[: len(even.nbytes)], even.nbytes, strict=True)
+        ends = [(each.begun + part) * (each.readers + 1) for each, part in used]
+        last = max(end for end, part in zip(ends, even.nbytes, strict=True) if part)
+        assert min(ends) >= last * (1 - 1e-9)
 
 
 def test_a_part_of_a_plan_need_not_end_before_the_whole() -> None:
@@ -166,24 +146,20 @@ def test_what_counts_has_enough_samples_and_is_not_too_old(told: LinkRate, *, co
     assert bool(trusted_rates([told], LIMITS)) == counts
 
 
-def test_without_measurements_the_model_holds() -> None:
-    assert measured_limits({}, LIMITS) is LIMITS
-
-
 def test_what_is_not_measured_is_as_its_like() -> None:
-    """Hosts of a site: the median of those that are measured. The reader takes in what it got at best."""
+    """Hosts of a site: the median of those that are measured. The reader takes in what it got at best.
+
+    The reader's own host and other sites say nothing of the network.
+    """
+    assert measured_limits({}, LIMITS) is LIMITS
     rates = [rate("site/a", 1 * GB), rate("site/b", 2 * GB), rate("site/c", 9 * GB)]
     limits = measured_limits(trusted_rates(rates, LIMITS), LIMITS)
     assert (limits.network.source_bps, limits.network.ingest_bps) == (stepped(2 * GB), stepped(9 * GB))
     assert limits.rack == limits.network, "of the rack nothing is known but that it is of this network"
     assert (limits.local, limits.wide) == (LOCAL, WIDE)
-
-
-def test_the_readers_own_host_and_other_sites_say_nothing_of_the_network() -> None:
     rates = [rate(OWN_HOST, 5 * GB, transport="local"), rate("wan/paris", 100)]
     limits = measured_limits(trusted_rates(rates, LIMITS), LIMITS)
-    assert limits.local.ingest_bps == stepped(5 * GB)
-    assert limits.local.source_bps is None
+    assert (limits.local.ingest_bps, limits.local.source_bps) == (stepped(5 * GB), None)
     assert (limits.network, limits.wide) == (NETWORK, WIDE)
 
 
@@ -241,10 +217,5 @@ def test_a_slow_host_of_its_own_comes_after_a_fast_network() -> None:
 
 def test_each_share_names_its_link() -> None:
     """So that the reader can tell what it got over it."""
-
-    def links(found: Plan) -> list[str]:
-        return [share.link for share in found.shares]
-
-    assert links(planned(holder("a"))) == ["site/host-of-a"]
-    assert links(planned(holder("beside"))) == ["host"]
-    assert links(planned(holder("far"))) == ["wan/paris"]
+    for agent, link in (("a", "site/host-of-a"), ("beside", "host"), ("far", "wan/paris")):
+        assert [share.link for share in planned(holder(agent)).shares] == [link]

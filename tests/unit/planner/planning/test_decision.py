@@ -16,18 +16,14 @@ from tests.unit.planner.given import (
 
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share
 from tensorhub_common.protocol.ranges import Range
-from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.load.load import Load, ReaderId
 from tensorhub_planner.planning.decision import PlanDecision
 from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
-
-
 GIB = 1024 * MIB
-
-
 LIMITS = PlanLimits()
 
 
@@ -36,8 +32,8 @@ def on(agent: str) -> ReaderId:
     return ReaderId(JOB, "policy", f"on-{agent}", 0)
 
 
-def read_from(agent: str, nbytes: int = GIB) -> Plan:
-    share = Share(source=source(agent), transport="ucxx", pieces=SIZES.all(), nbytes=nbytes, why="")
+def read_from(agent: str) -> Plan:
+    share = Share(source=source(agent), transport="ucxx", pieces=SIZES.all(), nbytes=GIB, why="")
     return Plan(version=12, shares=(share,), why="")
 
 
@@ -50,26 +46,13 @@ def ask(
     ledger: LoadLedger,
     *holders: Holder,
     wants: PlanRequest | None = None,
+    seat: ReaderShard = SEAT,
     limits: PlanLimits = LIMITS,
     draining: bool = False,
 ) -> Plan:
     """Let `rollout/0` on `me` ask; its turn is 50."""
-    found = Candidates(SEAT, HolderSet(holders, draining=draining), TOPOLOGY)
+    found = Candidates(seat, HolderSet(holders, draining=draining), TOPOLOGY)
     answer = PlanDecision(JOB, wants or demand(), found, SIZES).decide(ledger, limits, 0.0)
-    ledger.check()
-    assert isinstance(answer, Plan), answer
-    return answer
-
-
-def ask_as(
-    ledger: LoadLedger, agent: str, turn: int, *holders: Holder, pieces: tuple[Range, ...] | None = None
-) -> Plan:
-    """Let the shard on another agent ask."""
-    seat = msgspec.structs.replace(SEAT, me=source(agent))
-    wants = msgspec.structs.replace(
-        demand(pieces), replica=source(agent).replica, agent=agent, turn=ReadPriority(turn, turn)
-    )
-    answer = PlanDecision(JOB, wants, Candidates(seat, HolderSet(holders), TOPOLOGY), SIZES).decide(ledger, LIMITS, 0.0)
     ledger.check()
     assert isinstance(answer, Plan), answer
     return answer
@@ -79,39 +62,41 @@ def ask_as(
     ("again", "nbytes"),
     [(None, GIB), (((0, 256),), GIB), (((128, 128), (0, 128)), GIB), (((0, 64),), GIB + 256 * MIB)],
 )
-def test_who_asks_for_everything_begins_anew_and_who_asks_for_a_part_goes_on(
-    ledger: LoadLedger, again: tuple[Range, ...] | None, nbytes: int
-) -> None:
+def test_who_asks_for_a_part_goes_on(ledger: LoadLedger, again: tuple[Range, ...] | None, nbytes: int) -> None:
     """However everything is named: what was given before is void then, and no load on anybody."""
     ask(ledger, holder("a"))
     ask(ledger, holder("a"), wants=demand(again))
     assert ledger.at(0.0) == {("a", "ucxx"): Load(1, nbytes)}
 
 
-def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it(ledger: LoadLedger) -> None:
+def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it_and_a_refusal_is_no_load(ledger: LoadLedger) -> None:
     """Else it would seem busy to everybody for as long as the read goes on."""
     ask(ledger, holder("a"))
     ask(ledger, holder("a"), holder("b"), wants=demand(((0, 64),), avoid=["a"]))
     assert ledger.at(0.0) == {("b", "ucxx"): Load(1, 256 * MIB)}
+    idle, found = LoadLedger(LIMITS), Candidates(SEAT, HolderSet((holder("a"),)), TOPOLOGY)
+    refused(PlanDecision(JOB, demand(avoid=["a"]), found, SIZES).decide(idle, LIMITS, 0.0))
+    assert idle.at(0.0) == {}
 
 
-@pytest.mark.parametrize(("turn", "kept"), [(40, True), (50, False), (60, False)])
-def test_a_place_is_kept_for_earlier_turns_alone(ledger: LoadLedger, turn: int, kept: bool) -> None:  # noqa: FBT001
-    ask(ledger, holder("a"), holder("b", turn=turn))
+@pytest.mark.parametrize(
+    ("other", "kept"),
+    [
+        (holder("b", turn=40), True),
+        (holder("b", turn=50), False),
+        (holder("b", turn=60), False),
+        # How many bytes one of another layout has read isn't known here; and one that would be refused reads none.
+        (holder("b", layout="x" * 64, turn=40), False),
+        (holder("b", layout="x" * 64), False),
+        (holder("b", root="other", turn=40), False),
+        # Whose round has begun has its plan from a planner before this one: its source says that it serves it.
+        (msgspec.structs.replace(holder("b", turn=7), asked=True), False),
+        (holder("b", turn=7), True),
+    ],
+)
+def test_a_place_is_kept_for_earlier_turns_alone(ledger: LoadLedger, other: Holder, kept: bool) -> None:  # noqa: FBT001
+    ask(ledger, holder("a"), other)
     assert ledger.knows(on("b")) is kept
-
-
-def test_no_place_is_kept_for_who_has_another_layout_or_would_be_refused(ledger: LoadLedger) -> None:
-    """How many bytes the former read isn't known here, and the latter read none."""
-    others = holder("d", layout="x" * 64), holder("c", layout="x" * 64, turn=40)
-    ask(ledger, holder("a"), *others, holder("b", root="other", turn=40))
-    assert ledger.at(0.0) == {("a", "ucxx"): Load(1, GIB)}
-
-
-def test_a_refusal_is_no_load(ledger: LoadLedger) -> None:
-    found = Candidates(SEAT, HolderSet((holder("a"),)), TOPOLOGY)
-    refused(PlanDecision(JOB, demand(avoid=["a"]), found, SIZES).decide(ledger, LIMITS, 0.0))
-    assert ledger.at(0.0) == {}
 
 
 def test_one_that_maps_keeps_places_for_those_that_copy(ledger: LoadLedger) -> None:
@@ -126,7 +111,8 @@ def test_a_kept_place_goes_when_its_reader_asks(ledger: LoadLedger) -> None:
     holders = (holder("a"), holder("b", turn=40))
     assert agents(ask(ledger, *holders)) == ["b"]
     assert ledger.at(0.0) == {("a", "ucxx"): Load(1, GIB), ("b", "ucxx"): Load(1, GIB)}
-    ask_as(ledger, "b", 40, holder("a"), pieces=((0, 64),))
+    wants = msgspec.structs.replace(demand(((0, 64),)), replica="on-b", agent="b", turn=ReadPriority(40, 40))
+    ask(ledger, holder("a"), wants=wants, seat=msgspec.structs.replace(SEAT, me=source("b")))
     assert ledger.at(0.0) == {("a", "ucxx"): Load(1, 256 * MIB), ("b", "ucxx"): Load(1, GIB)}
 
 
@@ -136,25 +122,7 @@ def test_chains_are_as_long_as_the_ledger_knows(ledger: LoadLedger, *, draining:
     ledger.assign(on("b"), read_from("a"), 0.0)
     ledger.assign(on("c"), read_from("b"), 0.0)
     ready = () if draining else (holder("a"),)
-    found = ask(
-        ledger,
-        *ready,
-        holder("b", turn=30),
-        holder("c", turn=40),
-        limits=PlanLimits(chain_max=1, stripes_max=1),
-        draining=draining,
-    )
+    half = holder("b", turn=30), holder("c", turn=40)
+    found = ask(ledger, *ready, *half, limits=PlanLimits(chain_max=1, stripes_max=1), draining=draining)
     assert "left out: on-c/0 on c is being filled through 2 others" in found.why
     assert "c" not in agents(found)
-
-
-def test_whose_round_has_begun_needs_no_place_kept() -> None:
-    """It has its plan from a planner before this one: its source says that it serves it."""
-    filling = msgspec.structs.replace(holder("b", turn=7), asked=True)
-    began = LoadLedger(LIMITS)
-    ask(began, holder("a"), filling)
-    assert not began.knows(on("b"))
-    asking = msgspec.structs.replace(filling, asked=False)
-    began = LoadLedger(LIMITS)
-    ask(began, holder("a"), asking)
-    assert began.knows(on("b"))

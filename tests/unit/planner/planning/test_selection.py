@@ -1,5 +1,7 @@
 """Which holders give which pieces, and the order in which distances are read."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,25 +15,9 @@ from tensorhub_planner.primitives.topology import Distance
 ALL = SIZES.all()
 
 
-def offer(
-    agent: str,
-    pieces: Ranges = ALL,
-    *,
-    distance: Distance = Distance.SITE,
-    readers: int = 0,
-    assigned: int = 0,
-    lot: int = 0,
-    depth: int = 0,
-) -> SourceOffer:
-    return SourceOffer(
-        source=source(agent),
-        distance=distance,
-        readers=readers,
-        assigned=assigned,
-        depth=depth,
-        lot=lot,
-        pieces=pieces,
-    )
+def offer(agent: str, pieces: Ranges = ALL, *, distance: Distance = Distance.SITE, **more: int) -> SourceOffer:
+    about: dict[str, Any] = {"readers": 0, "assigned": 0, "depth": 0, "lot": 0} | more
+    return SourceOffer(source=source(agent), distance=distance, pieces=pieces, **about)
 
 
 def chosen(
@@ -59,45 +45,47 @@ def test_the_order_among_equals(distance: Distance) -> None:
         assert list(chosen(best, *by_rank)[0]) == [best.source.agent]
 
 
-def test_an_idle_half_filled_one_comes_before_a_busy_ready_one() -> None:
-    """From a holder with a reader 1 GiB takes as long as two, and a hop as long as 8 MiB."""
-    assert list(chosen(offer("ready", readers=1), offer("half", depth=1))[0]) == ["half"]
-    assert list(chosen(offer("ready"), offer("half", depth=1))[0]) == ["ready"]
+HOST, AGENT, SITE, WAN = Distance.HOST, Distance.AGENT, Distance.SITE, Distance.WAN
 
 
-def test_a_ready_one_on_the_readers_host_leaves_no_room_for_half_filled_ones() -> None:
-    """The reader's own copying is the bound there, however many others read."""
-    near = offer("near", distance=Distance.HOST, readers=100)
-    assert list(chosen(near, offer("half", distance=Distance.HOST, depth=1))[0]) == ["near"]
-    assert list(chosen(near, offer("half", distance=Distance.AGENT, depth=1))[0]) == ["near"]
+@pytest.mark.parametrize(
+    ("offers", "best"),
+    [
+        # From a holder with a reader 1 GiB takes as long as two, and a hop as long as 8 MiB.
+        ([offer("ready", readers=1), offer("half", depth=1)], "half"),
+        ([offer("ready"), offer("half", depth=1)], "ready"),
+        # On the reader's host its own copying is the bound, however many others read.
+        ([offer("near", distance=HOST, readers=100), offer("half", distance=HOST, depth=1)], "near"),
+        ([offer("near", distance=HOST, readers=100), offer("half", distance=AGENT, depth=1)], "near"),
+        # A half-filled one in the site spares the link until that is faster: 1 GiB takes 1.17 s over it, as long as
+        # from a source with 26 readers in the site.
+        ([offer("ready", distance=WAN), offer("half", depth=1, readers=26)], "half"),
+        ([offer("ready", distance=WAN), offer("half", depth=1, readers=27)], "ready"),
+        # A host and a site take the bytes once: who is nearer than every ready one gives them to its neighbours.
+        ([offer("ready"), offer("half", distance=HOST, depth=1, readers=3)], "ready"),
+        ([offer("ready", distance=WAN), offer("half", depth=1, readers=3)], "half"),
+    ],
+)
+def test_half_filled_ones_beside_ready_ones(offers: list[SourceOffer], best: str) -> None:
+    assert list(chosen(*offers)[0]) == [best]
 
 
-def test_a_half_filled_one_in_the_site_spares_the_link_until_the_link_is_faster() -> None:
-    """Over the link 1 GiB takes 1.17 s, its setup included: as long as from a source with 26 readers in the site."""
-    ready = offer("ready", distance=Distance.WAN)
-    for readers, best in ((26, "half"), (27, "ready")):
-        assert list(chosen(ready, offer("half", depth=1, readers=readers))[0]) == [best]
-
-
-def test_a_host_and_a_site_take_the_bytes_once() -> None:
-    """A half-filled one that is nearer than every ready one gives them to its neighbours."""
-    for far, near in ((Distance.SITE, Distance.HOST), (Distance.WAN, Distance.SITE)):
-        found, _ = chosen(offer("ready", distance=far), offer("half", distance=near, depth=1, readers=3))
-        assert list(found) == (["half"] if near is Distance.SITE else ["ready"])
-
-
-def test_a_near_part_comes_before_a_far_whole() -> None:
-    """Only what the host lacks is fetched from elsewhere in the site."""
-    found, missing = chosen(offer("a"), offer("near", ((0, 64),), distance=Distance.HOST))
-    assert found == {"near": ((0, 64),), "a": ((64, 192),)}
-    assert not missing
-
-
-def test_parts_together_make_a_whole() -> None:
-    """The pieces that one alone has come from it; those that two have go to the one with less to do."""
-    found, missing = chosen(offer("a", ((0, 128),)), offer("b", ((64, 192),)))
-    assert found == {"a": ((0, 128),), "b": ((128, 128),)}
-    assert not missing
+@pytest.mark.parametrize(
+    ("offers", "found", "missing"),
+    [
+        # A near part comes before a far whole: only what the host lacks is fetched from elsewhere in the site.
+        ([offer("a"), offer("near", ((0, 64),), distance=HOST)], {"near": ((0, 64),), "a": ((64, 192),)}, ()),
+        # What one alone has comes from it; what two have goes to the one with less to do.
+        ([offer("a", ((0, 128),)), offer("b", ((64, 192),))], {"a": ((0, 128),), "b": ((128, 128),)}, ()),
+        (
+            [offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=WAN)],
+            {"a": ((0, 4),), "far": ((4, 2),)},
+            ((6, 250),),
+        ),
+    ],
+)
+def test_parts(offers: list[SourceOffer], found: dict[str, Ranges], missing: Ranges) -> None:
+    assert chosen(*offers) == (found, missing)
 
 
 @pytest.mark.parametrize("readers", [1, 3])
@@ -109,8 +97,8 @@ def test_sources_end_together_with_all_that_they_give(readers: int) -> None:
 
 def test_on_one_host_whoever_is_read_already_gives_the_rest_too() -> None:
     """The reader's copying is the bound there, so asking one more costs its setup and gains nothing."""
-    first = offer("first", ((10, 10),), distance=Distance.HOST, lot=1)
-    second = offer("second", ((10, 20),), distance=Distance.HOST, lot=2)
+    first = offer("first", ((10, 10),), distance=HOST, lot=1)
+    second = offer("second", ((10, 20),), distance=HOST, lot=2)
     found, _ = chosen(first, second, wanted=((10, 20),))
     assert found == {"second": ((10, 20),)}
 
@@ -130,12 +118,6 @@ def test_a_part_with_less_to_do_comes_before_what_has_everything() -> None:
         assert found == {first: ((0, 128),), "right": ((128, 128),)}
 
 
-def test_what_nobody_has_is_missing() -> None:
-    found, missing = chosen(offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=Distance.WAN))
-    assert found == {"a": ((0, 4),), "far": ((4, 2),)}
-    assert missing == ((6, 250),)
-
-
 def test_what_is_one_source_too_many_takes_nothing_else_along() -> None:
     """Of `a`, `b` and `c` only `a` may be read: what it shares with `c` comes from it, though `b`'s are missing."""
     parts = (offer("a", ((0, 20),)), offer("b", ((20, 10),)), offer("c", ((10, 10),)))
@@ -145,7 +127,7 @@ def test_what_is_one_source_too_many_takes_nothing_else_along() -> None:
 def test_who_gives_several_groups_of_pieces_is_one_source() -> None:
     """What `a` gives of two groups leaves room for another one, of which `c` gives the third."""
     parts = {"a": ((0, 1), (2, 1)), "b": ((2, 1),), "c": ((4, 1),), "d": ((4, 1),)}
-    near = [offer(name, pieces, distance=Distance.HOST, lot=lot) for lot, (name, pieces) in enumerate(parts.items())]
+    near = [offer(name, pieces, distance=HOST, lot=lot) for lot, (name, pieces) in enumerate(parts.items())]
     found, missing = chosen(*near, wanted=((0, 6),), limits=PlanLimits(shares_max=2))
     assert found == {"a": ((0, 1), (2, 1)), "c": ((4, 1),)}
     assert missing == ((1, 1), (3, 1), (5, 1))
@@ -199,7 +181,6 @@ measures = st.lists(
 
 @given(measures)
 def test_a_nearer_one_is_behind_only_what_was_measured_to_be_far_faster(sources: list[MeasuredDistance]) -> None:
-    """The stated bound, for every pair."""
     found = ranks(sources, LIMITS)
     for one, its in zip(sources, found, strict=True):
         for other, others in zip(sources, found, strict=True):

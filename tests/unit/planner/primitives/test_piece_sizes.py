@@ -15,13 +15,9 @@ from tensorhub_common.protocol.ranges import (
 from tensorhub_planner.primitives.piece_sizes import ENDS_KEPT_MAX, PieceSizes, cut
 
 PIECES = 40
-
-
 some_pieces = st.lists(
     st.tuples(st.integers(0, PIECES - 1), st.integers(0, 6)).map(lambda r: (r[0], min(r[1], PIECES - r[0])))
 )
-
-
 some_sizes = st.lists(st.integers(1, 9), min_size=PIECES, max_size=PIECES).map(PieceSizes)
 
 
@@ -32,9 +28,7 @@ def is_normal(ranges: Ranges) -> bool:
 @given(some_sizes, some_pieces, st.lists(st.floats(0, 200), min_size=1, max_size=6))
 @example(PieceSizes([2] * PIECES), [(0, PIECES)], [2.5, 0.0])
 @example(PieceSizes([2] * PIECES), [(0, 2), (5, 2)], [3.5, 0.0])
-def test_cut_gives_each_piece_to_one_run(
-    sizes: PieceSizes, pieces: list[tuple[int, int]], targets: list[float]
-) -> None:
+def test_cut_gives_a_piece_to_one_run(sizes: PieceSizes, pieces: list[tuple[int, int]], targets: list[float]) -> None:
     """The runs follow each other, are all of it together, and each ends at the edge that is nearest to its target."""
     whole = merge_ranges(pieces)
     runs = cut(whole, sizes, targets)
@@ -51,7 +45,6 @@ def test_cut_gives_each_piece_to_one_run(
 
 
 def test_sizes() -> None:
-    """Bytes of ranges, and how many pieces come nearest to some bytes."""
     sizes = PieceSizes([10, 20, 30])
     assert len(sizes) == 3
     assert sizes.all() == ((0, 3),)

@@ -21,8 +21,6 @@ from tensorhub_registry.core.liveness import (
 )
 
 WINDOW_S = 3.0
-
-
 STEP_S = 0.25
 
 
@@ -81,8 +79,6 @@ def test_ticks_are_wanted_often_enough_to_see_a_pause() -> None:
 
 
 AGENTS = st.sampled_from("ab")
-
-
 EVENTS = st.one_of(
     st.builds(Heartbeat, agent=AGENTS, incarnation=st.integers(1, 2)),
     st.builds(WatchAgent, job=st.sampled_from("jk"), agent=AGENTS, incarnation=st.integers(1, 2)),
@@ -96,10 +92,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(st.tuples(EVENTS, st.sampled_from((0.0, 0.1, 0.5, 0.9, 2.0))), max_size=80))
 @settings(max_examples=examples(1.5))
-def test_nobody_is_expired_who_beat_within_the_window_or_before_we_had_listened_for_one(
-    history: list[tuple[Input, float]],
-) -> None:
-    """Against a plain reading of the rule, for any history."""
+def test_nobody_is_expired_who_beat_or_before_we_had_listened_for_a_window(history: list[tuple[Input, float]]) -> None:
     core = Liveness(WINDOW_S)
     now, last, since = 0.0, 0.0, None
     heard: dict[tuple[str, int], float] = {}

@@ -18,11 +18,7 @@ from tensorhub_registry.jobs.job import Job
 from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
 
 TRIES = 20
-
-
 LOST = 5
-
-
 BOUND_S = 60.0
 
 
@@ -95,26 +91,20 @@ async def say_all(led: Job, log: Log) -> None:
         await led._publish(publication)
 
 
-@pytest.mark.parametrize("why", [LogFull("maximum bytes exceeded"), StreamFailure("JetStream refused")])
+@pytest.mark.parametrize("why", [LogFull("maximum bytes exceeded"), StreamFailure("refused"), NoBus("no connection")])
 async def test_whatever_is_tried_and_however_often_it_is_two_lines(
-    leading: Job, why: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bus: Any, leading: Job, why: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """While NATS is away it is none: the bus has said it."""
+    bus.is_connected = not isinstance(why, NoBus)
     log = Log(why)
     monkeypatch.setattr(JobLog, "append", log.append)
     await say_all(leading, log)
+    assert log.failed >= TRIES + LOST
+    if not bus.is_connected:
+        assert caplog.records == []
+        return
     lost, back = (record.getMessage() for record in caplog.records)
     assert lost == f"the log of job {JOB} takes nothing from this registry, so it waits and is tried again: {why}"
     assert back.startswith(f"the log of job {JOB} takes what this registry says again after ")
     assert back.endswith(f" s; {log.failed} attempts failed")
-    assert log.failed >= TRIES + LOST
-
-
-async def test_while_nats_is_away_nothing_is_said(
-    bus: Any, leading: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The bus has said it."""
-    bus.is_connected = False
-    log = Log(NoBus("there is no connection to NATS"))
-    monkeypatch.setattr(JobLog, "append", log.append)
-    await say_all(leading, log)
-    assert caplog.records == []

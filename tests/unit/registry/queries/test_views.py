@@ -9,8 +9,6 @@ from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_registry.queries import views
 
 ROOT = "a" * 32
-
-
 LAYOUT = "b" * 64
 
 
@@ -31,26 +29,15 @@ def ready(n: int, version: int) -> Ready:
 
 
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
-
-
 PUBLISHED = (JOIN, register(2, "trainer", 0, 1), ready(3, 12))
 
 
-def test_an_unknown_model_has_nothing() -> None:
-    catalog = Catalog("run-7")
-    assert views.versions(catalog, "m").versions == ()
-    assert views.replicas(catalog, "m").replicas == ()
-
-
-def test_a_version_names_its_holders_and_its_publisher() -> None:
+def test_a_version_names_its_holders_and_its_publisher_and_an_unknown_model_has_nothing() -> None:
     (version,) = views.versions(catalog_after(PUBLISHED), "m").versions
-    assert (version.version, version.state, version.publisher, version.holders) == (
-        12,
-        "available",
-        "trainer",
-        ("trainer",),
-    )
-    assert version.published_at == 1_003.0
+    assert (version.version, version.state, version.publisher) == (12, "available", "trainer")
+    assert (version.holders, version.published_at) == (("trainer",), 1_003.0)
+    assert views.versions(Catalog("run-7"), "m").versions == ()
+    assert views.replicas(Catalog("run-7"), "m").replicas == ()
 
 
 def test_a_replica_shows_its_shards_in_order_and_its_round() -> None:
@@ -65,19 +52,14 @@ def test_a_replica_shows_its_shards_in_order_and_its_round() -> None:
     assert (member.nbytes, member.layout) == (8, LAYOUT)
 
 
-def test_status_counts_and_tells_who_lives() -> None:
-    expire = Expire(by=Sender("_registry", 5, 1), agent="a", incarnation=1, term=5)
-    status = views.status(catalog_after((*PUBLISHED, expire)), 9, "registry-0", 5)
-    assert (status.job, status.seq, status.registry, status.term) == ("run-7", 9, "registry-0", 5)
-    assert [(model.model, model.last, model.replicas) for model in status.models] == [("m", 12, 1)]
-    assert [(agent.agent, agent.live, agent.incarnation, agent.shards) for agent in status.agents] == [
-        ("a", False, 1, 1)
-    ]
-
-
-def test_a_version_whose_last_holder_is_lost_tells_why_and_its_shard_when() -> None:
+def test_of_a_lost_agent_status_and_its_last_version_tell_so() -> None:
     lost = Expire(by=Sender("_registry", 5, 1), agent="a", incarnation=1, term=5)
     catalog = catalog_after((*PUBLISHED, lost), NEWEST_LEVEL)
+    status = views.status(catalog, 9, "registry-0", 5)
+    assert (status.job, status.seq, status.registry, status.term) == ("run-7", 9, "registry-0", 5)
+    assert [(model.model, model.last, model.replicas) for model in status.models] == [("m", 12, 1)]
+    (agent,) = status.agents
+    assert (agent.agent, agent.live, agent.incarnation, agent.shards) == ("a", False, 1, 1)
     (version,) = views.versions(catalog, "m").versions
     (trainer,) = views.replicas(catalog, "m").replicas
     assert (version.state, version.gone) == ("unavailable", "lost")

@@ -43,36 +43,36 @@ def star(readers: int, **changes: Any) -> Cluster:
     return msgspec.structs.replace(cluster, **changes)
 
 
+def both(cluster: Cluster) -> tuple[Result, Result]:
+    """Return what came of ours and of the baseline."""
+    return run(ClusterRun(cluster)), baselines.run(cluster)
+
+
 def took(result: Result) -> list[float]:
     return [each.took_s for each in result.ended()]
 
 
-def test_one_reader_alone_takes_its_bytes_over_its_card() -> None:
-    assert took(run(ClusterRun(star(1)))) == [pytest.approx(SECONDS, rel=1e-6)]
-    assert took(baselines.run(star(1))) == [pytest.approx(SECONDS, rel=1e-6)]
-
-
-def test_a_run_that_goes_on_and_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone takes its bytes over its card, a star as many times as long, a chain that and a hop for each other."""
+    piece = 8e9 / 120
+    for readers in (1, 2, 6):
+        expected = [pytest.approx(readers * SECONDS, rel=1e-6)] * readers
+        assert took(baselines.run(star(readers))) == expected
+        assert max(took(run(ClusterRun(star(readers), pipelining=False)))) == expected[0]
+        result = run(ClusterRun(star(readers)))
+        ends = sorted(took(result))
+        assert ends[0] == pytest.approx(SECONDS, rel=1e-6)
+        assert ends[-1] <= SECONDS * (1 + 1e-6) + (readers - 1) * 2 * piece / CARD_BYTES_S
+        assert result.link_bytes["trainer out"] == pytest.approx(8e9)
+        assert result.link_bytes["rollout in"] == pytest.approx(readers * 8e9)
+        assert result.link_bytes.get("rollout out", 0.0) == pytest.approx((readers - 1) * 8e9)
+    # Readers of a star may take turns: the last ends as late, and on average half the time is saved.
+    turns = baselines.run(star(4, star_readers_max=1))
+    assert took(turns) == pytest.approx([n * SECONDS for n in (1, 2, 3, 4)])
+    assert [each.started_s for each in turns.updates] == pytest.approx([n * SECONDS for n in (0, 1, 2, 3)])
     monkeypatch.setattr(model_cluster, "SECONDS_MAX", SECONDS / 2)
     with pytest.raises(ClusterError, match=r"the run has no end within 0\.2 s of its own time"):
         run(ClusterRun(star(1)))
-
-
-@pytest.mark.parametrize("readers", [2, 5])
-def test_a_star_takes_n_times_as_long(readers: int) -> None:
-    """Both as the baseline and as our own readers when they may not read from each other."""
-    expected = [pytest.approx(readers * SECONDS, rel=1e-6)] * readers
-    assert took(baselines.run(star(readers))) == expected
-    assert max(took(run(ClusterRun(star(readers), pipelining=False)))) == expected[0]
-
-
-def test_a_chain_takes_the_time_of_one_and_a_hop_for_each_other() -> None:
-    readers, piece = 6, 8e9 / 120
-    result = run(ClusterRun(star(readers)))
-    ends = sorted(took(result))
-    assert ends[0] == pytest.approx(SECONDS, rel=1e-6)
-    assert ends[-1] <= SECONDS + (readers - 1) * 2 * piece / CARD_BYTES_S
-    assert result.link_bytes["trainer out"] == pytest.approx(8e9)
 
 
 @pytest.mark.parametrize("every_s", [2.5, 2.7])
@@ -91,14 +91,6 @@ def test_a_version_right_behind_the_last_one_is_read_as_fast_as_one_long_after_i
     assert slowest_s(every_s) <= 1.1 * slowest_s(10.0)
 
 
-@pytest.mark.parametrize("readers", [1, 3, 9])
-def test_bytes_are_conserved(readers: int) -> None:
-    result = run(ClusterRun(star(readers)))
-    sent = result.link_bytes["trainer out"] + result.link_bytes.get("rollout out", 0.0)
-    assert sent == pytest.approx(result.link_bytes["rollout in"])
-    assert sent == pytest.approx(readers * 8e9)
-
-
 def test_the_global_stage_is_its_closed_form() -> None:
     cluster = star(7, baseline="global-stage", update="at-boundary")
     result = baselines.run(cluster)
@@ -108,81 +100,63 @@ def test_the_global_stage_is_its_closed_form() -> None:
         assert each.took_s == pytest.approx(slowest - each.asked_s + SECONDS + hops)
 
 
-def test_both_see_the_same_boundaries() -> None:
-    cluster = star(5, baseline="global-stage", update="at-boundary")
+@pytest.mark.parametrize("baseline", ["star", "global-stage"])
+@pytest.mark.parametrize("update", ["at-boundary", "at-once"])
+def test_both_sides_stop_at_the_same_moments(baseline: str, update: str) -> None:
+    generation = Generation(tokens_median=1000, responses=4, token_s=0.01)
+    cluster = star(5, baseline=baseline, update=update, generation=generation)
     ours = sorted(each.asked_s for each in run(ClusterRun(cluster)).updates)
     assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
-
-
-def test_a_star_stops_where_ours_does() -> None:
-    """At its own boundaries when readers come at those, and at the publication when they come at once."""
-    generation = Generation(tokens_median=1000, responses=4, token_s=0.01)
-    for update in ("at-boundary", "at-once"):
-        for baseline in ("star", "global-stage"):
-            cluster = star(5, baseline=baseline, update=update, generation=generation)
-            ours = sorted(each.asked_s for each in run(ClusterRun(cluster)).updates)
-            assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
-            assert (ours[-1] > 0) == (update == "at-boundary")
-
-
-def test_in_a_star_readers_may_take_turns() -> None:
-    """One after the other each has the whole card: the last ends as late, and on average half the time is saved."""
-    result = baselines.run(star(4, star_readers_max=1))
-    assert took(result) == [pytest.approx(n * SECONDS, rel=1e-6) for n in (1, 2, 3, 4)]
-    started = [each.started_s for each in result.updates]
-    assert started == [pytest.approx(n * SECONDS, rel=1e-6) for n in (0, 1, 2, 3)]
+    assert (ours[-1] > 0) == (update == "at-boundary")
 
 
 def far(readers: int, **line: Any) -> Cluster:
     replicas = {"trainer": Replicas(site="here", count=1), "rollout": Replicas(site="far", count=readers)}
     cluster = star(readers, replicas=replicas, baseline="far-star")
     links = (Line(between=("here", "far"), efficiency=1, **line),)
-    return msgspec.structs.replace(
-        cluster, sites={"here": cluster.sites["here"], "far": cluster.sites["here"]}, links=links
-    )
+    sites = {"here": cluster.sites["here"], "far": cluster.sites["here"]}
+    return msgspec.structs.replace(cluster, sites=sites, links=links)
 
 
-def test_a_far_star_shares_the_line_and_ours_crosses_once() -> None:
+SEED = Replicas(site="far", count=1, memory_host=True)
+
+
+def behind_a_seed(cluster: Cluster, **changes: Any) -> Cluster:
+    replicas = {**cluster.replicas, "seed": SEED, **changes.pop("replicas", {})}
+    return msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed", **changes)
+
+
+def test_a_far_star_shares_the_line_a_global_stage_is_no_faster_and_ours_crosses_once() -> None:
     cluster = far(6, gbit_s=8, rtt_ms=0.0)
-    other = baselines.run(cluster)
-    assert max(took(other)) == pytest.approx(6 * 8.0, rel=1e-3)
+    assert max(took(baselines.run(cluster))) == pytest.approx(6 * 8.0, rel=1e-3)
     ours = run(ClusterRun(cluster))
     assert ours.link_bytes["here to far"] <= 1.2 * 8e9
     assert max(took(ours)) <= 1.2 * 8.0
+    stage = baselines.run(msgspec.structs.replace(far(6, gbit_s=8, rtt_ms=10), baseline="global-stage"))
+    assert took(stage) == [pytest.approx(8.0, rel=0.01)] * 6
+    assert stage.link_bytes["here to far"] == pytest.approx(8e9)
+    assert stage.link_bytes["rollout in"] == pytest.approx(6 * 8e9)
 
 
-def test_a_pull_of_the_baseline_has_as_many_streams_as_one_of_ours() -> None:
-    """One far replica has nobody to share with: both cross once, over as many streams, and take as long."""
-    cluster = far(1, gbit_s=100, rtt_ms=40, window_mib=4)
-    (ours,), (other,) = took(run(ClusterRun(cluster))), took(baselines.run(cluster))
-    assert other <= ours <= 1.2 * other
-
-
-def test_a_global_stage_crosses_a_line_no_faster_than_it_is() -> None:
-    cluster = msgspec.structs.replace(far(6, gbit_s=8, rtt_ms=10), baseline="global-stage")
-    result = baselines.run(cluster)
-    assert took(result) == [pytest.approx(8.0, rel=0.01)] * 6
-    assert result.link_bytes["here to far"] == pytest.approx(8e9)
-    assert result.link_bytes["rollout in"] == pytest.approx(6 * 8e9)
-
-
-def test_nobody_waits_for_a_seed_where_none_stands() -> None:
-    cluster = far(4, gbit_s=8, rtt_ms=10)
-    replicas = {
-        **cluster.replicas,
-        "near": Replicas(site="here", count=2),
-        "seed": Replicas(site="far", count=1, memory_host=True),
-    }
-    result = run(ClusterRun(msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed")))
+def test_rollouts_behind_a_seed_stand_still_only_for_what_is_near_and_nobody_waits_where_none_stands() -> None:
+    found = pair(behind_a_seed(far(4, gbit_s=8, rtt_ms=10)), each=True)
+    assert (found.ours.updates, found.baseline.updates) == (4, 4)
+    assert found.ours.stall_s.most < 2 * SECONDS
+    assert found.ours.last_s > 8.0
+    near = {"near": Replicas(site="here", count=2)}
+    result = run(ClusterRun(behind_a_seed(far(4, gbit_s=8, rtt_ms=10), replicas=near)))
     assert sorted(each.kind for each in result.ended()) == ["near"] * 2 + ["rollout"] * 4 + ["seed"]
 
 
 def test_a_stream_has_its_ceiling_and_several_have_more() -> None:
-    one = changed(far(1, gbit_s=100, rtt_ms=40, window_mib=4), {"links.0.streams": 1})
+    """One far replica has nobody to share with: both sides cross once, over as many streams, and take as long."""
+    cluster = far(1, gbit_s=100, rtt_ms=40, window_mib=4)
+    (ours,), (other,) = took(run(ClusterRun(cluster))), took(baselines.run(cluster))
+    assert other <= ours <= 1.2 * other
     ceiling, opens_s = baselines.STREAMS * 4 * (1 << 20) / 0.04, 2 * 0.04
-    assert took(baselines.run(one))[0] == pytest.approx(opens_s + 8e9 / ceiling, rel=0.01)
-    four = changed(one, {"links.0.streams": 4})
-    assert took(baselines.run(four))[0] == pytest.approx(opens_s + 8e9 / ceiling / 4, rel=0.01)
+    for streams in (1, 4):
+        (took_s,) = took(baselines.run(changed(cluster, {"links.0.streams": streams})))
+        assert took_s == pytest.approx(opens_s + 8e9 / ceiling / streams, rel=0.01)
 
 
 def test_one_file_gives_one_run_and_another_seed_another() -> None:
@@ -194,7 +168,6 @@ def test_one_file_gives_one_run_and_another_seed_another() -> None:
 
 
 def test_one_rail_stands_for_all() -> None:
-    """Four shards with cards of their own, all of them and one in place of them."""
     model = Model(gbytes=32, shards=4, piece_mib=64)
     site = Site(gpus_per_host=4, nics_per_host=4)
     whole = star(12, model=model, sites={"here": site}, control=Control(), rails=4)
@@ -207,32 +180,22 @@ def test_one_rail_stands_for_all() -> None:
 def test_spot_instances_come_go_and_the_rest_goes_on() -> None:
     """The middle of a chain vanishes without a word while it is being filled; another one begins late."""
     spot = Spot(kind="rollout", away_share=0.2, events=((0.1, "goes", 1), (2.0, "comes", 4), (9.0, "comes", 1)))
-    cluster = star(5, spot=spot)
-    result = run(ClusterRun(cluster))
-    ended = {each.replica: each for each in result.ended()}
-    assert sorted(ended) == [0, 1, 2, 3, 4]
-    assert [each.replica for each in result.updates if each.ready_s is None] == [1]
-    assert ended[4].asked_s >= 2.0
-    assert ended[1].asked_s >= 9.0
-    stars = baselines.run(cluster)
-    assert sorted(each.replica for each in stars.ended()) == [0, 1, 2, 3, 4]
-    assert [each.replica for each in stars.updates if each.ready_s is None] == [1]
-
-
-def test_who_vanishes_before_its_boundary_asks_for_nothing() -> None:
+    for result in both(star(5, spot=spot)):
+        asked = {each.replica: each.asked_s for each in result.ended()}
+        assert sorted(asked) == [0, 1, 2, 3, 4]
+        assert [each.replica for each in result.updates if each.ready_s is None] == [1]
+        assert (asked[4] >= 2.0, asked[1] >= 9.0) == (True, True)
+    # All of a recorded trace happens.
+    spot = Spot(kind="rollout", events=((50.0, "goes", 1), (5000.0, "comes", 1)))
+    for result in both(star(2, spot=spot)):
+        assert [each.asked_s >= 5000.0 for each in result.updates if each.replica == 1] == [False, True]
+    # Who vanishes before its boundary asks for nothing.
     generation = Generation(tokens_median=1000, tokens_max=1000, responses=1, token_s=0.01)
     spot = Spot(kind="rollout", events=((0.0, "goes", 1), (30.0, "comes", 1)))
-    cluster = star(3, spot=spot, update="at-boundary", generation=generation)
-    for result in (run(ClusterRun(cluster)), baselines.run(cluster)):
+    for result in both(star(3, spot=spot, update="at-boundary", generation=generation)):
         assert not result.stuck
         assert [each.asked_s for each in result.updates if each.replica == 1] == [pytest.approx(30.0, abs=0.1)]
         assert sorted(each.replica for each in result.ended()) == [0, 1, 2]
-
-
-def test_all_of_a_recorded_trace_happens() -> None:
-    spot = Spot(kind="rollout", events=((50.0, "goes", 1), (5000.0, "comes", 1)))
-    for result in (run(ClusterRun(star(2, spot=spot))), baselines.run(star(2, spot=spot))):
-        assert [each.asked_s >= 5000.0 for each in result.updates if each.replica == 1] == [False, True]
 
 
 def test_a_trace_that_takes_everybody_away_ends_without_a_factor() -> None:
@@ -258,17 +221,6 @@ def test_a_trainer_waits_for_its_readers_before_it_overwrites() -> None:
     assert {each.version for each in result.ended()} >= {2}
 
 
-def test_rollouts_behind_a_seed_stand_still_only_for_what_is_near() -> None:
-    cluster = far(4, gbit_s=8, rtt_ms=10)
-    replicas = {**cluster.replicas, "seed": Replicas(site="far", count=1, memory_host=True)}
-    cluster = msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed")
-    found = pair(cluster, each=True)
-    assert found.ours.updates == 4
-    assert found.ours.stall_s.most < 2 * SECONDS
-    assert found.ours.last_s > 8.0
-    assert found.baseline.updates == 4
-
-
 @pytest.mark.long
 def test_one_rail_has_its_part_of_the_line() -> None:
     """Of four shards that share a line each has a quarter of it, whether the other three are modelled or not."""
@@ -284,15 +236,11 @@ def test_one_rail_has_its_part_of_the_line() -> None:
 @pytest.mark.long
 def test_who_was_busy_when_the_seed_had_the_last_version_reads_it_all_the_same() -> None:
     """The seed is ready once; a replica that read the version before at that moment asks by itself."""
-    cluster = far(2, gbit_s=5, rtt_ms=0)
     site = Site(gpus_per_host=1, nics_per_host=1, nic_gbit_s=10, efficiency=0.5)
-    replicas = {**cluster.replicas, "seed": Replicas(site="far", count=1, memory_host=True)}
-    cluster = msgspec.structs.replace(
-        cluster,
+    cluster = behind_a_seed(
+        far(2, gbit_s=5, rtt_ms=0),
         model=Model(gbytes=1, shards=1, piece_mib=16),
         sites={"here": site, "far": site},
-        replicas=replicas,
-        update="behind-a-seed",
         versions=2,
         every_s=0.5,
         control=Control(),

@@ -1,9 +1,10 @@
-"""Which agents a leader says to be forgotten: none before the fold would take it, and none again and again."""
+"""What a leader has forgotten: lost agents, not before the fold would take it, and deleted jobs."""
 
 from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S, AgentRecord, Catalog, Model, Replica
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_registry.core.agent_forgetting import AGAIN_S, FORGOTTEN_MAX, MARGIN_S, AgentForgetting, LostIncarnation
+from tensorhub_registry.jobs.deletion import TOMBSTONE_S, TOMBSTONES_MAX, expired_tombstones
 
 NOW = 1_000_000_000.0
 
@@ -21,25 +22,23 @@ def catalog(*, spot: bool, level: Level = NEWEST_LEVEL, agents: int = 1) -> Cata
     return found
 
 
-def test_an_agent_is_due_a_little_after_the_fold_would_take_it() -> None:
+def test_an_agent_is_due_a_little_after_the_fold_would_take_it_and_again_only_after_a_while() -> None:
     for spot, kept_s in ((False, LOST_KEPT_S), (True, SPOT_KEPT_S)):
-        forgetting, known = AgentForgetting(), catalog(spot=spot)
-        assert forgetting.due(known, NOW + kept_s + MARGIN_S - 1) == []
-        assert forgetting.due(known, NOW + kept_s + MARGIN_S) == [LostIncarnation("lost-0", 3)]
+        forgetting, known, due = AgentForgetting(), catalog(spot=spot), NOW + kept_s + MARGIN_S
+        found = [forgetting.due(known, now) for now in (due - 1, due, due + AGAIN_S - 1, due + AGAIN_S)]
+        assert found == [[], [LostIncarnation("lost-0", 3)]] * 2
 
 
-def test_it_is_said_again_only_after_a_while() -> None:
-    forgetting, known, due = AgentForgetting(), catalog(spot=True), NOW + SPOT_KEPT_S + MARGIN_S
-    assert forgetting.due(known, due)
-    assert forgetting.due(known, due + AGAIN_S - 1) == []
-    assert forgetting.due(known, due + AGAIN_S) == [LostIncarnation("lost-0", 3)]
-
-
-def test_of_many_some_are_forgotten_at_a_time() -> None:
+def test_of_many_some_are_forgotten_at_a_time_and_none_below_the_level() -> None:
     forgetting, known, due = AgentForgetting(), catalog(spot=True, agents=FORGOTTEN_MAX + 1), NOW + 2 * SPOT_KEPT_S
     assert len(forgetting.due(known, due)) == FORGOTTEN_MAX
     assert len(forgetting.due(known, due + 1)) == 1
-
-
-def test_below_the_level_nothing_is_said() -> None:
     assert AgentForgetting().due(catalog(spot=True, level=Level.WAKING_ONCE), NOW + 10 * LOST_KEPT_S) == []
+
+
+def test_the_last_deleted_jobs_are_remembered_and_none_for_ever() -> None:
+    """One more than may be: the one that was deleted first goes. A clock that is behind keeps one."""
+    tombstones = [(NOW - number, f"job-{number}") for number in range(TOMBSTONES_MAX + 1)]
+    assert expired_tombstones(tombstones[:-1], NOW) == []
+    assert expired_tombstones(tombstones, NOW) == [f"job-{TOMBSTONES_MAX}"]
+    assert expired_tombstones([(NOW - TOMBSTONE_S, "a"), (NOW - TOMBSTONE_S - 1, "b"), (NOW + 60, "c")], NOW) == ["b"]

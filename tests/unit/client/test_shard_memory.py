@@ -1,0 +1,297 @@
+"""Published are the bytes of hub memory: where the weights are elsewhere, or never were, it says so and sends none.
+
+And back at ready memory with values of one's own, the choice is the caller's, and is never made silently.
+"""
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.client.fake_agent import FakeAgent, engine, restarted, trainer
+from torch import nn
+
+from tensorhub import AsyncHub, AsyncShard, DrainTimeout, LayoutMismatch, NotFilled, ReplicaConflict, TensorSpec
+from tensorhub._tensors.description import Value
+from tensorhub.aio.shard import UnresolvedResume
+from tensorhub_common.protocol import worker as w
+
+
+class Model(nn.Module):
+    """Tied weights, a buffer, a layer without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.act = nn.ReLU()
+        self.head = nn.Linear(2, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def assign(model: Model) -> None:
+    state = {name: value + 1 for name, value in copy.deepcopy(model.state_dict()).items()}
+    model.load_state_dict(state, assign=True)
+
+
+def exchange(model: Model) -> None:
+    model.norm.weight.data, model.norm.bias.data = model.norm.bias.data, model.norm.weight.data
+
+
+NORM = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+LEAVING: dict[str, tuple[Callable[[Model], object], tuple[str, ...]]] = {
+    "assigned": (assign, ("embed.weight", "norm.weight", "norm.bias", "head.weight", *NORM[2:])),
+    "half": (lambda model: model.half(), ("embed.weight", "norm.weight", "norm.bias", "head.weight", *NORM[2:4])),
+    "other data": (lambda model: setattr(model.norm.weight, "data", torch.full((2,), 7.0)), ("norm.weight",)),
+    "untied": (lambda model: setattr(model.head, "weight", nn.Parameter(torch.ones(4, 2))), ("head.weight",)),
+    "new buffer": (lambda model: setattr(model.norm, "running_mean", torch.ones(2)), ("norm.running_mean",)),
+    "new layer": (lambda model: setattr(model, "norm", nn.BatchNorm1d(2)), NORM),
+    "no layer": (lambda model: delattr(model, "norm"), NORM),
+    "exchanged": (exchange, ("norm.weight", "norm.bias")),
+}
+
+
+@pytest.mark.parametrize("how", LEAVING)
+async def test_a_module_that_left_hub_memory_is_not_published(agent: FakeAgent, hub: AsyncHub, how: str) -> None:
+    leave, names = LEAVING[how]
+    model = Model()
+    shard = await hub.register("policy", model, replica="trainer", install="in-place")
+    with pytest.raises(LayoutMismatch, match=r"lies? in hub memory no longer"):
+        async with shard.overwriting(publish=True):
+            leave(model)
+    assert shard._standing is not None
+    assert shard._standing.left() == list(names)
+    with pytest.raises(LayoutMismatch) as told:
+        await shard.publish()
+    assert str(told.value).startswith(f"shard 0 of policy/trainer: {names[0]!r}")
+    assert "shard.tensors[name].copy_(p)" in str(told.value)
+    assert not agent.calls(w.PublishCall)
+
+
+async def test_the_way_back_is_as_the_error_says(agent: FakeAgent, hub: AsyncHub) -> None:
+    model = Model()
+    shard = await hub.register("policy", model, replica="trainer")
+    assign(model)
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    expected = {name: tensor.detach().clone() for name, tensor in named}
+    for name, tensor in named:
+        shard.tensors[name].copy_(tensor.detach())
+        tensor.data = shard.tensors[name]
+    await shard.publish()
+    assert all(torch.equal(shard.tensors[name], value) for name, value in expected.items())
+    await shard.unpublish()
+    with torch.no_grad():
+        model.head.weight.fill_(3)
+    await shard.publish()
+    assert shard.tensors["embed.weight"].unique().tolist() == [3]
+
+
+async def test_training_views_wrappers_and_a_module_that_is_gone_leave_nothing(hub: AsyncHub) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shard = await hub.register("policy", model, replica="trainer")
+    model.head(model.norm(model.embed(torch.arange(4)))).sum().backward()
+    optimizer.step()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    model.norm.weight.data = model.norm.weight.data.view(1, 2)
+    nn.utils.parametrize.register_parametrization(model.head, "weight", nn.Identity())
+    copy.deepcopy(model.norm).half()
+    assert await shard.publish() == 1
+    assert await (await hub.register("gone", nn.Linear(2, 2), replica="trainer")).publish() == 1
+
+
+async def test_tensors_of_a_mapping_that_left(agent: FakeAgent, hub: AsyncHub) -> None:
+    shard = await trainer(hub, **{name: torch.ones(2) for name in ("data", "replaced", "dropped", "stays")})
+    shard.tensors["data"].data = torch.zeros(2)
+    shard.tensors["replaced"] = torch.zeros(2)
+    del shard.tensors["dropped"]
+    with pytest.raises(LayoutMismatch, match="'data', 'replaced', 'dropped' lie in hub memory no longer"):
+        await shard.publish()
+    assert not agent.calls(w.PublishCall)
+
+
+async def test_an_engine_whose_module_left_is_told_once(hub: AsyncHub, caplog: pytest.LogCaptureFixture) -> None:
+    """It may keep its weights in another form on purpose, so its reads go on."""
+    await (await hub.register("policy", nn.Linear(2, 2), replica="trainer")).publish()
+    module = nn.Linear(2, 2)
+    reader = await hub.register("policy", module, replica="rollout")
+    module.half()
+    with caplog.at_level(logging.WARNING, "tensorhub"):
+        await reader.replicate()
+        await reader.replicate()
+    assert len([record for record in caplog.records if "lie no longer" in str(record.msg)]) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ never filled
+
+
+async def test_what_was_never_filled_is_not_published(agent: FakeAgent, hub: AsyncHub) -> None:
+    """What is written past torch counts by its bytes, or by word; zeros that torch writes are values."""
+    specs = {"a": TensorSpec((2, 2), "float32"), "b": TensorSpec((3,), "int8"), "none": TensorSpec((0,), "int8")}
+    shard = await hub.register("policy", {**specs, "given": torch.zeros(2)}, replica="trainer")
+    with pytest.raises(NotFilled, match="'a', 'b' were registered without values and never written"):
+        await shard.publish()
+    shard.tensors["a"].numpy()[:] = 5
+    with pytest.raises(NotFilled, match=r"'b' was registered without values.* call mark_loaded"):
+        await shard.publish()
+    assert not agent.calls(w.PublishCall)
+    shard.tensors["b"].zero_()
+    assert await shard.publish() == 1
+    by_word = await hub.register("other", specs, replica="trainer")
+    by_word.mark_loaded()
+    assert await by_word.publish() == 1
+
+
+async def test_a_read_fills_and_so_do_the_parameters_of_a_meta_module(hub: AsyncHub) -> None:
+    await (await trainer(hub)).publish()
+    reader = await engine(hub)
+    await reader.replicate()
+    await reader.unpublish()
+    assert await reader.publish() == 2
+    with torch.device("meta"):
+        module = nn.Linear(2, 2)
+    shard = await hub.register("other", module, replica="trainer")
+    with pytest.raises(NotFilled, match="'weight', 'bias'"):
+        await shard.publish()
+    nn.init.zeros_(module.weight)
+    nn.init.ones_(module.bias)
+    assert await shard.publish() == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- resuming
+
+WHY = (
+    "shard 0 of policy/trainer was found with version 4, and register was given other values for 'w': register it with "
+    "resume='memory' to go on from version 4, or with resume='values' to replace it by the given values"
+)
+
+
+async def back(hub: AsyncHub, value: float = 9.0, resume: str | None = None) -> AsyncShard:
+    return await hub.register("policy", {"w": torch.full((4,), float(value))}, replica="trainer", resume=resume)  # type: ignore[arg-type]
+
+
+def kept(agent: FakeAgent) -> list[float]:
+    """Return what the agent's memory of the trainer has."""
+    raw = bytearray(agent.bytes_of(agent.shards["policy", "trainer", 0]))
+    values: list[float] = torch.frombuffer(raw, dtype=torch.float32)[:4].tolist()
+    return values
+
+
+async def test_an_open_choice_refuses_to_publish_and_to_overwrite(agent: FakeAgent, hub: AsyncHub) -> None:
+    """`mark_loaded` ends it where nothing is published any more, and only there."""
+    await (await trainer(hub)).publish(4)
+    async with restarted(agent, hub) as again:
+        shard = await back(again)
+        assert (shard.version, shard.tensors["w"].tolist()) == (4, [1, 1, 1, 1])
+        with pytest.raises(ReplicaConflict) as told:
+            await shard.publish(4)
+        assert str(told.value) == WHY
+        with pytest.raises(ReplicaConflict, match="resume='values'"):
+            async with shard.overwriting(publish=True):
+                pytest.fail("it was entered")
+        assert await shard.update() is None
+        shard.mark_loaded()
+        with pytest.raises(ReplicaConflict, match="resume='memory'"):
+            await shard.unpublish()
+        assert agent.shards["policy", "trainer", 0].version == 4
+        assert len(agent.calls(w.PublishCall)) == 1
+        async with restarted(agent, again) as third:
+            shard = await back(third)
+            shard._attachment.version = agent.shards["policy", "trainer", 0].version = None
+            shard.mark_loaded()
+            assert await shard.publish() == 5
+            async with restarted(agent, third) as fourth:
+                shard = await back(fourth)
+                assert await shard.replicate("latest") == 5
+                await shard.unpublish()
+
+
+async def test_ready_memory_goes_on_from_its_version(agent: FakeAgent, hub: AsyncHub) -> None:
+    await (await trainer(hub)).publish(4)
+    async with restarted(agent, hub) as again:
+        shard = await back(again, resume="memory")
+        assert await shard.publish(4) == 4
+        async with shard.overwriting(publish=True) as tensors:
+            assert tensors["w"].tolist() == [1, 1, 1, 1]
+        assert shard.version == 5
+        await shard.unpublish()
+        async with restarted(agent, again) as third:
+            shard = await back(third)
+            assert (shard.version, shard.tensors["w"].tolist()) == (None, [9, 9, 9, 9])
+
+
+async def test_values_replace_the_memory_once_it_is_drained(agent: FakeAgent, hub: AsyncHub) -> None:
+    """A mapped reader keeps the memory: register raises what unpublish does, and the same process comes back later."""
+    await (await trainer(hub)).publish(4)
+    async with restarted(agent, hub) as again:
+        agent.refuse(w.UnpublishCall, DrainTimeout)
+        with pytest.raises(DrainTimeout):
+            await back(again, resume="values")
+        assert kept(agent) == [1, 1, 1, 1]
+        agent.shards["policy", "trainer", 0].owner = None
+        held = agent.hold(w.UnpublishCall)
+        coming = asyncio.create_task(back(again, resume="values"))
+        await held.first()
+        assert kept(agent) == [1, 1, 1, 1]
+        held.let_go()
+        shard = await coming
+        assert (shard.version, shard.tensors["w"].tolist()) == (None, [9, 9, 9, 9])
+        # The agent was asked anew, and so would have waited for what still drained.
+        assert len(agent.calls(w.RegisterCall)) == 3
+        assert await shard.publish() == 5
+
+
+async def test_a_modules_values_replace_the_memory(agent: FakeAgent, hub: AsyncHub) -> None:
+    await (await hub.register("policy", nn.Linear(2, 2), replica="trainer")).publish()
+    async with restarted(agent, hub) as again:
+        module = nn.Linear(2, 2)
+        expected = module.weight.detach().clone()
+        shard = await again.register("policy", module, replica="trainer", resume="values")
+        assert torch.equal(module.weight, expected)
+        assert torch.equal(shard.tensors["weight"], expected)
+
+
+@pytest.mark.parametrize("resume", [None, "memory", "values"])
+@pytest.mark.parametrize("given", [torch.ones(4), TensorSpec((4,), torch.float32)], ids=["equal", "specs"])
+async def test_equal_values_and_specs_need_no_choice(
+    agent: FakeAgent, hub: AsyncHub, given: Value, resume: Any
+) -> None:
+    await (await trainer(hub)).publish(4)
+    async with restarted(agent, hub) as again:
+        shard = await again.register("policy", {"w": given}, replica="trainer", resume=resume)
+        assert (shard.version, shard.tensors["w"].tolist()) == (4, [1, 1, 1, 1])
+        assert not agent.calls(w.UnpublishCall)
+        await shard.unpublish()
+
+
+async def test_values_are_compared_bit_for_bit(agent: FakeAgent, hub: AsyncHub) -> None:
+    given: dict[str, Value] = {
+        "nan": torch.tensor([float("nan"), 1.0]),
+        "negative zero": torch.tensor([-0.0]),
+        "one byte": torch.tensor([3], dtype=torch.int8),
+        "strided": torch.arange(12.0).view(3, 4).t(),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "float8": torch.ones(5).to(torch.float8_e4m3fn),
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "bool": torch.tensor([True, False, True]),
+        "swapped": np.arange(5, dtype=">f4"),
+        "strided array": np.arange(8, dtype=np.int16)[::2],
+        "slice of a flat buffer": torch.arange(9.0)[1:],
+        "slice of bfloat16": torch.arange(33, dtype=torch.bfloat16)[1:].view(4, 8),
+    }
+    await (await hub.register("policy", given, replica="trainer")).publish(4)
+    async with restarted(agent, hub) as again:
+        shard = await again.register("policy", given, replica="trainer")
+        await shard.unpublish()
+        await shard.publish()
+        async with restarted(agent, again) as third:
+            other = {**given, "negative zero": torch.tensor([0.0]), "swapped": np.arange(1, 6, dtype=">f4")}
+            shard = await third.register("policy", other, replica="trainer")
+            with pytest.raises(ReplicaConflict, match="'negative zero', 'swapped'"):
+                await shard.unpublish()
+    assert "'a', 'b', 'c' and 2 more:" in str(UnresolvedResume(1, list("abcde")).error("shard 0 of m/r"))
