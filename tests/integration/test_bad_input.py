@@ -17,7 +17,7 @@ import torch
 from tests.bounds import BUSY_S
 from tests.kit.hubs import Pair, RunningHub
 from tests.kit.tensors import assert_same_bytes
-from tests.kit.waiting import until
+from tests.kit.waiting import until_answer
 
 import tensorhub
 from tensorhub import (
@@ -55,12 +55,8 @@ class Scene(Pair):
         assert "\n" not in message
         for word in words:
             assert word in message, message
-
-        async def is_as_before() -> bool:
-            return await self.hub.catalog(self.job) == before
-
         # A shard that its siblings refuse is released after its caller got the error.
-        await until(is_as_before)
+        await until_answer(lambda: self.hub.catalog(self.job), lambda found: found == before)
         assert_same_bytes(self.trainer.tensors, WEIGHTS)
         assert_same_bytes(self.engine.tensors, WEIGHTS)
 

@@ -41,8 +41,19 @@ DEEP = b'{"a":' * 20_000
 
 SHARD = '"model":"m","replica":"trainer","shard":0'
 ROOT = "0" * 32
+MESSAGE_MAX = 2_000
+LANE = b'"by":{"lane":"a/%s","incarnation":1,"n":1}' % (b"0" * 5_000)
 GARBAGE = [
     ("publish", b""),
+    ("publish", b"\xff" * 900_000),
+    ("publish", b"[" * 900_000),
+    ("publish", b'{"verb":"publish","model":"' + b"x" * 200_000 + b'","replica":"r"}'),
+    ("publish", b'{"verb":"publish","model":"m","replica":"r","version":' + b"9" * 5_000 + b"}"),
+    ("publish", b'{"verb":"publish","model":"\\ud800","replica":"\\u0000"}'),
+    ("a.b.c.d", b"{}"),
+    ("v" * 500, b"{}"),
+    ("snowman-☃", b""),
+    ("join.a", b'{"verb":"join","host":"h","site":"s",%s}' % LANE),
     ("publish", b"publish m, please"),
     ("publish", b"\xff\xfe\x00"),
     ("publish", b"null"),
@@ -75,6 +86,24 @@ GARBAGE = [
 ]
 
 
+QUESTIONS = [
+    ("plan", b"[]", "BadCommand"),
+    ("plan", b'{"model": 3}', "BadCommand"),
+    ("spans", b'{"trace":"../../etc/passwd"}', "BadCommand"),
+    ("transfers", b'{"limit":0}', "BadCommand"),
+    ("transfers", b'{"limit":1000000000}', "BadCommand"),
+    ("transfers", b'{"version":"twelve"}', "BadCommand"),
+    ("transfers", b"nonsense", "BadCommand"),
+]
+ELSEWHERE = [
+    ("_x.ask.open", "InvalidName"),
+    ("BLOBS_x.ask.open", "InvalidName"),
+    (f"{HUB}.ask.open", "BadCommand"),
+    ("nobody-opened-this.ask.status", "VersionUnavailable"),
+]
+"""Questions about what is no job, or none that is there."""
+
+
 async def outcome_of(log: JobLog, command: int) -> list[AnyEvent]:
     found = []
     async with asyncio.timeout(WAIT_S), aclosing(log.follow(command + 1)) as entries:
@@ -105,7 +134,7 @@ async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> Non
             assert isinstance(outcome, CommandRejected), (subject, body[:80], outcome)
             assert outcome.message, (subject, body[:80])
             assert "\n" not in outcome.message
-            assert len(outcome.message) < 1000
+            assert len(outcome.message) <= MESSAGE_MAX
             assert await hub.catalog(job) == before, (subject, body[:80])
         last = await log.last_seq()
         assert await reader.replicate() == 5
@@ -123,28 +152,33 @@ async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
         await trainer.publish()
         before = await hub.catalog(job)
         for subject in [
-            *(query_subject(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
+            *(query_subject(job, what) for what in ("versions", "replicas", "outcome", "story", "plan", "spans")),
             *(agent_ask("agent-0", what, "agent-1") for what in ("lease", "digests")),
         ]:
             for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, DEEP, bytes(900 * 1024)):
                 await assert_refused(bus, subject, body)
+        for what, sent, error in QUESTIONS:
+            assert (await assert_refused(bus, query_subject(job, what), sent)) == error
+        for asked, error in ELSEWHERE:
+            assert (await assert_refused(bus, f"{PREFIX}.{asked}", b"")) == error
         assert await hub.catalog(job) == before
         assert [each.version for each in await here.versions("m")] == [1]
 
 
-async def assert_refused(bus: Bus, subject: str, body: bytes) -> None:
+async def assert_refused(bus: Bus, subject: str, body: bytes) -> str:
+    """Expect an error of one line; return its code."""
     message = await bus.request_message(subject, body, 5)
     try:
         answer = answer_or_raise(message)
     except TensorHubError as why:
-        said = str(why)
+        code, said = why.code, str(why)
     else:
         decoded = json.loads(answer)
         assert decoded["type" if "type" in decoded else "kind"] in ("error", "refusal"), (subject, body[:40], decoded)
-        said = str(decoded.get("message") or decoded.get("reason"))
-    assert said, (subject, body[:40])
+        code, said = decoded["error"], str(decoded.get("message") or decoded.get("reason"))
+    assert 10 < len(said) < 1000, (subject, body[:40])
     assert "\n" not in said
-    assert len(said) < 1000
+    return str(code)
 
 
 async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:

@@ -4,16 +4,15 @@ One reader is on another agent of the trainer's host, and one on another host, s
 and over ucxx. Once more with digests off, where pieces count by the source's word.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import psutil
 import pytest
-import pytest_asyncio
 import torch
 import zstandard
-from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.hubs import RunningHub, module_hub
 from tests.kit.tensors import Tensors, assert_same_bytes, specs_of
 from tests.kit.transports import HAS_UCX
 
@@ -32,16 +31,8 @@ HOSTS = 2 if HAS_UCX else 1
 TRANSPORTS = ("ucxx" if HOSTS == 2 else "local", "local")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=HOSTS) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def undigested(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=HOSTS, TENSORHUB_DIGESTS="off") as running:
-        yield running
+hub = module_hub(3, HOSTS)
+undigested = module_hub(3, HOSTS, TENSORHUB_DIGESTS="off")
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

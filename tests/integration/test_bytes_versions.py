@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.kit.hubs import RunningHub
 from tests.kit.tensors import assert_same_bytes, raw, specs_of, weights
-from tests.kit.transports import BOTH, HUB_OF
+from tests.kit.transports import BOTH, hub_over
 from torch import nn
 
 import tensorhub
@@ -14,10 +14,7 @@ import tensorhub
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture(scope="module", params=BOTH)
-def hub(request: pytest.FixtureRequest) -> RunningHub:
-    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
-    return hub
+hub = hub_over(BOTH)
 
 
 async def test_several_versions_in_a_row_and_a_reader_that_passes_one_on(hub: RunningHub) -> None:

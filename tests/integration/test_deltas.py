@@ -9,12 +9,11 @@ from typing import Final
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.hubs import RunningHub, module_hub
 from tests.kit.tensors import assert_same_bytes
-from tests.kit.transports import UCXX
+from tests.kit.transports import NEEDS_UCX
 from tests.kit.waiting import retried, until
 
 import tensorhub
@@ -38,6 +37,7 @@ BEGINNINGS_MAX: Final = 20
 KEPT: Final = 4
 KILLS: Final = 4
 KILLED_WITHIN_S: Final = 0.08
+THREE_HOSTS: Final = pytest.param(3, id="ucxx", marks=NEEDS_UCX)
 
 
 @dataclass
@@ -103,13 +103,8 @@ async def training(hub: RunningHub, install: str = "in-place") -> AsyncIterator[
         yield Training(hub, trainer, readers)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[UCXX])
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    """Three agents on hosts of their own; a test that kills one leaves it started again."""
-    # At debug an agent's log has a line for each delta that it has made.
-    settings = {"TENSORHUB_DELTAS": str(KEPT), "TENSORHUB_LOG_LEVEL": "debug"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, settings=settings) as running:
-        yield running
+# Three agents on hosts of their own; at debug an agent's log has a line for each delta that it has made.
+hub = module_hub(3, over=[THREE_HOSTS], TENSORHUB_DELTAS=str(KEPT), TENSORHUB_LOG_LEVEL="debug")
 
 
 def wire_share(report: ReadReport) -> float:

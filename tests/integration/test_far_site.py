@@ -1,7 +1,6 @@
 """Replicas in another site than the trainer bring a part over each and exchange the rest, by real processes."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,8 +13,6 @@ from tests.kit.shardings import Sharding, assert_holds, columns, model, publishe
 from tests.kit.transports import UCXX
 
 import tensorhub
-from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.protocol.subjects import commands_of
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
@@ -52,19 +49,6 @@ async def two_sites(
         yield TwoSites(hub, near, [number for number in range(agents) if number not in near])
 
 
-async def until_joined(hub: RunningHub, job: str, count: int) -> None:
-    """Wait until so many shards want a version."""
-    async with (
-        asyncio.timeout(WAIT_S),
-        await hub.bus() as bus,
-        contextlib.aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
-    ):
-        async for entry in entries:
-            count -= ".cmd.want." in entry.subject
-            if not count:
-                return
-
-
 @pytest.mark.parametrize(("cut", "how", "shards"), [(rows, whole, 1), (rows, columns, 2), (columns, whole, 1)])
 async def test_a_site_of_another_layout_takes_each_byte_about_once(
     two_sites: TwoSites, cut: Sharding, how: Sharding, shards: int
@@ -80,7 +64,7 @@ async def test_a_site_of_another_layout_takes_each_byte_about_once(
         waiting = [
             asyncio.create_task(shard.update(wait_s=WAIT_S, timeout_s=WAIT_S)) for each in readers for shard in each
         ]
-        await until_joined(hub, job, len(waiting))
+        await hub.until_said(job, "want", len(waiting))
         assert await published(trainer, cut, model(1)) == 1
         assert set(await asyncio.gather(*waiting)) == {1}
         for each in readers:

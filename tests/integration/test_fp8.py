@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tests.kit.hubs import RunningHub, new_job
 from tests.kit.shardings import Sharding, columns, mesh, published, registered, rows
-from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
+from tests.kit.transports import UCXX_AND_LONG_LOCAL, hub_over
 from tests.unit.agent.compute.torch_bits import bits_in
 from tests.unit.agent.compute.torch_fp8 import referred, weight
 
@@ -21,10 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCHEME = "fp8-block-128"
 
 
-@pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
-def hub(request: pytest.FixtureRequest) -> RunningHub:
-    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
-    return hub
+hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

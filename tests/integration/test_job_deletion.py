@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.hubs import RunningHub, module_hub, new_job
 from tests.kit.tensors import assert_same_bytes, weights
 from tests.kit.waiting import until
 from tests.leftovers import memory_of
@@ -28,11 +26,7 @@ COMMANDS_LEFT_MAX: Final = 5
 """The one that deleted the job, and what came after it in these tests, each with its outcome."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    settings = {"TENSORHUB_CACHE_DISK_BYTES": "16MiB", "TENSORHUB_CACHE_BYTES": "0", "TENSORHUB_METRICS": "0"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
-        yield running
+hub = module_hub(TENSORHUB_CACHE_DISK_BYTES="16MiB", TENSORHUB_CACHE_BYTES="0", TENSORHUB_METRICS="0")
 
 
 def files_of(hub: RunningHub, job: str) -> list[Path]:

@@ -13,17 +13,14 @@ from tests.kit.hubs import RunningHub, new_job
 from tests.kit.models import MODELS, TP, UNEVEN, checkpoint, loaded, loaded_from, made
 from tests.kit.processes import Peer
 from tests.kit.tensors import raw
-from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
+from tests.kit.transports import UCXX_AND_LONG_LOCAL, hub_over
 
 from tensorhub import AsyncHub, AsyncShard, mapping
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
-def hub(request: pytest.FixtureRequest) -> RunningHub:
-    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
-    return hub
+hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
 PROGRAM = "from tests.integration.fsdp_rank import main; main()"

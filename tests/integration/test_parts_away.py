@@ -9,18 +9,17 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, held_hub, new_job, running_hub, until_held
+from tests.kit.hubs import RunningHub, held_hub, module_hub, new_job, running_hub, until_held
 from tests.kit.tensors import assert_same_bytes, full, shown
 from tests.kit.transports import NEEDS_UCX
-from tests.kit.waiting import retried, until, wake
+from tests.kit.waiting import retried, until, until_answer, wake
 from tests.stopping import stop
 
 import tensorhub
@@ -33,8 +32,6 @@ from tensorhub import (
     VersionUnavailable,
 )
 from tensorhub.cli.hub_state import STILL_S
-from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.protocol.subjects import commands_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,18 +44,14 @@ SOURCES_LOST_S = 0.5
 LEFT = "on agent-0, was left because"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    """A hub whose log counts an agent however long it is stopped, whose reads give sources up soon, without caches."""
-    settings = {
-        "TENSORHUB_LOST_AFTER_S": "600",
-        "TENSORHUB_STALL_S": "0.3",
-        "TENSORHUB_SOURCES_LOST_S": str(SOURCES_LOST_S),
-        "TENSORHUB_CACHE_BYTES": "0",
-        "TENSORHUB_METRICS": "0",
-    }
-    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
-        yield running
+# Its log counts an agent however long it is stopped, its reads give sources up soon, and it has no caches.
+hub = module_hub(
+    TENSORHUB_LOST_AFTER_S="600",
+    TENSORHUB_STALL_S="0.3",
+    TENSORHUB_SOURCES_LOST_S=str(SOURCES_LOST_S),
+    TENSORHUB_CACHE_BYTES="0",
+    TENSORHUB_METRICS="0",
+)
 
 
 @contextlib.contextmanager
@@ -75,9 +68,6 @@ async def until_replicated(shard: tensorhub.AsyncShard) -> int:
     """Replicate once the shard is free again: a call that was given up goes on at the agent for a while."""
     errors = (tensorhub.ReplicaConflict, AgentUnavailable, VersionUnavailable)
     return await retried(lambda: shard.replicate(timeout_s=5), *errors, pause_s=0.05)
-
-
-# ------------------------------------------------------------------------------------------------------- an agent
 
 
 async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +132,10 @@ async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path)
             for version in (1, "latest"):
                 with pytest.raises(VersionUnavailable, match=lost):
                     await it.engine.replicate(version, timeout_s=SHORT_S)
-
-        async def all_live() -> bool:
-            return all(member.live for each in await it.here.replicas("m") for member in each.members)
-
         # A release that the loss overtakes is to be repeated, so the end of this test waits until the agent is back.
-        await until(all_live)
+        await until_answer(
+            lambda: it.here.replicas("m"), lambda found: all(member.live for each in found for member in each.members)
+        )
 
 
 @pytest.mark.long
@@ -198,11 +186,7 @@ async def test_a_release_that_was_given_up_touches_no_successor(hub: RunningHub)
 
 @pytest.mark.long
 async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_path: Path) -> None:
-    """The only source is killed in the middle of a read: what the memory has then is no version and can't become one.
-
-    The reader's agent copies no further before it has noticed that, and the source's comes back only after the read
-    has failed.
-    """
+    """It is killed in the middle: what the memory has then can't become a version. It comes back after the read."""
     async with held_hub(tmp_path, "copying", TENSORHUB_SOURCES_LOST_S="0", TENSORHUB_COPY_THREADS="1") as hub:
         spec = {"w": TensorSpec((64 * MIB,), torch.uint8)}
         async with hub.pair(spec, spec) as it:
@@ -211,16 +195,13 @@ async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_pa
                 reads = (await hub.activity(it.job, "agent-1")).reads
                 return [source.phase for read in reads for source in read.sources]
 
-            async def has_noticed() -> bool:
-                return await phases() != ["open"]
-
             it.trainer.tensors["w"].random_(generator=torch.Generator().manual_seed(1))
             version = await it.trainer.publish()
             read = asyncio.create_task(it.engine.replicate(version))
             await until_held(tmp_path)
             assert await phases() == ["open"]
             hub.kill("agent-0")
-            await until(has_noticed)
+            await until_answer(phases, lambda found: found != ["open"])
             (tmp_path / "go-on").touch()
             with pytest.raises(VersionUnavailable):
                 await read
@@ -246,24 +227,21 @@ async def test_status_shows_a_read_whose_source_is_stopped_with_its_share_and_th
         read = asyncio.create_task(it.engine.replicate(1, timeout_s=WAIT_S))
         await until_held(tmp_path)
         try:
-
-            async def is_still() -> bool:
-                reads = (await hub.activity(it.job, "agent-1")).reads
-                return bool(reads) and reads[0].still_s > STILL_S
-
-            await until(is_still)
-            (still,) = (await hub.activity(it.job, "agent-1")).reads
+            seen = await until_answer(
+                lambda: hub.activity(it.job, "agent-1"), lambda seen: any(each.still_s > STILL_S for each in seen.reads)
+            )
+            (still,) = seen.reads
             found: dict[str, Any] = json.loads((await hub.command("status", "--job", it.job, "--json"))[1])
             _, text, _ = await hub.command("status", "--job", it.job)
         finally:
             wake(hub.pid("agent-0"))
         assert await read == 1
     (reading,) = found["reads"]
-    done = reading["read"]["done_bytes"]
+    done, (source,) = reading["read"]["done_bytes"], reading["read"]["sources"]
     assert 0 < done < nbytes
     assert still.done_bytes == done, "it does not move"
     assert (reading["agent"], reading["read"]["stage"]) == ("agent-1", "filling")
-    assert {(each["agent"], each["transport"]) for each in reading["read"]["sources"]} == {("agent-0", "ucxx")}
+    assert (source["agent"], source["transport"]) == ("agent-0", "ucxx")
     not_moving = r"no byte has come to m/engine shard 0 on agent-1 for \d+ s"
     for troubles in (found["troubles"], re.sub(r"\s+", " ", text).split("! ")):
         assert any(re.search(not_moving, each) for each in troubles), troubles
@@ -271,9 +249,6 @@ async def test_status_shows_a_read_whose_source_is_stopped_with_its_share_and_th
     row = next(each for each in text.splitlines() if each.startswith("m/engine"))
     assert f" {100 * done // nbytes} %" in row
     assert "agent-0 (ucxx)" in row
-
-
-# ------------------------------------------------------------------------------------------------ NATS, the planner
 
 
 @pytest.mark.long
@@ -307,13 +282,12 @@ async def test_a_read_outlives_its_planner_and_reports_that_it_has_none(hub: Run
         await it.trainer.publish(3)
         with hub.stopped("planner-0"):
             reading = asyncio.create_task(it.engine.replicate(3, timeout_s=WAIT_S))
-
-            async def is_reported() -> bool:
-                # For longer than a read goes on without a source.
-                return ((await hub.activity(it.job, "agent-1")).planner_silent_s or 0.0) > 2 * SOURCES_LOST_S
-
-            await until(is_reported)
-            (read,) = (await hub.activity(it.job, "agent-1")).reads
+            # For longer than a read goes on without a source.
+            seen = await until_answer(
+                lambda: hub.activity(it.job, "agent-1"),
+                lambda seen: (seen.planner_silent_s or 0.0) > 2 * SOURCES_LOST_S,
+            )
+            (read,) = seen.reads
         assert (read.model, read.replica, read.version, read.stage) == ("m", "engine", 3, "leasing")
         assert read.trace is not None
         assert await reading == 3
@@ -322,16 +296,13 @@ async def test_a_read_outlives_its_planner_and_reports_that_it_has_none(hub: Run
         assert (over.reads, over.planner_silent_s) == ((), None)
 
 
-# ---------------------------------------------------------------------------------------------------- the registry
-
-
 async def until_replicas_are(hub: tensorhub.AsyncHub, expected: dict[str, int | None]) -> None:
     """Wait until the log counts these replicas, each with the version that it holds."""
 
-    async def are_so() -> bool:
-        return {each.replica: each.version for each in await hub.replicas("m")} == expected
+    async def counted() -> dict[str, int | None]:
+        return {each.replica: each.version for each in await hub.replicas("m")}
 
-    await until(are_so, f"the log counts {expected}")
+    await until_answer(counted, lambda found: found == expected, f"the log counts {expected}")
 
 
 @pytest.mark.long
@@ -378,10 +349,10 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(hub: 
         stop(registry)
         try:
             first.say('["publish", "trainer", 1]')
-            await until_said(hub, job, "ready")
+            await hub.until_said(job, "ready")
             first.signal(signal.SIGKILL)
             await first.code()
-            await until_said(hub, job, "withdraw")
+            await hub.until_said(job, "withdraw")
         finally:
             asyncio.get_running_loop().call_later(SILENCE_S, wake, registry)
     async with hub.connected(job) as (mine, other):
@@ -391,21 +362,6 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(hub: 
         reader = await other.register("m", full(0), replica="reader")
         assert await reader.replicate() == 1
         assert shown(reader) == {1.0}
-
-
-async def until_said(hub: RunningHub, job: str, verb: str) -> None:
-    """Wait until a command is in the log."""
-    async with (
-        asyncio.timeout(WAIT_S),
-        await hub.bus() as bus,
-        contextlib.aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
-    ):
-        async for entry in entries:
-            if f".cmd.{verb}." in entry.subject:
-                return
-
-
-# ------------------------------------------------------------------------------------------------------------ memory
 
 
 @pytest.mark.long
@@ -433,10 +389,7 @@ async def test_stepping_without_overwriting_is_named_to_both(hub: RunningHub, ca
     "is_full", [False, pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount"))]
 )
 async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> None:
-    """An agent takes no more than it may, or than a full /dev/shm has; there is room again after a release.
-
-    A full /dev/shm is an error at register, and no SIGBUS later.
-    """
+    """There is room again after a release. A full /dev/shm is an error at register, and no SIGBUS later."""
     settings, shm = {"TENSORHUB_MEMORY_BYTES_MAX": "8MiB"}, tmp_path / "shm"
     if is_full:
         shm.mkdir()
@@ -450,10 +403,9 @@ async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> Non
             first = await here.register("m", five, replica="first")
             await first.publish(1)
             before = await hub.catalog("job")
-            with one_line(tensorhub.MemoryExhausted, "release"):
-                await here.register("m", five, replica="second")
-            with one_line(tensorhub.MemoryExhausted):
-                await here.register("m", {"w": TensorSpec((2**50,), torch.uint8)}, replica="third")
+            for given in (five, {"w": TensorSpec((2**50,), torch.uint8)}):
+                with one_line(tensorhub.MemoryExhausted, "release"):
+                    await here.register("m", given, replica="second")
             assert await hub.catalog("job") == before
             assert_same_bytes(first.tensors, five)
             await first.release()

@@ -28,7 +28,7 @@ from tests.kit.shardings import (
     specs,
     whole,
 )
-from tests.kit.transports import BOTH, HUB_OF, UCXX_AND_LONG_LOCAL
+from tests.kit.transports import BOTH, UCXX_AND_LONG_LOCAL, hub_over
 
 from tensorhub import AsyncHub, AsyncShard, LayoutMismatch, RoundTimeout, TensorSpec, VersionUnavailable
 from tensorhub.specs import DTYPES
@@ -51,10 +51,7 @@ MIDDLES: Final = 2
 ATTEMPTS_MAX: Final = 12
 
 
-@pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
-def hub(request: pytest.FixtureRequest) -> RunningHub:
-    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
-    return hub
+hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
 def odd_model(seed: int) -> Model:

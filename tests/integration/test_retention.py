@@ -4,16 +4,14 @@ Copies have the bytes, outlive their agent's process, and move before an agent s
 """
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-import pytest_asyncio
 import torch
-from tests.kit.hubs import RunningHub, copies_of, new_job, running_hub
+from tests.kit.hubs import RunningHub, copies_of, module_hub, new_job
 from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard
@@ -24,11 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 AGENTS: Final = ("agent-0", "agent-1", "agent-2")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOW_LOCAL)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    settings = {"TENSORHUB_CACHE_BYTES": "64MiB", "TENSORHUB_METRICS": "0"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), len(AGENTS), request.param, settings=settings) as running:
-        yield running
+hub = module_hub(len(AGENTS), over=UCXX_AND_SLOW_LOCAL, TENSORHUB_CACHE_BYTES="64MiB", TENSORHUB_METRICS="0")
 
 
 async def publish_next(trainer: AsyncShard, version: int) -> None:
@@ -72,9 +66,6 @@ async def refused(hub: RunningHub, job: str, *arguments: str) -> str:
     code, out, err = await hub.command(*arguments, "--job", job)
     assert (code, out, err.count("\n")) == (1, "", 1), (arguments, out, err)
     return err
-
-
-# -------------------------------------------------------------------------------------------------------- retention
 
 
 async def test_a_trainer_overwrites_once_there_is_a_copy_and_the_copy_has_its_bytes(hub: RunningHub) -> None:
@@ -125,11 +116,7 @@ async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
         await here.unpin("m", 1)
         assert await copies_of(here, "m", 1) == []
         await here.retain("m", last=0)
-
-        async def gone() -> bool:
-            return not await copies_of(here, "m")
-
-        await until(gone)
+        await until_answer(lambda: copies_of(here, "m"), lambda found: not found)
 
 
 async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
@@ -196,9 +183,6 @@ async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
         await here.retain("m", last=0)
 
 
-# ----------------------------------------------------------------------------------------------------------- drain
-
-
 @pytest.mark.long
 async def test_an_agent_may_stop_once_the_last_copy_is_elsewhere(hub: RunningHub) -> None:
     """The bytes have moved by the time that `drain` returns; while it drains, the agent takes nothing new."""
@@ -234,9 +218,6 @@ async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> 
         await done(hub, job, "drain", holder)
         assert await holder_of_copy(hubs[0]) == others[0]
         await hubs[0].retain("m", last=0)
-
-
-# --------------------------------------------------------------------------------------------------- quota, deletion
 
 
 @pytest.mark.long

@@ -1,20 +1,18 @@
 """Copies past the limit of memory, on real processes: their files have the bytes, and outlive the host's memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file
-from tests.kit.hubs import RunningHub, copies_of, new_job, running_hub
+from tests.kit.hubs import RunningHub, copies_of, module_hub, new_job
 from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 from tests.leftovers import memory_of
 from tests.stopping import stop
 
@@ -30,14 +28,9 @@ LARGE: Final = 32_000_000
 ATTEMPTS_MAX: Final = 5
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOW_LOCAL)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    """Each agent keeps one copy of the small model in memory, and many on its disk."""
-    room = {"TENSORHUB_CACHE_BYTES": str(WEIGHTS_BYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param, settings=room) as running:
-        yield running
-
-
+# Each agent keeps one copy of the small model in memory, and many on its disk.
+ROOM: Final = {"TENSORHUB_CACHE_BYTES": str(WEIGHTS_BYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB"}
+hub = module_hub(over=UCXX_AND_SLOW_LOCAL, **ROOM)
 Copies = dict[tuple[str, str], tuple[Path, dict[str, Any]]]
 
 
@@ -68,11 +61,7 @@ async def killed(hub: RunningHub, job: str, agent: str) -> None:
     """Kill an agent, and return once its next process has joined the job."""
     before = (await hub.agent_info(job, agent)).incarnation
     hub.kill(agent)
-
-    async def is_back() -> bool:
-        return (await hub.agent_info(job, agent)).incarnation > before
-
-    await until(is_back)
+    await until_answer(lambda: hub.agent_info(job, agent), lambda found: found.incarnation > before)
 
 
 async def all_kept(here: tensorhub.AsyncHub) -> None:
@@ -98,11 +87,7 @@ async def read(hub: tensorhub.AsyncHub, version: int) -> dict[str, torch.Tensor]
 async def let_go(hub: RunningHub, here: tensorhub.AsyncHub, job: str) -> None:
     """Keep nothing, and wait until the agents have freed it."""
     await here.retain("m", last=0)
-
-    async def gone() -> bool:
-        return not await here.replicas("m") and copies_on_disk(hub, job) == {}
-
-    await until(gone)
+    await until_answer(lambda: here.replicas("m"), lambda found: not found and copies_on_disk(hub, job) == {})
 
 
 async def test_what_memory_does_not_hold_is_in_files_with_its_bytes(hub: RunningHub) -> None:
@@ -194,11 +179,7 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
             file.seek(path.stat().st_size - 4096)
             file.write(b"\xff" * 64)
         await killed(hub, job, agent)
-
-        async def is_kept() -> bool:
-            return bool(await copies_of(here, "m", 1))
-
-        await until(is_kept)
+        await until(lambda: copies_of(here, "m", 1))
         # An agent that was away for long finds that its copy was placed on another one, and removes the damaged file.
         _, path = await until_one_is_named(hub, job)
         assert_same_bytes({"w": load_file(path)["w"]}, {"w": torch.arange(200_000.0)})

@@ -6,14 +6,16 @@ Each test takes a job of its own on a hub that others use too.
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import nats
+import pytest
+import pytest_asyncio
 import torch
 from msgspec import structs
 from nats.aio.client import Client
@@ -34,8 +36,10 @@ from tensorhub_common.auth.permissions import inbox_of
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.introspection.activity import gather_activity
 from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.activity import Activity
 from tensorhub_common.protocol.queries import AgentInfo, ReplicaInfo
+from tensorhub_common.protocol.subjects import commands_of
 
 COMMAND: Final = """
 import os, sys
@@ -220,6 +224,18 @@ class RunningHub:
         async with self.registry(job) as registry:
             return next(each for each in (await registry.status()).agents if each.agent == agent)
 
+    async def until_said(self, job: str, verb: str, count: int = 1) -> None:
+        """Wait until so many commands of this kind are in the log."""
+        async with (
+            asyncio.timeout(WAIT_S),
+            await self.bus() as bus,
+            aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
+        ):
+            async for entry in entries:
+                count -= f".cmd.{verb}." in entry.subject
+                if not count:
+                    return
+
     async def catalog(self, job: str) -> dict[str, Any]:
         """Return all that the registry says of a job, but for how long its log is."""
         async with self.registry(job) as registry:
@@ -259,6 +275,19 @@ async def running_hub(
         environment={**os.environ, **(settings or {}), **more},
     ) as up:
         yield RunningHub(up, directory)
+
+
+def module_hub(agents: int = 2, hosts: int = 1, *, over: Sequence[Any] = (), **settings: str) -> Any:
+    """Return a fixture: a hub of a module's own, in its loop. `over`: on how many hosts, one after the other."""
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module", params=over or (hosts,), ids=None if over else ("",))
+    async def hub(
+        tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    ) -> AsyncIterator[RunningHub]:
+        async with running_hub(tmp_path_factory.mktemp("hub"), agents, request.param, settings=settings) as running:
+            yield running
+
+    return hub
 
 
 @asynccontextmanager

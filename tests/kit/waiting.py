@@ -30,6 +30,20 @@ async def until(condition: Condition, what: str = "a condition holds", timeout_s
         await asyncio.sleep(LOOK_S)
 
 
+async def until_answer(
+    ask: Callable[[], Awaitable[T]],
+    holds: Callable[[T], object],
+    what: str = "the answer is as wanted",
+    timeout_s: float = WAIT_S,
+) -> T:
+    """Ask until the answer is as it should be, and return it."""
+    deadline = time.monotonic() + timeout_s
+    while not holds(found := await ask()):
+        assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s that {what}: {found}"
+        await asyncio.sleep(LOOK_S)
+    return found
+
+
 async def retried(
     call: Callable[[], Awaitable[T]], *errors: type[Exception], timeout_s: float = WAIT_S, pause_s: float = LOOK_S
 ) -> T:
@@ -39,6 +53,18 @@ async def retried(
             with contextlib.suppress(*errors):
                 return await call()
             await asyncio.sleep(pause_s)
+
+
+class Missed(Exception):
+    """A blow did not meet what it was to meet, so the attempt shows nothing."""
+
+
+async def met(attempt: Callable[[int], Awaitable[T]], attempts: int = 20) -> T:
+    """Attempt until a blow meets: on a busy machine a read may be over before the test is given the processor."""
+    for number in range(attempts):
+        with contextlib.suppress(Missed):
+            return await attempt(number)
+    raise AssertionError(f"of {attempts} blows none met the middle")
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.one_version import crossed, number_of, request
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
@@ -53,8 +54,8 @@ class Reader:
     def source(self, shard: int) -> SourceId:
         return SourceId(f"agent-{self.number}-{shard}", 1, f"replica-{self.number}", shard)
 
-    def holders(self, *, ready: bool = False, decided: int = DECIDED) -> list[Holder]:
-        turn = None if ready else ReadPriority(decided, self.number)
+    def holders(self, *, ready: bool = False) -> list[Holder]:
+        turn = None if ready else ReadPriority(DECIDED, self.number)
         return [holder(self.source(shard), each, len(self.cut), turn) for shard, each in enumerate(self.cut)]
 
 
@@ -76,21 +77,13 @@ STRANGER = holder(SourceId("away-0", 1, "away", 0), rows(0, 7), 1, None)
 """Came to hold the version meanwhile, in a site and a layout of its own."""
 
 
+def all_of(readers: list[Reader]) -> list[Holder]:
+    return [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+
+
 def demand(reader: Reader, shard: int, pieces: Ranges | None = None, **more: object) -> PlanRequest:
-    me = reader.source(shard)
-    asked = PlanRequest(
-        model="m",
-        version=1,
-        replica=me.replica,
-        shard=shard,
-        agent=me.agent,
-        root=None,
-        at_seq=1,
-        turn=ReadPriority(DECIDED, reader.number),
-        promises=True,
-        pieces=pieces,
-    )
-    return msgspec.structs.replace(asked, **more)
+    turn = ReadPriority(DECIDED, reader.number)
+    return request(reader.source(shard), turn, root=None, promises=True, pieces=pieces, **more)
 
 
 def found(reader: Reader, shard: int, holders: list[Holder]) -> Candidates:
@@ -117,17 +110,15 @@ def plan(
 ) -> tuple[Plan, PieceSizes]:
     asked, who = asked or demand(reader, shard), found(reader, shard, holders)
     execution, sizes = compiled(who.seat.layout, program_sources(asked, who))
-    asked = msgspec.structs.replace(asked, program=execution.digest)
-    limits = PlanLimits()
-    answer = ProgramPlanDecision("job", asked, who, execution, sizes).decide(
-        PlanCache(), LoadLedger(limits), limits, 0.0
-    )
+    return decided(asked, who, execution, sizes), sizes
+
+
+def decided(asked: PlanRequest, who: Candidates, execution: NumberedProgram, sizes: PieceSizes) -> Plan:
+    asked, limits = msgspec.structs.replace(asked, program=execution.digest), PlanLimits()
+    decision = ProgramPlanDecision("job", asked, who, execution, sizes)
+    answer = decision.decide(PlanCache(), LoadLedger(limits), limits, 0.0)
     assert isinstance(answer, Plan), answer
-    return answer, sizes
-
-
-def crossed(found: Plan) -> Ranges:
-    return merge_ranges(each for share in found.shares if share.far for each in share.pieces)
+    return answer
 
 
 @settings(deadline=None)
@@ -135,7 +126,7 @@ def crossed(found: Plan) -> Ranges:
 def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], count: int, meanwhile: list[bool]) -> None:
     """Each asks a planner of its own; some of them when a holder of another layout has come."""
     readers = [Reader(number, (TOP, BOTTOM)) for number in order[:count]]
-    everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+    everybody = all_of(readers)
     for shard in (0, 1):
         plans = {}
         for reader, more in zip(readers, meanwhile, strict=False):
@@ -148,7 +139,7 @@ def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], cou
             for share in each.shares:
                 assert share.far != share.crosses, "from afar, or from a mate"
                 if share.crosses:
-                    giver = plans[int(share.source.agent.split("-")[1])]
+                    giver = plans[number_of(share.source)]
                     assert intersect_ranges(crossed(giver), share.pieces) == share.pieces
                     assert share.layout == layout_digest((TOP, BOTTOM)[shard])
 
@@ -159,7 +150,7 @@ def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], cou
 def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> None:
     """The others read in the site, behind earlier turns: nothing of theirs crosses."""
     readers = [Reader(number, (WHOLE,) if place < 3 else (TOP, BOTTOM)) for place, number in enumerate(order)]
-    everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+    everybody = all_of(readers)
     first = min(readers, key=lambda reader: reader.number)
     whole = PieceSizes([4 * ROWS * COLUMNS * TENSORS]).of(((0, 1),))
     over = 0
@@ -169,7 +160,7 @@ def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> 
             over += sizes.of(crossed(answer))
             for share in answer.shares:
                 if not share.far and not share.crosses:
-                    assert int(share.source.agent.split("-")[1]) < reader.number, "an earlier turn"
+                    assert number_of(share.source) < reader.number, "an earlier turn"
             if reader.cut != first.cut:
                 assert not crossed(answer)
     assert over == whole
@@ -178,7 +169,7 @@ def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> 
 def test_a_near_holder_of_whatever_layout_is_read_and_nothing_crosses() -> None:
     readers = [Reader(number, (WHOLE,)) for number in (1, 2)]
     near = Reader(9, (TOP, BOTTOM))
-    everybody = [*TRAINERS, *near.holders(ready=True), *(each for reader in readers for each in reader.holders())]
+    everybody = [*all_of(readers), *near.holders(ready=True)]
     for reader in readers:
         answer, _ = plan(reader, 0, everybody)
         assert not crossed(answer)
@@ -190,7 +181,7 @@ def test_a_near_holder_of_whatever_layout_is_read_and_nothing_crosses() -> None:
 @given(st.integers(2, 6), st.data())
 def test_the_part_of_one_that_fell_out_crosses_once_more_at_most(count: int, data: st.DataObject) -> None:
     readers = [Reader(number, (WHOLE,)) for number in range(1, count + 1)]
-    everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+    everybody = all_of(readers)
     dead = data.draw(st.sampled_from(readers))
     program, sizes = plan(dead, 0, everybody)
     lost = crossed(program)
@@ -207,14 +198,9 @@ def test_the_part_of_one_that_fell_out_crosses_once_more_at_most(count: int, dat
 def test_whoever_goes_by_a_program_of_other_layouts_waits_for_nobody() -> None:
     """Its units are others than those of its mates."""
     readers = [Reader(number, (WHOLE,)) for number in (1, 2)]
-    everybody = [*TRAINERS, STRANGER, *(each for reader in readers for each in reader.holders())]
+    everybody = [*all_of(readers), STRANGER]
     who = found(readers[0], 0, everybody)
     LAYOUTS.setdefault(STRANGER.layout, rows(0, 7))
     execution, sizes = compiled(who.seat.layout, LayoutSet((*ORIGINALS, STRANGER.layout), ORIGINALS))
-    asked = demand(readers[0], 0, program=execution.digest)
-    limits = PlanLimits()
-    answer = ProgramPlanDecision("job", asked, who, execution, sizes).decide(
-        PlanCache(), LoadLedger(limits), limits, 0.0
-    )
-    assert isinstance(answer, Plan)
+    answer = decided(demand(readers[0], 0), who, execution, sizes)
     assert not any(share.crosses for share in answer.shares)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.jetstream.log_reader import LogReader
 from tensorhub_common.protocol.subjects import command_subject
 
 
@@ -28,6 +29,19 @@ async def following_of(log: JobLog, *args: Any) -> AsyncIterator[AsyncGenerator[
     entries = log.follow(*args)
     try:
         yield entries
+    finally:
+        await entries.aclose()
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    log: JobLog, subjects: tuple[str, ...] = (), is_wanted: Callable[[bytes], bool] | None = None
+) -> AsyncIterator[tuple[LogReader, AsyncGenerator[StoredEntry, None]]]:
+    """Follow a log from its beginning with a reader that is looked into."""
+    reader = LogReader(log._bus, log.job, 1, subjects, is_wanted)
+    entries = reader.entries()
+    try:
+        yield reader, entries
     finally:
         await entries.aclose()
 

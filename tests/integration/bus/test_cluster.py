@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from tests.bounds import BUSY_S, WAIT_S
-from tests.integration.registry.test_storing import publication
+from tests.integration.registry.conftest import Passing
+from tests.integration.registry.test_storing import publication, writer
 from tests.integration.security.test_tls import certificate
 from tests.kit.nats import USERS, RunningNats
-from tests.kit.waiting import retried, until
+from tests.kit.waiting import retried, until, until_answer
 
 from tensorhub.local.nats_server import Cluster
 from tensorhub_common.auth.tls import TlsFiles
@@ -27,9 +28,7 @@ from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol import subjects
-from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.job_fold import EventBatch, PublicationStored
-from tensorhub_registry.jobs.log_writer import LogWriter
 
 NODES = 3
 MOVED_S_MAX = 6.0
@@ -202,10 +201,7 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
     assert second == first + 1
 
     # A node that was the leader before it was stopped may answer for a moment as if it still were.
-    async def is_known() -> bool:
-        return await log.last_seq() == second
-
-    await until(is_known)
+    await until_answer(log.last_seq, lambda found: found == second)
 
 
 @pytest.mark.slow
@@ -224,14 +220,12 @@ async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningClus
         assert await BlobStore(spread).get(job, digest) == bytes([number]) * 1000
 
 
-class Delaying:
+class Delaying(Passing):
     """A bus on which an event that names the one before it comes late: that one stands, and somebody's command too."""
 
     def __init__(self, bus: Bus, log: JobLog) -> None:
-        self._bus, self._log = bus, log
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
+        super().__init__(bus)
+        self._log = log
 
     async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         if api.EXPECTED_LAST_ID in headers:
@@ -245,12 +239,10 @@ class Delaying:
 async def test_what_a_registry_says_at_once_ends_no_log(whole: RunningCluster, spread: Bus, job: str) -> None:
     log = await opened(spread, job)
     said = publication(job, 2)
-    stored = await LogWriter(Delaying(spread, log), log, Supervisor("a test")).store(said)  # type: ignore[arg-type]  # It passes all else on.
+    stored = await writer(Delaying(spread, log), log).store(said)
     assert stored == PublicationStored(1, 1)
     last = await log.append(subjects.command_subject(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
-    assert await LogWriter(spread, log, Supervisor("a test")).store(
-        EventBatch(1, last + 1, said.events[1:])
-    ) == PublicationStored(1, last + 1)
+    assert await writer(spread, log).store(EventBatch(1, last + 1, said.events[1:])) == PublicationStored(1, last + 1)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from tensorhub_common.layout.layout import TensorEntry, layout_of
 from tensorhub_common.protocol.log.commands import Register, Unpublish
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
-from tensorhub_common.protocol.queries import Health, QueryError
+from tensorhub_common.protocol.queries import Health
 from tensorhub_common.protocol.subjects import hub_ask, query_subject
 from tensorhub_planner.app.service import PlannerService
 from tensorhub_planner.primitives.limits import PlanLimits
@@ -78,16 +78,6 @@ async def test_a_layout_that_nobody_stored(planner: PlannerService, world: Job) 
     answer = await world.ask(world.demand("odd"))
     assert isinstance(answer, Refusal)
     assert "has no blob" in answer.reason
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"no json", b"[]", b'{"model": 3}', b"\xff", msgspec.json.encode({"model": "m"}), b"[" * 100_000]
-)
-async def test_what_is_no_demand_is_an_error(planner: PlannerService, world: Job, body: bytes) -> None:
-    answer = await world.ask_raw(body)
-    assert isinstance(answer, QueryError)
-    assert answer.error == "BadCommand"
-    assert (await world.plan("rollout")).shares
 
 
 MakePlan = Callable[[str, PlanRequest], Awaitable[PlanAnswer]]
