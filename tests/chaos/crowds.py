@@ -23,10 +23,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from tests.chaos.memory_marks import manifests_of, segments_of
@@ -263,33 +263,28 @@ def first(ends: Iterable[object]) -> str:
     return next((str(each) for each in ends if isinstance(each, BaseException)), "no error")
 
 
+PARTS: Final[dict[str, tuple[Callable[..., Coroutine[Any, Any, Crowd]], dict[str, Any]]]] = {
+    "shards": (shards, {"shards": 1000, "refused": 3}),
+    "calls": (calls, {"calls": 1000}),
+    "readers": (readers, {"readers": 1000, "install": "in-place", "kib": 64, "stopped_s": 2.0}),
+    "jobs": (jobs, {"jobs": 100}),
+}
+"""What plays each part, and its options with their defaults, in the order of its arguments."""
+
+
 def main() -> None:
     """Run one crowd; the exit code is 1 where something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.crowds", description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
-    of_shards = parts.add_parser("shards")
-    of_shards.add_argument("--shards", type=int, default=1000)
-    of_shards.add_argument("--refused", type=int, default=3)
-    of_calls = parts.add_parser("calls")
-    of_calls.add_argument("--calls", type=int, default=1000)
-    of_readers = parts.add_parser("readers")
-    of_readers.add_argument("--readers", type=int, default=1000)
-    of_readers.add_argument("--install", choices=INSTALLS, default="in-place")
-    of_readers.add_argument("--kib", type=int, default=64)
-    of_readers.add_argument("--stopped-s", type=float, default=2.0)
-    of_jobs = parts.add_parser("jobs")
-    of_jobs.add_argument("--jobs", type=int, default=100)
+    for part, (_, defaults) in PARTS.items():
+        of_part = parts.add_parser(part)
+        for name, default in defaults.items():
+            choices = INSTALLS if name == "install" else None
+            of_part.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, choices=choices)
     chosen = parser.parse_args()
+    play, defaults = PARTS[chosen.part]
     with tempfile.TemporaryDirectory(prefix="crowds-") as folder:
-        match chosen.part:
-            case "shards":
-                crowd = asyncio.run(shards(Path(folder), chosen.shards, chosen.refused))
-            case "readers":
-                crowd = asyncio.run(readers(Path(folder), chosen.readers, chosen.install, chosen.kib, chosen.stopped_s))
-            case "jobs":
-                crowd = asyncio.run(jobs(Path(folder), chosen.jobs))
-            case _:
-                crowd = asyncio.run(calls(Path(folder), chosen.calls))
+        crowd = asyncio.run(play(Path(folder), *(getattr(chosen, name) for name in defaults)))
     print(f"crowds {chosen.part}:\n{crowd.table}", flush=True)
     sys.exit(1 if crowd.wrong else 0)
 

@@ -8,7 +8,6 @@ within a bound. At the end neither memory nor a process is left behind. Exit cod
 otherwise.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -21,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Final
-from uuid import uuid4
 
 from tests.chaos.content import MIB
-from tests.chaos.scenario import Scenario, conclude
+from tests.chaos.scenario import Scenario, arguments, conclude
 from tests.chaos.worker import Config
 from tests.kit.waiting import is_alive, kill
 from tests.leftovers import memory_of
@@ -168,18 +166,12 @@ def _processes_of(directory: Path) -> Iterator[str]:
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--hosts", type=int, default=1, help="that the agents pretend to be on")
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--seconds-max", type=float, default=1800.0)
-    parser.add_argument("--mib", type=int, default=32, help="of each shard")
-    parser.add_argument("--keep", action="store_true", help="keep the hub's directory with its logs")
-    args = parser.parse_args()
+    seed = random.randrange(1_000_000)
+    args = arguments(__doc__, kills=200, hosts=1, seed=seed, seconds_max=1800.0, mib=32, keep=False)
     run = Run(
         directory=Path(tempfile.mkdtemp(prefix="tensorhub-chaos-")),
         nbytes=args.mib * MIB,
-        seed=int(uuid4()) % 1_000_000 if args.seed is None else args.seed,
+        seed=args.seed,
         kills=args.kills,
         seconds_max=args.seconds_max,
         hosts=args.hosts,

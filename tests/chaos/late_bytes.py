@@ -7,7 +7,6 @@ replica is committed, and its memory may be in use: so every bit of it is turned
 from then on not a byte may change, until well after the source has answered again.
 """
 
-import argparse
 import asyncio
 import random
 import shutil
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.content import MIB
-from tests.chaos.two_holders import HOLDERS, Missed, Read, TwoHolders, two_holders
-from tests.kit.waiting import wake
+from tests.chaos.scenario import arguments
+from tests.chaos.two_holders import HOLDERS, Read, TwoHolders, two_holders
+from tests.kit.waiting import Missed, wake
 from tests.stopping import stop
 
 WATCH_S: Final = 0.5
@@ -107,17 +107,11 @@ async def _round(holders: TwoHolders, chance: random.Random, found: Rounds, with
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--hosts", type=int, default=2, choices=(1, 2))
-    parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=None)
-    args = parser.parse_args()
-    seed = random.randrange(1_000_000) if args.seed is None else args.seed
+    args = arguments(__doc__, rounds=50, hosts=2, mib=256, seed=random.randrange(1_000_000))
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-late-"))
-    print(f"seed {seed}; logs in {directory}/logs")
+    print(f"seed {args.seed}; logs in {directory}/logs")
     async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as holders:
-        found = await play(holders, args.rounds, seed, verbose=True)
+        found = await play(holders, args.rounds, args.seed, verbose=True)
     print(found.table)
     if found.changed:
         print("\n".join(found.changed))

@@ -1,17 +1,11 @@
 """SIGKILLs the agent of a version's only holder in the middle of a transfer, and looks at what its reader gets.
 
-    python -m tests.chaos.only_holder [--mib 1024] [--comes-back] [--hosts 2]
-
 A holder that stays away: the reader's call raises `VersionUnavailable` soon after the log has lost the holder's agent,
 and what it holds is no version. A holder that comes back with its memory: the reader's call either raises the same
 within the same bound, or returns the version, byte for byte; afterwards the version can be read either way.
 """
 
-import argparse
 import asyncio
-import shutil
-import sys
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,8 +14,10 @@ from typing import Final
 
 import torch
 from tests.bounds import WAIT_S
-from tests.chaos.content import MIB, Content
+from tests.chaos.content import Content
+from tests.kit import waiting
 from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.waiting import Missed
 
 from tensorhub import AsyncShard, TensorHubError, VersionUnavailable
 
@@ -32,12 +28,6 @@ ANSWER_S_MAX: Final = 3.0 + 3.0
 """While the log counts the holder the read goes on: for `TENSORHUB_LOST_AFTER_S`, and then it ends at once."""
 BACK_S: Final = 20.0
 READ_S: Final = 60.0
-ATTEMPTS_MAX: Final = 20
-"""On a busy machine a transfer may be over before the script gets the processor."""
-
-
-class TooLate(Exception):
-    """The kill did not meet the middle of the transfer, so the run shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +52,11 @@ class Outcome:
 
 async def met(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1) -> Outcome:
     """Run until a kill has met the middle of a transfer."""
-    for attempt in range(ATTEMPTS_MAX):
-        try:
-            return await run(directory / str(attempt), nbytes, comes_back=comes_back, hosts=hosts)
-        except TooLate:
-            continue
-    raise AssertionError("no kill met the middle of the transfer")
+    return await waiting.met(lambda n: run(directory / str(n), nbytes, comes_back=comes_back, hosts=hosts))
 
 
 async def run(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1) -> Outcome:
-    """Bring up a hub, kill the only holder in mid-transfer, and return what the reader got. Raises `TooLate`."""
+    """Bring up a hub, kill the only holder in mid-transfer, and return what the reader got. Raises `Missed`."""
     # One thread and a narrow window, so that the middle of the transfer is long enough to be met.
     narrow = {"TENSORHUB_COPY_THREADS": "1", "TENSORHUB_WINDOW_BYTES": "1MiB", "MORTAL": HOLDER}
     agent = "" if comes_back else "once"
@@ -90,7 +75,7 @@ async def run(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1)
             assert content.wrong(reader.tensors, VERSION) is None, content.wrong(reader.tensors, VERSION)
             if not comes_back:
                 # A dying process's memory stays until the kernel has taken it down, and its sockets longer.
-                raise TooLate("the rest came while the holder was dying: take more bytes")
+                raise Missed("the rest came while the holder was dying: take more bytes")
         if comes_back:
             assert await reader.replicate(VERSION, timeout_s=BACK_S) == VERSION
             assert content.wrong(reader.tensors, VERSION) is None, content.wrong(reader.tensors, VERSION)
@@ -111,7 +96,7 @@ async def _killed_in_mid_read(hub: RunningHub, reader: AsyncShard) -> Outcome:
     at = time.monotonic()
     if last.any():
         await asyncio.gather(reading, return_exceptions=True)
-        raise TooLate("the read was over before the kill: take more bytes")
+        raise Missed("the read was over before the kill: take more bytes")
     error: TensorHubError | None = None
     try:
         await reading
@@ -125,28 +110,3 @@ async def _leave(close: object) -> None:
         await close(timeout_s=1.0)  # type: ignore[operator]
     except TensorHubError as why:
         print(f"the trainer's close raised: {why}")
-
-
-async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--comes-back", action="store_true")
-    parser.add_argument("--hosts", type=int, default=1, choices=(1, 2))
-    args = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="tensorhub-chaos-"))
-    try:
-        outcome = await run(directory, args.mib * MIB, comes_back=args.comes_back, hosts=args.hosts)
-    except TooLate as why:
-        print(f"nothing was shown, for {why}")
-        return 1
-    print(f"answered after {outcome.after_s:.2f} s: {outcome.error!r}")
-    wrong = outcome.wrong(comes_back=args.comes_back)
-    if wrong is not None:
-        print(f"WRONG: {wrong} (the logs are in {directory}/logs)")
-        return 1
-    shutil.rmtree(directory)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))

@@ -5,16 +5,19 @@ every reader within a bound. Meanwhile no call may be late. At the end the whole
 one outcome, and nothing that was acknowledged is missing. What is wrong is a sentence in `findings.wrongs`.
 """
 
+import argparse
 import asyncio
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 from tests.chaos.fleet import Findings, Fleet
 from tests.chaos.prober import Prober
 from tests.chaos.verdict import LogVerdict
@@ -34,6 +37,29 @@ MESSAGES_MAX: Final = 40
 Blow = Callable[[int], None]
 """Strikes a process: `kill` or `stop`."""
 T = TypeVar("T")
+
+
+class Struck(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one blow."""
+
+    transport: str = ""
+    victim: str
+    blow: str
+    moment: str = ""
+    recovered_s: float | None
+    """From the blow, or the waking, to a version begun afterwards that every reader has read; None: not in time."""
+    meanwhile: int
+    """How many reads were committed while the victim was stopped."""
+    errors: dict[str, int]
+    """What callers got from the blow on, by error."""
+    findings: int
+
+    def __str__(self) -> str:
+        recovered = "NOTHING GOT ON" if self.recovered_s is None else f"recovered in {self.recovered_s:5.2f} s"
+        errors = ", ".join(f"{error} {count}" for error, count in self.errors.items()) or "no error"
+        found = f"  {self.findings} FINDINGS" if self.findings else ""
+        where = f"{self.transport:5} {self.victim:30} {self.blow:7} {self.moment:6}"
+        return f"{where} {recovered}, {self.meanwhile:3} reads meanwhile; {errors}{found}"
 
 
 @dataclass
@@ -137,19 +163,40 @@ class Scenario(ABC):
             self.findings.wrong(f"{after}: no progress within {bound:g} s\n{self.fleet.state(at)}")
         return None
 
-    def errors_since(self, before: Any) -> dict[str, int]:
-        """Return the errors that callers got since a copy of `findings.calls` was taken."""
-        errors: dict[str, int] = {}
-        for (_, outcome), count in sorted((self.findings.calls - before).items()):
-            if outcome != "done":
-                errors[outcome] = errors.get(outcome, 0) + count
-        return errors
+    def telling(self, **what: str) -> Callable[[float | None, int], Struck]:
+        """Return what tells of a blow, by what callers got and what was found since now."""
+        before, calls = len(self.findings.wrongs), self.findings.calls.copy()
+
+        def told(recovered_s: float | None, meanwhile: int) -> Struck:
+            errors = Counter[str]()
+            for (_, outcome), count in sorted((self.findings.calls - calls).items()):
+                errors[outcome] += count
+            del errors["done"]
+            found = len(self.findings.wrongs) - before
+            return Struck(**what, recovered_s=recovered_s, meanwhile=meanwhile, errors=dict(errors), findings=found)
+
+        return told
 
 
 def trainer_and_readers(scenario: Scenario, agents: Iterable[str], **more: Any) -> list[tuple[str, Config]]:
     """Return a trainer on the first agent and a reader on each of the others, of one shard each."""
     names = [TRAINER, *(f"reader-{number}" for number in range(1, 100))]
     return [(name, scenario.config(name, agent, **more)) for name, agent in zip(names, agents, strict=False)]
+
+
+def arguments(doc: str | None, **defaults: Any) -> argparse.Namespace:
+    """Read options from the command line, each of the type of its default; one whose default is False is a flag."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        how: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default)}
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, **how)
+    return parser.parse_args()
+
+
+def write_json(path: str, found: list[Struck]) -> None:
+    """Write what became of the blows into a file, if one is named."""
+    if path:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def conclude(findings: Findings, directory: Path, *, keep: bool = False) -> int:

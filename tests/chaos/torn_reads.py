@@ -9,7 +9,6 @@ this script, not of the agent): then readers must meet torn pieces, and still co
 each finding otherwise.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.content import MIB
-from tests.chaos.scenario import Scenario, conclude, trainer_and_readers
+from tests.chaos.scenario import Scenario, arguments, conclude, trainer_and_readers
 from tests.chaos.worker import Config
 from tests.kit.agents import TORN
 
@@ -89,11 +88,7 @@ class Hunt(Scenario):
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--mib", type=int, default=64)
-    parser.add_argument("--no-drain", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__, seconds=300.0, mib=64, no_drain=False)
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-torn-"))
     hunt = Hunt(directory=directory, nbytes=args.mib * MIB, seconds=args.seconds, drains=not args.no_drain)
     await hunt.go()

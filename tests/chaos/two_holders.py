@@ -20,7 +20,7 @@ from tests.chaos.content import Content
 from tests.chaos.memory_marks import first_bytes, segments_of
 from tests.chaos.scenario import Blow
 from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.waiting import until
+from tests.kit.waiting import Missed, until
 
 from tensorhub import AsyncHub, AsyncShard, ReadReport
 
@@ -33,10 +33,6 @@ READER: Final = "agent-1"
 READ_S: Final = 30.0
 BACK_S: Final = 30.0
 """A holder that was stopped or killed holds its version again within this."""
-
-
-class Missed(Exception):
-    """The blow did not meet the read, so the round shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,10 @@ def registers(given: Any, *, model: Any = "m", replica: Any = "r", **options: An
     return lambda it: it.here.register(model, given, replica=replica, **options)
 
 
+def quantized() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
+
+
 REFUSED: list[tuple[str, type[Exception], tuple[str, ...], Call]] = [
     (
         "a version without a holder",
@@ -110,32 +114,24 @@ REFUSED: list[tuple[str, type[Exception], tuple[str, ...], Call]] = [
     ("a list as a tensor", LayoutMismatch, ("'t'",), registers({"t": [1, 2, 3]})),
     ("a number as a name", LayoutMismatch, ("strings",), registers({7: torch.ones(3)})),
     ("tensors without names", LayoutMismatch, ("mapping",), registers([torch.ones(3)])),
+    ("a quantized tensor", LayoutMismatch, ("'q'",), lambda it: it.here.register("m", {"q": quantized()}, replica="r")),
 ]
 
 
 @pytest.mark.parametrize(
     ("error", "words", "call"), [row[1:] for row in REFUSED], ids=[row[0].replace(" ", "-") for row in REFUSED]
 )
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 async def test_a_call_is_refused(scene: Scene, error: type[Exception], words: tuple[str, ...], call: Call) -> None:
     async with scene.refused(error, *words):
         await call(scene)
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-async def test_a_quantized_tensor_is_refused(scene: Scene) -> None:
-    quantized = torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8)
-    async with scene.refused(LayoutMismatch, "'q'"):
-        await registers({"q": quantized})(scene)
-
-
 # The whole grammar of names is tested with the SDK alone (tests/unit).
 @pytest.mark.parametrize("name", ["", "a.b", "_hub", "x" * 65, 7, None], ids=repr)
 async def test_a_name_that_is_none_is_refused(scene: Scene, name: Any) -> None:
-    for call in (
-        registers(WEIGHTS, model=name),
-        registers(WEIGHTS, replica=name),
-        lambda it: it.here.versions(name),
-    ):
+    of_models: Call = lambda it: it.here.versions(name)  # noqa: E731
+    for call in (registers(WEIGHTS, model=name), registers(WEIGHTS, replica=name), of_models):
         async with scene.refused(InvalidName):
             await call(scene)
     if name is not None:

@@ -4,12 +4,10 @@ What stands on the command line itself is the business of tests/unit/client/test
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from tests.kit.hubs import COMMAND, RunningHub, new_job
 from tests.kit.processes import PROGRAM_S, Ended, Run, forked
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 
 from tensorhub_common.bus.address import CONNECT_TIMEOUT_S
 
@@ -81,55 +79,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Silent:
-    """Listens, takes connections, and never answers: as a process that was stopped."""
-
-    def __init__(self, listening: socket.socket) -> None:
-        self.reached = threading.Event()
-        self._listening = listening
-        self._taken: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._take, daemon=True)
-        self._thread.start()
-
-    def _take(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                self._taken.append(self._listening.accept()[0])
-                self.reached.set()
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self._thread.join()
-        for each in self._taken:
-            each.close()
-
-
 @dataclass(frozen=True)
 class SilentHub:
-    """A NATS and an agent that never answer, and an environment that names them."""
+    """A NATS and an agent that listen and never answer, as one that was stopped, and an environment that names them."""
 
-    nats: Silent
-    agent: Silent
+    nats: socket.socket
+    agent: socket.socket
     environment: dict[str, str]
 
-    def asked_by(self, arguments: Sequence[str]) -> Silent:
-        """Return which of the two a command asks first."""
-        return self.agent if arguments[0] in BY_AGENT else self.nats
+    def reached_by(self, arguments: Sequence[str]) -> socket.socket:
+        """Wait until a command has connected to the one that it asks first."""
+        return (self.agent if arguments[0] in BY_AGENT else self.nats).accept()[0]
 
 
 @pytest.fixture
 def silent(folder: Path) -> Iterator[SilentHub]:
     path = folder / "agent.sock"
-    unix = socket.socket(socket.AF_UNIX)
-    unix.bind(str(path))
-    unix.listen()
-    tcp = socket.create_server(("127.0.0.1", 0))
-    address = f"nats://127.0.0.1:{tcp.getsockname()[1]}"
-    made = SilentHub(Silent(tcp), Silent(unix), plain(TENSORHUB_NATS=address, TENSORHUB_AGENT=str(path)))
-    yield made
-    made.nats.close()
-    made.agent.close()
+    with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as tcp:
+        unix.bind(str(path))
+        unix.listen()
+        for each in (unix, tcp):
+            each.settimeout(PROGRAM_S)
+        address = f"nats://127.0.0.1:{tcp.getsockname()[1]}"
+        yield SilentHub(tcp, unix, plain(TENSORHUB_NATS=address, TENSORHUB_AGENT=str(path)))
 
 
 @pytest.mark.parametrize("arguments", OF_HUB, ids=" ".join)
@@ -172,9 +144,9 @@ async def test_a_signal_in_the_middle_is_one_line_and_its_code(
     folder: Path, silent: SilentHub, arguments: list[str], number: signal.Signals
 ) -> None:
     run = begun(folder, arguments, silent.environment)
-    assert await asyncio.to_thread(silent.asked_by(arguments).reached.wait, PROGRAM_S)
-    os.kill(run.pid, number)
-    assert one_line(run.ended(), 128 + number) == "tensorhub: interrupted\n"
+    with await asyncio.to_thread(silent.reached_by, arguments):
+        os.kill(run.pid, number)
+        assert one_line(run.ended(), 128 + number) == "tensorhub: interrupted\n"
     assert not (folder / "out.safetensors").exists()
 
 
@@ -276,14 +248,12 @@ async def test_status_and_doctor_name_a_process_that_is_stopped(
             asked = (["status"], ["status", "--json"], ["doctor", "--quick", "--json"])
             runs = [begun(folder, each, published.environment) for each in asked]
             text, status, doctor = [run.ended() for run in runs]
-        code, out, err = text
-        assert (code, err) == (0, "")
-        assert f"! {process} does not answer: process {pid} is stopped" in out
+        assert (text[0], text[2]) == (0, "")
+        assert f"! {process} does not answer: process {pid} is stopped" in text[1]
         found = json.loads(status[1])
         assert [each["process"] for each in found["processes"] if not each["answers"]] == [process]
-        code, out, err = doctor
-        assert (code, err) == (1, "")
-        wrong = [json.loads(each) for each in out.splitlines()]
+        assert (doctor[0], doctor[2]) == (1, "")
+        wrong = [json.loads(each) for each in doctor[1].splitlines()]
         stopped = next(each for each in wrong if each["check"] == "processes")
         assert stopped["found"] == f"{process} (process {pid}) is stopped"
         assert f"kill -CONT {pid}" in stopped["advice"]
@@ -298,15 +268,12 @@ async def test_a_pull_that_is_broken_off_leaves_no_replica(hub: RunningHub, fold
         async def is_pulling() -> bool:
             return any(each.replica.startswith("pull-") for each in await here.replicas("policy"))
 
-        async def is_over() -> bool:
-            return not await is_pulling()
-
         with hub.stopped("planner-0"):
             run = begun(folder, ["pull", "policy", "out.safetensors"], published.environment)
             await until(is_pulling)
             os.kill(run.pid, signal.SIGINT)
             assert one_line(await asyncio.to_thread(run.ended), 130) == "tensorhub: interrupted\n"
-            await until(is_over)
+            await until_answer(is_pulling, lambda found: not found)
     assert not (folder / "out.safetensors").exists()
 
 

@@ -157,31 +157,17 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) ->
 
 
 @pytest.mark.long
-async def test_when_everything_changed_the_pieces_themselves_come(hub: RunningHub) -> None:
+async def test_all_is_read_where_no_delta_leads_to_it_and_deltas_come_again_later(hub: RunningHub) -> None:
+    """Where everything changed, to a reader that is further behind than deltas are kept, and from one restarted.
+
+    The deltas of the publisher's agent are gone with it, and its shadow too; the memory is not.
+    """
     async with training(hub) as it:
         await it.begin()
         await it.publish_with_delta(1.0)
-        report = await it.update(0)
-        assert wire_share(report) == pytest.approx(1.0, abs=0.01)
+        assert wire_share(await it.update(0)) == pytest.approx(1.0, abs=0.01)
         await it.publish_with_delta(FEW)
         assert wire_share(await it.update(0)) <= SHARE_MAX
-
-
-@pytest.mark.long
-async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(hub: RunningHub) -> None:
-    """The deltas of its agent are gone with it, and its shadow too; the memory is not."""
-    async with training(hub) as it:
-        await it.begin()
-        hub.kill("agent-0")
-        await it.publish(FEW)
-        assert not by_delta(await it.update(0))
-        await it.begin()
-
-
-@pytest.mark.long
-async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of_it(hub: RunningHub) -> None:
-    async with training(hub) as it:
-        await it.begin()
         for _ in range(KEPT + 1):
             await it.publish_with_delta(FEW)
         report = await it.update(0)
@@ -189,12 +175,14 @@ async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of
         assert wire_share(report) == pytest.approx(1.0, abs=0.01)
         await it.publish_with_delta(FEW)
         assert by_delta(await it.update(0))
+        hub.kill("agent-0")
+        await it.publish(FEW)
+        assert not by_delta(await it.update(0))
+        await it.begin()
 
 
 @pytest.mark.long
-async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_is_read_whole(
-    hub: RunningHub,
-) -> None:
+async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_read_whole(hub: RunningHub) -> None:
     """Killed at a moment of chance within the read; the next one of the shard ends with the trainer's bytes."""
     async with training(hub) as it:
         await it.begin()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from tests.bounds import WAIT_S
 from tests.kit.agents import FAULT, FAULTY_MODEL, UNOWNED_FAULT_MODEL
 from tests.kit.hubs import RunningHub, running_hub
@@ -26,14 +27,13 @@ async def hub(tmp_path: Path) -> AsyncIterator[RunningHub]:
 async def assert_reported(hub: RunningHub, kind: str, job: str, why: str) -> None:
     """Look at the agent's activity, and at what `status` and `doctor` print; the job asked about is another one."""
     (trouble,) = (await hub.activity("well", AGENT)).troubles
-    assert (trouble.kind, trouble.job, why in trouble.why) == (kind, job, True)
-    _, text, _ = await hub.command("status", "--job", "well")
-    assert all(each in text for each in (f"! {AGENT}", kind, "->"))
-    assert why in " ".join(text.split())
     _, written, _ = await hub.command("status", "--json", "--job", "well")
     (process,) = [each for each in json.loads(written)["processes"] if each["process"] == AGENT]
     (reported,) = process["troubles"]
-    assert (reported["kind"], reported["job"], why in reported["why"]) == (kind, job, True)
+    for found in (structs.asdict(trouble), reported):
+        assert (found["kind"], found["job"], why in found["why"]) == (kind, job, True)
+    _, text, _ = await hub.command("status", "--job", "well")
+    assert all(each in " ".join(text.split()) for each in (f"! {AGENT}", kind, "->", why))
     code, findings, _ = await hub.command("doctor", "--quick", "--json", "--job", "well")
     (finding,) = [each for each in map(json.loads, findings.splitlines()) if kind in each["found"]]
     assert (code, why in finding["found"], finding["check"]) == (1, True, "activity")

@@ -1,6 +1,7 @@
 """Deleting a whole job on a hub of real processes: what is freed, what callers get, and how its name is used anew."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ import torch
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, module_hub, new_job
 from tests.kit.tensors import assert_same_bytes, weights
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 from tests.leftovers import memory_of
 
 import tensorhub
@@ -32,23 +33,18 @@ hub = module_hub(TENSORHUB_CACHE_DISK_BYTES="16MiB", TENSORHUB_CACHE_BYTES="0", 
 def files_of(hub: RunningHub, job: str) -> list[Path]:
     """Return the manifests, in memory and on disk, that name the job: beside each stands what it is about."""
     disks = [hub.directory / "state" / agent.id / "copies" for agent in hub.file.agents]
-    found = [path for folder in disks for path in folder.glob("*.json")] + memory_of(hub.directory, end=".json")
-    return [path for path in found if _names(path, job)]
-
-
-def _names(path: Path, job: str) -> bool:
-    try:
-        return f'"job":"{job}"'.encode() in path.read_bytes()
-    except FileNotFoundError:
-        return False
+    found = []
+    for path in [*(path for folder in disks for path in folder.glob("*.json")), *memory_of(hub.directory, end=".json")]:
+        with contextlib.suppress(FileNotFoundError):
+            found += [path] if f'"job":"{job}"'.encode() in path.read_bytes() else []
+    return found
 
 
 async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
     """Return the job's streams, and how many messages each has."""
-    wanted = (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job))
     found = {}
     async with await hub.bus(hub.admin_key) as bus:
-        for name in wanted:
+        for name in (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job)):
             try:
                 found[name] = int((await api.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
             except StreamFailure as failure:
@@ -60,12 +56,11 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
 async def cleared(hub: RunningHub, job: str) -> None:
     """Return once the log is cut down to the deletion and what follows, and the blobs are gone."""
 
-    async def is_cleared() -> bool:
-        found = await streams_of(hub, job)
+    def are_cleared(found: dict[str, int]) -> bool:
         is_cut = found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX
         return is_cut and subjects.blob_stream(job) not in found
 
-    await until(is_cleared, f"job {job} is cleared up")
+    await until_answer(lambda: streams_of(hub, job), are_cleared, f"job {job} is cleared up")
 
 
 async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:

@@ -69,16 +69,13 @@ async def test_the_same_request_twice(hub: RunningHub) -> None:
     job = new_job()
     async with hub.connected(job) as (here, _):
         await here.register("m", {"w": torch.ones(5)}, replica="trainer")
-        client = await hub.raw_client()
-        try:
-            stream = client.jetstream()
-            body = b'{"verb":"publish","model":"m","replica":"trainer","version":1}'
-            headers = {"Nats-Msg-Id": f"{job}-once"}
-            acks = [await stream.publish(f"tensorhub.v1.{job}.cmd.publish", body, headers=headers) for _ in range(3)]
-            assert len({ack.seq for ack in acks}) == 1
-            assert [bool(ack.duplicate) for ack in acks] == [False, True, True]
-        finally:
-            await client.close()
+        body = b'{"verb":"publish","model":"m","replica":"trainer","version":1}'
+        headers = {"Nats-Msg-Id": f"{job}-once"}
+        async with hub.raw_client() as client:
+            publish = client.jetstream().publish
+            acks = [await publish(f"tensorhub.v1.{job}.cmd.publish", body, headers=headers) for _ in range(3)]
+        assert len({ack.seq for ack in acks}) == 1
+        assert [bool(ack.duplicate) for ack in acks] == [False, True, True]
         async with asyncio.timeout(WAIT_S):
             async for event in here.watch("m"):
                 if event.kind == "version.published":

@@ -13,7 +13,7 @@ from tests.chaos.memory_marks import first_bytes
 from tests.chaos.scenario import Blow
 from tests.kit.hubs import RunningHub, running_hub
 from tests.kit.transports import NEEDS_UCX
-from tests.kit.waiting import kill, wake
+from tests.kit.waiting import Missed, kill, met, wake
 from tests.stopping import stop
 
 from tensorhub import AsyncShard, ReadReport
@@ -27,10 +27,6 @@ READ_S: Final = 60.0
 ATTEMPTS_MAX: Final = 6
 SETTINGS: Final = {"TENSORHUB_WINDOW_BYTES": str(4 * MIB), "TENSORHUB_STALL_S": "2"}
 """A small window makes a read long enough to be struck."""
-
-
-class Missed(Exception):
-    """The blow did not meet a reader in the middle of a chain."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +91,7 @@ async def test_without_pipelining_all_is_read_from_the_trainer(tmp_path: Path) -
 @pytest.mark.parametrize("blow", [kill, stop])
 async def test_readers_behind_a_middle_that_is_struck_move_on(tmp_path: Path, blow: Blow) -> None:
     """Each reader that can still end has the version, and has read nothing again but what was under way."""
-    for attempt in range(ATTEMPTS_MAX):
-        try:
-            await struck(tmp_path / str(attempt), attempt % READERS, blow)
-        except Missed:
-            continue
-        return
-    pytest.fail("no blow met the middle of a chain")
+    await met(lambda n: struck(tmp_path / str(n), n % READERS, blow), ATTEMPTS_MAX)
 
 
 async def struck(directory: Path, number: int, blow: Blow) -> None:

@@ -5,10 +5,9 @@ Where things are odd or go wrong the error says what lacks; sources that are kil
 
 import asyncio
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import torch
@@ -25,15 +24,14 @@ from tests.kit.shardings import (
     published,
     registered,
     rows,
-    specs,
     whole,
 )
 from tests.kit.transports import BOTH, UCXX_AND_LONG_LOCAL, hub_over
 
-from tensorhub import AsyncHub, AsyncShard, LayoutMismatch, RoundTimeout, TensorSpec, VersionUnavailable
+from tensorhub import AsyncShard, LayoutMismatch, RoundTimeout, VersionUnavailable
+from tensorhub.arguments import INSTALLS
 from tensorhub.specs import DTYPES
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
-from tensorhub_common.programs.regions import DIMS_MAX
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -115,7 +113,10 @@ async def test_any_sharding_is_read_as_any_other(
     """Version after version, readers of several shardings, all at once."""
     async with hub.connected() as hubs:
         trainer = await registered(hubs, "trainer", how, shards, make(0))
-        engines = [(await registered(hubs, f"{as_.__name__}-{n}", as_, n, make(0)), as_) for as_, n in readers]
+        # Every other one fills its memory beside.
+        engines = [
+            (await registered(hubs, f"{as_.__name__}-{n}", as_, n, make(0), INSTALLS[n % 2]), as_) for as_, n in readers
+        ]
         for version in (1, 2):
             assert await published(trainer, how, make(version)) == version
             await replicated([shard for some, _ in engines for shard in some], version)
@@ -167,20 +168,6 @@ async def test_an_engine_publishes_and_the_trainer_reads(hub: RunningHub) -> Non
         assert_holds(late, mesh, odd_model(2))
 
 
-@pytest.mark.parametrize("how", [rows, columns])
-async def test_a_staged_engine_of_another_sharding(hub: RunningHub, how: Sharding) -> None:
-    tensors = {"w": torch.arange(999.0 * 8).view(999, 8)}
-    async with hub.connected() as hubs:
-        trainer = await registered(hubs, "trainer", rows, 4, tensors)
-        engine = await registered(hubs[1:], "engine", how, 2, tensors, install="staged")
-        for version in (1, 2, 3):
-            values = {"w": tensors["w"] + version}
-            assert await published(trainer, rows, values) == version
-            await replicated(engine, version)
-            assert_holds(engine, how, values)
-            await unpublished(trainer)
-
-
 @pytest.mark.long
 async def test_more_sources_than_may_be_open_at_a_time_fill_a_reader(hub: RunningHub) -> None:
     """Each of its shards needs a part of each source; then the trainer takes its version back at once."""
@@ -196,20 +183,6 @@ async def test_more_sources_than_may_be_open_at_a_time_fill_a_reader(hub: Runnin
             await unpublished(trainer)
 
 
-# ----------------------------------------------------------------------------------------------------------- errors
-
-
-async def loaded(hubs: list[AsyncHub], shard_specs: list[dict[str, TensorSpec]], shards: int) -> list[AsyncShard]:
-    """Register a trainer's shards, one on each hub in turn, and call what is in their memory loaded."""
-    found = [
-        await hubs[n % len(hubs)].register("m", spec, replica="trainer", shard=n, shards=shards)
-        for n, spec in enumerate(shard_specs)
-    ]
-    for shard in found:
-        shard.mark_loaded()
-    return found
-
-
 async def test_a_mapped_engine_of_another_sharding_is_refused(hub: RunningHub) -> None:
     tensors = {"w": torch.ones(8, 8)}
     async with hub.connected() as hubs:
@@ -218,36 +191,6 @@ async def test_a_mapped_engine_of_another_sharding_is_refused(hub: RunningHub) -
         assert await published(trainer, rows, tensors) == 1
         with pytest.raises(VersionUnavailable, match="trainer/0 on agent-0 has another layout"):
             await engine.replicate(1, timeout_s=5)
-
-
-async def test_a_gap_is_named_with_its_tensor_and_region(hub: RunningHub) -> None:
-    tensors = {"a": torch.ones(8, 6), "w": torch.ones(8, 6)}
-    holed = specs(tensors, rows, 1, 2)
-    holed["w"] = TensorSpec((3, 6), torch.float32, global_shape=(8, 6), offset=(5, 0))
-    async with hub.connected() as hubs:
-        trainer = await loaded(hubs, [specs(tensors, rows, 0, 2), holed], 2)
-        assert set(await asyncio.gather(*(shard.publish() for shard in trainer))) == {1}
-        reader = await registered(hubs, "reader", columns, 2, tensors)
-        failed = await asyncio.gather(*(shard.replicate(1, timeout_s=10) for shard in reader), return_exceptions=True)
-        for error in failed:
-            assert isinstance(error, LayoutMismatch), failed
-            assert re.search(r"no holder has \[4:5, [03]:[36]\] of 'w'", str(error))
-        # What lies beside the gap can be read by a replica that wants no more.
-        part: dict[str, Any] = {"a": tensors["a"], "w": TensorSpec((4, 6), "float32", (8, 6), (0, 0))}
-        beside = await hubs[0].register("m", part, replica="beside")
-        assert await beside.replicate(1) == 1
-
-
-async def test_boxes_of_more_dimensions_than_can_be_carried(hub: RunningHub) -> None:
-    """The tensor is named at once, and nothing waits for the call's bound."""
-    rank = DIMS_MAX + 1
-    async with hub.connected() as hubs:
-        [trainer] = await loaded(hubs, [{"deep": TensorSpec((3,) * rank, "uint8")}], 1)
-        assert await trainer.publish() == 1
-        corner = {"deep": TensorSpec((2,) * rank, "uint8", (3,) * rank, (1,) * rank)}
-        reader = await hubs[1].register("m", corner, replica="reader")
-        with pytest.raises(LayoutMismatch, match=f"'deep' lies in boxes of {rank} dimensions"):
-            await reader.replicate(1)
 
 
 async def test_a_read_that_runs_out_of_time_names_its_shard_once(hub: RunningHub) -> None:
@@ -312,9 +255,6 @@ async def test_a_trainer_comes_back_with_other_ranks(hub: RunningHub) -> None:
         await asyncio.gather(*(shard.release() for shard in old))
         assert "trainer" not in {replica.replica for replica in await hubs[0].replicas("m")}
         await registered(hubs[:1], "trainer", rows, 3, tensors)
-
-
-# ---------------------------------------------------------------------------------------------------- in the middle
 
 
 async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: RunningHub) -> None:

@@ -1,7 +1,6 @@
 """Copies past the limit of memory, on real processes: their files have the bytes, and outlive the host's memory."""
 
 import asyncio
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from tests.kit.hubs import RunningHub, copies_of, module_hub, new_job
 from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
-from tests.kit.waiting import until, until_answer
+from tests.kit.waiting import Missed, met, until, until_answer
 from tests.leftovers import memory_of
 from tests.stopping import stop
 
@@ -47,12 +46,7 @@ def copies_on_disk(hub: RunningHub, job: str) -> Copies:
 
 async def until_one_is_named(hub: RunningHub, job: str) -> tuple[str, Path]:
     """Wait until there is one whole file of the job; return its agent and where it is."""
-
-    def is_named() -> bool:
-        found = copies_on_disk(hub, job)
-        return len(found) == 1 and all(path.exists() for path, _ in found.values())
-
-    await until(is_named)
+    await until(lambda: [path.exists() for path, _ in copies_on_disk(hub, job).values()] == [True])
     [((agent, _), (path, _))] = copies_on_disk(hub, job).items()
     return agent, path
 
@@ -139,13 +133,14 @@ def is_filling(hub: RunningHub, job: str) -> bool:
 async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub: RunningHub) -> None:
     """What half a file holds is never counted: the shard stays published until another attempt is whole."""
     values = {"w": torch.arange(LARGE, dtype=torch.float32)}
-    for _ in range(ATTEMPTS_MAX):
+
+    async def attempt(_: int) -> None:
         job = new_job()
         async with hub.connected(job) as (here, there):
             trainer = await there.register("m", values, replica="trainer")
             await here.retain("m", last=1)
             publishing = asyncio.create_task(trainer.publish(1))
-            await until(partial(is_filling, hub, job))
+            await until(lambda: is_filling(hub, job))
             [(agent, _)] = copies_on_disk(hub, job)
             hub.kill(agent)
             await publishing
@@ -160,9 +155,10 @@ async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub
                 await reader.release()
             await trainer.release()
             await let_go(hub, here, job)
-        if was_writing:
-            return
-    pytest.fail("no kill met the middle of a file")
+        if not was_writing:
+            raise Missed
+
+    await met(attempt, ATTEMPTS_MAX)
 
 
 async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) -> None:
@@ -185,15 +181,3 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
         assert_same_bytes({"w": load_file(path)["w"]}, {"w": torch.arange(200_000.0)})
         await trainer.release()
         await let_go(hub, here, job)
-
-
-async def test_a_version_that_fits_nowhere_stays_published(hub: RunningHub) -> None:
-    """Neither memory nor disk may take it: the limit of the disk is named too."""
-    async with hub.connected() as (here, _):
-        trainer = await here.register("m", {"w": torch.ones(70_000_000)}, replica="trainer")
-        await here.retain("m", last=1)
-        await trainer.publish(1)
-        with pytest.raises(tensorhub.RetentionFull, match="TENSORHUB_CACHE_DISK_BYTES"):
-            await trainer.unpublish()
-        assert trainer.version == 1
-        await here.retain("m", last=0)

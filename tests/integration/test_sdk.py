@@ -1,7 +1,6 @@
 """The SDK against a real hub: what its interface promises, in one process and in several.
 
-What callers get wrong is refused in test_bad_input.py; versions in a row, shards and modules are in
-test_bytes_versions.py.
+What callers get wrong is refused in test_bad_input.py; replicas of several shards are in test_resharding.py.
 """
 
 import asyncio
@@ -11,50 +10,57 @@ import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, new_job
-from tests.kit.tensors import full, shown
+from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, full, raw, shown, weights
+from tests.kit.transports import BOTH, hub_over
+from torch import nn
 
 import tensorhub
 from tensorhub import AsyncHub
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-README = """
-import tensorhub, torch
-hub = tensorhub.connect()
-hub.register("policy", {"w": torch.ones(4, 4)}, replica="trainer").publish(version=1)
-engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
-print(engine.replicate("latest"), engine.tensors["w"])
-hub.close()
-"""
+two_hosts = hub_over(BOTH)
 
 
-async def test_the_lines_of_the_readme_work_as_printed(hub: RunningHub) -> None:
-    """In a shell where nothing but TENSORHUB_DIR is set."""
-    code, out, err = await hub.run_interpreter(README)
-    assert (code, err) == (0, "")
-    assert out.startswith("1 tensor([[1., 1., 1., 1.],")
+async def test_versions_in_a_row_and_a_reader_that_passes_one_on(two_hosts: RunningHub) -> None:
+    """Each version arrives as itself, numbers may be left out, and what is held is fetched once.
 
-
-async def test_a_training_run_on_two_agents(hub: RunningHub) -> None:
-    tensors = {"w": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.bfloat16)}
-    async with hub.pair(tensors) as it:
+    A reader that holds a version is a source of it, although the trainer has moved on and gone.
+    """
+    async with two_hosts.pair(weights(0)) as it:
         assert it.engine.version is None
-        for step in (1, 2, 3):
-            it.trainer.tensors["w"].fill_(step)
-            assert await it.trainer.publish() == step
-            assert await it.trainer.publish(step) == step, "it is published already"
-            assert await (it.engine.replicate() if step == 1 else it.engine.update()) == step
-            assert {it.trainer.version, it.engine.version} == {step}
-            assert it.engine.tensors["w"].tolist() == [step] * 1000
-            await it.trainer.unpublish()
-            assert repr(it.trainer) == "<m/trainer shard 0 of 1, version None>"
+        for version in (1, 2, 3, 10, 11, 400):
+            assert await it.step(weights(version), version) == version
+            assert await it.trainer.publish(version) == version, "it is published already"
+            assert await (it.engine.replicate() if version == 1 else it.engine.update()) == version
+            assert {it.trainer.version, it.engine.version} == {version}
+            assert_same_bytes(it.engine.tensors, weights(version))
+            assert await it.engine.update() is None
         assert it.engine.last_read is not None
-        assert it.engine.last_read.nbytes == 4006
-        assert await it.engine.update() is None
-        assert await it.versions() == {1: "unavailable", 2: "unavailable", 3: "available"}
-        assert (await it.here.versions("m"))[2].holders == ("engine",)
+        assert it.engine.last_read.nbytes == WEIGHTS_BYTES
+        await it.trainer.unpublish()
+        assert repr(it.trainer) == "<m/trainer shard 0 of 1, version None>"
+        it.trainer.tensors["a"].zero_()
+        assert_same_bytes(it.engine.tensors, weights(400))
+        assert await it.versions() == {**dict.fromkeys((1, 2, 3, 10, 11), "unavailable"), 400: "available"}
+        assert (await it.here.versions("m"))[-1].holders == ("engine",)
+        await it.trainer.release()
+        third = await it.here.register("m", weights(99), replica="third")
+        assert await third.replicate(400) == 400
+        assert_same_bytes(third.tensors, weights(400))
         await it.engine.release()
-        assert [each.replica for each in await it.here.replicas("m")] == ["trainer"]
+        assert [each.replica for each in await it.here.replicas("m")] == ["third"]
+
+
+async def test_equal_bytes_of_another_replica_make_it_a_holder(hub: RunningHub) -> None:
+    async with hub.pair(weights(1), weights(1)) as it:
+        for shard in (it.trainer, it.engine):
+            assert await shard.publish(5) == 5
+        assert (await it.here.versions("m"))[-1].holders == ("engine", "trainer")
+        await it.trainer.release()
+        reader = await it.here.register("m", weights(99), replica="reader")
+        assert await reader.replicate(5) == 5
+        assert_same_bytes(reader.tensors, weights(1))
 
 
 async def test_update_waits_for_something_newer(hub: RunningHub) -> None:
@@ -175,3 +181,59 @@ async def test_one_shard_has_one_worker(hub: RunningHub) -> None:
                     await other_process.ask("register_full", "m", "trainer", 1000, 1.0, {})
         assert await hub.catalog(it.job) == before
         assert await it.step(full(2)) == 6
+
+
+class Tied(nn.Module):
+    """A tiny language model whose two tables are one, with buffers of both kinds."""
+
+    seen: torch.Tensor
+    mask: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.mix = nn.Linear(16, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.head = nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.ones(16), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.seen += len(tokens)
+        hidden = self.norm(torch.relu(self.mix(self.embed(tokens) * self.mask)))
+        logits: torch.Tensor = self.head(hidden)
+        return logits
+
+
+async def test_module_trains_in_hub_memory(two_hosts: RunningHub) -> None:
+    """An optimizer that was built before goes on training the same parameters, and each version reaches the reader."""
+    torch.manual_seed(0)
+    model, copy = Tied(), Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    before = dict(model.named_parameters())
+    tokens = torch.randint(0, 50, (64,))
+    async with two_hosts.pair(model, copy) as it:
+        assert all(before[name] is parameter for name, parameter in model.named_parameters())
+        assert model.head.weight is model.embed.weight
+        assert copy.head.weight is copy.embed.weight
+        losses = []
+        for version in range(1, 6):
+            for _ in range(5):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(tokens), tokens)
+                loss.backward()
+                optimizer.step()
+            losses.append(float(loss.detach()))
+            assert await it.trainer.publish() == version
+            assert await it.engine.update() == version
+            assert_same_bytes(it.engine.tensors, it.trainer.tensors)
+            theirs = dict(copy.named_buffers()) | dict(copy.named_parameters())
+            for name, tensor in (dict(model.named_buffers()) | dict(model.named_parameters())).items():
+                assert torch.equal(raw(theirs[name]), raw(tensor)), name
+            assert int(copy.seen) == 64 * 5 * version
+            await it.trainer.unpublish()
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < losses[0] / 5
+    # The memory is this process's own now, and the model goes on.
+    assert torch.equal(model.head.weight, copy.head.weight)

@@ -22,7 +22,7 @@ from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.otlp_receiver import Received, Receiver, receiving, tree
 from tests.kit.processes import Peer
 from tests.kit.tensors import full
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 from tools.docs.metrics_page import prometheus_name
 
 from tensorhub import TensorSpec, VersionUnavailable
@@ -48,8 +48,8 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> AsyncIterator[RunningHub]:
-    settings = {**receiver.environ, "TENSORHUB_METRICS": "0"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
+    directory = tmp_path_factory.mktemp("hub")
+    async with running_hub(directory, settings=receiver.environ, TENSORHUB_METRICS="0") as running:
         yield running
 
 
@@ -57,9 +57,6 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> A
 async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
     async with await hub.bus() as connected:
         yield connected
-
-
-# ------------------------------------------------------------------------------------------ exported to a receiver
 
 
 async def one_version(hub: RunningHub, job: str, shards: int, trainer: dict[str, str], reader: dict[str, str]) -> None:
@@ -83,14 +80,15 @@ async def one_version(hub: RunningHub, job: str, shards: int, trainer: dict[str,
 
 
 async def spans_of(receiver: Receiver, job: str, names: dict[str, int]) -> list[Received]:
-    """Return a job's spans once there are so many of each name, and no others but waits, which are left out.
+    """Return a job's spans, of one trace, once there are so many of each name, and no others.
 
-    Each transfer that had to wait has a wait, in a trace of its own; they come with the transfers.
+    Left out are waits: each transfer that had to wait has one, in a trace of its own; they come with the transfers.
     """
     wanted = Counter(names)
     found = await asyncio.to_thread(receiver.wait, job, lambda spans: Counter(each.name for each in spans) >= wanted)
     found = [each for each in found if each.name != "wait"]
     assert Counter(each.name for each in found) == wanted
+    assert len({each.trace for each in found}) == 1
     return found
 
 
@@ -133,7 +131,6 @@ async def test_one_version_is_one_trace_over_all_processes(hub: RunningHub, rece
     job = new_job()
     await one_version(hub, job, 1, receiver.environ, receiver.environ)
     spans = await spans_of(receiver, job, NAMES)
-    assert len({each.trace for each in spans}) == 1
     assert edges(spans) == PUBLICATION | TRANSFER
     assert len({(each.service, each.instance) for each in spans}) == 6
     read, grant = one(spans, "read"), one(spans, "lease.grant")
@@ -154,9 +151,7 @@ async def test_the_shards_of_a_version_are_in_one_trace(hub: RunningHub, receive
     """Two shards publish and two read: one of the publish spans is the root."""
     job = new_job()
     await one_version(hub, job, 2, receiver.environ, receiver.environ)
-    once = {"version.published": 1, "round.decided": 1}
-    spans = await spans_of(receiver, job, {name: once.get(name, 2) for name in NAMES})
-    assert len({each.trace for each in spans}) == 1
+    spans = await spans_of(receiver, job, dict.fromkeys(NAMES, 2) | {"version.published": 1, "round.decided": 1})
     assert edges(spans) == PUBLICATION | TRANSFER | {("tensorhub-sdk publish", "tensorhub-sdk publish")}
     by_id = {each.span: each for each in spans}
     for each in spans:
@@ -169,7 +164,6 @@ async def test_workers_without_telemetry_are_left_out(hub: RunningHub, receiver:
     job = new_job()
     await one_version(hub, job, 1, DISABLED, DISABLED)
     spans = await spans_of(receiver, job, WITHOUT_SDK)
-    assert len({each.trace for each in spans}) == 1
     assert one(spans, "publish").service == "tensorhub-agent"
     assert [each.name for each in spans if not each.parent] == ["publish"]
 
@@ -191,17 +185,13 @@ async def test_a_request_from_outside(
 ) -> None:
     """The header of a foreign client names the publication's parent; garbage in it is none."""
     async with hub.pair(full(9, 9)) as it:
-        client = await hub.raw_client()
-        try:
-            headers = {"Nats-Msg-Id": it.job, **({"Traceparent": traceparent} if traceparent else {})}
-            body = b'{"verb":"publish","model":"m","replica":"trainer","version":3}'
+        headers = {"Nats-Msg-Id": it.job, **({"Traceparent": traceparent} if traceparent else {})}
+        body = b'{"verb":"publish","model":"m","replica":"trainer","version":3}'
+        async with hub.raw_client() as client:
             await client.jetstream().publish(f"tensorhub.v1.{it.job}.cmd.publish", body, headers=headers)
-        finally:
-            await client.close()
         assert await it.engine.replicate() == 3
         # This process exports nothing, so `replicate` is not there.
         spans = await spans_of(receiver, it.job, WITHOUT_SDK)
-    assert len({each.trace for each in spans}) == 1
     publish = one(spans, "publish")
     assert (publish.service, publish.parent) == ("tensorhub-agent", parent)
     assert (publish.trace == TRACE) == bool(parent)
@@ -215,14 +205,11 @@ async def test_with_telemetry_off_nothing_is_made(tmp_path: Path, receiver: Rece
     async with running_hub(tmp_path, settings=off) as quiet:
         job = new_job()
         await one_version(quiet, job, 1, off, off)
-        client = await quiet.raw_client()
-        try:
+        async with quiet.raw_client() as client:
             stream = client.jetstream()
             name = await stream.find_stream_name_by_subject(f"tensorhub.v1.{job}.event.>")
             state = (await stream.stream_info(name)).state
             entries = [await stream.get_msg(name, seq) for seq in range(1, state.messages + 1)]
-        finally:
-            await client.close()
         assert len(entries) > 10
         assert not [each.subject for each in entries if "traceparent" in (each.headers or {})]
     assert receiver.spans(job) == []
@@ -286,9 +273,6 @@ async def test_a_program_that_ends_without_close_leaves_its_spans(
     await until(are_kept)
 
 
-# ------------------------------------------------------------------------------------------------ kept by processes
-
-
 async def one_update(hub: RunningHub, job: str, versions: int = 1) -> None:
     """Bring versions of a model from one agent to the other."""
     async with hub.pair(SPEC, SPEC, job=job) as it:
@@ -301,14 +285,13 @@ async def one_update(hub: RunningHub, job: str, versions: int = 1) -> None:
 
 async def kept(bus: Bus, job: str, wanted: set[str]) -> Spans:
     """Wait until the spans with these names are kept somewhere, and return those of their trace."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            transfers = (await collect_spans(bus, job, TransfersAsk(), PROCESSES)).spans
-            if transfers:
-                found = await collect_spans(bus, job, SpansAsk(trace=transfers[-1].trace), PROCESSES)
-                assert found.processes == PROCESSES
-                if wanted <= {span.name for span in found.spans}:
-                    return Spans(process="all", spans=found.spans)
+
+    async def of_last() -> Spans:
+        transfers = (await collect_spans(bus, job, TransfersAsk(), PROCESSES)).spans
+        found = await collect_spans(bus, job, SpansAsk(trace=transfers[-1].trace if transfers else ""), PROCESSES)
+        return Spans(process="all", spans=found.spans)
+
+    return await until_answer(of_last, lambda found: wanted <= {span.name for span in found.spans})
 
 
 @pytest.mark.long

@@ -141,11 +141,16 @@ class RunningHub:
         """Return a client of the registry."""
         return RegistryClient(job, NatsAddress(self.file.nats_all, key or Path(self.file.credentials)))
 
-    async def raw_client(self) -> Client:
-        """Return a NATS client that has nothing of ours about it."""
+    @asynccontextmanager
+    async def raw_client(self) -> AsyncIterator[Client]:
+        """Connect a NATS client that has nothing of ours about it."""
         key = self.admin_key
         prefix = inbox_of(public_key_of(read_seed(key), key))
-        return await nats.connect(self.file.nats, nkeys_seed=str(key), inbox_prefix=prefix)
+        client = await nats.connect(self.file.nats, nkeys_seed=str(key), inbox_prefix=prefix)
+        try:
+            yield client
+        finally:
+            await client.close()
 
     # Processes.
 

@@ -117,7 +117,7 @@ async def test_a_log_that_was_deleted_is_told(
             await open_job(own_bus, own_log.job)
             await fill(own_log, 5, "other")
             own_nats_server.restart()
-        with pytest.raises(LogShorter, match="" if is_anew else "deleted"):
+        with pytest.raises(LogShorter, match=None if is_anew else "deleted"):
             await take(entries, 1)
 
 

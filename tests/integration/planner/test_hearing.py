@@ -5,10 +5,10 @@ import time
 
 import msgspec
 import pytest
-from tests.bounds import WAIT_S
 from tests.integration.planner.conftest import Job, source
 from tests.integration.planner.test_service import planning
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.protocol import subjects
@@ -83,6 +83,4 @@ async def told(planner: PlannerService, agent: str, readers: int) -> None:
             and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
         )
 
-    async with asyncio.timeout(WAIT_S):
-        while not is_heard():  # noqa: ASYNC110 (only looking again tells)
-            await asyncio.sleep(0.01)
+    await until(is_heard)

@@ -9,12 +9,13 @@ import pytest
 from tests.integration.planner.conftest import MODEL, ROOT, Job
 from tests.integration.planner.test_service import planning
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import retried
 
 from tensorhub_common.bus.errors import NoAnswer
-from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.protocol import subjects
-from tensorhub_common.protocol.log.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
-from tensorhub_common.protocol.plans import PLAN_ASK_S, Plan, PlanRequest, ReadPriority, Refusal
+from tensorhub_common.protocol.log.commands import Drained, Filled, Granted, Ready, Unpublish, Want
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Plan, ReadPriority
 from tensorhub_planner.compiler.compiler import compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.context import program_store
@@ -22,7 +23,6 @@ from tensorhub_planner.context import program_store
 TRAINERS, ENGINES, TENSORS = 8, 12, 300
 ROWS = 96
 FIRST = 2
-PATIENCE_S = 60.0
 
 
 def sharded(rank: int, ranks: int, dim: int) -> Layout:
@@ -37,68 +37,39 @@ def sharded(rank: int, ranks: int, dim: int) -> Layout:
     return layout_of(entries)
 
 
-async def register(world: Job, replica: str, shards: int, dim: int) -> None:
-    """Let each shard of a replica stand on an agent of its own."""
-    for shard in range(shards):
-        layout, agent = sharded(shard, shards, dim), f"{replica}-{shard}"
-        digest = layout_digest(layout)
-        assert await world.put(encoded(layout)) == digest
-        await world.say(agent, Join(host=f"host-of-{agent}", site="berlin"))
-        nbytes = payload_bytes(layout)
-        where: dict[str, Any] = {"model": MODEL, "replica": replica, "shard": shard}
-        await world.say(agent, Register(**where, shards=shards, layout=digest, nbytes=nbytes))
+def of(replica: str, shard: int) -> dict[str, Any]:
+    return {"model": MODEL, "replica": replica, "shard": shard}
 
 
 async def publish(world: Job, version: int) -> None:
     """Let all trainers overwrite what they hold, if anything."""
     for shard in range(TRAINERS):
-        about: dict[str, Any] = {"model": MODEL, "replica": "trainers", "shard": shard}
+        about = of("trainers", shard)
         for command in (Unpublish(**about), Drained(**about)) if version > FIRST else ():
             await world.say(f"trainers-{shard}", command)
     for shard in range(TRAINERS):
-        ready = Ready(model=MODEL, replica="trainers", shard=shard, version=version, root=f"{version:032x}")
-        await world.say(f"trainers-{shard}", ready)
+        await world.say(f"trainers-{shard}", Ready(**of("trainers", shard), version=version, root=f"{version:032x}"))
 
 
 async def begin(world: Job, version: int) -> int:
     """Let all shards want the version; return the round."""
-    for shard in range(ENGINES):
-        want = Want(model=MODEL, replica="engines", shard=shard, want=version)
-        number = await world.say(f"engines-{shard}", want)
-    return number
+    return [await world.say(f"engines-{n}", Want(**of("engines", n), want=version)) for n in range(ENGINES)][-1]
 
 
 async def finish(world: Job, number: int, version: int) -> None:
-    for shard in range(ENGINES):
-        about: dict[str, Any] = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
-        await world.say(f"engines-{shard}", Granted(**about, attempt=1))
-    for shard in range(ENGINES):
-        about = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
-        await world.say(f"engines-{shard}", Filled(**about, version=version, root=ROOT))
+    for n in range(ENGINES):
+        await world.say(f"engines-{n}", Granted(**of("engines", n), round=number, attempt=1))
+    for n in range(ENGINES):
+        await world.say(f"engines-{n}", Filled(**of("engines", n), round=number, version=version, root=ROOT))
 
 
 async def ask(world: Job, shard: int, version: int) -> Plan:
     """Ask as an agent does: it waits for so long, and asks again."""
-    demand = PlanRequest(
-        model=MODEL,
-        version=version,
-        replica="engines",
-        shard=shard,
-        agent=f"engines-{shard}",
-        root=None,
-        at_seq=world.last_seq,
-        turn=ReadPriority(world.last_seq, world.last_seq),
-    )
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                question = msgspec.json.encode(demand)
-                body = await world.bus.request(subjects.query_subject(world.name, "plan"), question, PLAN_ASK_S)
-            except NoAnswer:
-                continue
-            answer = msgspec.json.decode(body, type=Plan | Refusal)
-            assert isinstance(answer, Plan), answer
-            return answer
+    turn = ReadPriority(world.last_seq, world.last_seq)
+    demand = world.demand("engines", version, shard=shard, agent=f"engines-{shard}", root=None, turn=turn)
+    question, subject = msgspec.json.encode(demand), subjects.query_subject(world.name, "plan")
+    body = await retried(lambda: world.bus.request(subject, question, PLAN_ASK_S), NoAnswer)
+    return msgspec.json.decode(body, type=Plan)
 
 
 async def test_each_program_is_compiled_once_and_the_next_version_is_read_as_the_first(
@@ -112,8 +83,8 @@ async def test_each_program_is_compiled_once_and_the_next_version_is_read_as_the
         return compile_program(digest, destination, index)
 
     monkeypatch.setattr(program_store, "compile_program", counting)
-    await register(world, "trainers", TRAINERS, 0)
-    await register(world, "engines", ENGINES, 1)
+    await world.register("trainers", *(sharded(rank, TRAINERS, 0) for rank in range(TRAINERS)))
+    await world.register("engines", *(sharded(rank, ENGINES, 1) for rank in range(ENGINES)))
     await publish(world, FIRST)
     async with planning(nats_server.url):
         number = await begin(world, FIRST)

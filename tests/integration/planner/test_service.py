@@ -1,7 +1,7 @@
 """The planner on a real log: it answers by what stands there, at once or with a bound."""
 
 import asyncio
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
+from tests.integration.planner.conftest import LAYOUT, MODEL, Job, begun, source
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import retried, until, until_answer
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.layout.layout import TensorEntry, layout_of
 from tensorhub_common.protocol.log.commands import Register, Unpublish
 from tensorhub_common.protocol.log.events import Event
@@ -34,10 +34,8 @@ async def planning(url: str, name: str = "planner-0") -> AsyncIterator[PlannerSe
     async with await connect(url, name=name) as bus:
         planner = PlannerService(bus, PlanLimits(), name)
         running = asyncio.create_task(planner.run())
-        async with asyncio.timeout(WAIT_S):
-            while await ping(bus, name, 0.5) is None:
-                assert not running.done(), running.result()
-                await asyncio.sleep(0)
+        await until(lambda: running.done() or ping(bus, name, 0.5), f"{name} answers")
+        assert not running.done(), running.result()
         yield planner
         assert not running.done(), running.exception()
         running.cancel()
@@ -65,25 +63,25 @@ async def test_a_plan_from_the_log(planner: PlannerService, world: Job) -> None:
 async def test_other_layouts_name_the_tensors(planner: PlannerService, world: Job) -> None:
     odd = layout_of([*LAYOUT.tensors[1:], TensorEntry("layer-0", "float32", 4, (2, 2), (2, 2), (0, 0))])
     await world.register("odd", odd)
-    answer = await world.ask(world.demand("odd", root=None))
-    assert isinstance(answer, Refusal)
-    assert answer.error == "LayoutMismatch"
-    assert "'layer-0' is float32 of global shape [2, 2] here" in answer.reason
-    assert "bfloat16 of global shape [1024, 4096]" in answer.reason
-    assert "layer-1" not in answer.reason
+    reason = await world.refused(world.demand("odd", root=None), "LayoutMismatch")
+    assert "'layer-0' is float32 of global shape [2, 2] here" in reason
+    assert "bfloat16 of global shape [1024, 4096]" in reason
+    assert "layer-1" not in reason
 
 
-async def test_a_layout_that_nobody_stored(planner: PlannerService, world: Job) -> None:
+async def test_a_layout_that_nobody_stored_or_that_is_none(planner: PlannerService, world: Job) -> None:
+    """What stands under a layout's digest and is no layout is refused by name."""
     await world.register("odd", layout_of([TensorEntry("w", "int8", 1, (7,), (7,), (0,))]), stored=False)
-    answer = await world.ask(world.demand("odd"))
-    assert isinstance(answer, Refusal)
-    assert "has no blob" in answer.reason
+    assert "has no blob" in await world.refused(world.demand("odd"), "RegistryUnavailable")
+    digest = await world.put(b"no layout at all")
+    await world.say("rollout", Register(model=MODEL, replica="none", shard=0, shards=1, layout=digest, nbytes=0))
+    assert "is no layout" in await world.refused(world.demand("none", agent="rollout"), "LayoutMismatch")
 
 
 MakePlan = Callable[[str, PlanRequest], Awaitable[PlanAnswer]]
 
 
-def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePlan:
+def counted(make_plan: MakePlan, answered: Counter[int], which: int) -> MakePlan:
     async def counting(job: str, demand: PlanRequest) -> PlanAnswer:
         answer = await make_plan(job, demand)
         # One that is behind in the log is asked again.
@@ -98,13 +96,13 @@ async def test_several_planners_share_the_questions(
 ) -> None:
     """Each question has one answer, and both planners give some."""
     async with planning(nats_server.url, "planner-1") as other:
-        answered = {id(planner): 0, id(other): 0}
+        answered = Counter[int]()
         for each in (planner, other):
             monkeypatch.setattr(each, "_answer", counted(each._answer, answered, id(each)))
         plans = await asyncio.gather(*(world.plan("rollout") for _ in range(40)))
         assert len(plans) == 40
-        assert sum(answered.values()) == 40
-        assert all(answered.values())
+        assert answered.total() == 40
+        assert len(answered) == 2
 
 
 async def test_a_burst_of_readers(planner: PlannerService, world: Job) -> None:
@@ -115,67 +113,40 @@ async def test_a_burst_of_readers(planner: PlannerService, world: Job) -> None:
 
 async def test_nats_restarts(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
     """The planner goes on where it was, and sees what was said since."""
-    world = Job(own_bus, job)
-    await world.open()
-    await world.register("trainer")
-    await world.register("rollout")
-    await world.publish("trainer", 1)
+    world = await begun(own_bus, job)
     async with planning(own_nats_server.url):
         assert (await world.plan("rollout")).shares
-        own_nats_server.kill()
-        own_nats_server.start()
+        own_nats_server.restart()
         await own_bus.wait_connected(WAIT_S)
         await world.say("trainer", Unpublish(model=MODEL, replica="trainer", shard=0))
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            # Its subscription comes back by itself a moment after the server, and its follower after that.
-            try:
-                answer = await world.ask(world.demand("rollout"))
-            except TensorHubError:
-                answer = None
-            if isinstance(answer, Refusal) and answer.error == "VersionUnavailable":
-                break
-            assert time.monotonic() < deadline, answer
-            await asyncio.sleep(0.01)
+        # Its subscription comes back by itself a moment after the server, and its follower after that.
+        answer = await until_answer(
+            lambda: retried(lambda: world.ask(world.demand("rollout")), TensorHubError),
+            lambda found: getattr(found, "error", "") == "VersionUnavailable",
+        )
+        assert isinstance(answer, Refusal)
         assert "is draining" in answer.reason
-
-
-async def test_a_blob_store_that_holds_other_bytes(planner: PlannerService, world: Job) -> None:
-    """What stands under a layout's digest and is no layout is refused by name."""
-    digest = await BlobStore(world.bus).put(world.name, b"no layout at all")
-    await world.say("rollout", Register(model=MODEL, replica="odd", shard=0, shards=1, layout=digest, nbytes=0))
-    answer = await world.ask(world.demand("odd", agent="rollout"))
-    assert isinstance(answer, Refusal)
-    assert answer.error == "LayoutMismatch"
-    assert "is no layout" in answer.reason
 
 
 async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
     own_nats_server: RunningNats, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planner says so to whoever reads in that job, and to whoever asks how it gets on."""
-    well, broken = Job(own_bus, "well"), Job(own_bus, "broken")
 
     def apply_or_fail(catalog: Catalog, seq: int, *rest: Any) -> tuple[Event, ...]:
-        if catalog.job == broken.name:
+        if catalog.job == "broken":
             raise KeyError("a fault of ours")
         return apply(catalog, seq, *rest)
 
     monkeypatch.setattr("tensorhub_planner.catalog_view.catalog_replica.apply", apply_or_fail)
-    for job in (well, broken):
-        await job.open()
-        await job.register("trainer")
-        await job.publish("trainer", 1)
-        await job.register("rollout")
+    well, broken = await begun(own_bus, "well"), await begun(own_bus, "broken")
 
     async def health(subject: str) -> Health:
         return msgspec.json.decode(await own_bus.request(subject), type=Health)
 
     async with planning(own_nats_server.url):
-        refusal = await broken.ask(broken.demand("rollout"))
-        assert isinstance(refusal, Refusal)
-        assert refusal.error == "RegistryUnavailable"
-        assert "can't be folded: KeyError('a fault of ours')" in refusal.reason
+        reason = await broken.refused(broken.demand("rollout"), "RegistryUnavailable")
+        assert "can't be folded: KeyError('a fault of ours')" in reason
         assert (await well.plan("rollout")).version == 1
         of_hub = await health(hub_ask("health.planner"))
         assert (of_hub.id, of_hub.role, of_hub.ailing) == ("planner-0", "planner", 1)
