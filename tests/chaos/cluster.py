@@ -56,7 +56,6 @@ class Cluster(Scenario):
         return trainer_and_readers(self, ("agent-0", "agent-1", "agent-2"), think_s_max=0.1)
 
     async def go(self) -> None:
-        """Strike each blow, and judge the log at the end."""
         await self.play(agents=3, registries=3, nats_nodes=NODES)
         if lost := self.log.kinds.get("agent.lost", 0):
             self.findings.wrong(f"{lost} agents were taken for lost, and none was struck")
@@ -102,7 +101,6 @@ class Cluster(Scenario):
         return stop if blow.endswith("-stopped") else kill, victims
 
     async def _leader(self) -> str:
-        """Return the registry that answers."""
         deadline = time.monotonic() + LEADS_S
         async with await self.hub.bus(self.hub.admin_key) as bus:
             while time.monotonic() < deadline:

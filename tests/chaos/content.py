@@ -32,7 +32,6 @@ class Content:
             self._bases[name] = chance.integers(0, WORD_MASK, words, dtype=np.uint64, endpoint=True)
 
     def write(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Overwrite every byte with those of a version."""
         for name, there in _each(tensors):
             there[:] = self._bytes(name, version)[: len(there)]
 
@@ -47,7 +46,6 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes a comparison compares."""
         return sum(_nbytes(spec) for spec in self.specs.values())
 
     def _bytes(self, name: str, version: int) -> Bytes:

@@ -54,7 +54,6 @@ class Crowd:
     wrong: list[str] = field(default_factory=list)
 
     async def timed(self, part: str, work: Awaitable[T]) -> T:
-        """Note how long a part took."""
         began = time.monotonic()
         try:
             return await work
@@ -62,7 +61,6 @@ class Crowd:
             self.took_s[part] = time.monotonic() - began
 
     def ended(self, ends: Iterable[object]) -> int:
-        """Count how calls ended; returns how many returned."""
         returned = 0
         for end in ends:
             if isinstance(end, tensorhub.TensorHubError):
@@ -74,13 +72,11 @@ class Crowd:
         return returned
 
     def check(self, holds: bool, otherwise: str) -> None:  # noqa: FBT001 (what is checked)
-        """Note what is wrong."""
         if not holds:
             self.wrong.append(otherwise)
 
     @property
     def table(self) -> str:
-        """Summarise it."""
         lines = [f"  {part:<44} {took_s:8.2f} s" for part, took_s in self.took_s.items()]
         lines += [f"  {count} calls raised {error}" for error, count in self.raised.items()]
         lines += [f"  WRONG: {each}" for each in self.wrong[:20]]
@@ -88,12 +84,10 @@ class Crowd:
 
 
 def values(number: int) -> torch.Tensor:
-    """Return what shard `number` holds."""
     return torch.full((ELEMENTS,), float(number))
 
 
 async def every(numbers: Iterable[int], work: Callable[[int], Awaitable[T]]) -> list[T | BaseException]:
-    """Do the work for each number, all at once."""
     return await asyncio.gather(*(work(number) for number in numbers), return_exceptions=True)
 
 
@@ -109,13 +103,10 @@ async def all_do(crowd: Crowd, part: str, numbers: Iterable[int], work: Callable
 async def all_shards(
     crowd: Crowd, part: str, shards: Mapping[int, AsyncShard], work: Callable[[AsyncShard], Awaitable[object]]
 ) -> None:
-    """Let each shard do something at once."""
     await all_do(crowd, f"shards {part}", shards, lambda number: work(shards[number]))
 
 
 async def registered(crowd: Crowd, hub: AsyncHub, count: int) -> dict[int, AsyncShard]:
-    """Register so many shards at once, each of a model of its own."""
-
     async def register(number: int) -> AsyncShard:
         return await hub.register(f"m{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
 
@@ -123,18 +114,15 @@ async def registered(crowd: Crowd, hub: AsyncHub, count: int) -> dict[int, Async
 
 
 def hold_their_values(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
-    """Compare what each shard holds with what was written into it."""
     for number, shard in shards.items():
         crowd.check(bool(torch.equal(shard.tensors["w"], values(number))), f"shard {number} has other values")
 
 
 async def release(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
-    """Release all shards at once."""
     await all_shards(crowd, "released", shards, lambda shard: shard.release(timeout_s=CALL_S))
 
 
 def check_files(crowd: Crowd, hub: RunningHub, count: int) -> None:
-    """Compare how many manifests and segments there are in shared memory."""
     found = len(manifests_of(hub.directory)), len(segments_of(hub.directory))
     crowd.check(found == (count, count), f"{found} manifests and segments for {count} shards")
 
@@ -233,7 +221,6 @@ async def _stopped(
 
 
 def hold(crowd: Crowd, made: Mapping[int, AsyncShard], content: torch.Tensor) -> None:
-    """Compare every reader's bytes with the trainer's."""
     wrong = [number for number, shard in made.items() if not torch.equal(shard.tensors["w"], content)]
     crowd.check(not wrong, f"{len(wrong)} readers hold other bytes, {wrong[:5]} among them")
 
@@ -259,7 +246,6 @@ async def jobs(directory: Path, count: int) -> Crowd:
 
 
 def first(ends: Iterable[object]) -> str:
-    """Return the first error among the ends of calls."""
     return next((str(each) for each in ends if isinstance(each, BaseException)), "no error")
 
 
@@ -273,7 +259,6 @@ PARTS: Final[dict[str, tuple[Callable[..., Coroutine[Any, Any, Crowd]], dict[str
 
 
 def main() -> None:
-    """Run one crowd; the exit code is 1 where something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.crowds", description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
     for part, (_, defaults) in PARTS.items():

@@ -108,11 +108,9 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """The living process, or None."""
         return None if self.life is None else self.life.peer.pid
 
     async def run(self) -> None:
-        """Run processes, one after another, until the worker is to end."""
         environment = {**os.environ, "TENSORHUB_DIR": str(self._directory), "OMP_NUM_THREADS": "1"}
         start = forked(PROGRAM, (msgspec.json.encode(self.config).decode(),), environment)
         log = self._directory / "logs" / f"worker-{self.name}.log"
@@ -140,13 +138,11 @@ class Member:
         self.life.peer.signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop the process."""
         assert self.life is not None
         self.life.stopped_at = time.monotonic()
         stop(self.life.peer.pid)
 
     def wake(self) -> None:
-        """Wake the process."""
         life = self.life
         if life is not None and life.stopped_at is not None:
             for number in life.open:
@@ -155,11 +151,9 @@ class Member:
             wake(life.peer.pid)
 
     def is_calling(self, call: str) -> bool:
-        """Return whether the worker waits for such a call just now."""
         return self.life is not None and any(each.call == call for each in self.life.open.values())
 
     def ask_to_end(self) -> None:
-        """Let the worker end in good order."""
         self._ending = True
         if self.life is not None:
             self.life.peer.signal(signal.SIGTERM)
@@ -261,11 +255,9 @@ class Fleet:
         self._runs: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Start every worker."""
         self._runs = {name: asyncio.create_task(member.run()) for name, member in self.members.items()}
 
     async def end(self) -> None:
-        """Let all end in good order."""
         for name, member in self.members.items():
             while not self._runs[name].done() and (member.life is None or not member.life.begun):  # noqa: ASYNC110 (only its reports show it)
                 await asyncio.sleep(LOOK_S)
@@ -298,7 +290,6 @@ class Fleet:
         return time.monotonic()
 
     def has_progressed(self, after: float) -> bool:
-        """Return whether every reader has read a version whose publication began after a moment."""
         version = self.version_after(after)
         return version is not None and all(
             member.newest.get(index, (0, 0.0))[0] >= version
@@ -307,12 +298,10 @@ class Fleet:
         )
 
     def version_after(self, after: float) -> int | None:
-        """Return the first version whose publication began after a moment."""
         all_published = (each for member in self.members.values() for each in member.published)
         return min((each.version for each in all_published if each.began_at > after), default=None)
 
     def reads(self) -> int:
-        """Return how many reads have returned a version."""
         return sum(member.commits for member in self.readers)
 
     def late_calls(self) -> list[str]:

@@ -73,14 +73,12 @@ class Run(Scenario):
             yield name, self.config(replica, agent, indexes=indexes, shards=SHARDS)
 
     async def go(self) -> None:
-        """Do all of it."""
         began = time.monotonic()
         await self.play(agents=AGENTS, hosts=self.hosts, TENSORHUB_LOG_FORMAT="console")
         self._look_for_leftovers()
         self.took_s = time.monotonic() - began
 
     async def script(self) -> None:
-        """Kill, and wait for progress after each."""
         began, self.chance = time.monotonic(), random.Random(self.seed)
         for number in range(1, self.kills + 1):
             await asyncio.sleep(self.chance.uniform(0, CALM_S_MAX))
@@ -129,7 +127,6 @@ class Run(Scenario):
             time.sleep(0.05)
 
     def table(self) -> str:
-        """Summarise the run."""
         findings = self.findings
         several = sum(len(each.victims) > 1 for each in self.done)
         where = "one host" if self.hosts == 1 else f"{self.hosts} hosts"
@@ -155,7 +152,6 @@ class Run(Scenario):
 
 
 def _processes_of(directory: Path) -> Iterator[str]:
-    """Name the living processes that were started for this directory."""
     mark = str(directory.absolute()).encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -48,7 +48,6 @@ class Rounds:
 
     @property
     def table(self) -> str:
-        """Summarise them."""
         again = [read.report.wasted_bytes for read in self.reads]
         slowest = max((read.after_s for read in self.reads), default=0.0)
         return (
@@ -60,7 +59,6 @@ class Rounds:
 
 
 async def play(holders: TwoHolders, rounds: int, seed: int, *, verbose: bool = False) -> Rounds:
-    """Play so many rounds at random moments."""
     chance, found, misses = random.Random(seed), Rounds(), 0
     while len(found.reads) < rounds:
         try:

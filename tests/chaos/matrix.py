@@ -61,7 +61,6 @@ class Matrix(Scenario):
         return trainer_and_readers(self, AGENTS, think_s_max=0.1)
 
     async def script(self) -> None:
-        """Play each cell."""
         for victim, blow, moment in product(self.victims, BLOWS, MOMENTS):
             told = self.telling(transport=self.transport, victim=victim, blow=blow, moment=moment)
             if not await self._wait_for(moment):
@@ -72,7 +71,6 @@ class Matrix(Scenario):
             print(self.cells[-1], flush=True)
 
     async def _wait_for(self, moment: str) -> bool:
-        """Return at the moment to strike at; False if it did not come."""
         after = time.monotonic()
         marks = [Marks.of(self.directory, agent) for agent in AGENTS[1:]]
         came: Callable[[], bool] = {
@@ -88,7 +86,6 @@ class Matrix(Scenario):
 
 
 def table_of(cells: Sequence[Struck]) -> str:
-    """Return a table for docs/design/faults.md: a row for each victim and moment, over each transport."""
     found = {(cell.transport, cell.victim, cell.moment, cell.blow): cell for cell in cells}
     rows = []
     for transport, victim, moment in dict.fromkeys(key[:3] for key in found):

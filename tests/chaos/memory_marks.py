@@ -28,12 +28,10 @@ BEGUN, OVER = 0.1, 0.7
 
 
 def segments_of(directory: Path, agent: str = "") -> list[Path]:
-    """Return the files of a hub's segments: all, or an agent's."""
     return memory_of(directory, agent and f"{agent}-", SEGMENT_SUFFIX)
 
 
 def manifests_of(directory: Path) -> list[Path]:
-    """Return the files that describe a hub's segments."""
     return memory_of(directory, end=MANIFEST_SUFFIX)
 
 
@@ -68,12 +66,10 @@ class Marks:
 
     @classmethod
     def of(cls, directory: Path, agent: str) -> Self:
-        """Open the one segment of an agent."""
         (path,) = segments_of(directory, agent)
         return cls(path)
 
     def are_mixed(self) -> bool:
-        """Tell whether a version is coming in just now."""
         now, seen = time.monotonic(), self._look()
         changed = sum(mark != before for mark, before in zip(seen, self._base, strict=True)) / MARKS
         if not changed:

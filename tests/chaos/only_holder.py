@@ -51,12 +51,10 @@ class Outcome:
 
 
 async def met(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1) -> Outcome:
-    """Run until a kill has met the middle of a transfer."""
     return await waiting.met(lambda n: run(directory / str(n), nbytes, comes_back=comes_back, hosts=hosts))
 
 
 async def run(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1) -> Outcome:
-    """Bring up a hub, kill the only holder in mid-transfer, and return what the reader got. Raises `Missed`."""
     # One thread and a narrow window, so that the middle of the transfer is long enough to be met.
     narrow = {"TENSORHUB_COPY_THREADS": "1", "TENSORHUB_WINDOW_BYTES": "1MiB", "MORTAL": HOLDER}
     agent = "" if comes_back else "once"

@@ -90,7 +90,6 @@ class Scenario(ABC):
         """Strike."""
 
     def config(self, replica: str, agent: str, **more: Any) -> Config:
-        """Describe a worker; one whose replica is called "trainer" trains."""
         return Config(job=self.job, seed=self.seed, replica=replica, agent=agent, nbytes=self.nbytes, **more)
 
     async def play(self, **hub: Any) -> None:
@@ -115,7 +114,6 @@ class Scenario(ABC):
     # Striking.
 
     def pids(self) -> dict[str, int]:
-        """Return every process that can be struck now, by name."""
         workers = {name: member.pid for name, member in self.fleet.members.items() if member.pid is not None}
         return self.hub.file.pids | workers
 
@@ -194,7 +192,6 @@ def arguments(doc: str | None, **defaults: Any) -> argparse.Namespace:
 
 
 def write_json(path: str, found: list[Struck]) -> None:
-    """Write what became of the blows into a file, if one is named."""
     if path:
         Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 

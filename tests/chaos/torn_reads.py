@@ -47,7 +47,6 @@ class Hunt(Scenario):
     reads_log = False
 
     def __post_init__(self) -> None:
-        """Say what is excused."""
         self.findings.excused = ONLY_DUE if self.drains else ONLY_DUE | {"IntegrityError"}
         self.must_begin = self.drains
 
@@ -55,7 +54,6 @@ class Hunt(Scenario):
         return trainer_and_readers(self, ("agent-0", *READERS), think_s_max=THINK_S_MAX, hurry_s=HURRY_S)
 
     async def go(self) -> None:
-        """Let them run for that long."""
         await self.play(agents=1 + len(READERS), hosts=2, agent="" if self.drains else "without-drain")
         for member in self.fleet.readers:
             self.commits[READERS[member.config.agent]] += member.commits
@@ -68,11 +66,9 @@ class Hunt(Scenario):
             self.findings.wrong("without the drain no reader has met a torn piece: this shows nothing")
 
     async def script(self) -> None:
-        """Let time pass."""
         await self.watched(asyncio.sleep(self.seconds))
 
     def table(self) -> str:
-        """Summarise the hunt."""
         commits = ", ".join(f"{count} over {transport}" for transport, count in sorted(self.commits.items()))
         calls = ", ".join(
             f"{call} {outcome} {count}"

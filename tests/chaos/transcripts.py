@@ -72,7 +72,6 @@ _calls: Final = logging.getLogger("call")
 
 
 def main() -> None:
-    """Make the transcripts that are named, one hub after another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     of_outages = parts.add_parser("outages")
@@ -107,7 +106,6 @@ def _print(text: str) -> None:
 
 
 async def outage(directory: Path, name: str, seconds: float, hosts: int, mib: int) -> None:
-    """Bring a hub up, take a part of it away for a while, and print what was logged."""
     own = directory / "reader.log"
     handler = logging.FileHandler(own)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
@@ -133,7 +131,6 @@ async def outage(directory: Path, name: str, seconds: float, hosts: int, mib: in
 
 @asynccontextmanager
 async def _working(hub: RunningHub, mib: int) -> AsyncIterator[None]:
-    """Publish all the time on one agent, and read all the time on the other."""
     async with hub.connected(JOB) as (trainer_hub, reader_hub):
         weights = {"w": torch.zeros(mib * MIB // 4)}
         trainer = await trainer_hub.register("policy", weights, replica="trainer")
@@ -172,7 +169,6 @@ async def _logged(what: str, call: Awaitable[object]) -> None:
 
 
 async def _away(hub: RunningHub, name: str, seconds: float) -> None:
-    """Stop a part, or kill it each time that it was started again."""
     part, how = name.rsplit("-", 1)
     if how == "stopped":
         with hub.stopped(PROCESSES[part]):
@@ -199,11 +195,9 @@ class Reading:
         self._began = time.monotonic()
 
     def truth(self, text: str) -> None:
-        """Print what was done, and when."""
         _print(f"  truth {time.strftime('%H:%M:%S')} +{time.monotonic() - self._began:5.2f} s  {text}")
 
     async def begin(self, timeout_s: float) -> None:
-        """Start the read, and return once bytes have come."""
         self._began = time.monotonic()
         self.truth("the read is called")
         self.task = asyncio.create_task(self._replicate(timeout_s))
@@ -226,17 +220,14 @@ class Reading:
         return f"{share:.0%} of the largest tensor's rows have come"
 
     async def command(self, *arguments: str) -> str:
-        """Return what a command of users prints."""
         _, out, err = await self.hub.command(*arguments, "--job", JOB)
         return (out + err).rstrip()
 
     async def look(self) -> None:
-        """Ask for the status now; it is printed with the rest."""
         self.truth(f"'tensorhub status' is asked; {self.part()}")
         self.status = await self.command("status")
 
     def metrics(self) -> dict[str, str]:
-        """Return the reading agent's metrics of reads."""
         url = re.findall(r"metrics at (http://\S+)", self.hub.log("agent-1"))[-1]
         with urllib.request.urlopen(url, timeout=READ_S) as page:  # noqa: S310 (it is our agent's)
             lines = page.read().decode().splitlines()

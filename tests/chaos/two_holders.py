@@ -119,7 +119,6 @@ class Reader:
         self.shard, self._segment = shard, segment
 
     async def begin(self) -> "asyncio.Task[int]":
-        """Start the read, and return once bytes have come."""
         reading = asyncio.create_task(self.shard.replicate(VERSION, timeout_s=READ_S))
         await first_bytes([self.shard], reading)
         return reading
@@ -131,7 +130,6 @@ class Reader:
             flat.bitwise_not_()
 
     def digest(self) -> str:
-        """Hash the whole segment."""
         with self._segment.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             return xxhash.xxh3_128_hexdigest(memory)
 

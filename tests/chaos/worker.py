@@ -64,7 +64,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trains(self) -> bool:
-        """Whether it publishes."""
         return self.replica == TRAINER
 
 
@@ -134,7 +133,6 @@ class Worker:
                 version = None
 
     async def _unpublish(self, shard: AsyncShard) -> bool:
-        """Return whether the memory may be overwritten."""
         hurry_s = self.config.hurry_s
         bound_s = UNPUBLISH_S if hurry_s is None or random.random() < PATIENT_SHARE else random.uniform(0, hurry_s)
         _, error = await self._timed(
@@ -143,7 +141,6 @@ class Worker:
         return error in (None, "NotPublished")
 
     async def _publish(self, shard: AsyncShard, version: int) -> str | None:
-        """Return the error's name, or None."""
         published, error = await self._timed(
             "publish", PUBLISH_S, MARGIN_S, lambda: shard.publish(version, timeout_s=PUBLISH_S), shard.shard
         )
@@ -200,7 +197,6 @@ class Worker:
         make: Callable[[], Awaitable[Result]],
         shard: int | None = None,
     ) -> tuple[Result | None, str | None]:
-        """Make a call; return its result or the name of its error, and report how long it took."""
         self._numbers += 1
         number, began = self._numbers, now()
         report(reports.Begun(at=began, number=number, call=call, shard=shard, bound_s=bound_s, margin_s=margin_s))
@@ -248,7 +244,6 @@ def report(what: reports.AnyReport) -> None:
 
 
 def main() -> None:
-    """Be the worker that the argument describes."""
     config = msgspec.json.decode(sys.argv[1], type=Config)
     if config.netns:
         enter(config.netns)

@@ -60,7 +60,6 @@ class Compose:
             self._environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = ""
 
     def __call__(self, *arguments: str) -> str:
-        """Run a command of compose and return what it wrote on stdout."""
         done = subprocess.run(
             ["docker", "compose", *arguments],
             check=False,
@@ -76,7 +75,6 @@ class Compose:
         return done.stdout
 
     def hub(self, *arguments: str) -> list[dict[str, Any]]:
-        """Run a command of the hub as a client, whose key the processes of the hub don't have; return its objects."""
         out = self(*RUN_DEMO, "tensorhub", *arguments, "--json")
         return [json.loads(line) for line in out.splitlines()]
 

@@ -93,7 +93,6 @@ class Machine:
         return done.stdout.strip()
 
     def start(self, *command: str, user: str | None = None) -> subprocess.Popen[str]:
-        """Start a command in it; the caller waits for its end."""
         return subprocess.Popen(self._inside(command, user), stdout=subprocess.PIPE, text=True)
 
     def _inside(self, command: tuple[str, ...], user: str | None) -> list[str]:
@@ -175,7 +174,6 @@ class Machine:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Return once the condition holds; fail at the bound."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"

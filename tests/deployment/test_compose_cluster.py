@@ -36,7 +36,6 @@ def compose() -> Iterator[Compose]:
 
 @pytest.fixture(scope="module")
 def job(compose: Compose) -> str:
-    """A job with some versions, trained before anything is lost."""
     return trained(compose)
 
 

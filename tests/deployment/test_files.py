@@ -22,7 +22,6 @@ OF_COMPOSE = {"TENSORHUB_NATS_PORT", "TENSORHUB_JAEGER_PORT", "TENSORHUB_MEMORY"
 
 
 def assignments(text: str) -> dict[str, str]:
-    """Read an env file, with the settings that it shows as comments."""
     return dict(re.findall(r"^#?([A-Z][A-Z0-9_]*)=(.*)$", text, re.MULTILINE))
 
 

@@ -66,7 +66,6 @@ class Nodes:
             process.wait(10)
 
     def _configured(self, index: int) -> Path:
-        """Write the node's two files, and return the one that it is started with."""
         etc = self.folder / f"etc-{index}"
         etc.mkdir()
         (etc / "credentials").symlink_to(self.keys.folder)

@@ -21,7 +21,6 @@ QUESTIONS: Final = torch.arange(VOCABULARY * 2).remainder(VOCABULARY)[:200].view
 
 
 def main() -> None:
-    """Be the rank that the arguments name."""
     rank, ranks = map(int, sys.argv[1:3])
     kind, directory, dtype = sys.argv[3], Path(sys.argv[4]), getattr(torch, sys.argv[5])
     torch.set_num_threads(1)

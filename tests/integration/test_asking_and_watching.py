@@ -50,7 +50,6 @@ async def first(
 
 
 async def test_a_models_events_in_order_and_on_after_what_was_seen(bus: Bus, job: str) -> None:
-    """Those of versions, or of the kinds that are asked for."""
     with pytest.raises(LogMissing, match="there is no job"):
         await first(bus, job, 1)
     await written(bus, job)

@@ -47,7 +47,6 @@ class Scene(Pair):
 
     @asynccontextmanager
     async def refused(self, error: type[Exception], *words: str) -> AsyncIterator[None]:
-        """Expect this error, in one line with these words, and the catalog and the memory to be as they were."""
         before = await self.hub.catalog(self.job)
         with pytest.raises(error) as raised:
             yield
@@ -149,7 +148,6 @@ async def test_a_model_without_a_version(scene: Scene) -> None:
 
 
 async def test_layouts_that_do_not_fit(scene: Scene) -> None:
-    """A sibling that does not fit, another count of shards, and a reader with other tensors."""
     async with scene.hub.connected(scene.job, agents=1) as (again,):
         half = await again.register("m", {"w": PART}, replica="halves", shard=0, shards=2)
         async with scene.refused(LayoutMismatch, "'w'"):
@@ -206,7 +204,6 @@ async def assert_both_conflict(shards: list[AsyncShard], call: Callable[[AsyncSh
 
 
 async def test_a_shard_that_never_comes_is_named(scene: Scene) -> None:
-    """To all of its siblings alike."""
     three = [await scene.here.register("n", {"w": torch.ones(4)}, replica="four", shard=n, shards=4) for n in range(3)]
     for call in (AsyncShard.publish, AsyncShard.replicate):
         failed = await asyncio.gather(*(call(shard, timeout_s=1) for shard in three), return_exceptions=True)

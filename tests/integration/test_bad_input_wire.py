@@ -145,7 +145,6 @@ async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> Non
 
 
 async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
-    """A nonsense question is answered with an error, and sense is answered afterwards."""
     job = new_job()
     async with hub.connected(job) as (here, _):
         trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
@@ -166,7 +165,6 @@ async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
 
 
 async def assert_refused(bus: Bus, subject: str, body: bytes) -> str:
-    """Expect an error of one line; return its code."""
     message = await bus.request_message(subject, body, 5)
     try:
         answer = answer_or_raise(message)
@@ -182,7 +180,6 @@ async def assert_refused(bus: Bus, subject: str, body: bytes) -> str:
 
 
 async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
-    """A malformed beat changes nothing about any agent."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         await here.register("m", {"w": torch.ones(9)}, replica="here")

@@ -180,7 +180,6 @@ async def test_layout_larger_than_a_message(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_all_of_it_with_digests_off(undigested: RunningHub) -> None:
-    """Every dtype, shape and stride, and many tiny tensors, in one model."""
     tiny = {f"tiny {number}": random_bits((1 + number % 7,), torch.int16, number) for number in range(2_000)}
     await assert_arrives(undigested, {**every_dtype(), **all_shapes(), **all_strides(), **tiny})
 

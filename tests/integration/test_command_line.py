@@ -54,7 +54,6 @@ BY_AGENT: Final = ("publish", "pull")
 
 
 def begun(folder: Path, arguments: Sequence[str], environment: dict[str, str], stdout: int | None = None) -> Run:
-    """Start a command in a folder."""
     return Run(forked(f"import os; os.chdir({str(folder)!r})\n{COMMAND}", arguments, environment), stdout)
 
 
@@ -68,7 +67,6 @@ def one_line(ended: Ended, code: int) -> str:
 
 
 def plain(**more: str) -> dict[str, str]:
-    """Return an environment without a hub in it."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TENSORHUB_")}
     return own | more
 
@@ -88,7 +86,6 @@ class SilentHub:
     environment: dict[str, str]
 
     def reached_by(self, arguments: Sequence[str]) -> socket.socket:
-        """Wait until a command has connected to the one that it asks first."""
         return (self.agent if arguments[0] in BY_AGENT else self.nats).accept()[0]
 
 
@@ -262,7 +259,6 @@ async def test_status_and_doctor_name_a_process_that_is_stopped(
 
 
 async def test_a_pull_that_is_broken_off_leaves_no_replica(hub: RunningHub, folder: Path, published: Published) -> None:
-    """The planner is stopped, so that it is in the middle until Ctrl-C."""
     async with hub.connected(published.job, agents=1) as (here,):
 
         async def is_pulling() -> bool:

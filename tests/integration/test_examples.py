@@ -27,7 +27,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 async def played(hub: RunningHub, job: str, example: str, *arguments: str, **more: str) -> Ended:
-    """Run an example to its end, in a process that has imported torch already."""
     path = str(EXAMPLES / example)
     return await hub.run(PLAY, path, *arguments, **{"TENSORHUB_JOB": job, **more})
 
@@ -76,7 +75,6 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
-    """Without a terminal, and at Ctrl-C."""
     job = new_job()
     code, out, err = await played(hub, job, "trainer.py", "--steps", "1")
     assert (code, err) == (0, "")
@@ -113,7 +111,6 @@ async def test_a_trainer_with_no_sdk_ends_at_ctrl_c_without_a_traceback(tmp_path
 
 @pytest.mark.slow
 async def test_all_ranks_end_at_ctrl_c_without_a_traceback(hub: RunningHub) -> None:
-    """A terminal sends it to each of them."""
     with started(hub, new_job(), "fsdp_to_tp.py", "--versions", "100000") as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("version 1: ")

@@ -32,7 +32,6 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor
 
 
 def quantised(tensor: torch.Tensor, scheme: str = SCHEME) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return torch's values and scales of a whole tensor."""
     name = str(tensor.dtype).removeprefix("torch.")
     values, scales = referred(bits_in(tensor.contiguous(), name), name, fp8_scheme(scheme))
     return torch.from_numpy(values).view(torch.float8_e4m3fn), torch.from_numpy(scales)
@@ -200,7 +199,6 @@ async def test_fused_and_stacked_weights_by_a_mapping_and_a_checkpoint_of_them(h
 
 
 def divided(_: str, tensor: torch.Tensor, shard: int, shards: int) -> tuple[slice, ...]:
-    """Cut into halves by rows where these are whole blocks, else have everything."""
     half = tensor.shape[0] // shards
     if half % 128 or tensor.ndim == 1:
         return (slice(None),) * tensor.ndim

@@ -41,7 +41,6 @@ def files_of(hub: RunningHub, job: str) -> list[Path]:
 
 
 async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
-    """Return the job's streams, and how many messages each has."""
     found = {}
     async with await hub.bus(hub.admin_key) as bus:
         for name in (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job)):
@@ -64,7 +63,6 @@ async def cleared(hub: RunningHub, job: str) -> None:
 
 
 async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
-    """Memory and copies on the disk are freed on every agent; every call, wait and watch ends at once."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")

@@ -28,7 +28,6 @@ IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().memory_bytes) + 2 * PI
 @pytest.mark.long
 @pytest.mark.timeout(150)
 async def test_three_kills(tmp_path: Path) -> None:
-    """Each command has one outcome, every commit equal bytes, every caller an answer; and the work goes on."""
     run = Run(directory=tmp_path, nbytes=8 * MIB, seed=1, kills=3, seconds_max=100.0)
     await run.go()
     assert not run.findings.wrongs, "\n".join([run.table(), *run.findings.wrongs])
@@ -65,7 +64,6 @@ async def test_a_source_is_killed_and_only_what_is_missing_is_read_again(tmp_pat
     ],
 )
 async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, hosts: int, comes_back: bool) -> None:  # noqa: FBT001
-    """`VersionUnavailable` soon after the log has lost its agent, or the whole version."""
     nbytes = NBYTES if hosts == 2 else 4 * NBYTES
     outcome = await only_holder.met(tmp_path, nbytes, comes_back=comes_back, hosts=hosts)
     assert outcome.wrong(comes_back=comes_back) is None, outcome
@@ -75,7 +73,6 @@ async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, hosts: 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", UCXX_AND_SLOW_LOCAL)
 async def test_a_source_that_was_stopped_in_mid_read_and_woken_changes_nothing(tmp_path: Path, hosts: int) -> None:
-    """The stop meets the read, the replica is committed without the source, and its memory stays as it is."""
     async with two_holders(tmp_path, NBYTES, hosts=hosts, **late_bytes.SETTINGS) as holders:
         found = await late_bytes.play(holders, 1, seed=1)
     assert len(found.reads) == 1

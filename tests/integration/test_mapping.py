@@ -28,7 +28,6 @@ TRAINERS, VERSIONS = 4, 3
 
 
 async def engine(hubs: list[AsyncHub], like: Any, install: str) -> list[AsyncShard]:
-    """Register an engine of two ranks with tensors of vLLM's names and shapes, which at first hold no number."""
     return [
         await hubs[rank].register(
             "m",
@@ -127,7 +126,6 @@ async def test_four_ranks_of_fsdp_to_a_fused_engine_and_a_whole_one(
 
 
 async def all_do(ranks: list[Peer], *order: object) -> list[Any]:
-    """Give all ranks an order, and return what each answered."""
     return await asyncio.gather(*(rank.ask(*order) for rank in ranks))
 
 

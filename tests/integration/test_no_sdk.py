@@ -50,7 +50,6 @@ async def test_every_agent_with_a_shard_of_the_replica_takes_part(hub: RunningHu
 
 
 async def test_a_request_that_is_refused(hub: RunningHub) -> None:
-    """An outcome says why not, and nothing changes."""
     async with hub.pair(full(1)) as it:
         await it.trainer.publish(5)
         await it.trainer.unpublish()

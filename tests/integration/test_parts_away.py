@@ -56,7 +56,6 @@ hub = module_hub(
 
 @contextlib.contextmanager
 def one_line(error: type[Exception], *words: str) -> Iterator[None]:
-    """Expect this error, in one line with these words."""
     with pytest.raises(error) as raised:
         yield
     assert "\n" not in str(raised.value)
@@ -253,7 +252,6 @@ async def test_status_shows_a_read_whose_source_is_stopped_with_its_share_and_th
 
 @pytest.mark.long
 async def test_nats_that_is_away(hub: RunningHub) -> None:
-    """Without NATS a call ends at its bound, and what it asked for does not happen later behind the caller's back."""
     async with hub.connected(agents=1) as (here,):
         trainer = await here.register("m", full(1), replica="trainer")
         await here.versions("m")
@@ -307,7 +305,6 @@ async def until_replicas_are(hub: tensorhub.AsyncHub, expected: dict[str, int | 
 
 @pytest.mark.long
 async def test_a_release_happens_as_the_caller_was_told(hub: RunningHub) -> None:
-    """Published memory, and its readers end first: the log forgets the shard, and the agent frees the memory."""
     async with hub.connected(agents=1) as (mine,):
         shard = await mine.register("m", full(1), replica="trainer")
         await shard.publish()

@@ -39,7 +39,6 @@ class Chain:
     readers: list[AsyncShard]
 
     async def begin(self) -> list["asyncio.Task[int]"]:
-        """Let all readers wait for the version, and publish it: one command decides for all of them."""
         reading = [asyncio.create_task(shard.replicate("latest", timeout_s=READ_S)) for shard in self.readers]
         await asyncio.sleep(0)
         await self.trainer.publish(VERSION)
@@ -95,7 +94,6 @@ async def test_readers_behind_a_middle_that_is_struck_move_on(tmp_path: Path, bl
 
 
 async def struck(directory: Path, number: int, blow: Blow) -> None:
-    """Strike one reader once all have begun, and look at the others."""
     async with chain(directory) as it:
         reading = await it.begin()
         # The last in the chain has its first byte from the others.

@@ -54,7 +54,6 @@ async def read_by_many(bus: Bus, source: SourceId, version: int) -> AsyncIterato
 
 
 async def successor(hub: RunningHub, bus: Bus) -> None:
-    """Kill the planner; return once another one answers and both holders have reported who reads from them."""
     await hub.until_back("planner-0", hub.kill("planner-0"))
     seen: set[str] = set()
     subscription = await bus.subscribe(

@@ -110,7 +110,6 @@ EVERY_DTYPE: Final[Readers] = [(columns, 2), (whole, 2), (layers, 2)]
 async def test_any_sharding_is_read_as_any_other(
     hub: RunningHub, how: Sharding, shards: int, make: Callable[[int], Model], readers: Readers
 ) -> None:
-    """Version after version, readers of several shardings, all at once."""
     async with hub.connected() as hubs:
         trainer = await registered(hubs, "trainer", how, shards, make(0))
         # Every other one fills its memory beside.
@@ -298,7 +297,6 @@ async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: Runn
 
 
 async def test_unpublished_in_the_middle(hub: RunningHub) -> None:
-    """The reader has the version or says that it has not; the trainer may overwrite from then on."""
     tensors = {"w": torch.full((4096, 2048), 1.0)}
     async with hub.connected() as hubs:
         trainer = await registered(hubs, "trainer", rows, 2, tensors)

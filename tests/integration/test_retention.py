@@ -26,7 +26,6 @@ hub = module_hub(len(AGENTS), over=UCXX_AND_SLOW_LOCAL, TENSORHUB_CACHE_BYTES="6
 
 
 async def publish_next(trainer: AsyncShard, version: int) -> None:
-    """Take back what is published, and publish the weights of a version."""
     async with trainer.overwriting(publish=True, version=version):
         write(trainer, weights(version))
 
@@ -41,13 +40,11 @@ async def only_copy(hub: AsyncHub, trainer: AsyncShard) -> str:
 
 
 async def holder_of_copy(hub: AsyncHub) -> str:
-    """Return the agent that has the one copy of version 1."""
     [copy] = await copies_of(hub, "m", 1)
     return copy.members[0].agent
 
 
 async def assert_read(hub: AsyncHub, version: int, seed: int | None = None) -> None:
-    """Read a version into a replica that is gone afterwards; its bytes are those of the version's weights."""
     reader = await hub.register("m", weights(98), replica="reader")
     assert await reader.replicate(version) == version
     assert_same_bytes(reader.tensors, weights(version if seed is None else seed))
@@ -62,7 +59,6 @@ async def done(hub: RunningHub, job: str, *arguments: str) -> list[dict[str, Any
 
 
 async def refused(hub: RunningHub, job: str, *arguments: str) -> str:
-    """Run a command that the hub refuses; return its one line."""
     code, out, err = await hub.command(*arguments, "--job", job)
     assert (code, out, err.count("\n")) == (1, "", 1), (arguments, out, err)
     return err
@@ -85,7 +81,6 @@ async def test_a_copy_outlives_the_process_of_its_agent(hub: RunningHub) -> None
 
 
 async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
-    """A pinned version outlives `retain(last=1)`, with its bytes, and `unpin` lets it go."""
     async with hub.connected(agents=3) as (here, there, _):
         trainer = await here.register("m", weights(1), replica="trainer")
         await trainer.publish(1)
@@ -104,7 +99,6 @@ async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
 
 
 async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
-    """The model is larger than what any agent takes in."""
     async with hub.connected(agents=3) as (here, _, _):
         trainer = await here.register("m", {"w": torch.ones(20_000_000)}, replica="trainer")
         await here.retain("m", last=1)
@@ -118,7 +112,6 @@ async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_a_rewound_model_goes_on_above(hub: RunningHub) -> None:
-    """Engines are led back to the checkpoint, and the next version is above all that were retired."""
     async with hub.connected(agents=3) as (here, there, third):
         trainer = await here.register("m", weights(8), replica="trainer")
         old = await there.register("m", weights(99), replica="old")
@@ -169,7 +162,6 @@ async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_an_agent_may_stop_once_the_last_copy_is_elsewhere(hub: RunningHub) -> None:
-    """The bytes have moved by the time that `drain` returns; while it drains, the agent takes nothing new."""
     job = new_job()
     async with hub.connected(job, agents=3) as hubs:
         holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
@@ -206,7 +198,6 @@ async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> 
 
 @pytest.mark.long
 async def test_a_quota_bounds_shards_and_copies(hub: RunningHub) -> None:
-    """What is over it is refused with what to do; what exists already stays."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")
@@ -227,7 +218,6 @@ async def test_a_quota_bounds_shards_and_copies(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_a_model_is_deleted_once_no_replica_holds_it(hub: RunningHub) -> None:
-    """Its copies go with it; its name may be used again, and counts from anew."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")

@@ -45,21 +45,18 @@ def copies_on_disk(hub: RunningHub, job: str) -> Copies:
 
 
 async def until_one_is_named(hub: RunningHub, job: str) -> tuple[str, Path]:
-    """Wait until there is one whole file of the job; return its agent and where it is."""
     await until(lambda: [path.exists() for path, _ in copies_on_disk(hub, job).values()] == [True])
     [((agent, _), (path, _))] = copies_on_disk(hub, job).items()
     return agent, path
 
 
 async def killed(hub: RunningHub, job: str, agent: str) -> None:
-    """Kill an agent, and return once its next process has joined the job."""
     before = (await hub.agent_info(job, agent)).incarnation
     hub.kill(agent)
     await until_answer(lambda: hub.agent_info(job, agent), lambda found: found.incarnation > before)
 
 
 async def all_kept(here: tensorhub.AsyncHub) -> None:
-    """Let copies be all that is left of the versions."""
     trainer = await here.register("m", weights(1), replica="trainer")
     await here.retain("m", last=len(VERSIONS))
     for version in VERSIONS:
@@ -79,7 +76,6 @@ async def read(hub: tensorhub.AsyncHub, version: int) -> dict[str, torch.Tensor]
 
 
 async def let_go(hub: RunningHub, here: tensorhub.AsyncHub, job: str) -> None:
-    """Keep nothing, and wait until the agents have freed it."""
     await here.retain("m", last=0)
     await until_answer(lambda: here.replicas("m"), lambda found: not found and copies_on_disk(hub, job) == {})
 
@@ -126,7 +122,6 @@ async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub:
 
 
 def is_filling(hub: RunningHub, job: str) -> bool:
-    """Return whether an agent writes a file of this job."""
     return any(manifest["state"] == "filling" for _, manifest in copies_on_disk(hub, job).values())
 
 

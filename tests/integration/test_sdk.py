@@ -75,7 +75,6 @@ async def test_update_waits_for_something_newer(hub: RunningHub) -> None:
 
 
 async def first(hub: AsyncHub, count: int, after: int | None = None) -> list[tensorhub.Watched]:
-    """Return the next events of a watch."""
     events: list[tensorhub.Watched] = []
     async with asyncio.timeout(WAIT_S):
         async for event in hub.watch("m", after=after):
@@ -129,7 +128,6 @@ with tensorhub.connect(job, agent=f"agent-{index if role == 'trainer' else 1 - i
 
 
 async def test_processes_bring_a_model_to_each_other(hub: RunningHub) -> None:
-    """Two trainer ranks and two engines, each a process, on both agents."""
     job = new_job()
     roles = [(role, index) for role in ("trainer", "engine") for index in (0, 1)]
     ended = await asyncio.gather(*(hub.run(RANK, role, str(index), job) for role, index in roles))

@@ -98,7 +98,6 @@ def one(spans: list[Received], name: str) -> Received:
 
 
 def edges(spans: list[Received]) -> set[tuple[str, str]]:
-    """Return (parent, child) as "service name" of both."""
     above = tree(spans)
     return {(above[each.span], f"{each.service} {each.name}") for each in spans}
 
@@ -200,7 +199,6 @@ async def test_a_request_from_outside(
 
 @pytest.mark.long
 async def test_with_telemetry_off_nothing_is_made(tmp_path: Path, receiver: Receiver) -> None:
-    """Not a span, and not a header in the log."""
     off = {**receiver.environ, **DISABLED}
     async with running_hub(tmp_path, settings=off) as quiet:
         job = new_job()
@@ -274,7 +272,6 @@ async def test_a_program_that_ends_without_close_leaves_its_spans(
 
 
 async def one_update(hub: RunningHub, job: str, versions: int = 1) -> None:
-    """Bring versions of a model from one agent to the other."""
     async with hub.pair(SPEC, SPEC, job=job) as it:
         it.trainer.mark_loaded()
         for version in range(1, versions + 1):
@@ -296,7 +293,6 @@ async def kept(bus: Bus, job: str, wanted: set[str]) -> Spans:
 
 @pytest.mark.long
 async def test_an_update_is_one_trace_that_all_processes_know_a_part_of(hub: RunningHub, bus: Bus) -> None:
-    """It is drawn by a command, in its own job alone, and outlives the sudden end of an agent."""
     job = new_job()
     await one_update(hub, job)
     spans = (await kept(bus, job, {name for name in NAMES if name not in ("digest", "log", "verify", "ready")})).spans

@@ -28,7 +28,6 @@ async def level_of(hub: RunningHub, job: str) -> int:
 
 
 async def test_a_job_goes_on_at_the_new_level(hub: RunningHub) -> None:
-    """Raised between two versions, and a second time, which changes nothing."""
     job = new_job()
     values = {"w": torch.arange(77.0)}
     async with hub.connected(job, agents=1) as (connected,):

@@ -56,7 +56,6 @@ class ForkServer:
         self._listening.start()
 
     def start(self, text: str, arguments: tuple[str, ...], environment: Mapping[str, str], files: Files) -> Started:
-        """Run Python text in a process of its own."""
         order = json.dumps({"text": text, "arguments": arguments, "environment": dict(environment)}).encode()
         assert len(order) <= ORDER_BYTES_MAX
         with self._lock:
@@ -66,7 +65,6 @@ class ForkServer:
         return pid, self._codes[pid]
 
     def close(self) -> None:
-        """End it, and every program that still runs."""
         self._orders.shutdown(socket.SHUT_RDWR)
         self._listening.join(START_S)
         self._orders.close()
@@ -93,7 +91,6 @@ def fork_server() -> ForkServer:
 
 
 def close() -> None:
-    """End the fork server, if there is one, and all programs in it."""
     with _lock:
         if _server.cache_info().currsize:
             _server().close()

@@ -60,7 +60,6 @@ Given = Tensors | Mapping[str, TensorSpec] | nn.Module
 
 
 def new_job() -> str:
-    """Return a job name that no other test of this run uses."""
     return f"job-{os.getpid()}-{next(_jobs)}"
 
 
@@ -81,7 +80,6 @@ class Pair:
         return await self.trainer.publish(version)
 
     async def versions(self) -> dict[int, str]:
-        """Return the state of each version."""
         return {each.version: each.state for each in await self.here.versions("m")}
 
 
@@ -104,7 +102,6 @@ class RunningHub:
 
     @asynccontextmanager
     async def connected(self, job: str | None = None, agents: int = 2) -> AsyncIterator[list[tensorhub.AsyncHub]]:
-        """Connect to the first agents; all is released at the end."""
         async with AsyncExitStack() as stack:
             name = job or new_job()
             yield [await stack.enter_async_context(await self.connect(name, at)) for at in range(agents)]
@@ -129,7 +126,6 @@ class RunningHub:
             yield Pair(name, here, there, trainer, engine)
 
     async def connect(self, job: str, agent: int = 0) -> tensorhub.AsyncHub:
-        """Connect to one agent."""
         socket = self.file.agents[agent].socket
         return await tensorhub.connect_async(job, agent=socket, nats=self.file.nats_all)
 
@@ -138,7 +134,6 @@ class RunningHub:
         return await connect(self.file.nats_all, name="test", credentials=key or Path(self.file.credentials))
 
     def registry(self, job: str, key: Path | None = None) -> RegistryClient:
-        """Return a client of the registry."""
         return RegistryClient(job, NatsAddress(self.file.nats_all, key or Path(self.file.credentials)))
 
     @asynccontextmanager
@@ -155,7 +150,6 @@ class RunningHub:
     # Processes.
 
     def pid(self, process: str) -> int:
-        """Return the process that has this name now, as hub.json calls it."""
         return self.file.pids[process]
 
     def kill(self, process: str) -> int:
@@ -181,7 +175,6 @@ class RunningHub:
             await until(is_back, f"{process} is back")
 
     def log(self, process: str) -> str:
-        """Return what a process of the hub has written."""
         return (self.directory / "logs" / f"{process}.log").read_text(errors="replace")
 
     # Programs beside it.
@@ -200,12 +193,10 @@ class RunningHub:
         return await asyncio.to_thread(processes.run_interpreter, program, arguments, self.environment(**more))
 
     async def command(self, *arguments: str | Path, **more: str) -> Ended:
-        """Run `tensorhub` with these arguments."""
         return await self.run(COMMAND, *map(str, arguments), **more)
 
     @asynccontextmanager
     async def program(self, text: str, *arguments: str, **more: str) -> AsyncIterator[Peer]:
-        """Start Python text and talk with it; it is killed at the end."""
         async with conversing("a program", forked(text, arguments, self.environment(**more))) as peer:
             yield peer
 
@@ -219,18 +210,15 @@ class RunningHub:
     # Looking.
 
     async def activity(self, job: str, process: str) -> Activity:
-        """Return what a process says that it does."""
         async with await self.bus() as bus:
             found = await gather_activity(bus, job, [process])
         return next(each for each in found if each.process == process)
 
     async def agent_info(self, job: str, agent: str) -> AgentInfo:
-        """Return what the log says of an agent."""
         async with self.registry(job) as registry:
             return next(each for each in (await registry.status()).agents if each.agent == agent)
 
     async def until_said(self, job: str, verb: str, count: int = 1) -> None:
-        """Wait until so many commands of this kind are in the log."""
         async with (
             asyncio.timeout(WAIT_S),
             await self.bus() as bus,
@@ -242,7 +230,6 @@ class RunningHub:
                     return
 
     async def catalog(self, job: str) -> dict[str, Any]:
-        """Return all that the registry says of a job, but for how long its log is."""
         async with self.registry(job) as registry:
             status = await registry.status()
             models = [model.model for model in status.models]
@@ -304,7 +291,6 @@ async def held_hub(directory: Path, hold: str, hosts: int = 1, **more: str) -> A
 
 
 async def until_held(directory: Path) -> None:
-    """Wait until the read is held."""
     await until((directory / "held").exists, "the read is held", WAIT_S)
 
 

@@ -81,7 +81,6 @@ class RunningNats:
 
 @contextmanager
 def running_nats(directory: Path, users: Path | None = None) -> Iterator[RunningNats]:
-    """Run a server."""
     server = RunningNats(directory, users)
     server.start()
     try:

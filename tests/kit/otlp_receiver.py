@@ -52,7 +52,6 @@ class Receiver(ThreadingHTTPServer):
         }
 
     def spans(self, job: str) -> list[Received]:
-        """Return the spans of all traces in which something is about this job."""
         with self._lock:
             traces = {each.trace for each in self._spans if each.attributes.get("tensorhub.job") == job}
             return [each for each in self._spans if each.trace in traces]
@@ -65,7 +64,6 @@ class Receiver(ThreadingHTTPServer):
         return found
 
     def take(self, request: ExportTraceServiceRequest) -> None:
-        """Keep the spans of one export."""
         for resource in request.resource_spans:
             about = {each.key: _value(each.value) for each in resource.resource.attributes}
             for scope in resource.scope_spans:
@@ -112,7 +110,6 @@ def _received(about: dict[str, object], span: Span) -> Received:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Run a receiver."""
     with Receiver() as receiver:
         serving = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.02})
         serving.start()

@@ -34,7 +34,6 @@ def chunk(size: int, shard: int, shards: int) -> slice:
 
 
 def whole(_: str, tensor: torch.Tensor, __: int, ___: int) -> Box:
-    """Have everything, in each shard."""
     return (slice(None),) * tensor.ndim
 
 
@@ -71,7 +70,6 @@ def cut(
 
 
 def specs(tensors: Mapping[str, torch.Tensor], how: Sharding, shard: int, shards: int) -> dict[str, TensorSpec]:
-    """Describe a shard's part."""
     return {
         name: TensorSpec(
             tuple(part.shape),
@@ -91,7 +89,6 @@ async def registered(
     tensors: Mapping[str, torch.Tensor],
     install: str = "in-place",
 ) -> list[AsyncShard]:
-    """Register a replica, its shards on the hubs in turn."""
     return [
         await hubs[shard % len(hubs)].register(
             "m", specs(tensors, how, shard, shards), replica=replica, shard=shard, shards=shards, install=install
@@ -101,7 +98,6 @@ async def registered(
 
 
 async def published(shards: list[AsyncShard], how: Sharding, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Write a version into a replica's memory, and publish it."""
     for number, shard in enumerate(shards):
         for name, (part, _) in cut(tensors, how, number, len(shards)).items():
             shard.tensors[name].copy_(part)

@@ -10,7 +10,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
@@ -34,21 +33,17 @@ WEIGHTS_BYTES = 2 * 77 * 1003 * 4
 
 
 def full(value: float, count: int = 1000) -> dict[str, torch.Tensor]:
-    """Return one tensor of equal values."""
     return {"w": torch.full((count,), float(value))}
 
 
 def write(shard: AsyncShard, tensors: Tensors) -> None:
-    """Overwrite a shard's memory."""
     for name, tensor in shard.tensors.items():
         tensor.copy_(tensors[name])
 
 
 def shown(shard: AsyncShard) -> set[float]:
-    """Return the values that a shard's tensors show."""
     return {value for tensor in shard.tensors.values() for value in tensor.float().unique().tolist()}
 
 
 def specs_of(tensors: Tensors) -> dict[str, TensorSpec]:
-    """Describe tensors."""
     return {name: TensorSpec(tuple(each.shape), each.dtype) for name, each in tensors.items()}

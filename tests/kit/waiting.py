@@ -20,7 +20,6 @@ Condition = Callable[[], object | Awaitable[object]]
 
 
 async def until(condition: Condition, what: str = "a condition holds", timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition holds that nothing announces. It may be a coroutine function."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = condition()
@@ -68,7 +67,6 @@ async def met(attempt: Callable[[int], Awaitable[T]], attempts: int = 20) -> T:
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    """Wait for a condition, from outside any event loop."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s"
@@ -76,20 +74,17 @@ def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> No
 
 
 def kill(pid: int) -> None:
-    """Kill a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def wake(pid: int) -> None:
-    """Wake a process that was stopped, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """Have processes stopped for as long as this lasts."""
     try:
         for pid in pids:
             stop(pid)
@@ -100,7 +95,6 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; a dead one that no parent has waited for counts as dead."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -109,7 +103,6 @@ def is_alive(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the living children of a process."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and entry.name != str(os.getpid()):

@@ -73,7 +73,6 @@ class Forms(TypedDict):
 
 
 def forms_of(python: str) -> Forms:
-    """Return the messages and stored forms of a release, as `fields.py` describes them."""
     done = subprocess.run([python, "-P", PROGRAM], capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise AssertionError(f"{python} can't describe its messages: {done.stderr[-1000:]}")
@@ -252,7 +251,6 @@ def _takes_value(reader: Kind, value: Any) -> bool:
 
 
 def _said(kind: Kind) -> str:
-    """Return a type in words."""
     if "any_of" in kind:
         return " or ".join(map(_said, kind["any_of"]))
     if "tuple" in kind:

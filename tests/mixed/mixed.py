@@ -76,7 +76,6 @@ async def _leader(hub: Mixed, was: str) -> str:
 
 
 async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table: Table) -> None:
-    """Upgrade a hub of the older release part by part, roll it back in the other order, and upgrade it for good."""
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
     table.head(f"in turn: {title}")
     step = "begin with the older release"
@@ -126,7 +125,6 @@ COMMAND: Final = "from tensorhub.cli.main import main; main()"
 
 
 async def commands(pythons: dict[str, str], table: Table) -> None:
-    """One directory in which `tensorhub up` of either release runs in turn, with commands of both."""
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
     print("\none directory: which release runs 'tensorhub up', which publishes, which pulls")
     version = 0
@@ -174,7 +172,6 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 async def _stopped(hub: Mixed, registry: str) -> None:
-    """Wait until the older registry logs why it goes on with the job no more."""
     try:
         await until(lambda: STOPPED in hub.log(registry), timeout_s=STOP_WAIT_S)
     except AssertionError:
@@ -182,7 +179,6 @@ async def _stopped(hub: Mixed, registry: str) -> None:
 
 
 def _print_logs(hub: Mixed | None) -> None:
-    """Show what each process has warned of last."""
     if hub is None:
         return
     for name in hub.runs:
@@ -208,7 +204,6 @@ def planted(name: str, other: str) -> str:
 
 
 def main() -> int:
-    """Run it, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mixed.mixed", description=__doc__)
     parser.add_argument("--release", default=BEFORE, help="the commit of the older release")
     parser.add_argument("--order", choices=[*ORDERS, "commands", "all"], default="all", help="one of them alone")

@@ -30,7 +30,6 @@ FOLD_S: Final = 50.0
 
 @pytest.fixture(scope="module")
 def old() -> str:
-    """The interpreter of the release before this one."""
     try:
         return str(python_of())
     except NoRelease as why:
@@ -38,7 +37,6 @@ def old() -> str:
 
 
 def fold(python: str, entries: list[Entry], snapshot: bytes | None = None) -> Folded:
-    """Have a release fold this."""
     task = msgspec.json.encode(Task(JOB, entries, snapshot))
     done = subprocess.run([python, "-P", PROGRAM], input=task, capture_output=True, check=False, timeout=FOLD_S)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
@@ -74,7 +72,6 @@ def _is_beyond_bounds(by: Sender | None) -> bool:
 
 
 def said(events: list[str], after: int) -> list[Entry]:
-    """Return events as a leader of that release writes them, behind this entry."""
     entries = []
     for number, body in enumerate(events, start=1):
         event = decode_event(body.encode())

@@ -52,5 +52,4 @@ def planned(
 
 
 def crossed(found: Plan) -> Ranges:
-    """Return what comes from another site."""
     return merge_ranges(each for share in found.shares if share.far for each in share.pieces)

@@ -227,7 +227,6 @@ def test_the_watcher_finds_what_counts_and_should_not(
 
 
 def demands(catalog: Catalog) -> list[PlanRequest]:
-    """Return a question of each shard for each version."""
     return [
         PlanRequest(
             model=model.name,
@@ -265,5 +264,4 @@ def rolls_kept(seed: int) -> int:
 
 @pytest.mark.long
 def test_what_is_kept_of_the_catalog_is_what_it_says() -> None:
-    """After each command, for every reader; and leases and filled shards leave something to keep."""
     assert sum(rolls_kept(seed) for seed in range(8)) >= 8

@@ -53,7 +53,6 @@ class Reader(msgspec.Struct, frozen=True):
 
 @st.composite
 def readers(draw: st.DrawFn) -> list[Reader]:
-    """Each has a turn of its own; they ask in any order, and the planner has heard of any of them."""
     pairs = st.builds(ReadPriority, st.integers(1, 4), st.integers(1, 50))
     turns = draw(st.lists(pairs, min_size=CHAINED, max_size=CHAINED, unique=True))
     some = st.frozensets(st.integers(1, CHAINED))

@@ -33,7 +33,6 @@ NEAR, FAR, ELSEWHERE = "berlin", "paris", "oslo"
 
 
 def rows(begin: int, end: int) -> Layout:
-    """Return some rows of all tensors."""
     shape, whole = (end - begin, COLUMNS), (ROWS, COLUMNS)
     return layout_of([TensorEntry(f"t{n}", "float32", 4, shape, whole, (begin, 0)) for n in range(TENSORS)])
 

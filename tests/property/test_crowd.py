@@ -49,7 +49,6 @@ class Peer:
     """Its connections end when it dies; else no reader hears of it."""
 
     def wakes(self, when: float) -> float:
-        """Return when it does what it would do then."""
         if when >= self.dies:
             return NEVER
         return self.stops + STOPPED_S if self.stops <= when < self.stops + STOPPED_S else when
@@ -180,7 +179,6 @@ RANKS = 2_048
 
 
 def read(crowd: Crowd) -> Crowd:
-    """Run a read to its end, and compare every byte."""
     crowd.run()
     assert crowd.transfer.phase is TransferPhase.DONE, crowd.transfer.error
     assert np.array_equal(crowd.memory, crowd.values[:, READ])
@@ -196,7 +194,6 @@ def test_a_reader_of_as_many_fully_sharded_ranks() -> None:
 
 
 def test_whoever_is_stopped_keeps_nobody_else_waiting() -> None:
-    """Half of the places are taken by sources that stand still: the others go on, and twins have what those have."""
     calm = read(Crowd(Random(2), 400))
     crowd = Crowd(Random(2), 400)
     stopped = [peer for peer in crowd.peers.values() if peer.source.replica == "trainer"][: LIMITS.transports_max // 2]

@@ -51,7 +51,6 @@ class Global:
 
     @classmethod
     def of(cls, shape: Shape, dtype: str, scheme: str, seed: int) -> "Global":
-        """Make one, and all that is computed of it."""
         bits = weight(shape, dtype, seed)
         kinds = [DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]]
         return cls(
@@ -99,7 +98,6 @@ def grids(draw: st.DrawFn, shape: Shape, grain: Shape) -> list[Box]:
 
 @st.composite
 def inner_boxes(draw: st.DrawFn, shape: Shape) -> Box:
-    """Draw a box that is not empty."""
     spans_ = [sorted(draw(st.lists(st.integers(0, size), min_size=2, max_size=2, unique=True))) for size in shape]
     return tuple(a for a, _ in spans_), tuple(b for _, b in spans_)
 
@@ -111,7 +109,6 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def segment(layout: Layout, contents: dict[str, Bits]) -> memoryview:
-    """Return memory of a layout with its tensors' bytes."""
     found = np.zeros(segment_bytes(layout), np.uint8)
     for entry, at in zip(layout.tensors, placements(layout), strict=True):
         found[at : at + entry.nbytes] = np.ascontiguousarray(contents[entry.name]).reshape(-1).view(np.uint8)
@@ -119,7 +116,6 @@ def segment(layout: Layout, contents: dict[str, Bits]) -> memoryview:
 
 
 def expected(tensor: Global, entry: TensorEntry) -> Bits:
-    """Return what a reader's tensor is to hold."""
     boxes = [
         tensor.answers[part.cast][tuple(slice(a, a + n) for a, n in zip(part.offset, part.extent, strict=True))]
         for part in entry.parts

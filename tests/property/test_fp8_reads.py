@@ -35,7 +35,6 @@ def test_every_byte_is_that_of_the_whole_tensor(seed: int, calm: bool) -> None: 
 
 @pytest.mark.long
 def test_chance_goes_everywhere() -> None:
-    """Folds are made, also beside half-filled sources, and sources are lost."""
     assert_comes_to(quantised, range(1, 9), "partials", "scales", "relayed", "closed: it made no progress")
 
 

@@ -28,7 +28,6 @@ DTYPES: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex
 
 @st.composite
 def entries(draw: st.DrawFn, name: str) -> TensorEntry:
-    """Draw a box of a global tensor of up to four dimensions."""
     whole = tuple(draw(st.lists(st.integers(0, 7), max_size=4)))
     offset = tuple(draw(st.integers(0, size)) for size in whole)
     shape = tuple(draw(st.integers(0, size - begin)) for size, begin in zip(whole, offset, strict=True))
@@ -38,7 +37,6 @@ def entries(draw: st.DrawFn, name: str) -> TensorEntry:
 
 @st.composite
 def some_layouts(draw: st.DrawFn) -> Layout:
-    """Draw a layout of up to five tensors."""
     names = draw(st.lists(st.text(min_size=1, max_size=5), max_size=5, unique=True))
     return layout_of([draw(entries(name)) for name in names])
 
@@ -51,7 +49,6 @@ def _small_pieces() -> object:
 
 
 def global_tensor(entry: TensorEntry) -> np.ndarray:
-    """Return a global tensor in which every element differs from its neighbours."""
     count = math.prod(entry.global_shape)
     if entry.itemsize == 16:
         return np.arange(count, dtype=np.complex128).reshape(entry.global_shape)

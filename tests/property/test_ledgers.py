@@ -62,7 +62,6 @@ class World:
         self.decided[reader] = len(self.log)
 
     def read(self, reader: ReaderId, number: int, agent: str) -> None:
-        """All at once, as it mostly goes."""
         self.decide(reader)
         self.plan(reader, number, agent)
         while self.wanted:
@@ -70,7 +69,6 @@ class World:
         self.say(agent)
 
     def say(self, agent: str) -> None:
-        """Beat, and be heard at once after what is under way."""
         self.beat(agent)
         for number, planner in enumerate(self.planners):
             while planner.coming:

@@ -21,7 +21,6 @@ FAMILY = {"dense": mapping.qwen3, "moe": mapping.qwen3_moe, "latent": mapping.de
 
 
 def config_of(m: Shape) -> dict[str, Any]:
-    """Return the model's config.json."""
     return {
         "num_hidden_layers": m.layers,
         "hidden_size": m.hidden,
@@ -44,7 +43,6 @@ def config_of(m: Shape) -> dict[str, Any]:
 
 @st.composite
 def _models(draw: st.DrawFn) -> list[Worked]:
-    """Return a model as each worker of an engine has it, with the worker's ranks."""
     tp = draw(st.sampled_from((1, 2, 3, 4, 8)))
     kind = draw(st.sampled_from(tuple(FAMILY)))
     kv_heads = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6, 8) if n % tp == 0 or tp % n == 0]))
@@ -99,7 +97,6 @@ def _models(draw: st.DrawFn) -> list[Worked]:
 
 
 def _placed(experts: int, rank: int, ranks: int, *, round_robin: bool) -> tuple[int, ...]:
-    """Place experts as vLLM does it."""
     if round_robin:
         return tuple(number for number in range(experts) if number % ranks == rank)
     counts = [experts // ranks + (1 if place < experts % ranks else 0) for place in range(ranks)]

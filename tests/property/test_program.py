@@ -23,7 +23,6 @@ SMALL_UNIT_BYTES: Final = 24
 
 
 def by_digest(*replicas: Cutting) -> dict[str, Layout]:
-    """Return the layouts of some replicas."""
     return {layout_digest(layout): layout for replica in replicas for layout in replica}
 
 

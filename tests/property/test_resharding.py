@@ -31,7 +31,6 @@ SOON_FOUND: Final = {
 
 @st.composite
 def cut(draw: st.DrawFn, model: Model, *, overlap: bool) -> Cutting:
-    """Cut a replica, at times with its tensors fused."""
     layouts = draw(cuttings(model, shards_max=3, overlap=overlap))
     if draw(st.booleans()):
         chance = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -41,7 +40,6 @@ def cut(draw: st.DrawFn, model: Model, *, overlap: bool) -> Cutting:
 
 @st.composite
 def replicas(draw: st.DrawFn) -> Cuttings:
-    """Draw who publishes, and who reads."""
     model = draw(models(tensors_max=3, size_max=4))
     trainers = draw(st.lists(cut(model, overlap=False), min_size=1, max_size=2))
     rollouts = draw(st.lists(cut(model, overlap=True), min_size=1, max_size=3))
@@ -49,7 +47,6 @@ def replicas(draw: st.DrawFn) -> Cuttings:
 
 
 def unlike(seed: int) -> World:
-    """Return a seed's world in which everybody is cut otherwise."""
     return world_of(seed, unlike_cuttings(Random(seed), 1, 3))
 
 
@@ -63,13 +60,11 @@ def far_mates(seed: int) -> World:
 @given(replicas(), st.integers(1, 2**32), st.booleans())
 @settings(max_examples=examples(0.2), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, calm: bool) -> None:  # noqa: FBT001
-    """And a fresh version reaches all of them once nothing fails any more."""
     lived(lambda: world_of(seed, drawn, calm=calm))
 
 
 @pytest.mark.long
 def test_chance_goes_everywhere() -> None:
-    """Units come, also from half-filled sources, and sources are lost."""
     assert_comes_to(unlike, range(1, 13), "units", "relayed", "closed: it made no progress")
 
 

@@ -44,7 +44,6 @@ def whole(name: str) -> TensorEntry:
 
 
 def halves(name: str, dim: int, gap: tuple[int, int]) -> tuple[Shard, Shard]:
-    """Return a tensor's parts before and behind a gap along a dimension; those without an element are left out."""
     start, stop = list((0,) * len(SHAPES[name])), list(SHAPES[name])
     before, behind = [*stop], [*start]
     before[dim], behind[dim] = gap
@@ -54,7 +53,6 @@ def halves(name: str, dim: int, gap: tuple[int, int]) -> tuple[Shard, Shard]:
 
 
 def but(name: str, *shards: Sequence[TensorEntry]) -> list[Layout]:
-    """Return two shards with all tensors but one, of which they have these parts."""
     others = [whole(each) for each in SHAPES if each != name]
     parts = [list(shard) for shard in (*shards, (), ())][:2]
     return [layout_of([*parts[0], *others[::2]]), layout_of([*parts[1], *others[1::2]])]

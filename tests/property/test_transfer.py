@@ -57,7 +57,6 @@ class Peer:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is ever wrong with it."""
         troubles = self.stops or self.fills or self.damages or self.opens < 1.0
         return not troubles and self.dies == self.breaks == NEVER
 
@@ -277,7 +276,6 @@ class World(TransferDriver[Peer]):
         assert posted == sum(source.got_pieces + source.retried for source in sources)
 
     def story(self) -> Counter[str]:
-        """Why sources were left."""
         return Counter(self.source_faults())
 
 
@@ -292,7 +290,6 @@ def test_every_read_ends_with_right_bytes_or_an_error(seed: int) -> None:
 
 @pytest.mark.long
 def test_chance_goes_everywhere() -> None:
-    """So that the test above means something: sources are left for every reason, and most reads are done."""
     left, ends = Counter[str](), Counter[TransferPhase]()
     reasons = ("it made no progress", "it was slow, and another source had nothing left to bring")
     with scaled_down():

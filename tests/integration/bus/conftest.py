@@ -47,7 +47,6 @@ async def reading(
 
 
 async def take(entries: AsyncGenerator[StoredEntry, None], number: int, timeout_s: float = 10.0) -> list[StoredEntry]:
-    """Return the next entries."""
     async with asyncio.timeout(timeout_s):
         return [await anext(entries) for _ in range(number)]
 

@@ -58,7 +58,6 @@ class RunningCluster:
             node.kill()
 
     def node_of(self, bus: Bus) -> RunningNats:
-        """The node that a client is connected to."""
         return self.nodes[index_of(bus.server_info["server_name"])]
 
 
@@ -87,7 +86,6 @@ async def whole(running: RunningCluster) -> AsyncIterator[RunningCluster]:
 
 @pytest.fixture
 async def spread(whole: RunningCluster) -> AsyncIterator[Bus]:
-    """A connection that knows all three nodes."""
     async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
         yield bus
 

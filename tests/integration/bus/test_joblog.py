@@ -26,7 +26,6 @@ from tensorhub_common.protocol.subjects import command_subject, event, log_strea
 
 
 async def tried(work: Awaitable[int]) -> int | Exception:
-    """Return what came of it, an error too."""
     (result,) = await asyncio.gather(work, return_exceptions=True)
     assert isinstance(result, int | Exception)
     return result

@@ -12,7 +12,6 @@ from tensorhub_common.introspection.ping import answer_pings
 
 
 async def ping(*processes: str, **environ: str) -> tuple[int | None, str]:
-    """Run it and return its exit code and what it wrote."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TENSORHUB_")}
     started = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tensorhub_common.introspection.ping", *processes),

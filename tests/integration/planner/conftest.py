@@ -63,7 +63,6 @@ class Job:
             await self.say(agent, Register(**about, shards=len(layouts) or 1, nbytes=payload_bytes(layout)))
 
     async def put(self, data: bytes) -> str:
-        """Keep a blob; return its digest."""
         return await self._blobs.put(self.name, data)
 
     async def publish(self, replica: str, version: int) -> int:
@@ -100,7 +99,6 @@ class Job:
         )
 
     async def refused(self, demand: PlanRequest, error: str) -> str:
-        """Expect a refusal; return its reason."""
         answer = await self.ask(demand)
         assert isinstance(answer, Refusal), answer
         assert answer.error == error, answer

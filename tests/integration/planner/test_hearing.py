@@ -19,13 +19,11 @@ HOLDERS = ("trainer", "second")
 
 
 async def beats(bus: Bus, agent: str, readers: int, *, on: str | None = None) -> None:
-    """Let an agent, whose name in this job is its replica's, say how many read from it."""
     said = Heartbeat(agent=agent, incarnation=1, serving=(ServingLoad("ucxx", readers, 0),) if readers else ())
     await bus.publish(subjects.beat(on or agent), msgspec.json.encode(said))
 
 
 async def most_from(job: Job, replica: str) -> str:
-    """Ask for a plan; return which agent gives most of it."""
     plan = await job.plan(replica)
     return max(plan.shares, key=lambda share: share.nbytes).source.agent
 

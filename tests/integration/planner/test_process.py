@@ -41,7 +41,6 @@ class Process:
         return self._stderr.read_text()
 
     async def says(self, words: str) -> None:
-        """Wait until these words stand on stderr."""
         await until(lambda: words in self.stderr or self._process.poll() is not None, f"it says {words}", START_S_MAX)
         assert words in self.stderr
 
@@ -49,7 +48,6 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self, timeout_s: float) -> int:
-        """Wait until it has ended; return its exit code."""
         return await asyncio.to_thread(self._process.wait, timeout_s)
 
     def kill(self) -> None:

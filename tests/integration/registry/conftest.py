@@ -67,7 +67,6 @@ class RunningRegistry:
             )
 
     async def wait_says(self, text: str) -> None:
-        """Wait for a line in its log."""
         await until(lambda: text in self.log.read_text(), f"{self.name} says {text!r}")
 
     async def wait_ready(self, bus: Bus) -> None:
@@ -83,7 +82,6 @@ class RunningRegistry:
         stop(self.process.pid) if number == signal.SIGSTOP else self.process.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -91,14 +89,12 @@ class RunningRegistry:
             await process.wait()
 
     async def stop(self, timeout_s: float = 2.0 + BUSY_S) -> int:
-        """SIGTERM, and return the exit code, which must come in time."""
         self.signal(signal.SIGTERM)
         async with asyncio.timeout(timeout_s):
             return await self.process.wait()
 
 
 async def leader_of(bus: Bus, job: str) -> str | None:
-    """Return the registry that answers; None while none does."""
     with contextlib.suppress(NoResponder, NoAnswer, msgspec.MsgspecError):
         answer = await bus.request(subjects.query_subject(job, "status"), b"", 0.5)
         return msgspec.json.decode(answer, type=Status).registry
@@ -106,7 +102,6 @@ async def leader_of(bus: Bus, job: str) -> str | None:
 
 
 async def asked(bus: Bus, subject: str, kind: Any, body: bytes = b"") -> Any:
-    """Ask until a registry answers."""
     answer = await retried(lambda: bus.request(subject, body, 5.0), NoResponder, NoAnswer, NoBus)
     return msgspec.json.decode(answer, type=kind)
 
@@ -138,7 +133,6 @@ class WatchedJob:
         self._following = asyncio.create_task(self._follow())
 
     async def ask(self, what: str, kind: Any, body: bytes = b"") -> Any:
-        """Ask until a registry answers."""
         return await asked(self.bus, subjects.query_subject(self.name, what), kind, body)
 
     async def close(self) -> None:
@@ -152,7 +146,6 @@ class WatchedJob:
             self._arrived.set()
 
     async def say(self, command: Command = WISH, headers: dict[str, str] | None = None) -> int:
-        """Append a command and return its sequence."""
         verb = str(command.__struct_config__.tag)
         process = "" if command.by is None else f".{command.by.process}"
         subject = f"tensorhub.v1.{self.name}.cmd.{verb}{process}"
@@ -173,12 +166,9 @@ class WatchedJob:
             raise AssertionError(f"within {timeout_s} s it did not happen that {what}") from None
 
     async def answered(self, command: Command = WISH) -> list[AnyEvent]:
-        """Say a command, and wait for its outcome."""
         return await self.outcome(await self.say(command))
 
     async def outcome(self, seq: int) -> list[AnyEvent]:
-        """Wait for the whole group of a command."""
-
         def group() -> list[AnyEvent]:
             return [event for event in self.events if event.cmd == seq]
 
@@ -217,7 +207,6 @@ class Stage:
     def registry(
         self, name: str = "registry-0", *, module: str = "tensorhub_registry", **environ: str
     ) -> RunningRegistry:
-        """Make a registry that is killed at the end of the test."""
         registry = RunningRegistry(self.nats.url, name, self._folder / f"{name}.log", module=module, **environ)
         self._registries.append(registry)
         return registry
@@ -280,7 +269,6 @@ def commands(count: int) -> list[Command]:
 async def say_all(
     watched: WatchedJob, said: list[Command], pause_s: float, enough: asyncio.Event | None = None
 ) -> None:
-    """Say one after the other, no more of them once it is enough."""
     for command in said:
         if enough is not None and enough.is_set():
             return

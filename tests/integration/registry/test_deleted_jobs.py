@@ -38,8 +38,6 @@ async def is_there(bus: Bus, stream: str) -> bool:
 
 
 async def wait_cleared(bus: Bus, watched: WatchedJob, deleted: int) -> None:
-    """Wait until the log begins with the command, a snapshot sums it up, and the blobs are gone."""
-
     async def is_cleared() -> bool:
         extent = await watched.log.extent()
         index = await SnapshotStore(bus, watched.name).index(extent.created)

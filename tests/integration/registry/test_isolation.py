@@ -269,7 +269,6 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
 async def test_doctor_names_a_job_that_is_set_aside_and_says_what_to_do(
     own_nats_server: RunningNats, own_bus: Bus, tmp_path: Path
 ) -> None:
-    """Also where it is asked about another job."""
     await made(own_bus, ["spoilt"])
     settings = load({"TENSORHUB_DIR": str(tmp_path)})
     async with registry_in(own_nats_server.url):

@@ -22,7 +22,6 @@ KILLS_MIN = 3
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_killed_at_random_moments(seed: int, stage: Stage) -> None:
-    """SIGKILL, and a new process under the same id, which has the lease at once."""
     chance = random.Random(seed)
     registry = await stage.started()
     watched = await stage.open()
@@ -130,7 +129,6 @@ async def test_our_own_pause_costs_no_agent_its_place(stage: Stage) -> None:
 
 @pytest.mark.slow
 async def test_without_nats_it_waits_and_still_ends_in_time(stage: Stage) -> None:
-    """Started before NATS, and ended after it."""
     stage.nats.kill()
     registry = await stage.started()
     await registry.wait_says("waiting for NATS")

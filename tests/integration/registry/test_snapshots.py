@@ -35,7 +35,6 @@ async def first_of(watched: WatchedJob) -> int:
 
 
 async def wait_trimmed(watched: WatchedJob, said: list[Command]) -> int:
-    """Say this, and return where the log begins once it is trimmed."""
     await say_all(watched, said, 0.0)
     await watched.wait_settled()
     return await until_answer(lambda: first_of(watched), lambda first: first > BEHIND, "the log is trimmed")
@@ -49,14 +48,12 @@ async def trimmed(stage: Stage, count: int = 200) -> tuple[RunningRegistry, Watc
 
 
 async def limit(watched: WatchedJob) -> None:
-    """Give the job's log little room."""
     stream = watched.log.stream
     config = (await api.api(watched.bus, f"STREAM.INFO.{stream}"))["config"]
     await api.api(watched.bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": FULL_BYTES})
 
 
 async def say_some(watched: WatchedJob, said: deque[Command]) -> bool:
-    """Say as many as the full log takes; return whether these were all."""
     with contextlib.suppress(LogFull):
         while said:
             await watched.say(said[0])
@@ -118,7 +115,6 @@ async def test_a_snapshot_that_falls_due_at_rest_needs_no_further_entry(stage: S
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_registries_are_killed_among_snapshots(seed: int, stage: Stage) -> None:
-    """Two of them, at random moments: whatever was under way, each command has its group exactly once."""
     chance = random.Random(seed)
     names = ("registry-0", "registry-1")
     pair = [await stage.started(name, module=HASTY, TENSORHUB_LEADER_TTL_S="1") for name in names]
@@ -138,7 +134,6 @@ async def test_registries_are_killed_among_snapshots(seed: int, stage: Stage) ->
 
 @pytest.mark.slow
 async def test_a_standby_that_was_away_for_long_loads_a_snapshot(stage: Stage) -> None:
-    """The log is trimmed beyond what it had folded; it takes over all the same."""
     leader = await stage.started(module=HASTY)
     await leader.wait_ready(stage.bus)
     watched = await stage.open()
@@ -162,7 +157,6 @@ async def test_a_standby_that_was_away_for_long_loads_a_snapshot(stage: Stage) -
 
 
 async def test_a_full_log_is_trimmed_behind_a_snapshot(stage: Stage) -> None:
-    """A log with a low limit: snapshots come as often as it needs them, and commands are taken again."""
     registry = await stage.started()
     watched = await stage.open()
     await watched.answered(commands(1)[0])

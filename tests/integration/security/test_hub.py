@@ -41,7 +41,6 @@ async def client(hub: RunningHub) -> AsyncIterator[Bus]:
 
 
 async def use(hub: RunningHub) -> None:
-    """Publish and read a version in a job of its own, as any worker does."""
     async with hub.pair(full(9)) as it:
         assert await it.trainer.publish() == 1
         assert await it.engine.replicate() == 1
@@ -58,7 +57,6 @@ async def test_all_of_it_works_under_permissions(hub: RunningHub) -> None:
 
 
 async def outcome_of(bus: Bus, job: str, seq: int) -> str:
-    """Wait until a command has its outcome in the log; return the kind of its first event."""
     async with asyncio.timeout(BOUND_S):
         events: list[dict[str, str]] = []
         while not events:

@@ -36,7 +36,6 @@ def certificate(folder: Path, name: str, *names: str) -> tuple[Path, Path]:
 
 @contextmanager
 def server(folder: Path, keys: Keyring, tls: str) -> Iterator[RunningNats]:
-    """Run a server that knows the users of every hub, with this said of TLS."""
     keys.make(OF_EVERY_HUB)
     with keys.conf.open("a") as file:
         file.write(tls)

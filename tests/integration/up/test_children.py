@@ -39,7 +39,6 @@ class Scene:
         return await self.children.start(ChildSpec(name, command, {"MARK": name}, self.log(name), is_last))
 
     async def settled(self, code: str = SLEEP) -> Child:
-        """Start one child, and end the phase in which a death is an error."""
         child = await self.start("one", *python(code))
         self.children.settle()
         return child

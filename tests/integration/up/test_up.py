@@ -40,7 +40,6 @@ def stubs(*failing: str) -> ServiceCommands:
 
 
 def local_hub(directory: Path, agents: int = 1, *failing: str, **options: Any) -> LocalHub:
-    """Return a hub of stubs."""
     return LocalHub(directory, agents, commands=stubs(*failing), **options)
 
 
@@ -53,7 +52,6 @@ async def admin_bus(up: LocalHub, directory: Path) -> AsyncIterator[Bus]:
 
 
 async def killed(directory: Path, before: HubFile, name: str) -> HubFile:
-    """Kill a process; return what hub.json says once it names another one alone, and all answer."""
     kill(before.pids[name])
     await until(lambda: hub_file.read(directory).pids[name] != before.pids[name])
     hub = hub_file.read(directory)
@@ -154,7 +152,6 @@ async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
-    """Each is started again where it was, and the logs are not handed to another number of nodes."""
     async with local_hub(tmp_path, registries=2, nats_nodes=3) as up:
         hub = up.hub
         assert [entry.id for entry in hub.registries] == ["registry-0", "registry-1"]
@@ -275,7 +272,6 @@ print("stopped", flush=True)
 
 @pytest.fixture
 def up_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`up` in a process of its own, once it is ready."""
     command = (sys.executable, "-c", PARENT, str(tmp_path), str(STUB))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
