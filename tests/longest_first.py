@@ -20,7 +20,7 @@ FILES: Final = (
     "tests/integration/test_bad_input.py",
     "tests/integration/test_resharding.py",
     "tests/integration/test_installs.py",
-    "tests/integration/test_fp8.py",
+    "tests/integration/test_mapping.py",
     "tests/integration/test_kills.py",
     "tests/unit/simulator/cluster/test_main.py",
     "tests/integration/up/test_up.py",
@@ -41,5 +41,5 @@ FILES: Final = (
     "tests/unit/client/test_dtensors.py",
     "tests/property/test_crossing_unlike.py",
     "tests/integration/registry/test_registry.py",
-    "tests/integration/test_commands.py",
+    "tests/integration/test_command_line.py",
 )

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from tests.kit.waiting import wait_until
 
 from tensorhub.local.nats_server import find_program
 
@@ -22,7 +22,6 @@ NAME: Final = f"tensorhub-test-{os.getpid()}"
 BOOT_S_MAX: Final = 60.0
 COMMAND_S_MAX: Final = 120.0
 END_S_MAX: Final = 30.0
-LOOK_S: Final = 0.05
 
 ROOT: Final = Path(__file__).parents[2]
 HIDDEN: Final = ("/home/", "/root/", "/tmp/", "/var/tmp/")  # noqa: S108 (the units see none of them)
@@ -171,10 +170,3 @@ class Machine:
         for at in reversed(self._mounted):
             subprocess.run(["umount", "--lazy", str(at)], check=True)
         shutil.rmtree(self._folder)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(LOOK_S)

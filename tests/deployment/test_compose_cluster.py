@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from tests.deployment.composed import DEMO, HUB, MARKS, Compose
+from tests.deployment.composed import HUB, MARKS, Compose, running
 
 NODES = ["nats", "nats-1", "nats-2"]
 REGISTRIES = ["registry", "registry-1"]
@@ -24,14 +24,8 @@ pytestmark = MARKS
 
 @pytest.fixture(scope="module")
 def compose() -> Iterator[Compose]:
-    project = Compose("docker-compose.cluster.yml")
-    project(*DEMO, "build", *HUB, "demo")
-    project.services = sorted({*HUB, *NODES, *REGISTRIES})
-    try:
-        project("up", "--detach", "--wait", *project.services)
+    with running("docker-compose.cluster.yml", services=sorted({*HUB, *NODES, *REGISTRIES})) as project:
         yield project
-    finally:
-        project(*DEMO, "down", "--volumes", "--timeout", "20")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.deployment.machine import ROOT, Machine, install_programs, missing, wait_until
+from tests.deployment.machine import ROOT, Machine, install_programs, missing
+from tests.kit.waiting import wait_until
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.permissions import Role, User

@@ -4,11 +4,9 @@ Each refusal is compared with the registry's answers before it and after it, and
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,19 +207,3 @@ async def test_a_shard_that_never_comes_is_named(scene: Scene) -> None:
         failed = await asyncio.gather(*(call(shard, timeout_s=1) for shard in three), return_exceptions=True)
         assert [type(error) for error in failed] == [RoundTimeout] * 3, failed
         assert all("shards [3]" in str(error) for error in failed), failed
-
-
-@pytest.mark.long
-async def test_a_file_that_is_no_safetensors(scene: Scene, tmp_path: Path) -> None:
-    """The command line says in one line which file it can't read, and nothing is registered."""
-    before = await scene.hub.catalog(scene.job)
-    bad = tmp_path / "weights.safetensors"
-    for content in (b"", b"no weights", (2**40).to_bytes(8, "little") + b"{", b"\x02" + bytes(7) + b"{}x" * 9):
-        bad.write_bytes(content)
-        status, out, err = await scene.hub.command("publish", "m", "--job", scene.job, "--version", "6", bad)
-        assert (status, out) == (1, ""), (content, status, out, err)
-        assert len(err.splitlines()) == 1, err
-        assert bad.name in err
-    assert await scene.hub.catalog(scene.job) == before
-    status, out, err = await scene.hub.command("versions", "m", "--json", "--job", scene.job)
-    assert (status, json.loads(out)["version"], err) == (0, 5, "")

@@ -1,4 +1,4 @@
-"""Every command where something is missing, silent, full, closed or broken off: one line, one code, within its bound.
+"""The commands against a real hub: what they do, and each where something is missing, silent, full or broken off.
 
 What stands on the command line itself is the business of tests/unit/client/test_command_arguments.py.
 """
@@ -16,17 +16,23 @@ from typing import Final
 import pytest
 import pytest_asyncio
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tests.kit.hubs import COMMAND, RunningHub, new_job
 from tests.kit.processes import PROGRAM_S, Ended, Run, forked
+from tests.kit.tensors import assert_same_bytes
 from tests.kit.waiting import until, until_answer
 
+from tensorhub import TensorSpec, mapping
 from tensorhub_common.bus.address import CONNECT_TIMEOUT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+
 LATE_S: Final = 8.0
+
+
 """How much later than its bound a command may end on a machine that is busy with other things."""
+
 
 OF_HUB: Final = (
     ["status"],
@@ -48,8 +54,14 @@ OF_HUB: Final = (
     ["publish", "policy", "in.safetensors"],
     ["pull", "policy", "out.safetensors"],
 )
+
+
 WITHOUT_TIMEOUT: Final = (["watch", "policy"], ["watch", "policy", "--new"], ["trace"], ["trace", "deadbeef"])
+
+
 WITH_TIMEOUT: Final = tuple(each for each in OF_HUB if each[0] not in ("watch", "trace"))
+
+
 BY_AGENT: Final = ("publish", "pull")
 
 
@@ -74,6 +86,8 @@ def plain(**more: str) -> dict[str, str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     save_file({"w": torch.arange(8.0)}, tmp_path / "in.safetensors")
+    for number, content in enumerate(WRONG):
+        (tmp_path / f"{number}.safetensors").write_bytes(content)
     return tmp_path
 
 
@@ -147,6 +161,12 @@ async def test_a_signal_in_the_middle_is_one_line_and_its_code(
     assert not (folder / "out.safetensors").exists()
 
 
+WRONG: Final = (b"", b"no weights", (2**40).to_bytes(8, "little") + b"{", b"\x02" + bytes(7) + b"{}x" * 9)
+
+
+"""What is no safetensors file."""
+
+
 MISSING: Final = (
     (["versions", "nomodel"], 1, "there is no model 'nomodel' in job"),
     (["versions", "nomodel", "--json"], 1, "there is no model 'nomodel' in job"),
@@ -155,6 +175,10 @@ MISSING: Final = (
     (["pull", "policy", "/proc/out.safetensors"], 1, "can't be written"),
     (["publish", "policy", "in.safetensors", "--agent", "agent-77"], 1, "there is no agent 'agent-77'"),
     (["publish", "policy", "in.safetensors", "--version", "0", "--replica", "other"], 1, "not newer than"),
+    *(
+        ([*["publish", "policy", "--version", "6"], f"{n}.safetensors"], 1, f"{n}.safetensors")
+        for n in range(len(WRONG))
+    ),
     (["pin", "policy", "77"], 1, "available now: [1]"),
     (["unpin", "nomodel", "1"], 1, "nomodel"),
     (["retain", "policy", "--last", "1", "--timeout", "0"], 1, "not done within 0 s"),
@@ -278,3 +302,116 @@ async def test_a_variable_that_is_no_setting_is_reported_by_commands(folder: Pat
     code, out, err = begun(folder, ["versions", "policy"], environment).ended()
     assert (code, out.splitlines()[0].split()[0]) == (0, "VERSION")
     assert err == "tensorhub: TENSORHUB_BEATS is set, which is no setting of TensorHub: is TENSORHUB_BEAT_S meant?\n"
+
+
+async def test_weights_in_files_go_in_and_come_out(hub: RunningHub, tmp_path: Path) -> None:
+    job = new_job()
+    given = {"w": torch.randn(1000, 30), "flag": torch.ones((), dtype=torch.bool), "half": torch.randn(7).half()}
+    save_file(given, tmp_path / "in.safetensors")
+    published = await hub.command("publish", "policy", "--version", "4", tmp_path / "in.safetensors", "--job", job)
+    assert published == (0, published[1], "")
+    assert_same_bytes(await pulled(hub, "policy", tmp_path, job), dict(sorted(given.items())))
+    code, out, _ = await hub.command("versions", "policy", "--job", job, "--json")
+    assert (code, '"holders":["published"]' in out) == (0, True)
+    code, out, _ = await hub.command("doctor", "--quick", "--job", job)
+    assert code == 0, out
+
+
+async def pulled(hub: RunningHub, model: str, folder: Path, job: str, *which: str) -> dict[str, torch.Tensor]:
+    """Pull a model; return what the file has, by name."""
+    code, out, err = await hub.command("pull", model, folder / "out.safetensors", *which, "--job", job)
+    assert (code, err) == (0, ""), out
+    found: dict[str, torch.Tensor] = load_file(folder / "out.safetensors")
+    return dict(sorted(found.items()))
+
+
+async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_path: Path) -> None:
+    job = new_job()
+    whole = torch.arange(24.0).reshape(4, 6)
+    async with hub.connected(job) as (here, there):
+        shards = []
+        for index, at in enumerate((here, there)):
+            part = TensorSpec((4, 3), "float32", (4, 6), (0, 3 * index))
+            spec = {"w": part, f"own-{index}": TensorSpec((2,), "int8")}
+            shards.append(await at.register("policy", spec, replica="trainer", shard=index, shards=2))
+            shards[-1].tensors["w"].copy_(whole[:, 3 * index : 3 * index + 3])
+            shards[-1].tensors[f"own-{index}"].fill_(index)
+        await asyncio.gather(*(shard.publish(1) for shard in shards))
+        found = await pulled(hub, "policy", tmp_path, job, "--json")
+        assert [each.replica for each in await here.replicas("policy")] == ["trainer"]
+    assert torch.equal(found["w"], whole)
+    assert set(found) == {"w", "own-0", "own-1"}
+
+
+@pytest.mark.long
+async def test_pull_says_what_shards_lack_also_where_they_overlap(hub: RunningHub, tmp_path: Path) -> None:
+    """Two shards have more elements together than the tensor, and still not all of them; with a third they do."""
+    job = new_job()
+    boxes = [(0, 8), (1, 7), (8, 4)]
+    async with hub.connected(job) as (here, _):
+        for shards in (2, 3):
+            given = [TensorSpec((rows, 2), "float32", (12, 2), (at, 0)) for at, rows in boxes[:shards]]
+            workers = [
+                await here.register(f"of-{shards}", {"w": spec}, replica="trainer", shard=shard, shards=shards)
+                for shard, spec in enumerate(given)
+            ]
+            for worker, (at, rows) in zip(workers, boxes, strict=False):
+                worker.tensors["w"].copy_(torch.arange(24.0).view(12, 2)[at : at + rows])
+            await asyncio.gather(*(worker.publish(1) for worker in workers))
+        code, _, err = await hub.command("pull", "of-2", tmp_path / "lacks.safetensors", "--job", job)
+        assert (code, "have only a part of tensor 'w'" in err) == (1, True)
+        assert not (tmp_path / "lacks.safetensors").exists()
+        found = await pulled(hub, "of-3", tmp_path, job)
+    assert torch.equal(found["w"], torch.arange(24.0).view(12, 2))
+
+
+CONFIG = {
+    "num_hidden_layers": 1,
+    "hidden_size": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+    "intermediate_size": 6,
+    "vocab_size": 5,
+    "tie_word_embeddings": True,
+}
+
+
+async def test_pull_writes_the_models_own_tensors_of_a_fused_engine(hub: RunningHub, tmp_path: Path) -> None:
+    """Two ranks of an engine, whose one key head both of them have, and whose vocabulary is padded to 8."""
+    job, at = new_job(), "model.layers.0.self_attn"
+    query, key, value = torch.rand(8, 4), torch.rand(2, 4), torch.rand(2, 4)
+    embedding = torch.rand(5, 4)
+    async with hub.connected(job) as workers:
+        shards = []
+        for rank, worker in enumerate(workers):
+            padded = torch.cat([embedding, torch.full((3, 4), torch.nan)])
+            given = {
+                f"{at}.qkv_proj.weight": torch.cat([query[4 * rank : 4 * rank + 4], key, value]),
+                "model.embed_tokens.weight": padded[4 * rank : 4 * rank + 4],
+                f"{at}.rotary_emb.cos_sin_cache": torch.ones(7),
+            }
+            names = mapping.llama(CONFIG, tp_rank=rank, tp_size=2)
+            shards.append(await worker.register("policy", given, replica="engine", shard=rank, shards=2, mapping=names))
+        assert f"{at}.rotary_emb.cos_sin_cache" not in shards[0].tensors
+        assert shards[1].tensors["model.embed_tokens.weight"][1:].eq(0).all()
+        await asyncio.gather(*(shard.publish(1) for shard in shards))
+        found = await pulled(hub, "policy", tmp_path, job)
+    own = {f"{at}.{name}_proj.weight": tensor for name, tensor in (("k", key), ("q", query), ("v", value))}
+    assert_same_bytes(found, {"model.embed_tokens.weight": embedding, **own})
+
+
+@pytest.mark.long
+async def test_pull_takes_the_latest_that_no_rewind_has_retired(hub: RunningHub, tmp_path: Path) -> None:
+    """Two replicas hold versions 1 and 2; the trainer goes back to 1, and the other still holds 2."""
+    job, out = new_job(), tmp_path / "out.safetensors"
+    for version in (1, 2):
+        save_file({"w": torch.full((8,), float(version))}, tmp_path / "in.safetensors")
+        given = ("--version", str(version), "--replica", f"of-{version}", "--job", job)
+        assert (await hub.command("publish", "policy", tmp_path / "in.safetensors", *given))[0] == 0
+    assert (await hub.command("rewind", "policy", "--to", "1", "--job", job))[0] == 0
+    for which in ([], ["--version", "latest"], ["--version", "1"]):
+        assert (await pulled(hub, "policy", tmp_path, job, *which))["w"].eq(1).all()
+        out.unlink()
+    refused = await hub.command("pull", "policy", out, "--version", "2", "--job", job)
+    assert refused == (1, "", "tensorhub: version 2 of policy was retired by a rewind: pull the latest\n")

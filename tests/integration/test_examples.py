@@ -49,6 +49,13 @@ def started(hub: RunningHub, job: str, *arguments: str, **more: str) -> Iterator
         process.communicate()
 
 
+def assert_ended(process: "subprocess.Popen[str]", said: str | None = None) -> str:
+    """Wait until it has ended without a word on stderr; return what it wrote."""
+    out, err = process.communicate(said, timeout=PROGRAM_S)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
 @pytest.mark.slow
 async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
     job = new_job()
@@ -58,19 +65,13 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
         assert lines[2].startswith("step 2: loss ")
         assert lines[2].endswith("published version 3\n")
         with started(hub, job, "rollout.py", "--patience", "1") as engine:
-            out, err = engine.communicate(timeout=PROGRAM_S)
-            assert (engine.returncode, err) == (0, "")
+            out = assert_ended(engine)
             assert out.startswith("version 3: ")
             assert out.endswith("nothing newer came within 1 s\n")
         with started(hub, job, "watch_async.py", "--count", "2") as watching:
-            out, err = watching.communicate(timeout=PROGRAM_S)
-            assert (watching.returncode, err) == (0, "")
-            assert out.splitlines() == [
-                "version.published 1, now held by nobody",
-                "version.unavailable 1, now held by nobody",
-            ]
-        out, err = trainer.communicate("\n", timeout=PROGRAM_S)
-        assert (trainer.returncode, err) == (0, "")
+            said = [f"version.{what} 1, now held by nobody" for what in ("published", "unavailable")]
+            assert assert_ended(watching).splitlines() == said
+        assert_ended(trainer, "\n")
 
 
 @pytest.mark.long
@@ -138,9 +139,7 @@ async def test_shards(hub: RunningHub) -> None:
 @pytest.mark.slow
 async def test_from_fsdp_to_tensor_parallelism(hub: RunningHub) -> None:
     with started(hub, new_job(), "fsdp_to_tp.py", "--versions", "2") as process:
-        out, err = process.communicate(timeout=PROGRAM_S)
-    assert (process.returncode, err) == (0, "")
-    lines = out.splitlines()
+        lines = assert_ended(process).splitlines()
     assert len(lines) == 4
     for version in (1, 2):
         divided, undivided = lines[2 * version - 2 : 2 * version]

@@ -69,31 +69,6 @@ async def until_replicated(shard: tensorhub.AsyncShard) -> int:
     return await retried(lambda: shard.replicate(timeout_s=5), *errors, pause_s=0.05)
 
 
-async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORHUB_DIR", str(tmp_path))
-    with one_line(AgentUnavailable, "there is no hub in", "tensorhub up"):
-        await tensorhub.connect_async("job")
-    with one_line(AgentUnavailable, "there is no agent 'agent-7'"):
-        await tensorhub.connect_async("job", agent="agent-7")
-    with one_line(AgentUnavailable, "missing.sock"):
-        await tensorhub.connect_async("job", agent=tmp_path / "missing.sock", timeout_s=SHORT_S)
-
-
-@pytest.mark.long
-async def test_an_agent_that_is_away(hub: RunningHub) -> None:
-    """Calls on its shards end at their bound; the questions still have answers; then all goes on."""
-    async with hub.pair(full(1)) as it:
-        await it.trainer.publish(1)
-        with hub.stopped("agent-1"):
-            with one_line(TensorHubError):
-                await it.engine.replicate(timeout_s=SHORT_S)
-            with one_line(AgentUnavailable, "agent"):
-                await tensorhub.connect_async(it.job, agent=hub.file.agents[1].socket, timeout_s=SHORT_S)
-            assert await it.versions() == {1: "available"}
-        assert await until_replicated(it.engine) == 1
-        assert shown(it.engine) == {1.0}
-
-
 @pytest.mark.long
 async def test_a_read_goes_on_while_the_log_counts_its_holder(hub: RunningHub) -> None:
     """It waits past every bound of a source, ends soon after the holder is back, and else at its own deadline."""

@@ -19,6 +19,7 @@ from tensorhub_common.protocol.log.commands import DrainAgent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+
 AGENTS: Final = ("agent-0", "agent-1", "agent-2")
 
 
@@ -111,36 +112,19 @@ async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
 
 
 @pytest.mark.long
-async def test_a_rewound_model_goes_on_above(hub: RunningHub) -> None:
-    async with hub.connected(agents=3) as (here, there, third):
-        trainer = await here.register("m", weights(8), replica="trainer")
-        old = await there.register("m", weights(99), replica="old")
-        engine = await third.register("m", weights(99), replica="engine")
-        await trainer.publish(8)
-        await old.replicate(8)
-        await publish_next(trainer, 9)
-        assert await engine.replicate() == 9
-        assert await here.rewind("m", to=8) == [9]
-        assert await engine.update() == 8
-        assert_same_bytes(engine.tensors, weights(8))
-        with pytest.raises(tensorhub.VersionUnavailable, match=r"rewind|holder"):
-            await engine.replicate(9, timeout_s=5)
-        async with trainer.overwriting(publish=True):
-            write(trainer, weights(10))
-        assert await engine.update() == trainer.version == 10
-        assert_same_bytes(engine.tensors, weights(10))
-
-
-@pytest.mark.long
 async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
     """Retain, pin, rewind and unpin by command; what the SDK then sees, and what it refuses, is the same."""
     job = new_job()
-    async with hub.connected(job) as (here, there):
+    async with hub.connected(job, agents=3) as (here, there, third):
         trainer = await here.register("m", weights(1), replica="trainer")
+        engine = await third.register("m", weights(99), replica="engine")
         await trainer.publish(1)
+        old = await there.register("m", weights(99), replica="old")
+        await old.replicate(1)
         [kept, *_] = await done(hub, job, "retain", "m", "--last", "1")
         assert (kept["kind"], kept["last"]) == ("model.retention", 1)
         await publish_next(trainer, 2)
+        assert await engine.replicate() == 2
         [pinned, *_] = await done(hub, job, "pin", "m", "2")
         assert (pinned["kind"], pinned["version"]) == ("version.pinned", 2)
         [info] = (await here.registry.status()).models
@@ -155,6 +139,8 @@ async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
         reader = await there.register("m", weights(9), replica="reader")
         with pytest.raises(tensorhub.VersionUnavailable):
             await reader.replicate(2, timeout_s=5)
+        assert await engine.update() == 1, "engines are led back, and the next version is above what was retired"
+        assert_same_bytes(engine.tensors, weights(1))
         await trainer.unpublish()
         assert await trainer.publish() == 3
         await here.retain("m", last=0)

@@ -28,8 +28,9 @@ ATTEMPTS_MAX: Final = 5
 
 
 # Each agent keeps one copy of the small model in memory, and many on its disk.
-ROOM: Final = {"TENSORHUB_CACHE_BYTES": str(WEIGHTS_BYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB"}
-hub = module_hub(over=UCXX_AND_SLOW_LOCAL, **ROOM)
+hub = module_hub(
+    over=UCXX_AND_SLOW_LOCAL, TENSORHUB_CACHE_BYTES=str(WEIGHTS_BYTES), TENSORHUB_CACHE_DISK_BYTES="256MiB"
+)
 Copies = dict[tuple[str, str], tuple[Path, dict[str, Any]]]
 
 
@@ -129,7 +130,7 @@ async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub
     """What half a file holds is never counted: the shard stays published until another attempt is whole."""
     values = {"w": torch.arange(LARGE, dtype=torch.float32)}
 
-    async def attempt(_: int) -> None:
+    async def attempt(number: int) -> None:
         job = new_job()
         async with hub.connected(job) as (here, there):
             trainer = await there.register("m", values, replica="trainer")

@@ -11,7 +11,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -195,22 +194,6 @@ async def test_a_request_from_outside(
     assert (publish.service, publish.parent) == ("tensorhub-agent", parent)
     assert (publish.trace == TRACE) == bool(parent)
     assert one(spans, "transfer").parent == publish.span
-
-
-@pytest.mark.long
-async def test_with_telemetry_off_nothing_is_made(tmp_path: Path, receiver: Receiver) -> None:
-    off = {**receiver.environ, **DISABLED}
-    async with running_hub(tmp_path, settings=off) as quiet:
-        job = new_job()
-        await one_version(quiet, job, 1, off, off)
-        async with quiet.raw_client() as client:
-            stream = client.jetstream()
-            name = await stream.find_stream_name_by_subject(f"tensorhub.v1.{job}.event.>")
-            state = (await stream.stream_info(name)).state
-            entries = [await stream.get_msg(name, seq) for seq in range(1, state.messages + 1)]
-        assert len(entries) > 10
-        assert not [each.subject for each in entries if "traceparent" in (each.headers or {})]
-    assert receiver.spans(job) == []
 
 
 SYNC = """

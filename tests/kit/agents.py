@@ -53,12 +53,6 @@ def _is_first_life(mark: str) -> bool:
     return True
 
 
-def _once() -> None:
-    """The agent that MORTAL names has no second life, as on a machine that does not come back."""
-    if os.environ["TENSORHUB_AGENT_ID"] == os.environ["MORTAL"] and not _is_first_life("lived"):
-        signal.pause()
-
-
 def _faulty() -> None:
     """When a shard is to be published: of one model the job's core fails; of another, once, a part that no job owns."""
     called = AgentCore.called
@@ -145,7 +139,6 @@ def _two_namespaces() -> None:
 
 
 KINDS: Final[dict[str, Callable[[], None]]] = {
-    "once": _once,
     "faulty": _faulty,
     "without-drain": _without_drain,
     "held-copying": _held_copying,

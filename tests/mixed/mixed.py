@@ -24,7 +24,7 @@ from tests.kit.waiting import until
 from tests.kit.worker import digest, values
 from tests.mixed.differences import differences, forms_of
 from tests.mixed.hub import NEW, OLD, Mixed, Tally, Traffic, Wrong, mixed_hub
-from tests.mixed.release import BEFORE, KEPT, NoRelease, commit_of, environment, python_of, wheel_of
+from tests.mixed.release import BEFORE, NoRelease, commit_of, python_of
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
@@ -186,36 +186,16 @@ def _print_logs(hub: Mixed | None) -> None:
         print(*(f"    {name} ({hub.runs[name]}): {each[:400]}" for each in lines[-3:]), sep="\n")
 
 
-def planted(name: str, other: str) -> str:
-    """Return today's release with a field renamed everywhere, as if the older one did not matter."""
-    home = KEPT / "planted"
-    shutil.rmtree(home, ignore_errors=True)
-    source = home / "source"
-    root = Path(__file__).parents[2]
-    for folder in ("libs", "services", "simulator"):
-        shutil.copytree(root / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(root / "pyproject.toml", source)
-    for path in source.rglob("*.py"):
-        text = path.read_text()
-        if name in text:
-            path.write_text(text.replace(name, other))
-    environment(home / "env", wheel_of(source, home))
-    return str(home / "env" / "bin" / "python")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mixed.mixed", description=__doc__)
     parser.add_argument("--release", default=BEFORE, help="the commit of the older release")
     parser.add_argument("--order", choices=[*ORDERS, "commands", "all"], default="all", help="one of them alone")
-    parser.add_argument("--planted", action="store_true", help="rename a field that the older release needs: must fail")
     arguments = parser.parse_args()
     try:
         pythons = {OLD: str(python_of(arguments.release)), NEW: sys.executable}
     except NoRelease as why:
         print(f"mixed: {why}", file=sys.stderr)
         return 2
-    if arguments.planted:
-        pythons[NEW] = planted("ticket_s", "ticket_valid_s")
     print(f"the older release is {commit_of(arguments.release)[:12]}, the newer one is this checkout")
     table = Table()
     for sentence in differences(forms_of(pythons[OLD]), forms_of(pythons[NEW])):

@@ -231,35 +231,6 @@ def bytes_of(reader: Layout, tensor: Global) -> bytes:
     return answer.tobytes()
 
 
-@given(st.data(), st.integers(0, 2**32 - 1))
-@settings(max_examples=examples(0.2))
-def test_those_who_have_values_and_scales_are_sources_of_them(data: st.DataObject, seed: int) -> None:
-    """A replica that was filled gives them to others as they stand, beside the published tensor."""
-    shape, scheme = (300, 400), "fp8-block-128"
-    tensor = Global.of(shape, "bfloat16", scheme, seed)
-    values, scales = DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]
-    half = layout_of([source_entry(tensor, ((0, 0), (256, 400)))])
-    sources = {layout_digest(half): (half, segment(half, {"w": tensor.bits[:256]}))}
-    originals = set(sources)
-    rest = [
-        reader_entry("v", values, shape, [((data.draw(st.integers(1, 256)), 0), shape)]),
-        reader_entry("s", scales, shape, [((data.draw(st.integers(1, 2)), 0), scales.shape(shape))]),
-    ]
-    filled = layout_of(rest)
-    sources[layout_digest(filled)] = filled, segment(filled, {each.name: expected(tensor, each) for each in rest})
-    reader = layout_of(
-        [
-            reader_entry("mine", values, shape, [((0, 0), shape)]),
-            reader_entry("scales", scales, shape, [((0, 0), scales.shape(shape))]),
-        ]
-    )
-    assert fill(reader, sources, originals, by_wire=False) == bytes_of(reader, tensor)
-    with pytest.raises(LayoutMismatch, match=r"no holder has .* of 'w' as fp8-block-128:"):
-        fill(
-            reader, {digest: each for digest, each in sources.items() if digest not in originals}, set(), by_wire=False
-        )
-
-
 @given(st.data())
 @settings(max_examples=examples(0.6))
 def test_what_is_lacking_of_a_block_that_is_cut_is_named(data: st.DataObject) -> None:

@@ -4,26 +4,25 @@ import asyncio
 import contextlib
 import shutil
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bounds import BUSY_S, WAIT_S
+from tests.bounds import WAIT_S
 from tests.integration.registry.conftest import Passing
 from tests.integration.registry.test_storing import publication, writer
 from tests.integration.security.test_tls import certificate
 from tests.kit.nats import USERS, RunningNats
-from tests.kit.waiting import retried, until, until_answer
+from tests.kit.waiting import retried, until
 
 from tensorhub.local.nats_server import Cluster
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
-from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
@@ -140,66 +139,6 @@ async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: Runnin
     for _ in range(4):
         async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
             assert whole.node_of(bus) is not whole.nodes[1]
-
-
-@pytest.mark.slow
-async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningCluster, spread: Bus, job: str) -> None:
-    """Each entry is in the log once, at the number that was returned, though it was sent again during the election."""
-    log = await opened(spread, job)
-    acknowledged: dict[str, int] = {}
-    enough = asyncio.Event()
-
-    async def say(lane: int) -> None:
-        number = 0
-        while not enough.is_set():
-            number += 1
-            msg_id = f"{lane}.{number}"
-            acknowledged[msg_id] = await log.append(
-                subjects.command_subject(job, "publish"), b"", msg_id, timeout_s=ELECTED_S_MAX
-            )
-
-    saying = [asyncio.create_task(say(lane)) for lane in range(3)]
-    while len(acknowledged) < 30:  # noqa: ASYNC110 (until what many tasks do is enough)
-        await asyncio.sleep(0.01)
-    leader = index_of((await cluster_of(spread, job))["leader"])
-    whole.nodes[leader].kill()
-    before = len(acknowledged)
-    await until(lambda: len(acknowledged) >= before + 30)
-    enough.set()
-    await asyncio.gather(*saying)
-    last = await log.last_seq()
-    found: dict[str, int] = {}
-    async with contextlib.aclosing(log.follow()) as entries:
-        async for entry in entries:
-            assert entry.headers["Nats-Msg-Id"] not in found
-            found[entry.headers["Nats-Msg-Id"]] = entry.seq
-            if entry.seq >= last:
-                break
-    assert found == acknowledged
-
-
-@pytest.mark.slow
-async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
-    whole: RunningCluster, spread: Bus, job: str
-) -> None:
-    log = await opened(spread, job)
-    first = await log.append(subjects.command_subject(job, "publish"), b"", "first")
-    stays = whole.node_of(spread)
-    for node in whole.nodes:
-        if node is not stays:
-            node.signal(signal.SIGSTOP)
-    for number in range(3):
-        began = time.monotonic()
-        with pytest.raises(RegistryUnavailable):
-            await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=NONE_S)
-        assert time.monotonic() - began < NONE_S + BUSY_S, number
-    for node in whole.nodes:
-        node.signal(signal.SIGCONT)
-    second = await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
-    assert second == first + 1
-
-    # A node that was the leader before it was stopped may answer for a moment as if it still were.
-    await until_answer(log.last_seq, lambda found: found == second)
 
 
 @pytest.mark.slow

@@ -52,15 +52,14 @@ class Job:
         self.last_seq = await self.log.append(subjects.command_subject(self.name, verb, agent), body, msg_id)
         return self.last_seq
 
-    async def register(self, replica: str, *layouts: Layout, stored: bool = True) -> None:
-        """Let each shard of a replica stand on an agent of its own; a single one's has the replica's name."""
-        for shard, layout in enumerate(layouts or (LAYOUT,)):
-            digest, agent = layout_digest(layout), replica if len(layouts) < 2 else f"{replica}-{shard}"
-            if stored:
-                assert await self.put(encoded(layout)) == digest
-            await self.say(agent, Join(host=f"host-of-{agent}", site="berlin"))
-            about: dict[str, Any] = {"model": MODEL, "replica": replica, "shard": shard, "layout": digest}
-            await self.say(agent, Register(**about, shards=len(layouts) or 1, nbytes=payload_bytes(layout)))
+    async def register(self, replica: str, layout: Layout = LAYOUT, *, stored: bool = True) -> None:
+        """Let a replica of one shard stand on an agent of the same name."""
+        digest = layout_digest(layout)
+        if stored:
+            assert await self.put(encoded(layout)) == digest
+        await self.say(replica, Join(host=f"host-of-{replica}", site="berlin"))
+        nbytes = payload_bytes(layout)
+        await self.say(replica, Register(model=MODEL, replica=replica, shard=0, shards=1, layout=digest, nbytes=nbytes))
 
     async def put(self, data: bytes) -> str:
         return await self._blobs.put(self.name, data)

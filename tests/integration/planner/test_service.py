@@ -1,6 +1,7 @@
-"""The planner on a real log: it answers by what stands there, at once or with a bound."""
+"""The planner on a real log: it answers by what stands there and by who reads from whom, at once or with a bound."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.layout.layout import TensorEntry, layout_of
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
 from tensorhub_common.protocol.log.commands import Register, Unpublish
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
@@ -155,3 +158,62 @@ async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
         (of_well,) = (await health(query_subject(well.name, "health.planner"))).jobs
         assert (of_broken.state, of_well.state) == ("set-aside", "well")
         assert of_broken.again_at > of_broken.since > 0
+
+
+HOLDERS = ("trainer", "second")
+
+
+async def beats(bus: Bus, agent: str, readers: int, *, on: str | None = None) -> None:
+    said = Heartbeat(agent=agent, incarnation=1, serving=(ServingLoad("ucxx", readers, 0),) if readers else ())
+    await bus.publish(subjects.beat(on or agent), msgspec.json.encode(said))
+
+
+async def most_from(job: Job, replica: str) -> str:
+    plan = await job.plan(replica)
+    return max(plan.shares, key=lambda share: share.nbytes).source.agent
+
+
+@pytest.fixture
+async def two(world: Job) -> Job:
+    """Both hold version 1, and three readers want it."""
+    await world.register("second")
+    await world.fetch("second", 1)
+    for replica in ("reader", "next"):
+        await world.register(replica)
+    return world
+
+
+@pytest.mark.parametrize("busy", HOLDERS)
+async def test_a_planner_that_has_just_begun_goes_by_what_the_sources_say(
+    nats_server: RunningNats, two: Job, busy: str
+) -> None:
+    """The waiting itself is shown in tests/unit/planner/context/test_load_subscriber.py."""
+    async with planning(nats_server.url):
+        asked = asyncio.create_task(most_from(two, "rollout"))
+        for agent in HOLDERS:
+            await beats(two.bus, agent, 6 if agent == busy else 0)
+        assert await asked != busy
+
+
+async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> None:
+    """NATS lets an agent beat on its own subject alone, and what it says there of another one is no word."""
+    async with planning(nats_server.url) as planner:
+        await beats(two.bus, "trainer", 6, on="second")
+        await two.bus.publish(subjects.beat("trainer"), b"no beat")
+        await beats(two.bus, "second", 1)
+        await told(planner, "second", 1)
+        assert planner.ledger.reports.unheard(("trainer",), time.monotonic())
+        assert {share.source for share in (await two.plan("rollout")).shares} <= {source(agent) for agent in HOLDERS}
+
+
+async def told(planner: PlannerService, agent: str, readers: int) -> None:
+    """Wait until the planner has heard this."""
+
+    def is_heard() -> bool:
+        ledger = planner.ledger
+        return (
+            not ledger.reports.unheard((agent,), time.monotonic())
+            and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
+        )
+
+    await until(is_heard)

@@ -1,7 +1,7 @@
 """What each rank of FSDP2 registers, and that its parameters stand, train and are read in hub memory.
 
 Ranks are pretended one after another with torch's own fake process group, whose collectives do nothing; that real ones
-agree is shown in tests/integration/test_mapping.py.
+agree is shown by an example (tests/integration/test_examples.py).
 """
 
 from collections.abc import Iterator
