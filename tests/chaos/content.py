@@ -16,7 +16,6 @@ MIB: Final = 1 << 20
 WORD_BYTES: Final = 8
 ODD: Final = 0x9E3779B97F4A7C15
 WORD_MASK: Final = (1 << 64) - 1
-
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -163,11 +163,7 @@ class Worker:
             if random.random() < HELD_SHARE:
                 self._compare(shard, "held")
             version, error = await self._timed(
-                "update",
-                UPDATE_S,
-                MARGIN_S,
-                lambda: shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S),
-                shard.shard,
+                "update", UPDATE_S, MARGIN_S, lambda: shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S), shard.shard
             )
             if error is not None:
                 await asyncio.sleep(PAUSE_S)

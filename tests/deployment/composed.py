@@ -35,11 +35,7 @@ def missing() -> str | None:
     return None
 
 
-MARKS = [
-    pytest.mark.slow,
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-]
+MARKS = [pytest.mark.slow, pytest.mark.timeout(2400), pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 
 @contextmanager

@@ -22,7 +22,6 @@ NAME: Final = f"tensorhub-test-{os.getpid()}"
 BOOT_S_MAX: Final = 60.0
 COMMAND_S_MAX: Final = 120.0
 END_S_MAX: Final = 30.0
-
 ROOT: Final = Path(__file__).parents[2]
 HIDDEN: Final = ("/home/", "/root/", "/tmp/", "/var/tmp/")  # noqa: S108 (the units see none of them)
 WAITING_FOR_NETWORKS: Final = tuple(

@@ -9,7 +9,6 @@ import pytest
 from tests.deployment.composed import HUB, MARKS, Compose, running
 
 HEAVY = ("torch", "numpy", "cupy", "ucxx", "libucx")
-
 pytestmark = MARKS
 
 

@@ -16,9 +16,7 @@ ELECTED_S_MAX = 60.0
 """The other two elect leaders for what the lost node led, on a machine that does all at once."""
 
 UNANSWERED = "no registry answered about job"
-
 T = TypeVar("T")
-
 pytestmark = MARKS
 
 

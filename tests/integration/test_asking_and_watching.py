@@ -12,9 +12,8 @@ from tensorhub._control import registry_client
 from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub._control.watch import Watched, watch
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.errors import LogMissing, LogShorter
 from tensorhub_common.bus.message import Message
-from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.events import ReplicaReady, VersionGone, VersionPublished
@@ -62,27 +61,6 @@ async def test_a_models_events_in_order_and_on_after_what_was_seen(bus: Bus, job
     assert [each.seq for each in await first(bus, job, 1, after=1)] == [4]
     with pytest.raises(LogShorter):
         await first(bus, job, 1, after=99)
-
-
-async def test_a_log_that_no_longer_reaches_back_says_so(bus: Bus, job: str) -> None:
-    """Nothing drops entries of a log by itself; an operator may."""
-    log = await written(bus, job)
-    await api.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 3})
-    with pytest.raises(LogGap, match="after=None"):
-        await first(bus, job, 1, after=1)
-    assert [each.seq for each in await first(bus, job, 1, after=2)] == [4]
-    assert [each.seq for each in await first(bus, job, 1)] == [4]
-
-
-async def test_a_kind_of_event_that_a_newer_release_has_is_told_by_its_name(bus: Bus, job: str) -> None:
-    """To whoever asks for all kinds, and not for known ones alone."""
-    log = await open_job(bus, job)
-    teleported = b'{"kind":"version.teleported","cmd":1,"i":1,"k":1,"time":1.0}'
-    await log.append(subject_of(job, "policy", "version", "teleported"), teleported, job)
-    assert await first(bus, job, 1, kinds=()) == [Watched(seq=1, time=1.0, kind="version.teleported", model="policy")]
-    published = VersionPublished(model="policy", version=1, replica="trainer", roots=("-",), time=7.0)
-    await log.append(subject_of(job, "policy", "version", "published"), encode(published), f"{job}-1")
-    assert [each.seq for each in await first(bus, job, 1)] == [2]
 
 
 async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(

@@ -30,7 +30,6 @@ from tensorhub import (
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 WEIGHTS = {"w": torch.arange(100.0), "b": torch.ones(3)}
 PART = TensorSpec((50,), torch.float32, (100,), (0,))
 CLASH = TensorSpec((50,), torch.float32, (101,), (50,))

@@ -85,7 +85,6 @@ GARBAGE = [
     ("release.agent-0.and.more", f'{{"verb":"release",{by("agent-0")},{SHARD}}}'.encode()),
 ]
 
-
 QUESTIONS = [
     ("plan", b"[]", "BadCommand"),
     ("plan", b'{"model": 3}', "BadCommand"),

@@ -29,8 +29,6 @@ HOSTS = 2 if HAS_UCX else 1
 """Agents 0 and 2 are on one host, agent 1 on the other, if there is a way between them."""
 
 TRANSPORTS = ("ucxx" if HOSTS == 2 else "local", "local")
-
-
 hub = module_hub(3, HOSTS)
 undigested = module_hub(3, HOSTS, TENSORHUB_DIGESTS="off")
 

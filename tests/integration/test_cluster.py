@@ -19,7 +19,6 @@ from tensorhub_common.config.settings import load
 
 BOUND_S = 4.0
 SLACK_S = 20.0
-
 pytestmark = pytest.mark.slow
 
 

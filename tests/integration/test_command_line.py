@@ -27,12 +27,8 @@ from tensorhub_common.bus.address import CONNECT_TIMEOUT_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-
 LATE_S: Final = 8.0
-
-
 """How much later than its bound a command may end on a machine that is busy with other things."""
-
 
 OF_HUB: Final = (
     ["status"],
@@ -55,13 +51,8 @@ OF_HUB: Final = (
     ["pull", "policy", "out.safetensors"],
 )
 
-
 WITHOUT_TIMEOUT: Final = (["watch", "policy"], ["watch", "policy", "--new"], ["trace"], ["trace", "deadbeef"])
-
-
 WITH_TIMEOUT: Final = tuple(each for each in OF_HUB if each[0] not in ("watch", "trace"))
-
-
 BY_AGENT: Final = ("publish", "pull")
 
 
@@ -162,10 +153,7 @@ async def test_a_signal_in_the_middle_is_one_line_and_its_code(
 
 
 WRONG: Final = (b"", b"no weights", (2**40).to_bytes(8, "little") + b"{", b"\x02" + bytes(7) + b"{}x" * 9)
-
-
 """What is no safetensors file."""
-
 
 MISSING: Final = (
     (["versions", "nomodel"], 1, "there is no model 'nomodel' in job"),
@@ -188,7 +176,10 @@ MISSING: Final = (
     (["drain", "agent-77"], 1, "has not joined"),
     (["delete", "nomodel"], 1, "nomodel"),
     (["delete", "--job", "nojob", "--yes"], 1, "there is no job 'nojob'"),
-    (["delete", "--job", "{job}"], 2, "say --yes"),
+    (["delete", "--job", "{job}"], 2, "1 shards on 1 live agents: say --yes"),
+    (["delete"], 2, "--job"),
+    (["delete", "policy", "--job", "{job}", "--forget"], 2, "leave MODEL out"),
+    (["delete", "--job", "{job}", "--forget"], 1, "is not deleted"),
     (["trace", "deadbeef"], 1, "there is no transfer 'deadbeef'"),
     (["trace", "--version", "77"], 1, "there is no transfer of version 77"),
     (["watch", "policy", "--job", "nojob"], 1, "there is no job 'nojob'"),
@@ -399,19 +390,3 @@ async def test_pull_writes_the_models_own_tensors_of_a_fused_engine(hub: Running
         found = await pulled(hub, "policy", tmp_path, job)
     own = {f"{at}.{name}_proj.weight": tensor for name, tensor in (("k", key), ("q", query), ("v", value))}
     assert_same_bytes(found, {"model.embed_tokens.weight": embedding, **own})
-
-
-@pytest.mark.long
-async def test_pull_takes_the_latest_that_no_rewind_has_retired(hub: RunningHub, tmp_path: Path) -> None:
-    """Two replicas hold versions 1 and 2; the trainer goes back to 1, and the other still holds 2."""
-    job, out = new_job(), tmp_path / "out.safetensors"
-    for version in (1, 2):
-        save_file({"w": torch.full((8,), float(version))}, tmp_path / "in.safetensors")
-        given = ("--version", str(version), "--replica", f"of-{version}", "--job", job)
-        assert (await hub.command("publish", "policy", tmp_path / "in.safetensors", *given))[0] == 0
-    assert (await hub.command("rewind", "policy", "--to", "1", "--job", job))[0] == 0
-    for which in ([], ["--version", "latest"], ["--version", "1"]):
-        assert (await pulled(hub, "policy", tmp_path, job, *which))["w"].eq(1).all()
-        out.unlink()
-    refused = await hub.command("pull", "policy", out, "--version", "2", "--job", job)
-    assert refused == (1, "", "tensorhub: version 2 of policy was retired by a rewind: pull the latest\n")

@@ -20,7 +20,6 @@ import tensorhub
 from tensorhub import AsyncShard, ReadReport, TensorSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 MIB: Final = 1024 * 1024
 MODEL: Final = "policy"
 SPECS: Final = {

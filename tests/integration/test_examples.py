@@ -16,7 +16,6 @@ from tests.kit.processes import PROGRAM_S, Ended
 from tests.stopping import stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 PLAY = """

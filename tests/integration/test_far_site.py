@@ -15,7 +15,6 @@ from tests.kit.transports import UCXX
 import tensorhub
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
-
 REPLICAS: Final = 3
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.hubs import RunningHub, new_job
 from tests.kit.tensors import assert_same_bytes, full, shown, write
 from tests.kit.waiting import until_answer
 from torch import nn
@@ -20,7 +20,6 @@ import tensorhub
 from tensorhub import (
     AgentUnavailable,
     DrainTimeout,
-    LayoutMismatch,
     NotFilled,
     ReplicaConflict,
     RoundTimeout,
@@ -28,7 +27,6 @@ from tensorhub import (
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 SHORT_S = 0.3
 STAGED = ("in-place", "staged")
 MAPPED = ("staged", "mapped")
@@ -137,18 +135,6 @@ async def test_nothing_changes_before_the_swap_and_the_lock_is_held_for_it(hub: 
             await asyncio.to_thread(engine.release)
 
 
-async def test_another_way_to_install_is_another_shard(hub: RunningHub) -> None:
-    job = new_job()
-    async with hub.connected(job) as (here, _):
-        engine = await here.register("m", full(0), replica="engine", install="staged")
-        await here.close(release=False)
-        assert engine.version is None
-    async with hub.connected(job) as (here, _):
-        with pytest.raises(LayoutMismatch, match="install='staged'"):
-            await here.register("m", full(0), replica="engine")
-        await here.register("m", full(0), replica="engine", install="staged")
-
-
 @pytest.mark.long
 async def test_an_agent_that_is_killed_takes_both_segments_back(hub: RunningHub) -> None:
     """Whichever of the two the shard is in: the first after an even number of swaps, the other after an odd one."""
@@ -195,24 +181,6 @@ async def test_a_trainer_with_two_memories_publishes_on_while_the_version_before
             assert shown(it.engine) == {float(version)}
         assert len(addresses) == 2
         await it.engine.release()
-
-
-async def test_one_memory_is_drained_and_the_call_may_be_made_again(hub: RunningHub) -> None:
-    async with hub.connected() as (here, there):
-        trainer, engine = await here.register("m", full(1), replica="trainer"), await engine_at(there)
-        await trainer.publish(1)
-        await engine.replicate()
-        for _ in range(2):
-            await assert_not_drained(trainer)
-        with pytest.raises(ReplicaConflict, match="draining"):
-            await trainer.publish(2)
-        assert shown(engine) == {1.0}
-        await engine.release()
-        # The tensors are valid while they are referenced, and so is what they show.
-        await assert_not_drained(trainer)
-        del engine
-        await overwrite(trainer, 2)
-        assert trainer.version == 2
 
 
 async def test_a_kept_view_of_an_older_version_keeps_its_memory(hub: RunningHub) -> None:
@@ -362,14 +330,3 @@ async def test_a_holder_that_is_mapped_itself_reads_on_once_that_is_let_go(hub: 
         assert shown(holder) == {held + 1.0}
         await reader.release()
         del reader
-
-
-@pytest.mark.long
-async def test_where_no_holder_is_on_the_host_the_error_names_those_elsewhere(tmp_path: Path) -> None:
-    async with running_hub(tmp_path / "hub", hosts=2, TENSORHUB_UCXX="off") as two_hosts, two_hosts.connected() as hubs:
-        trainer, engine = await hubs[0].register("m", full(1), replica="trainer"), await engine_at(hubs[1])
-        await trainer.publish(1)
-        with pytest.raises(
-            VersionUnavailable, match=r"(?s)trainer/0 on .*install='staged'|install='staged'.*trainer/0 on"
-        ):
-            await engine.replicate(timeout_s=WAIT_S)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import torch
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, module_hub, new_job
 from tests.kit.tensors import assert_same_bytes, weights
@@ -25,7 +24,6 @@ pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 COMMANDS_LEFT_MAX: Final = 5
 """The one that deleted the job, and what came after it in these tests, each with its outcome."""
-
 
 hub = module_hub(TENSORHUB_CACHE_DISK_BYTES="16MiB", TENSORHUB_CACHE_BYTES="0", TENSORHUB_METRICS="0")
 
@@ -127,23 +125,6 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
         assert_same_bytes(reader.tensors, weights(4))
 
 
-async def test_what_was_compiled_for_a_deleted_job_is_there_for_the_next_of_its_name(hub: RunningHub) -> None:
-    """The same layouts come back under the name, and another agent is to carry out their program."""
-    job, whole = new_job(), weights(1)
-    half = {"a": tensorhub.TensorSpec((77, 500), torch.float32, global_shape=(77, 1003), offset=(0, 503))}
-    for deleted, reads_at in ((True, 0), (False, 1)):
-        async with hub.connected(job) as agents:
-            trainer = await agents[0].register("m", whole, replica="trainer")
-            await trainer.publish(1)
-            reader = await agents[reads_at].register("m", half, replica="reader", shard=0, shards=1)
-            assert await reader.replicate(1, timeout_s=WAIT_S) == 1
-            assert_same_bytes(reader.tensors, {"a": whole["a"][:, 503:]})
-            if deleted:
-                await agents[0].delete_job()
-                await cleared(hub, job)
-                assert (await hub.command("delete", "--job", job, "--forget"))[0] == 0
-
-
 async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> None:
     """It is killed, the job is deleted and cleared up, and the agent's next process finds memory of it."""
     job = new_job()
@@ -152,7 +133,7 @@ async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> No
         await there.register("m", weights(2), replica="other")
         await until(lambda: len(files_of(hub, job)) == 2, "both stand")
         hub.kill(there.agent)
-        await here.delete_job()
+        assert await hub.command("delete", "--job", job, "--yes") == (0, f"job {job} is deleted\n", "")
         await until(lambda: not files_of(hub, job), "the agent has come back, and freed it")
     await cleared(hub, job)
 
@@ -173,24 +154,3 @@ async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: Runnin
         hub.kill("registry-0")
         with pytest.raises(JobGone):
             await here.versions("m", timeout_s=WAIT_S)
-
-
-async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
-    """A job is deleted only by its name and with somebody's word; one that is not there leaves no tombstone."""
-    job = new_job()
-    async with hub.connected(job, agents=1) as (here,):
-        await here.register("m", weights(1), replica="trainer")
-        for arguments, code, says in (
-            ((), 2, "--job"),
-            (("--job", job), 2, "1 shards on 1 live agents: say --yes"),
-            (("m", "--job", job, "--forget"), 2, "leave MODEL out"),
-            (("--job", job, "--forget"), 1, "is not deleted"),
-            (("--job", "nobodys", "--yes"), 1, "there is no job"),
-        ):
-            found, out, err = await hub.command("delete", *arguments)
-            assert (found, out) == (code, ""), (arguments, err)
-            assert says in err
-        assert await streams_of(hub, "nobodys") == {}
-        assert (await here.registry.status()).models
-        found, out, err = await hub.command("delete", "--job", job, "--yes")
-        assert (found, out) == (0, f"job {job} is deleted\n"), err

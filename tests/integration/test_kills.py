@@ -27,14 +27,9 @@ from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 from tensorhub_common.protocol.worker import REGISTERING_MAX
 
 NBYTES = 128 * MIB
-
-
 WINDOW_BYTES = 16 * MIB
 
-
 IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().memory_bytes) + 2 * PIECE_BYTES_MAX
-
-
 """Of one source: its part of the window, or two batches, each with a piece that made it full."""
 
 
@@ -134,23 +129,12 @@ async def test_an_agent_with_all_the_shards_that_it_may_have_is_killed(tmp_path:
 
 
 READERS: Final = 4
-
-
 CHAIN_BYTES: Final = 256 * MIB
-
-
 VERSION: Final = 3
-
-
 READ_S: Final = 60.0
-
-
 ATTEMPTS_MAX: Final = 6
 
-
 SETTINGS: Final = {"TENSORHUB_WINDOW_BYTES": str(4 * MIB), "TENSORHUB_STALL_S": "2"}
-
-
 """A small window makes a read long enough to be struck."""
 
 

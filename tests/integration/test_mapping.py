@@ -22,8 +22,6 @@ from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
 from tensorhub_common.layout.casts import fp8_scheme
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
 hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
@@ -122,8 +120,6 @@ def spec(name: str, whole: torch.Tensor, scheme: str, box: tuple[slice, slice]) 
 
 
 WHOLE = (slice(None), slice(None))
-
-
 BOXES = (WHOLE, (slice(100, 1001), slice(None)), (slice(None), slice(77, None)), WHOLE)
 
 
@@ -177,10 +173,7 @@ CONFIG = {
     "vocab_size": 101,
 }
 
-
 LAYER = "model.layers.0"
-
-
 EXPERT_MATRICES = {"gate_proj": (256, 320), "up_proj": (256, 320), "down_proj": (320, 256)}
 
 

@@ -7,7 +7,6 @@ import pytest
 from tests.kit.hubs import RunningHub, new_job
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 ROOT = Path(__file__).parents[2]
 PROGRAM = re.compile(r"```python\n(.*?)```\n\n(?:It prints:\n\n)?```text\n(.*?)```", re.DOTALL)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

@@ -9,13 +9,16 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
+from msgspec import structs
 from tests.bounds import WAIT_S
+from tests.kit.agents import FAULT, FAULTY_MODEL, UNOWNED_FAULT_MODEL
 from tests.kit.hubs import RunningHub, held_hub, module_hub, new_job, running_hub, until_held
 from tests.kit.tensors import assert_same_bytes, full, shown
 from tests.kit.transports import NEEDS_UCX
@@ -34,7 +37,6 @@ from tensorhub import (
 from tensorhub.cli.hub_state import STILL_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 MIB = 1024 * 1024
 SHORT_S = 0.3
 SILENCE_S = 0.5
@@ -379,6 +381,7 @@ async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> Non
                 with one_line(tensorhub.MemoryExhausted, "release"):
                     await here.register("m", given, replica="second")
             assert await hub.catalog("job") == before
+            await assert_reported(hub, "no-memory", "", "" if is_full else "TENSORHUB_MEMORY_BYTES_MAX")
             assert_same_bytes(first.tensors, five)
             await first.release()
             # Tensors stay valid as long as they are referenced, and so does the memory that they are in.
@@ -387,9 +390,79 @@ async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> Non
             second = await here.register("m", five, replica="second")
             assert await second.publish(2) == 2
             assert hub.pid("agent-0") == pid
+            assert (await hub.activity("well", "agent-0")).troubles == ()
     finally:
         assert not is_full or not await run("umount", "-l", str(shm))
 
 
 async def run(*command: str) -> int:
     return await (await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)).wait()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def faulty(tmp_path: Path) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path, agents=1, agent="faulty") as running:
+        yield running
+
+
+async def assert_reported(hub: RunningHub, kind: str, job: str, why: str) -> None:
+    """Look at the agent's activity, and at what `status` and `doctor` print; the job asked about is another one."""
+    (trouble,) = (await hub.activity("well", "agent-0")).troubles
+    _, written, _ = await hub.command("status", "--json", "--job", "well")
+    (process,) = [each for each in json.loads(written)["processes"] if each["process"] == "agent-0"]
+    (reported,) = process["troubles"]
+    for found in (structs.asdict(trouble), reported):
+        assert (found["kind"], found["job"], why in found["why"]) == (kind, job, True)
+    _, text, _ = await hub.command("status", "--job", "well")
+    assert all(each in " ".join(text.split()) for each in ("! agent-0", kind, "->", why))
+    code, findings, _ = await hub.command("doctor", "--quick", "--json", "--job", "well")
+    (finding,) = [each for each in map(json.loads, findings.splitlines()) if kind in each["found"]]
+    assert (code, why in finding["found"], finding["check"]) == (1, True, "activity")
+    assert finding["advice"]
+
+
+async def test_a_fault_in_one_job_sets_that_job_aside(faulty: RunningHub) -> None:
+    """The others go on without noticing; once they have nothing here the agent starts anew, with the memory of all."""
+    agent = faulty.pid("agent-0")
+    async with faulty.connected("well", 1) as (well,), faulty.connected("ill", 1) as (ill,):
+        trainer = await well.register("m", full(1), replica="trainer")
+        engine = await well.register("m", full(0), replica="engine")
+        await trainer.publish(1)
+        kept = await ill.register("m", full(7), replica="trainer")
+        await kept.publish(7)
+        broken = await ill.register(FAULTY_MODEL, full(1), replica="trainer")
+        with pytest.raises(AgentUnavailable, match=rf"has set job 'ill' aside.*{FAULT}"):
+            await broken.publish(1)
+        assert await engine.replicate(1) == 1
+        await trainer.unpublish()
+        assert await trainer.publish(2) == 2
+        assert await engine.update() == 2
+        with pytest.raises(AgentUnavailable, match="set job 'ill' aside"):
+            await faulty.connect("ill")
+        assert (await faulty.activity("well", "agent-0")).faults == 1
+        await assert_reported(faulty, "job-set-aside", "ill", FAULT)
+        assert faulty.pid("agent-0") == agent
+        await engine.release()
+        await trainer.release()
+        await until(lambda: faulty.pid("agent-0") != agent, "the agent is started anew")
+        await kept.unpublish(timeout_s=WAIT_S)
+        assert shown(kept) == {7.0}
+        assert await kept.publish(8) == 8
+    assert (await faulty.activity("well", "agent-0")).troubles == ()
+
+
+@pytest.mark.long
+async def test_a_fault_that_no_job_owns_ends_the_agent_which_is_started_anew(
+    faulty: RunningHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With code 1 and one line that says what was wrong. The worker's call is done by the next process."""
+    agent = faulty.pid("agent-0")
+    async with faulty.connected("well", 1) as (well,):
+        trainer = await well.register(UNOWNED_FAULT_MODEL, full(1), replica="trainer")
+        assert await trainer.publish(1, timeout_s=WAIT_S) == 1
+        await until(lambda: faulty.pid("agent-0") != agent, "the agent is started anew")
+        await trainer.unpublish(timeout_s=WAIT_S)
+    ended = next(each for each in caplog.messages if each.startswith(f"agent-0 ({agent})"))
+    assert "ended with exit code 1" in ended
+    (last,) = [line for line in faulty.log("agent-0").splitlines() if line.startswith("tensorhub-agent:")]
+    assert f"a part: its work failed: ArithmeticError('{FAULT}')" in last

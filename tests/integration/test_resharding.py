@@ -14,18 +14,7 @@ import torch
 from tests.bounds import WAIT_S
 from tests.chaos.memory_marks import first_bytes
 from tests.kit.hubs import RunningHub, new_job, running_hub
-from tests.kit.shardings import (
-    Sharding,
-    assert_holds,
-    columns,
-    layers,
-    mesh,
-    model,
-    published,
-    registered,
-    rows,
-    whole,
-)
+from tests.kit.shardings import Sharding, assert_holds, columns, layers, mesh, model, published, registered, rows, whole
 from tests.kit.transports import BOTH, UCXX_AND_LONG_LOCAL, hub_over
 
 from tensorhub import AsyncShard, LayoutMismatch, RoundTimeout, VersionUnavailable
@@ -34,7 +23,6 @@ from tensorhub.specs import DTYPES
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 Model = dict[str, torch.Tensor]
 Readers = list[tuple[Sharding, int]]
 
@@ -46,8 +34,6 @@ MIDDLES: Final = 2
 """So many reads are to be met in their middle."""
 
 ATTEMPTS_MAX: Final = 12
-
-
 hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
@@ -163,16 +149,6 @@ async def test_more_sources_than_may_be_open_at_a_time_fill_a_reader(hub: Runnin
             assert [sum(source.nbytes > 0 for source in each.sources) for each in reports if each] == [MORE, MORE]
             assert_holds(engine, columns, bytes_model(MORE, version))
             await unpublished(trainer)
-
-
-async def test_a_mapped_engine_of_another_sharding_is_refused(hub: RunningHub) -> None:
-    tensors = {"w": torch.ones(8, 8)}
-    async with hub.connected() as hubs:
-        trainer = await registered(hubs, "trainer", rows, 4, tensors)
-        engine = await hubs[0].register("m", tensors, replica="engine", install="mapped")
-        assert await published(trainer, rows, tensors) == 1
-        with pytest.raises(VersionUnavailable, match="trainer/0 on agent-0 has another layout"):
-            await engine.replicate(1, timeout_s=5)
 
 
 async def test_a_read_that_runs_out_of_time_names_its_shard_once(hub: RunningHub) -> None:

@@ -7,7 +7,6 @@ import json
 from typing import Any, Final
 
 import pytest
-import torch
 from tests.kit.hubs import RunningHub, copies_of, module_hub, new_job
 from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
@@ -18,11 +17,7 @@ from tensorhub import AsyncHub, AsyncShard
 from tensorhub_common.protocol.log.commands import DrainAgent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
 AGENTS: Final = ("agent-0", "agent-1", "agent-2")
-
-
 hub = module_hub(len(AGENTS), over=UCXX_AND_SLOW_LOCAL, TENSORHUB_CACHE_BYTES="64MiB", TENSORHUB_METRICS="0")
 
 
@@ -97,18 +92,6 @@ async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
         assert await copies_of(here, "m", 1) == []
         await here.retain("m", last=0)
         await until_answer(lambda: copies_of(here, "m"), lambda found: not found)
-
-
-async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
-    async with hub.connected(agents=3) as (here, _, _):
-        trainer = await here.register("m", {"w": torch.ones(20_000_000)}, replica="trainer")
-        await here.retain("m", last=1)
-        await trainer.publish(1)
-        with pytest.raises(tensorhub.RetentionFull, match="TENSORHUB_CACHE_BYTES"):
-            await trainer.unpublish()
-        assert trainer.version == 1
-        await here.retain("m", last=0)
-        await trainer.unpublish()
 
 
 @pytest.mark.long

@@ -18,7 +18,6 @@ from tests.stopping import stop
 import tensorhub
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
-
 VERSIONS: Final = (1, 2, 3)
 
 LARGE: Final = 32_000_000

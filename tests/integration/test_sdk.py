@@ -21,8 +21,6 @@ import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
 two_hosts = hub_over(BOTH)
 
 
@@ -279,20 +277,6 @@ async def test_every_agent_with_a_shard_of_the_replica_takes_part(hub: RunningHu
             await each.register("m", full(1, 5), replica="trainer", shard=number, shards=2)
         status, lines = await run_example(hub, job, "m", "trainer", "1")
         assert (status, lines[-1]) == (0, "event: version.published 1")
-
-
-async def test_a_request_that_is_refused(hub: RunningHub) -> None:
-    async with hub.pair(full(1)) as it:
-        await it.trainer.publish(5)
-        await it.trainer.unpublish()
-        for arguments in (("m", "trainer", "4"), ("m", "nobody", "6"), ("unknown", "trainer", "6")):
-            status, lines = await run_example(hub, it.job, *arguments)
-            assert status == 1, lines
-            assert lines[0].endswith("asked for its outcome: command.rejected")
-            assert lines[1].startswith("inbox: command.rejected ")
-        assert lines[1].endswith(f"is unknown in job '{it.job}': register a replica of it first")
-        assert list(await it.versions()) == [5]
-        assert await it.trainer.publish() == 6
 
 
 async def test_the_same_request_twice(hub: RunningHub) -> None:

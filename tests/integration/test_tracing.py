@@ -31,7 +31,6 @@ from tensorhub_common.observability.metrics import METRICS
 from tensorhub_common.protocol.spans import Spans, SpansAsk, TransfersAsk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PROCESSES: Final = {"registry-0", "planner-0", "agent-0", "agent-1"}
 NBYTES: Final = 8 * 1024 * 1024

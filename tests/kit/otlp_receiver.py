@@ -46,10 +46,7 @@ class Receiver(ThreadingHTTPServer):
     @property
     def environ(self) -> dict[str, str]:
         """What a process must have in its environment to export to here, soon."""
-        return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_port}",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-        }
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_port}", "OTEL_BSP_SCHEDULE_DELAY": "100"}
 
     def spans(self, job: str) -> list[Received]:
         with self._lock:

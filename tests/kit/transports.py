@@ -8,7 +8,6 @@ import pytest
 
 HAS_UCX: Final = importlib.util.find_spec("ucxx") is not None
 NEEDS_UCX: Final = pytest.mark.skipif(not HAS_UCX, reason="ucxx is not installed: pip install 'tensorhub[agent]'")
-
 LOCAL: Final = pytest.param(1, id="local")
 UCXX: Final = pytest.param(2, id="ucxx", marks=NEEDS_UCX)
 BOTH: Final = (LOCAL, UCXX)

@@ -14,7 +14,6 @@ from tests.bounds import WAIT_S
 from tests.stopping import stop
 
 LOOK_S: Final = 0.01
-
 T = TypeVar("T")
 Condition = Callable[[], object | Awaitable[object]]
 

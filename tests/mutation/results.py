@@ -23,7 +23,6 @@ ASSERTED = 34
 ALIVE = frozenset({"survived", "no tests", "suspicious", "segfault"})
 """What counts as not noticed: also a mutant that no test reaches, and one whose end says nothing."""
 
-
 SOURCES = "sources.json"
 """Of which text of each module the mutants in this folder were made, by digest."""
 

@@ -26,7 +26,6 @@ SLOW = Rates(ingest_bps=125e6, source_bps=125e6, setup_s=0.001)
 """1 Gbit/s."""
 READERS = 9
 DECIDED = 7
-
 hosts = st.sampled_from(("host-1", "host-2", "host-3"))
 places = st.builds(AgentPlace, hosts, st.sampled_from(("berlin", "paris")))
 sizes_of = st.lists(st.integers(1, 4 * 1024 * 1024), min_size=1, max_size=60).map(PieceSizes)

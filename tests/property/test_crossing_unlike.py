@@ -88,10 +88,7 @@ def demand(reader: Reader, shard: int, pieces: Ranges | None = None, **more: obj
 def found(reader: Reader, shard: int, holders: list[Holder]) -> Candidates:
     digest = layout_digest(reader.cut[shard])
     seat = ReaderShard(
-        me=reader.source(shard),
-        key=root_key(len(reader.cut), shard, digest),
-        layout=digest,
-        shards=len(reader.cut),
+        me=reader.source(shard), key=root_key(len(reader.cut), shard, digest), layout=digest, shards=len(reader.cut)
     )
     others = tuple(each for each in holders if each.source.replica != reader.source(0).replica)
     return Candidates(seat, HolderSet(others), TOPOLOGY, ORIGINALS)

@@ -37,7 +37,6 @@ UNIT_BYTES: Final = (128 * 128, 3 * 128 * 128, 4 << 20)
 PART_BYTES: Final = (1000, 150_000, 1 << 20)
 WIRE_BYTES: Final = 100_000
 ITEMSIZES: Final = {"float8_e4m3fn": 1, "bfloat16": 2, "int32": 4, "float32": 4}
-
 Box = tuple[Shape, Shape]
 
 

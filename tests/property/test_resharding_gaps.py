@@ -30,7 +30,6 @@ SHAPES: Final[dict[str, Shape]] = {
     "scale": (),
 }
 LAST: Final = len(SHAPES) - 1
-
 Shard = list[TensorEntry]
 
 

@@ -90,8 +90,7 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_stays(bus:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["nats://user:secret@127.0.0.1:1", "nats://", "http://127.0.0.1:4222/", "nats://127.0.0.1:no", ""],
+    "url", ["nats://user:secret@127.0.0.1:1", "nats://", "http://127.0.0.1:4222/", "nats://127.0.0.1:no", ""]
 )
 async def test_no_server_and_no_address_are_told_within_the_bound(url: str) -> None:
     with promptly(), pytest.raises(RegistryUnavailable, match="tensorhub up" if "@" in url else None):

@@ -93,7 +93,7 @@ class Job:
 
         return await until_answer(
             lambda: retried(answer, NoAnswer),
-            lambda found: not (isinstance(found, Refusal) and found.reason.endswith("ask again")),
+            lambda found: not (getattr(found, "error", "") == "RegistryUnavailable" and "ask again" in str(found)),
             "the planner has folded so far",
         )
 

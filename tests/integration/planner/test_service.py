@@ -75,7 +75,7 @@ async def test_other_layouts_name_the_tensors(planner: PlannerService, world: Jo
 async def test_a_layout_that_nobody_stored_or_that_is_none(planner: PlannerService, world: Job) -> None:
     """What stands under a layout's digest and is no layout is refused by name."""
     await world.register("odd", layout_of([TensorEntry("w", "int8", 1, (7,), (7,), (0,))]), stored=False)
-    assert "has no blob" in await world.refused(world.demand("odd"), "RegistryUnavailable")
+    assert "has no blob" in await world.refused(world.demand("odd"), "TensorHubError")
     digest = await world.put(b"no layout at all")
     await world.say("rollout", Register(model=MODEL, replica="none", shard=0, shards=1, layout=digest, nbytes=0))
     assert "is no layout" in await world.refused(world.demand("none", agent="rollout"), "LayoutMismatch")

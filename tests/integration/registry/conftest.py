@@ -58,12 +58,7 @@ class RunningRegistry:
     async def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                env=self._environ,
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=log,
+                sys.executable, "-m", self._module, env=self._environ, stdin=asyncio.subprocess.DEVNULL, stderr=log
             )
 
     async def wait_says(self, text: str) -> None:

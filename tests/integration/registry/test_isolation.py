@@ -215,8 +215,18 @@ class Sabotage:
 async def test_a_fault_sets_that_job_aside_until_it_is_mended(
     kind: type, name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too."""
+    """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too.
+
+    While a try is held up it has no fault yet, and has not got on either: the job stays set aside.
+    """
     await made(stage.bus, ["ailing"])
+    newest, is_tried, may_go_on = restore.newest_snapshot, asyncio.Event(), asyncio.Event()
+
+    async def held(bus: Bus, job: str, seq: int) -> Any:
+        is_tried.set()
+        await may_go_on.wait()
+        return await newest(bus, job, seq)
+
     unanswered = await JobLog(stage.bus, "ailing").append(
         subjects.command_subject("ailing", "publish"), encode(WISH), "1"
     )
@@ -229,41 +239,17 @@ async def test_a_fault_sets_that_job_aside_until_it_is_mended(
             await neighbour.answered()
             tries = sabotage.tries
             await until(lambda: sabotage.tries >= tries + 2, "the job is tried again, and again")
+            patch.setattr(restore, "newest_snapshot", held)
+            async with asyncio.timeout(WAIT_S):
+                await is_tried.wait()
+            assert await _is_told(stage.bus)
             patch.undo()
+            may_go_on.set()
             await wait_states(stage.bus, {})
             ailing = await stage.open("ailing")
             await ailing.outcome(unanswered)
             await ailing.answered()
             await ailing.wait_settled()
-
-
-@pytest.mark.usefixtures("soon")
-async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its try is held up: it has no fault yet, and has not got on either."""
-    await made(stage.bus, ["ailing"])
-    newest, is_tried, may_go_on = restore.newest_snapshot, asyncio.Event(), asyncio.Event()
-
-    async def held(bus: Bus, job: str, seq: int) -> Any:
-        is_tried.set()
-        await may_go_on.wait()
-        return await newest(bus, job, seq)
-
-    with monkeypatch.context() as patch:
-        Sabotage(patch, JobFold, "handle")
-        async with registry_in(stage.nats.url):
-            await until(lambda: _is_told(stage.bus), "it is said that the job is set aside")
-            patch.setattr(restore, "newest_snapshot", held)
-            async with asyncio.timeout(WAIT_S):
-                await is_tried.wait()
-            assert await _is_told(stage.bus)
-            assert await states(stage.bus) == {"ailing": "set-aside"}
-            patch.undo()
-            may_go_on.set()
-            await wait_states(stage.bus, {})
-            ailing = await stage.open("ailing")
-            await ailing.answered()
 
 
 async def test_doctor_names_a_job_that_is_set_aside_and_says_what_to_do(

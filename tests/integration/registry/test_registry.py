@@ -30,7 +30,6 @@ from tensorhub_common.protocol.queries import (
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
-
 PUBLICATION = (
     Join(by=Sender("a", 1, 1), host="h", site="s"),
     Register(by=Sender("a", 1, 2), model="policy", replica="trainer", shard=0, shards=1, layout="b" * 64, nbytes=8),
@@ -128,10 +127,7 @@ async def test_of_commands_one_at_a_time_each_has_its_outcome_right_behind_it(wa
 
 ANSWER = JobOpened | JobForgotten | QueryError
 
-
 KILLED_WITHIN_S = 0.06
-
-
 """From the command to the last step of clearing up it takes about 30 ms."""
 
 

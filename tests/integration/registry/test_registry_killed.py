@@ -152,14 +152,9 @@ async def test_without_nats_it_waits_and_still_ends_in_time(stage: Stage) -> Non
 
 
 ASLEEP_S = 3.0
-
-
 """Longer than the lease of a second, and time enough for the other one to have it."""
 
-
 TIMES_MIN, TIMES_MAX = 3, 20
-
-
 """So often the bucket is deleted: until a term has ended by it."""
 
 

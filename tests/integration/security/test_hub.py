@@ -18,17 +18,19 @@ import tensorhub
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import Busy, NoAnswer
 from tensorhub_common.bus.message import Message
+from tensorhub_common.errors import BadCommand
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.log.commands import PROTOCOL
+from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
 from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
 from tensorhub_common.runtime.framed_socket import connect as connect_socket
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 BOUND_S: Final = 60.0
 ASKS: Final = 5_000
 COMMANDS: Final = 3_000
@@ -126,6 +128,25 @@ async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub) -> No
         # The shard stands, published as it was.
         assert [each.holders for each in await here.versions("m")] == [("trainer",)]
         await trainer.unpublish()
+
+
+async def test_a_lease_in_the_name_of_another(hub: RunningHub) -> None:
+    """NATS says who asks, so no agent is given a ticket that is another's; and no ticket stands in a log."""
+    async with hub.pair(full(1)) as it, await hub.bus(Path(hub.file.credentials).parent / "agents/agent-1.nk") as bus:
+        await it.trainer.publish(1)
+        source = SourceId("agent-0", (await hub.agent_info(it.job, "agent-0")).incarnation, "trainer", 0)
+
+        async def answer(reader: str) -> LeaseAnswer:
+            me = SourceId(reader, 1, "engine", 0)
+            ask = LeaseRequest(job=it.job, model="m", source=source, version=1, root=None, reader=me, transport="local")
+            said = await bus.request(subjects.agent_ask("agent-0", "lease", "agent-1"), msgspec.msgpack.encode(ask))
+            return msgspec.msgpack.decode(said, type=LeaseAnswer)
+
+        with pytest.raises(BadCommand, match="in the name of 'agent-7'"):
+            await answer("agent-7")
+        grant = await answer("agent-1")
+        assert isinstance(grant, LeaseGrant), grant
+        assert grant.ticket not in hub.log("agent-0")
 
 
 @pytest.mark.long

@@ -28,11 +28,9 @@ from tensorhub_registry.app.leader_lease import LeaderLease
 AT_ONCE_S: Final = 1.5
 """Far below every time-out of the bus: the server itself refuses."""
 BOUND_S: Final = 60.0
-
 AGENT, OTHER_AGENT = User(Role.AGENT, "a"), User(Role.AGENT, "b")
 CLIENT, OTHER_CLIENT = User(Role.CLIENT, MINE), User(Role.CLIENT, THEIRS)
 REGISTRY, PLANNER = User(Role.REGISTRY), User(Role.PLANNER)
-
 Act = Callable[[Bus], Coroutine[Any, Any, object]]
 
 
