@@ -35,7 +35,6 @@ FILES: Final = (
     "tests/unit/agent/compute/test_casting_fp8.py",
     "tests/property/test_program.py",
     "tests/integration/registry/test_snapshots.py",
-    "tests/integration/test_far_site.py",
     "tests/unit/common/catalog/test_membership.py",
     "tests/integration/planner/test_process.py",
     "tests/unit/client/test_dtensors.py",

@@ -83,21 +83,15 @@ class Cluster(Scenario):
         """Return what a blow's name means now."""
         log_leader = (await self._replicas())["leader"].replace("tensorhub", "nats")
         others = [name for name in (f"nats-{index}" for index in range(NODES)) if name != log_leader]
-        match blow:
-            case "leader" | "leader-stopped":
-                victims = [log_leader]
-            case "other-stopped":
-                victims = others[:1]
-            case "two-stopped":
-                victims = [log_leader, others[0]]
-            case "all":
-                victims = [log_leader, *others]
-            case "leader-and-registry":
-                victims = [log_leader, await self._leader()]
-            case "registry" | "registry-stopped":
-                victims = [await self._leader()]
-            case _:
-                victims = [blow]
+        registry = await self._leader() if "registry" in blow else ""
+        victims = {
+            "leader": [log_leader],
+            "other": others[:1],
+            "two": [log_leader, others[0]],
+            "all": [log_leader, *others],
+            "leader-and-registry": [log_leader, registry],
+            "registry": [registry],
+        }.get(blow.removesuffix("-stopped"), [blow])
         return stop if blow.endswith("-stopped") else kill, victims
 
     async def _leader(self) -> str:

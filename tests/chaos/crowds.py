@@ -17,7 +17,6 @@ first has it, and woken. Every reader gets the version, byte for byte; then all 
 `jobs`: one connection for each job, and in each a trainer and a reader, all at once.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -30,11 +29,11 @@ from typing import Any, Final, TypeVar
 
 import torch
 from tests.chaos.memory_marks import manifests_of, segments_of
+from tests.chaos.scenario import arguments
 from tests.kit.hubs import RunningHub, running_hub
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard
-from tensorhub.arguments import INSTALLS
 
 JOB: Final = "crowd"
 ELEMENTS: Final = 16
@@ -113,9 +112,9 @@ async def registered(crowd: Crowd, hub: AsyncHub, count: int) -> dict[int, Async
     return await all_do(crowd, "shards registered", range(count), register)
 
 
-def hold_their_values(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
-    for number, shard in shards.items():
-        crowd.check(bool(torch.equal(shard.tensors["w"], values(number))), f"shard {number} has other values")
+def hold(crowd: Crowd, shards: Mapping[int, AsyncShard], of: Callable[[int], torch.Tensor] = values) -> None:
+    wrong = [number for number, shard in shards.items() if not torch.equal(shard.tensors["w"], of(number))]
+    crowd.check(not wrong, f"{len(wrong)} shards hold other bytes, {wrong[:5]} among them")
 
 
 async def release(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
@@ -145,7 +144,7 @@ async def shards(directory: Path, count: int, refused: int) -> Crowd:
         check_files(crowd, hub, count)
         await crowd.timed("killed, until it answers again", hub.until_back("agent-0", hub.kill("agent-0")))
         await all_shards(crowd, "unpublished", made, lambda shard: shard.unpublish(timeout_s=CALL_S))
-        hold_their_values(crowd, made)
+        hold(crowd, made)
         await release(crowd, made)
         check_files(crowd, hub, 0)
     return crowd
@@ -164,7 +163,7 @@ async def calls(directory: Path, count: int) -> Crowd:
         crowd.ended(await crowd.timed(f"{count} calls, the agent killed meanwhile", calls))
         await hub.until_back("agent-0", killed)
         await all_shards(crowd, "published anew", made, _anew)
-        hold_their_values(crowd, made)
+        hold(crowd, made)
         await release(crowd, made)
     return crowd
 
@@ -197,12 +196,12 @@ async def readers(directory: Path, count: int, install: str, kib: int = 64, stop
         )
         await _stopped(crowd, hub, made, stopped_s, reading)
         await reading
-        hold(crowd, made, content)
+        hold(crowd, made, lambda _: content)
         await trainer.unpublish(timeout_s=CALL_S)
         trainer.tensors["w"].neg_()
         await trainer.publish(2)
         await all_shards(crowd, f"updated ({install})", made, lambda shard: shard.update(timeout_s=CALL_S))
-        hold(crowd, made, -content)
+        hold(crowd, made, lambda _: -content)
         await release(crowd, made)
     return crowd
 
@@ -218,11 +217,6 @@ async def _stopped(
         await asyncio.sleep(stopped_s)
         done = missing - sum(shard.version is None for shard in made.values())
     crowd.took_s[f"of it the source stopped ({missing} to go, {done} meanwhile)"] = stopped_s
-
-
-def hold(crowd: Crowd, made: Mapping[int, AsyncShard], content: torch.Tensor) -> None:
-    wrong = [number for number, shard in made.items() if not torch.equal(shard.tensors["w"], content)]
-    crowd.check(not wrong, f"{len(wrong)} readers hold other bytes, {wrong[:5]} among them")
 
 
 async def jobs(directory: Path, count: int) -> Crowd:
@@ -259,18 +253,14 @@ PARTS: Final[dict[str, tuple[Callable[..., Coroutine[Any, Any, Crowd]], dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.crowds", description=__doc__)
-    parts = parser.add_subparsers(dest="part", required=True)
-    for part, (_, defaults) in PARTS.items():
-        of_part = parts.add_parser(part)
-        for name, default in defaults.items():
-            choices = INSTALLS if name == "install" else None
-            of_part.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, choices=choices)
-    chosen = parser.parse_args()
-    play, defaults = PARTS[chosen.part]
+    if sys.argv[1:2] == [] or sys.argv[1] not in PARTS:
+        sys.exit(__doc__)
+    part = sys.argv.pop(1)
+    play, defaults = PARTS[part]
+    chosen = arguments(__doc__, **defaults)
     with tempfile.TemporaryDirectory(prefix="crowds-") as folder:
         crowd = asyncio.run(play(Path(folder), *(getattr(chosen, name) for name in defaults)))
-    print(f"crowds {chosen.part}:\n{crowd.table}", flush=True)
+    print(f"crowds {part}:\n{crowd.table}", flush=True)
     sys.exit(1 if crowd.wrong else 0)
 
 

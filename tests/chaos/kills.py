@@ -135,15 +135,10 @@ class Run(Scenario):
         for victim in sorted({name for each in self.done for name in each.victims}):
             times = [each.recovery_s for each in self.done if victim in each.victims]
             lines.append(f"{victim:12} {len(times):6} {median(times):11.2f} s {max(times):6.2f} s")
-        lines += ["", f"{'call':12} {'slowest':>9}  outcomes"]
-        for call in sorted({call for call, _ in findings.calls}):
-            outcomes = sorted(((n, out) for (c, out), n in findings.calls.items() if c == call), reverse=True)
-            counts = ", ".join(f"{out} {n}" for n, out in outcomes)
-            lines.append(f"{call:12} {findings.slowest_s[call]:7.2f} s  {counts}")
-        compared = ", ".join(f"{moment} {n}" for moment, n in sorted(findings.compared.items()))
         lines += [
             "",
-            f"compared: {compared}; {findings.nbytes / 1e9:.1f} GB, {findings.unequal} unequal",
+            f"calls: {dict(findings.calls)}; {findings.slowest_calls()}",
+            f"compared: {dict(findings.compared)}; {findings.compared_in_all()}",
             f"workers back: {findings.attached_again}, to {findings.found_unchanged} shards as they left them",
             f"log: {self.log.last} entries, {len(self.log.commands)} commands, {len(self.log.groups)} whole outcomes,",
             f"     {len(self.log.roots)} versions, {self.probes} commands acknowledged to the prober",

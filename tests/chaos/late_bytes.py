@@ -46,19 +46,8 @@ class Rounds:
     """How often the whole memory was hashed after a source was woken."""
     changed: list[str] = field(default_factory=list)
 
-    @property
-    def table(self) -> str:
-        again = [read.report.wasted_bytes for read in self.reads]
-        slowest = max((read.after_s for read in self.reads), default=0.0)
-        return (
-            f"{len(self.reads)} rounds ({self.missed} missed): {sum(each > 0 for each in again)} with bytes under way"
-            f" at the stopped source, {sum(again) / MIB:.0f} MiB taken elsewhere instead; the read ended at most"
-            f" {slowest:.2f} s after the stop; memory hashed {self.looks} times after waking,"
-            f" {len(self.changed)} rounds with a changed byte"
-        )
 
-
-async def play(holders: TwoHolders, rounds: int, seed: int, *, verbose: bool = False) -> Rounds:
+async def play(holders: TwoHolders, rounds: int, seed: int) -> Rounds:
     chance, found, misses = random.Random(seed), Rounds(), 0
     while len(found.reads) < rounds:
         try:
@@ -71,13 +60,6 @@ async def play(holders: TwoHolders, rounds: int, seed: int, *, verbose: bool = F
             continue
         misses = 0
         found.reads.append(read)
-        if verbose:
-            gave = ", ".join(f"{each.agent} {each.nbytes / MIB:.0f}" for each in read.report.sources)
-            print(
-                f"round {len(found.reads):3}: {read.victim} stopped at {1e3 * read.moment_s:5.0f} ms, read over after"
-                f" {read.after_s:5.2f} s, {read.report.wasted_bytes / MIB:3.0f} MiB again; MiB from {gave}",
-                flush=True,
-            )
     return found
 
 
@@ -109,8 +91,11 @@ async def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-late-"))
     print(f"seed {args.seed}; logs in {directory}/logs")
     async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as holders:
-        found = await play(holders, args.rounds, args.seed, verbose=True)
-    print(found.table)
+        found = await play(holders, args.rounds, args.seed)
+    slowest_s = max((read.after_s for read in found.reads), default=0.0)
+    print(
+        f"{len(found.reads)} rounds ({found.missed} missed), {found.looks} looks; at most {slowest_s:.2f} s to the end"
+    )
     if found.changed:
         print("\n".join(found.changed))
         return 1

@@ -5,8 +5,7 @@ Each is a request to publish a model that no replica has, so it changes nothing,
 
 import asyncio
 import contextlib
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from uuid import uuid4
 
 from tensorhub_common.bus.connection import Bus
@@ -22,29 +21,19 @@ STOP_S: Final = 40.0
 
 
 class Prober:
-    """Use it as a context manager; it sends from the beginning to `stop`."""
+    """Sends from its beginning to `stop`; to be made in a running loop."""
 
     def __init__(self, bus: Bus, job: str) -> None:
         self.acknowledged: dict[str, int] = {}
         self.wrongs: list[str] = []
         self._joblog = JobLog(bus, job)
         self._ending = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._send())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def stop(self) -> None:
         self._ending.set()
-        if self._task is not None:
-            async with asyncio.timeout(STOP_S):
-                await self._task
+        async with asyncio.timeout(STOP_S):
+            await self._task
 
     async def _send(self) -> None:
         body = encode(Publish(model="none", replica="none"))

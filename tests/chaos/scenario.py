@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -94,9 +93,8 @@ class Scenario(ABC):
 
     async def play(self, **hub: Any) -> None:
         """Bring up a hub with these options, let the workers begin, run the script, and read the log at the end."""
-        async with running_hub(self.directory, **hub) as self.hub, AsyncExitStack() as stack:
-            bus = await stack.enter_async_context(await self.hub.bus(self.hub.admin_key))
-            prober = await stack.enter_async_context(Prober(bus, self.job)) if self.reads_log else None
+        async with running_hub(self.directory, **hub) as self.hub, await self.hub.bus(self.hub.admin_key) as bus:
+            prober = Prober(bus, self.job) if self.reads_log else None
             self.fleet = Fleet(self.directory, self.workers(), self.findings)
             self.fleet.start()
             try:
@@ -105,8 +103,9 @@ class Scenario(ABC):
                     await self.script()
             finally:
                 await self.fleet.end()
+                if prober is not None:
+                    await prober.stop()
             if prober is not None:
-                await prober.stop()
                 self.probes = len(prober.acknowledged)
                 self.log = await read_whole_log(bus, self.job, self.directory / "logs" / "job.log")
                 self.findings.wrongs += self.log.wrongs + self.log.lost(prober.acknowledged) + prober.wrongs

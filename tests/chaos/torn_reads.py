@@ -70,16 +70,11 @@ class Hunt(Scenario):
 
     def table(self) -> str:
         commits = ", ".join(f"{count} over {transport}" for transport, count in sorted(self.commits.items()))
-        calls = ", ".join(
-            f"{call} {outcome} {count}"
-            for (call, outcome), count in sorted(self.findings.calls.items())
-            if call in ("publish", "unpublish", "update")
-        )
         how = "with the drain" if self.drains else "WITHOUT the drain"
         return (
             f"{self.seconds:.0f} s, {how}: {self.versions} versions, {self.commits.total()} commits ({commits})\n"
             f"torn pieces that readers refused: {self.torn if not self.drains else 'not counted'}\n"
-            f"{self.findings.compared_in_all()}\ncalls: {calls}\n{self.findings.slowest_calls()}"
+            f"{self.findings.compared_in_all()}\ncalls: {dict(self.findings.calls)}\n{self.findings.slowest_calls()}"
         )
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from tests.chaos import reports
@@ -179,11 +179,10 @@ class Worker:
         if version is None:
             return
         wrong = content.wrong(shard.tensors, version)
-        report(
-            reports.Compared(
-                at=now(), shard=shard.shard, version=version, nbytes=content.nbytes, moment=moment, wrong=wrong
-            )
+        of = reports.Compared(
+            at=now(), shard=shard.shard, version=version, nbytes=content.nbytes, moment=moment, wrong=wrong
         )
+        report(of)
 
     async def _timed(
         self,
@@ -194,27 +193,16 @@ class Worker:
         shard: int | None = None,
     ) -> tuple[Result | None, str | None]:
         self._numbers += 1
-        number, began = self._numbers, now()
-        report(reports.Begun(at=began, number=number, call=call, shard=shard, bound_s=bound_s, margin_s=margin_s))
-        result, outcome, message = None, "done", ""
+        of: dict[str, Any] = {"number": self._numbers, "call": call, "shard": shard, "bound_s": bound_s}
+        began, result, outcome, message = now(), None, "done", ""
+        report(reports.Begun(at=began, margin_s=margin_s, **of))
         try:
             result = await make()
         except TensorHubError as error:
             outcome, message = error.code, str(error)
         ended = now()
-        report(
-            reports.Ended(
-                at=ended,
-                number=number,
-                call=call,
-                shard=shard,
-                took_s=ended - began,
-                bound_s=bound_s,
-                margin_s=margin_s,
-                outcome=outcome,
-                message=message,
-            )
-        )
+        took_s = ended - began
+        report(reports.Ended(at=ended, margin_s=margin_s, took_s=took_s, outcome=outcome, message=message, **of))
         return result, None if outcome == "done" else outcome
 
     async def _insist(

@@ -1,7 +1,4 @@
-"""docker-compose.yml in a Docker engine: built, up, a training run, down and up again with the catalog intact.
-
-`make compose` runs these.
-"""
+"""docker-compose.yml in a Docker engine: built, up, a training run, down and up again with the catalog intact."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""docker-compose.cluster.yml in a Docker engine: any node of NATS and either registry is lost, and nothing is missed.
-
-`make compose` runs these too.
-"""
+"""docker-compose.cluster.yml in a Docker engine: any node of NATS and either registry is lost, nothing is missed."""
 
 import time
 from collections.abc import Callable, Iterator

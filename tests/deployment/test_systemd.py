@@ -1,7 +1,4 @@
-"""The units in a booted systemd: ready when they say so, killed, hung, stopped in the middle of a read.
-
-`make systemd` runs these. The machine is a throwaway copy of this one (see `machine`), so nothing here is changed.
-"""
+"""The units in a booted systemd: ready when they say so, killed, hung, stopped in the middle of a read."""
 
 import signal
 import subprocess

@@ -1,7 +1,4 @@
-"""Garbage on the command subjects is answered with command.rejected, and does nothing else.
-
-The same of questions: each gets an error for its answer, and the processes go on.
-"""
+"""Garbage on the command subjects is answered with command.rejected, and does nothing else."""
 
 import asyncio
 import json

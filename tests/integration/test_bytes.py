@@ -1,8 +1,4 @@
-"""What a reader holds is, byte for byte, what a trainer published: every dtype, shape, stride, name and bit pattern.
-
-One reader is on another agent of the trainer's host, and one on another host, so the same bytes go by shared memory
-and over ucxx. Once more with digests off, where pieces count by the source's word.
-"""
+"""What a reader holds is, byte for byte, what a trainer published: every dtype, shape, stride, name and bit pattern."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,4 @@
-"""The commands against a real hub: what they do, and each where something is missing, silent, full or broken off.
-
-What stands on the command line itself is the business of tests/unit/client/test_command_arguments.py.
-"""
+"""The commands against a real hub: what they do, and each where something is missing, silent, full or broken off."""
 
 import asyncio
 import json

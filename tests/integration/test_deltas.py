@@ -128,20 +128,6 @@ async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHu
             assert report.base == it.version - 1
 
 
-@pytest.mark.long
-async def test_a_chain_leads_over_versions_that_the_reader_skipped(hub: RunningHub) -> None:
-    async with training(hub) as it:
-        await it.begin()
-        before = it.version
-        for _ in range(3):
-            await it.publish_with_delta(FEW)
-            await it.update(1)
-        report = await it.update(0)
-        assert by_delta(report)
-        assert wire_share(report) <= 3 * SHARE_MAX
-        assert report.base == before
-
-
 async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) -> None:
     """The trainer has gone on to write when the last reader comes: the other reader gives it the delta."""
     async with training(hub) as it:
@@ -157,10 +143,7 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) ->
 
 @pytest.mark.long
 async def test_all_is_read_where_no_delta_leads_to_it_and_deltas_come_again_later(hub: RunningHub) -> None:
-    """Where everything changed, to a reader that is further behind than deltas are kept, and from one restarted.
-
-    The deltas of the publisher's agent are gone with it, and its shadow too; the memory is not.
-    """
+    """Where everything changed, to a reader that is further behind than deltas are kept, and from one restarted."""
     async with training(hub) as it:
         await it.begin()
         await it.publish_with_delta(1.0)

@@ -1,7 +1,4 @@
-"""`install="staged"` and `install="mapped"` against a real hub.
-
-What a staged engine sees never changes but in the swap; memory that is mapped is never overwritten, whatever is killed.
-"""
+"""`install="staged"` and `install="mapped"` against a real hub."""
 
 import asyncio
 import signal

@@ -1,7 +1,4 @@
-"""Models in Hugging Face's naming to engines with vLLM's fused and divided tensors, and back, by real processes.
-
-As they are, and as fp8 values and scales, bit for bit as torch makes them.
-"""
+"""Models in Hugging Face's naming to engines with vLLM's fused and divided tensors, and back, by real processes."""
 
 import asyncio
 from pathlib import Path

@@ -1,23 +1,22 @@
-"""From any sharding to any other, by real processes, over both transports: the bytes that were published, or one error.
-
-Where things are odd or go wrong the error says what lacks; sources that are killed are replaced by others.
-"""
+"""From any sharding to any other, by real processes, over both transports: the published bytes, or one error."""
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
+import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
 from tests.chaos.memory_marks import first_bytes
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.shardings import Sharding, assert_holds, columns, layers, mesh, model, published, registered, rows, whole
-from tests.kit.transports import BOTH, UCXX_AND_LONG_LOCAL, hub_over
+from tests.kit.transports import BOTH, UCXX, UCXX_AND_LONG_LOCAL, hub_over
 
-from tensorhub import AsyncShard, LayoutMismatch, RoundTimeout, VersionUnavailable
+from tensorhub import AsyncShard, LayoutMismatch, VersionUnavailable
 from tensorhub.arguments import INSTALLS
 from tensorhub.specs import DTYPES
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
@@ -115,10 +114,7 @@ async def test_any_sharding_is_read_as_any_other(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 async def test_a_reader_of_another_dtype_gets_what_torch_makes_of_it(hub: RunningHub, dtype: torch.dtype) -> None:
-    """float32 is published; readers of two shardings hold each element as `.to()` has it, bit for bit.
-
-    What was cast is no source for yet another dtype: rounding twice would be another number.
-    """
+    """float32 is published; readers of two shardings hold each element as `.to()` has it, bit for bit."""
     whole_model = {name: tensor for name, tensor in model(7).items() if tensor.dtype is torch.float32}
     cast = {name: tensor.to(dtype) for name, tensor in whole_model.items()}
     async with hub.connected() as hubs:
@@ -149,20 +145,6 @@ async def test_more_sources_than_may_be_open_at_a_time_fill_a_reader(hub: Runnin
             assert [sum(source.nbytes > 0 for source in each.sources) for each in reports if each] == [MORE, MORE]
             assert_holds(engine, columns, bytes_model(MORE, version))
             await unpublished(trainer)
-
-
-async def test_a_read_that_runs_out_of_time_names_its_shard_once(hub: RunningHub) -> None:
-    """The bound ends in mid-read, or before it began; a later call with more time ends with the bytes."""
-    tensors = {"w": torch.arange(64.0 * 2**20 / 4).view(4096, 4096)}
-    async with hub.connected() as hubs:
-        trainer = await registered(hubs, "trainer", rows, 2, tensors)
-        assert await published(trainer, rows, tensors) == 1
-        reader = await registered(hubs, "reader", columns, 1, tensors)
-        with pytest.raises((RoundTimeout, VersionUnavailable)) as raised:
-            await reader[0].replicate(1, timeout_s=0.005)
-        assert str(raised.value).count("shard 0") <= 1, raised.value
-        await replicated(reader, 1)
-        assert_holds(reader, columns, tensors)
 
 
 async def test_all_shards_get_one_error_where_nothing_is_published_yet(hub: RunningHub) -> None:
@@ -261,3 +243,68 @@ async def test_a_source_is_killed_and_the_rest_comes_from_a_holder_of_another_sh
             if met == MIDDLES:
                 return
     pytest.fail("no two kills met the middle of a read")
+
+
+REPLICAS: Final = 3
+
+
+@dataclass(frozen=True)
+class TwoSites:
+    """A hub, and which of its agents are near and which far."""
+
+    hub: RunningHub
+    near: list[int]
+    far: list[int]
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[
+        pytest.param(2, id="local", marks=pytest.mark.slow),
+        pytest.param(2 + REPLICAS, id="ucxx", marks=UCXX.marks),
+    ],
+)
+async def two_sites(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[TwoSites]:
+    """With two hosts all agents that are far share one; else each has a host of its own."""
+    hosts = int(request.param)
+    near_hosts = 1 if hosts == 2 else 2
+    agents = 2 * REPLICAS if hosts == 2 else 2 + REPLICAS
+    directory = tmp_path_factory.mktemp("hub")
+    async with running_hub(directory, agents, hosts, agent="two-sites", NEAR_HOSTS=str(near_hosts)) as hub:
+        near = [number for number in range(agents) if number % hosts < near_hosts]
+        yield TwoSites(hub, near, [number for number in range(agents) if number not in near])
+
+
+@pytest.mark.long
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("cut", "how", "shards"), [(rows, whole, 1), (rows, columns, 2), (columns, whole, 1)])
+async def test_a_site_of_another_layout_takes_each_byte_about_once(
+    two_sites: TwoSites, cut: Sharding, how: Sharding, shards: int
+) -> None:
+    """Each replica has read from its site peers, and together not much more than once from the trainer."""
+    hub, near, far, job = two_sites.hub, two_sites.near, two_sites.far, new_job()
+    async with hub.connected(job, len(hub.file.agents)) as hubs:
+        trainer = await registered([hubs[number] for number in near[:2]], "trainer", cut, 2, model(0))
+        readers = [await registered([hubs[far[n]]], f"engine-{n}", how, shards, model(0)) for n in range(REPLICAS)]
+        waiting = [
+            asyncio.create_task(shard.update(wait_s=WAIT_S, timeout_s=WAIT_S)) for each in readers for shard in each
+        ]
+        await hub.until_said(job, "want", len(waiting))
+        assert await published(trainer, cut, model(1)) == 1
+        assert set(await asyncio.gather(*waiting)) == {1}
+        for each in readers:
+            assert_holds(each, how, model(1))
+        crossed = [sum(_bytes_of(shard, "trainer") for shard in each) for each in readers]
+        nbytes = sum(tensor.nbytes for tensor in model(1).values())
+        assert sum(crossed) < 1.5 * nbytes, f"{crossed} of {nbytes} bytes"
+        for each in readers:
+            assert all(_bytes_of(shard, "engine") > 0 for shard in each)
+
+
+def _bytes_of(shard: AsyncShard, replica: str) -> int:
+    """Return how much a shard has read from replicas whose names begin so."""
+    assert shard.last_read is not None
+    return sum(source.nbytes for source in shard.last_read.sources if source.replica.startswith(replica))

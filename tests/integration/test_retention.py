@@ -1,7 +1,4 @@
-"""What users decide, through the SDK and the commands: retain, pin, rewind, drain, quota, delete.
-
-Copies have the bytes, outlive their agent's process, and move before an agent stops.
-"""
+"""What users decide, through the SDK and the commands: retain, pin, rewind, drain, quota, delete."""
 
 import json
 from typing import Any, Final
@@ -130,24 +127,8 @@ async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
 
 
 @pytest.mark.long
-async def test_an_agent_may_stop_once_the_last_copy_is_elsewhere(hub: RunningHub) -> None:
-    job = new_job()
-    async with hub.connected(job, agents=3) as hubs:
-        holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
-        assert await done(hub, job, "drain", holder) == [{"agent": holder, "draining": True, "may_stop": True}]
-        assert await holder_of_copy(hubs[0]) != holder
-        drained = next(each for each in hubs if each.agent == holder)
-        with pytest.raises(tensorhub.TensorHubError, match="drain"):
-            await drained.register("m", weights(5), replica="late")
-        ended = {"agent": holder, "draining": False, "may_stop": False}
-        assert await done(hub, job, "drain", holder, "--end") == [ended]
-        await assert_read(drained, 1)
-        await hubs[0].retain("m", last=0)
-
-
-@pytest.mark.long
-async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> None:
-    """All others are drained as well: the command ends at its bound, and the copy stays where it is."""
+async def test_an_agent_may_stop_once_another_has_the_last_copy(hub: RunningHub) -> None:
+    """While all others are drained as well the command ends at its bound, and the copy stays where it is."""
     job = new_job()
     async with hub.connected(job, agents=3) as hubs:
         holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
@@ -160,8 +141,14 @@ async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> 
         assert await holder_of_copy(hubs[0]) == holder
         # One comes back: the copy moves at once, without another call.
         await hubs[0].registry.rule(DrainAgent(agent=others[0], on=False))
-        await done(hub, job, "drain", holder)
+        assert await done(hub, job, "drain", holder) == [{"agent": holder, "draining": True, "may_stop": True}]
         assert await holder_of_copy(hubs[0]) == others[0]
+        drained = next(each for each in hubs if each.agent == holder)
+        with pytest.raises(tensorhub.TensorHubError, match="drain"):
+            await drained.register("m", weights(5), replica="late")
+        ended = {"agent": holder, "draining": False, "may_stop": False}
+        assert await done(hub, job, "drain", holder, "--end") == [ended]
+        await assert_read(drained, 1)
         await hubs[0].retain("m", last=0)
 
 

@@ -1,7 +1,4 @@
-"""Spans and metrics of a real hub: one trace over all processes, `tensorhub trace`, and the pages of metrics.
-
-Spans are looked at as a real OTLP receiver gets them, and as the processes of the hub keep them.
-"""
+"""Spans and metrics of a real hub: one trace over all processes, `tensorhub trace`, and the pages of metrics."""
 
 import asyncio
 import json

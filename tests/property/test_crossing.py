@@ -1,7 +1,4 @@
-"""Readers of one version read from each other, and never in a circle; and their site takes each byte once.
-
-Whatever their places and order, what planners have heard of, and whoever falls out of their group.
-"""
+"""Readers of one version read from each other, and never in a circle; and their site takes each byte once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -251,10 +251,7 @@ def test_what_is_lacking_of_a_block_that_is_cut_is_named(data: st.DataObject) ->
 
 
 def test_a_source_of_another_kind_is_none() -> None:
-    """Values are no source of the published tensor, nor of values by another formula; integers are none of anything.
-
-    And a bfloat16 replica of a float32 version is none: its rounding would show in the scales.
-    """
+    """Values are no source of the published tensor, nor of values by another formula; integers are none of anything."""
     shape = (128, 128)
     ours, theirs = (DERIVED[f"{name}:values"] for name in ("fp8-block-128", "fp8-block-128-nemo"))
     mine, other = (layout_of([reader_entry("r", kind, shape, [((0, 0), shape)])]) for kind in (ours, theirs))

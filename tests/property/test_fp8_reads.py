@@ -1,7 +1,4 @@
-"""Replicas in fp8 fill each other out of shards that cut through blocks, whatever fails: nothing but what numpy makes.
-
-Every byte is compared with what the whole published tensor is quantised to.
-"""
+"""Replicas in fp8 fill each other out of shards that cut through blocks, whatever fails, with what numpy makes."""
 
 from random import Random
 from typing import Final

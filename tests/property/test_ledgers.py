@@ -1,8 +1,4 @@
-"""What two planners take for load, whatever beats and logs come when: never a reader that the log says has ended.
-
-A small world of readers, sources and two planners. Rounds are decided and end in the log; leases begin after plans and
-end before or after the log's word; agents beat, and each beat reaches each planner late, twice or never.
-"""
+"""What two planners take for load, whatever beats and logs come when: never a reader that the log says has ended."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""Lines of any speed, with pauses at any time: packed pieces come over slow ones, and a pause makes none slow for long.
-
-The reader is modelled: it keeps some batches under way over one line, each as it is or packed, as `LineEstimate` says.
-"""
+"""Lines of any speed, with pauses at any time: packed pieces come over slow ones, a pause makes none slow for long."""
 
 import heapq
 from dataclasses import dataclass, field

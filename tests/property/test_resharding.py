@@ -1,7 +1,4 @@
-"""Replicas of any shardings fill each other, whatever fails: planner, rounds, leases and transfers as they are.
-
-Hypothesis draws the tensors and how each replica is cut; the simulator does the rest (see `simulated`).
-"""
+"""Replicas of any shardings fill each other, whatever fails: planner, rounds, leases and transfers as they are."""
 
 from random import Random
 from typing import Final

@@ -1,8 +1,4 @@
-"""What the holders lack of a reader is found before a byte moves, and named: each kind of gap, of overlap, of mix-up.
-
-The planner's whole way to an answer, from a log: `LayoutMismatch` where nobody who is registered has it, and
-`VersionUnavailable`, which a reader waits for, where somebody has who is lost just now.
-"""
+"""What the holders lack of a reader is found before a byte moves, and named: each kind of gap and mix-up."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

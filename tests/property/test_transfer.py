@@ -1,8 +1,4 @@
-"""What holds of every read, whatever its sources do: one writer for a piece, nothing counts that is wrong, an end.
-
-Sources stop, slow down, lie, break their leases and die, with news that comes late or twice. Chance decides everything;
-the model knows what is in the destination, and what each source really sends.
-"""
+"""What holds of every read, whatever its sources do: one writer for a piece, nothing counts that is wrong, an end."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -144,26 +144,6 @@ async def test_the_connection_comes_back_with_all_subscriptions(own_nats_server:
     assert changes == [False, True, False, True]
 
 
-async def test_a_request_under_way_fails_when_the_connection_breaks(own_nats_server: RunningNats, own_bus: Bus) -> None:
-    """It doesn't wait for its time-out, and a request without a connection waits for one no longer than its bound."""
-    begun = asyncio.Event()
-
-    async def begins(message: Message) -> bytes:
-        begun.set()
-        return await never(message)
-
-    await own_bus.serve("question", begins)
-    asked = asyncio.create_task(own_bus.request("question", b"", 60.0))
-    await asyncio.wait_for(begun.wait(), WAIT_S)
-    own_nats_server.kill()
-    with pytest.raises(NoBus, match="unknown"):
-        await asyncio.wait_for(asked, WAIT_S)
-    began = time.monotonic()
-    with pytest.raises(NoBus):
-        await own_bus.request("question", b"", 0.2)
-    assert 0.1 < time.monotonic() - began < BUSY_S
-
-
 async def test_the_bus_outlives_an_error_at_which_the_client_gives_up(own_bus: Bus) -> None:
     """Some errors that the server sends make nats-py close for good; the bus then takes a new client."""
     await own_bus.serve("question", echo)

@@ -2,10 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +9,13 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from tests.bounds import BUSY_S
 from tests.kit.nats import RunningNats
-from tests.kit.waiting import retried, until
-from tests.stopping import stop
+from tests.kit.services import RunningService
+from tests.kit.waiting import retried
 from tests.unit.registry.modelled_log import decided
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
-from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol import subjects
@@ -32,61 +26,6 @@ from tensorhub_common.protocol.queries import JobOpened, QueryError, Status
 
 WAIT_S_MAX = 60.0
 WISH = Publish(model="policy", replica="nobody")
-
-
-class RunningRegistry:
-    """One registry process; killed at the end of the test at the latest."""
-
-    def __init__(self, url: str, name: str, log: Path, *, module: str, **environ: str) -> None:
-        self.name = name
-        self._module = module
-        self.log = log
-        self._environ = {
-            **os.environ,
-            "TENSORHUB_NATS": url,
-            "TENSORHUB_REGISTRY_ID": name,
-            "TENSORHUB_LOG_LEVEL": "debug",
-            **environ,
-        }
-        self._process: Process | None = None
-
-    @property
-    def process(self) -> Process:
-        assert self._process is not None
-        return self._process
-
-    async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._module, env=self._environ, stdin=asyncio.subprocess.DEVNULL, stderr=log
-            )
-
-    async def wait_says(self, text: str) -> None:
-        await until(lambda: text in self.log.read_text(), f"{self.name} says {text!r}")
-
-    async def wait_ready(self, bus: Bus) -> None:
-        async def is_ready() -> bool:
-            assert self.process.returncode is None, self.log.read_text()
-            pong = await ping(bus, self.name, 0.2)
-            return pong is not None and pong.pid == self.process.pid
-
-        await until(is_ready, f"{self.name} is ready")
-
-    def signal(self, number: int) -> None:
-        """Send a signal; once this returns, a registry that was to stop has stopped."""
-        stop(self.process.pid) if number == signal.SIGSTOP else self.process.send_signal(number)
-
-    async def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    async def stop(self, timeout_s: float = 2.0 + BUSY_S) -> int:
-        self.signal(signal.SIGTERM)
-        async with asyncio.timeout(timeout_s):
-            return await self.process.wait()
 
 
 async def leader_of(bus: Bus, job: str) -> str | None:
@@ -196,23 +135,23 @@ class Stage:
     def __init__(self, nats: RunningNats, bus: Bus, folder: Path, job: str) -> None:
         self.nats, self.bus, self.job = nats, bus, job
         self._folder = folder
-        self._registries: list[RunningRegistry] = []
+        self._registries: list[RunningService] = []
         self._jobs: list[WatchedJob] = []
 
     def registry(
         self, name: str = "registry-0", *, module: str = "tensorhub_registry", **environ: str
-    ) -> RunningRegistry:
-        registry = RunningRegistry(self.nats.url, name, self._folder / f"{name}.log", module=module, **environ)
+    ) -> RunningService:
+        registry = RunningService(self.nats.url, name, self._folder / f"{name}.log", module=module, **environ)
         self._registries.append(registry)
         return registry
 
-    async def started(self, *name: str, **options: str) -> RunningRegistry:
+    async def started(self, *name: str, **options: str) -> RunningService:
         """Start a registry, which need not be ready yet."""
         registry = self.registry(*name, **options)
         await registry.start()
         return registry
 
-    async def pair(self, *, lease_s: int = 1) -> list[RunningRegistry]:
+    async def pair(self, *, lease_s: int = 1) -> list[RunningService]:
         """Start two registries, the second when the first is ready."""
         pair = [self.registry(name, TENSORHUB_LEADER_TTL_S=str(lease_s)) for name in ("registry-0", "registry-1")]
         for registry in pair:

@@ -138,11 +138,7 @@ async def spoil(bus: Bus, job: str) -> None:
 
 @pytest.mark.long
 async def test_a_hundred_jobs_of_which_two_can_not_go_on(stage: Stage) -> None:
-    """In the others every command has its outcome, questions are answered, and silent agents are lost meanwhile.
-
-    The agents of the job whose streams have no leader are lost first. One after the other, the words about them would
-    keep all the others waiting for a minute.
-    """
+    """In the others every command has its outcome, questions are answered, and silent agents are lost meanwhile."""
     names = [f"job-{number}" for number in range(JOBS - 2)]
     await made(stage.bus, [*names, "spoilt", "leaderless"])
     leaderless = JobLog(stage.bus, "leaderless")
@@ -215,10 +211,7 @@ class Sabotage:
 async def test_a_fault_sets_that_job_aside_until_it_is_mended(
     kind: type, name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too.
-
-    While a try is held up it has no fault yet, and has not got on either: the job stays set aside.
-    """
+    """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too."""
     await made(stage.bus, ["ailing"])
     newest, is_tried, may_go_on = restore.newest_snapshot, asyncio.Event(), asyncio.Event()
 
@@ -391,10 +384,7 @@ async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
 async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that can't fold a raised job blocked it for as long as it led, and a newer one stood by.
-
-    Given away once, it is kept should the other not have it for long, so that the two never pass it round.
-    """
+    """A registry that can't fold a raised job blocked it for as long as it led, and a newer one stood by."""
     monkeypatch.setattr(release_survey, "LOOK_S", 0.1)
     monkeypatch.setattr(service, "GIVE_WAY_LOOK_S", 0.1)
     async with registry_in(stage.nats.url) as running:

@@ -6,7 +6,8 @@ import random
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.registry.conftest import WISH, RunningRegistry, Stage, WatchedJob, say_all
+from tests.integration.registry.conftest import WISH, Stage, WatchedJob, say_all
+from tests.kit.services import RunningService
 from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus
@@ -38,14 +39,14 @@ PUBLICATION = (
 
 
 @pytest.fixture
-async def registry(stage: Stage) -> RunningRegistry:
+async def registry(stage: Stage) -> RunningService:
     registry = await stage.started(TENSORHUB_BEAT_S="0.1", TENSORHUB_LOST_AFTER_S="1")
     await registry.wait_ready(stage.bus)
     return registry
 
 
 @pytest.fixture
-async def watched(registry: RunningRegistry, stage: Stage) -> WatchedJob:
+async def watched(registry: RunningService, stage: Stage) -> WatchedJob:
     return await stage.open()
 
 
@@ -90,7 +91,7 @@ async def test_a_message_id_that_looks_like_an_events_takes_no_outcome_away(watc
     await watched.wait_settled()
 
 
-async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningRegistry) -> None:
+async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningService) -> None:
     """An odd number of entries leaves no room for the last outcome; the registry says so, and goes on once there is."""
     stream = watched.log.stream
     config = (await api.api(watched.bus, f"STREAM.INFO.{stream}"))["config"]
@@ -106,7 +107,7 @@ async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningRe
 
 
 async def test_a_job_whose_log_was_deleted_can_be_opened_anew(
-    watched: WatchedJob, registry: RunningRegistry, stage: Stage
+    watched: WatchedJob, registry: RunningService, stage: Stage
 ) -> None:
     """As long as the log is not the one that was read, the job is set aside; without a log it is forgotten."""
     await watched.answered()

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.registry.conftest import RunningRegistry, Stage, WatchedJob, commands, say_all
+from tests.integration.registry.conftest import Stage, WatchedJob, commands, say_all
 from tests.integration.registry.hasty_registry import ENTRIES, HELD_UNTIL, KEEP, UNTRIMMED_UNTIL
+from tests.kit.services import RunningService
 from tests.kit.waiting import until, until_answer
 
 from tensorhub_common.bus.errors import LogFull, LogGap
@@ -40,7 +41,7 @@ async def wait_trimmed(watched: WatchedJob, said: list[Command]) -> int:
     return await until_answer(lambda: first_of(watched), lambda first: first > BEHIND, "the log is trimmed")
 
 
-async def trimmed(stage: Stage, count: int = 200) -> tuple[RunningRegistry, WatchedJob, int]:
+async def trimmed(stage: Stage, count: int = 200) -> tuple[RunningService, WatchedJob, int]:
     """Have a registry make snapshots of so many commands; return where the log begins then, too."""
     registry = await stage.started(module=HASTY)
     watched = await stage.open()

@@ -140,7 +140,8 @@ async def test_a_lease_in_the_name_of_another(hub: RunningHub) -> None:
             me = SourceId(reader, 1, "engine", 0)
             ask = LeaseRequest(job=it.job, model="m", source=source, version=1, root=None, reader=me, transport="local")
             said = await bus.request(subjects.agent_ask("agent-0", "lease", "agent-1"), msgspec.msgpack.encode(ask))
-            return msgspec.msgpack.decode(said, type=LeaseAnswer)
+            found: LeaseAnswer = msgspec.msgpack.decode(said, type=LeaseAnswer)
+            return found
 
         with pytest.raises(BadCommand, match="in the name of 'agent-7'"):
             await answer("agent-7")
