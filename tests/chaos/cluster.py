@@ -2,12 +2,9 @@
 
     python -m tests.chaos.cluster [--blows nats-0,leader,…] [--stop-s 10] [--json FILE]
 
-A hub of three nodes (each log on all three), three registries and three agents. Each node in turn is killed, the one
-that leads the job's log in particular; one is stopped for ten seconds, and so is that leader; two are stopped, so that
-there is no majority; all are killed at once. The registry that leads is killed, by itself and with the log's leader,
-and stopped for far longer than its lease. After each blow a version that is begun afterwards must be published and read
-by both readers within a bound; versions only rise; no agent is lost. Exit code 1 and an account of each finding
-otherwise.
+A hub of three nodes, registries and agents. Nodes are killed and stopped: each, the log's leader, two, all; and so is
+the registry that leads. After each blow a version begun afterwards must be published and read by both readers within a
+bound; versions only rise; no agent is lost.
 """
 
 import asyncio
@@ -42,8 +39,6 @@ LOOK_S: Final = 0.05
 
 @dataclass(kw_only=True)
 class Cluster(Scenario):
-    """One run of the script."""
-
     blows: tuple[str, ...]
     stop_s: float
     verbose: bool = False
@@ -80,7 +75,6 @@ class Cluster(Scenario):
                 return
 
     async def _choose(self, blow: str) -> tuple[Blow, list[str]]:
-        """Return what a blow's name means now."""
         log_leader = (await self._replicas())["leader"].replace("tensorhub", "nats")
         others = [name for name in (f"nats-{index}" for index in range(NODES)) if name != log_leader]
         registry = await self._leader() if "registry" in blow else ""

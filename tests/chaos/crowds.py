@@ -5,16 +5,10 @@
     python -m tests.chaos.crowds readers [--readers 1000] [--install in-place] [--kib 64] [--stopped-s 2]
     python -m tests.chaos.crowds jobs [--jobs 100]
 
-`shards`: one agent holds as many shards as it may, each with a version, and is asked for more. It is killed, and
-restarted: every shard and version is found again, and nothing of what was refused.
-
-`calls`: one connection has that many calls under way when the agent is killed: each returns or raises an error that
-says what to do, and afterwards every shard is there and serves.
-
-`readers`: that many replicas at one agent read one version at once from the trainer's agent, which is stopped once the
-first has it, and woken. Every reader gets the version, byte for byte; then all of them update to the next one at once.
-
-`jobs`: one connection for each job, and in each a trainer and a reader, all at once.
+`shards`: an agent with all the shards that it may have is asked for more, is killed, and finds each and its version.
+`calls`: so many calls are under way when the agent is killed; each ends, and afterwards every shard serves.
+`readers`: so many read one version at once from an agent that is stopped and woken; then all update to the next one.
+`jobs`: a connection for each job, and in each a trainer and a reader, all at once.
 """
 
 import asyncio
@@ -127,7 +121,6 @@ def check_files(crowd: Crowd, hub: RunningHub, count: int) -> None:
 
 
 async def shards(directory: Path, count: int, refused: int) -> Crowd:
-    """Fill an agent with shards, ask for more, kill it, and look for all of them."""
     crowd = Crowd()
     async with running_hub(directory, agents=1) as hub, await hub.connect(JOB) as mine, await hub.connect(JOB) as other:
         made = await registered(crowd, mine, count)
@@ -151,7 +144,6 @@ async def shards(directory: Path, count: int, refused: int) -> Crowd:
 
 
 async def calls(directory: Path, count: int) -> Crowd:
-    """Kill an agent while one connection has many calls under way."""
     crowd = Crowd()
     async with running_hub(directory, agents=1) as hub, await hub.connect(JOB) as mine:
         made = await registered(crowd, mine, count)
@@ -169,14 +161,12 @@ async def calls(directory: Path, count: int) -> Crowd:
 
 
 async def _anew(shard: AsyncShard) -> int:
-    """Publish the next version, whatever became of the one before."""
     if shard.version is not None:
         await shard.unpublish(timeout_s=CALL_S)
     return await shard.publish(timeout_s=CALL_S)
 
 
 async def readers(directory: Path, count: int, install: str, kib: int = 64, stopped_s: float = 2.0) -> Crowd:
-    """Let many replicas of one agent read one version at once, from an agent that is stopped and woken meanwhile."""
     crowd = Crowd()
     content = torch.arange(kib * VALUES_PER_KIB, dtype=torch.float32)
     spec = {"w": tensorhub.TensorSpec(tuple(content.shape), torch.float32)}
@@ -220,7 +210,6 @@ async def _stopped(
 
 
 async def jobs(directory: Path, count: int) -> Crowd:
-    """Let many jobs begin at once on one agent, each with a trainer and a reader."""
     crowd = Crowd()
     async with running_hub(directory, agents=1) as hub:
         agent, nats = hub.file.agents[0].socket, hub.file.nats_all

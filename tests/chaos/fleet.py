@@ -74,8 +74,6 @@ class Findings:
 
 @dataclass(slots=True)
 class Life:
-    """One process of a worker."""
-
     peer: Peer
     open: dict[int, reports.Begun] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
@@ -247,8 +245,6 @@ class Member:
 
 
 class Fleet:
-    """All workers of a scenario."""
-
     def __init__(self, directory: Path, configs: Iterable[tuple[str, Config]], findings: Findings) -> None:
         self._findings = findings
         self.members = {name: Member(name, config, directory, findings) for name, config in configs}

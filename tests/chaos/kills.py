@@ -2,10 +2,8 @@
 
     python -m tests.chaos.kills --kills 200 [--hosts 2] [--seed S] [--seconds-max 900]
 
-A hub with four agents runs a trainer and two rollout replicas; victims are NATS, the registry, the planner, every agent
-and every worker, now and then two at once, one after the other, or the whole hub. After each kill the work must go on
-within a bound. At the end neither memory nor a process is left behind. Exit code 1 and an account of each finding
-otherwise.
+Victims are NATS, the registry, the planner, agents and workers: one, two at once, two in a row, or the whole hub.
+After each kill the work must go on within a bound. At the end neither memory nor a process is left behind.
 """
 
 import asyncio
@@ -50,8 +48,6 @@ class Kill:
 
 @dataclass(kw_only=True)
 class Run(Scenario):
-    """One run of the script."""
-
     kills: int
     seconds_max: float
     hosts: int = 1

@@ -2,9 +2,8 @@
 
     python -m tests.chaos.late_bytes --rounds 50 [--hosts 2] [--mib 256] [--seed S]
 
-What a stopped source had under way is in its own and the kernel's buffers, and goes on when it wakes. By then the
-replica is committed, and its memory may be in use: so every bit of it is turned over before the source is woken, and
-from then on not a byte may change, until well after the source has answered again.
+What a stopped source had under way goes on when it wakes, and by then the replica's memory may be in use: every bit of
+it is turned over before the source is woken, and from then on not a byte may change.
 """
 
 import asyncio
@@ -38,8 +37,6 @@ SETTINGS: Final = {"TENSORHUB_STALL_S": "1.0"}
 
 @dataclass(slots=True)
 class Rounds:
-    """What the rounds have shown."""
-
     reads: list[Read] = field(default_factory=list)
     missed: int = 0
     looks: int = 0

@@ -2,11 +2,9 @@
 
     python -m tests.chaos.matrix [--transports local,ucxx] [--victims nats,planner] [--stop-s 10] [--json FILE] [--docs]
 
-A trainer publishes again and again, and two readers on agents of their own fetch; over ucxx they read from each other
-as well. In each cell one process is struck at one moment: *before* the bytes (the trainer's `publish` has begun),
-*during* them (in a reader's memory some bytes are of the new version, and some are not), or *after* them (both readers
-hold the version). Then a version that is begun after the blow, or after the waking, must be published and read by both
-within a bound. Exit code 1 and an account of each finding otherwise.
+A trainer publishes again and again, and two readers on agents of their own fetch. In each cell one process is struck
+at one moment: *before* the bytes (the trainer's `publish` has begun), *during* them (in a reader's memory some are of
+the new version), or *after* them. Then a version begun after the blow, or the waking, must be published and read.
 """
 
 import asyncio
@@ -50,8 +48,6 @@ FAULTS: Final = page.DOCS / "faults.md"
 
 @dataclass(kw_only=True)
 class Matrix(Scenario):
-    """All cells of one transport, on one hub."""
-
     transport: str
     victims: tuple[str, ...]
     stop_s: float

@@ -54,8 +54,6 @@ async def first_bytes(shards: Iterable[AsyncShard], *reads: "asyncio.Future[Any]
 
 
 class Marks:
-    """Marks spread over one segment."""
-
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -7,6 +7,7 @@ one outcome, and nothing that was acknowledged is missing. What is wrong is a se
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -15,10 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import msgspec
 from tests.chaos.fleet import Findings, Fleet
-from tests.chaos.prober import Prober
 from tests.chaos.verdict import LogVerdict
 from tests.chaos.whole_log import read_whole_log
 from tests.chaos.worker import TRAINER, Config
@@ -26,6 +27,16 @@ from tests.kit.hubs import RunningHub, running_hub
 from tests.kit.waiting import kill, wake
 from tests.stopping import stop
 
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Publish
+from tensorhub_common.protocol.subjects import command_subject
+
+EVERY_S: Final = 0.05
+APPEND_S: Final = 30.0
+STOP_S: Final = 40.0
 FIRST_S: Final = 60.0
 """The first version is published and read within this."""
 
@@ -38,9 +49,37 @@ Blow = Callable[[int], None]
 T = TypeVar("T")
 
 
-class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one blow."""
+class Prober:
+    """Sends commands that change nothing until `stop`: none that was acknowledged may get lost."""
 
+    def __init__(self, bus: Bus, job: str) -> None:
+        self.acknowledged: dict[str, int] = {}
+        self.wrongs: list[str] = []
+        self._joblog = JobLog(bus, job)
+        self._ending = asyncio.Event()
+        self._task = asyncio.create_task(self._send())
+
+    async def stop(self) -> None:
+        self._ending.set()
+        async with asyncio.timeout(STOP_S):
+            await self._task
+
+    async def _send(self) -> None:
+        body = encode(Publish(model="none", replica="none"))
+        subject = command_subject(self._joblog.job, "publish")
+        while not self._ending.is_set():
+            msg_id = str(uuid4())
+            try:
+                self.acknowledged[msg_id] = await self._joblog.append(subject, body, msg_id, timeout_s=APPEND_S)
+            except TensorHubError as why:
+                if self.acknowledged:
+                    self.wrongs.append(f"the log did not take a command within {APPEND_S:g} s: {why}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._ending.wait()
+
+
+class Struck(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = ""
     victim: str
     blow: str
@@ -117,7 +156,6 @@ class Scenario(ABC):
         return self.hub.file.pids | workers
 
     def strike(self, name: str, blow: Blow) -> Callable[[], None]:
-        """Kill or stop a process; return what wakes one that was stopped."""
         member = self.fleet.members.get(name)
         if member is not None:
             member.kill() if blow is kill else member.stop()
@@ -143,7 +181,6 @@ class Scenario(ABC):
     # Looking.
 
     async def watched(self, work: Awaitable[T]) -> T:
-        """Do something, and look meanwhile whether any call is late."""
         task = asyncio.ensure_future(work)
         while not task.done():
             await asyncio.wait({task}, timeout=WATCH_S)

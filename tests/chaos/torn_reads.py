@@ -2,11 +2,9 @@
 
     python -m tests.chaos.torn_reads --seconds 300 [--mib 64] [--no-drain]
 
-The trainer is on agent-0, two readers are on its host and two on another one. Half the time it gives its readers next
-to no time, so many of its `unpublish` calls break reads in their middle, and overwrites every byte at once. Every
-commit is compared with what its version must be, byte for byte. With `--no-drain` the agents lack the drain (a flag of
-this script, not of the agent): then readers must meet torn pieces, and still commit none. Exit code 1 and an account of
-each finding otherwise.
+Half the time the trainer gives its readers next to no time, so `unpublish` breaks reads in their middle, and overwrites
+every byte at once. Every commit is compared byte for byte. With `--no-drain` the agents lack the drain: then readers
+must meet torn pieces, and still commit none.
 """
 
 import asyncio

@@ -37,8 +37,6 @@ BACK_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read that was struck, and ended with the whole version."""
-
     victim: str
     moment_s: float
     """After the first byte."""
@@ -69,7 +67,6 @@ class TwoHolders:
             await shard.release()
 
     async def calm(self) -> None:
-        """Read once in peace, and remember how long that takes."""
         async with self.reader() as reader:
             reading = await reader.begin()
             began = time.monotonic()
@@ -95,12 +92,10 @@ class TwoHolders:
         return Read(victim, moment_s, time.monotonic() - at, report)
 
     def check(self, reader: "Reader") -> None:
-        """Compare every byte with what it must be."""
         wrong = self.content.wrong(reader.shard.tensors, VERSION)
         assert wrong is None, wrong
 
     async def both_hold(self) -> None:
-        """Wait until both holders have the version, as they and the log say."""
         for holder in HOLDERS:
             await self.hub.until_back(holder)
 

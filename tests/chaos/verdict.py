@@ -12,8 +12,6 @@ MSG_ID = "Nats-Msg-Id"
 
 @dataclass(slots=True)
 class LogVerdict:
-    """What a whole log holds."""
-
     last: int = 0
     commands: dict[int, str] = field(default_factory=dict)
     """By sequence the command's id."""

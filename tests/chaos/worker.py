@@ -45,8 +45,6 @@ Result = TypeVar("Result")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What the script wants of a worker."""
-
     job: str
     seed: int
     replica: str
@@ -68,8 +66,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker:
-    """One worker process."""
-
     def __init__(self, config: Config) -> None:
         self.config = config
         self.ending = asyncio.Event()

@@ -23,7 +23,6 @@ from tensorhub_common.protocol.subjects import query_subject
 
 
 async def written(bus: Bus, job: str) -> JobLog:
-    """Three events of one model, with one of another between."""
     log = await open_job(bus, job)
     for number, event in enumerate(
         (

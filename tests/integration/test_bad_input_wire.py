@@ -44,39 +44,23 @@ GARBAGE = [
     ("publish", b""),
     ("publish", b"\xff" * 900_000),
     ("publish", b"[" * 900_000),
-    ("publish", b'{"verb":"publish","model":"' + b"x" * 200_000 + b'","replica":"r"}'),
-    ("publish", b'{"verb":"publish","model":"m","replica":"r","version":' + b"9" * 5_000 + b"}"),
     ("publish", b'{"verb":"publish","model":"\\ud800","replica":"\\u0000"}'),
     ("a.b.c.d", b"{}"),
     ("v" * 500, b"{}"),
     ("snowman-☃", b""),
     ("join.a", b'{"verb":"join","host":"h","site":"s",%s}' % LANE),
-    ("publish", b"publish m, please"),
-    ("publish", b"\xff\xfe\x00"),
     ("publish", b"null"),
-    ("publish", b"[]"),
-    ("publish", b"{}"),
     ("publish", b'{"verb":"publish"}'),
-    ("publish", b'{"verb":"publish","model":7,"replica":"trainer"}'),
-    ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":"6"}'),
     ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":6,"force":true}'),
-    ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":99999999999999999999}'),
     ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":-1}'),
     ("publish", b'{"verb":"publish","model":"*","replica":">","version":6}'),
     ("publish", b'{"verb":"publish","model":"_hub","replica":"trainer","version":6}'),
-    ("publish", b"[" * 100_000),
-    ("publish", bytes(range(256)) * 3600),
-    ("publish", b'{"verb":"release",' + SHARD.encode() + b"}"),
     ("publish", f'{{"verb":"publish",{by("agent-0")},"model":"m","replica":"trainer"}}'.encode()),
     ("explode", b'{"verb":"explode"}'),
-    ("explode", b'{"verb":"publish","model":"m","replica":"trainer"}'),
-    ("join", b'{"verb":"join","host":"h","site":"s","holds":[]}'),
     ("release", f'{{"verb":"release",{SHARD}}}'.encode()),
-    ("unpublish", f'{{"verb":"unpublish",{by("agent-0/1")},{SHARD}}}'.encode()),
     ("expire", b'{"verb":"expire","agent":"agent-0","incarnation":1,"term":1}'),
     ("expire._registry", f'{{"verb":"expire",{by("_registry")},"agent":"agent-0","incarnation":9,"term":0}}'.encode()),
     ("unpublish.agent-0", f'{{"verb":"unpublish",{by("agent-1/1")},{SHARD}}}'.encode()),
-    ("unpublish.agent-0", f'{{"verb":"unpublish",{SHARD}}}'.encode()),
     ("unpublish.agent-0", f'{{"verb":"unpublish",{by("agent-0/1")},{SHARD}}}'.encode()),
     ("ready.nobody", f'{{"verb":"ready",{by("nobody/1")},{SHARD},"version":9,"root":"{ROOT}"}}'.encode()),
     ("release.agent-0.and.more", f'{{"verb":"release",{by("agent-0")},{SHARD}}}'.encode()),
@@ -88,8 +72,6 @@ QUESTIONS = [
     ("spans", b'{"trace":"../../etc/passwd"}', "BadCommand"),
     ("transfers", b'{"limit":0}', "BadCommand"),
     ("transfers", b'{"limit":1000000000}', "BadCommand"),
-    ("transfers", b'{"version":"twelve"}', "BadCommand"),
-    ("transfers", b"nonsense", "BadCommand"),
 ]
 ELSEWHERE = [
     ("_x.ask.open", "InvalidName"),
@@ -128,9 +110,8 @@ async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> Non
             assert len(events) == 1, (subject, body[:80], events)
             outcome = events[0]
             assert isinstance(outcome, CommandRejected), (subject, body[:80], outcome)
-            assert outcome.message, (subject, body[:80])
+            assert 0 < len(outcome.message) <= MESSAGE_MAX
             assert "\n" not in outcome.message
-            assert len(outcome.message) <= MESSAGE_MAX
             assert await hub.catalog(job) == before, (subject, body[:80])
         last = await log.last_seq()
         assert await reader.replicate() == 5

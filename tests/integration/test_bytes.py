@@ -30,7 +30,6 @@ undigested = module_hub(3, HOSTS, TENSORHUB_DIGESTS="off")
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Return a tensor of random bits; of bool only the two values that a bool may have."""
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     octets = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, count, np.uint8))
     if dtype is torch.bool:
@@ -53,7 +52,6 @@ async def assert_arrives(hub: RunningHub, given: Tensors) -> None:
 
 
 def every_dtype() -> Tensors:
-    """Random bits of all dtypes of torch that have whole bytes."""
     shapes = [(1,), (3,), (5, 7), (1001,)]
     return {
         f"{name}-{number}": random_bits(shape, getattr(torch, name), seed=number)
@@ -63,7 +61,6 @@ def every_dtype() -> Tensors:
 
 
 def all_shapes() -> Tensors:
-    """Tensors without dimensions, without elements, with odd sizes, and sizes around those of a page and a piece."""
     piece = 4 * MIB
     return {
         "no dimension": torch.tensor(-0.0),
@@ -99,7 +96,6 @@ def all_strides() -> Tensors:
 
 
 def all_names() -> Tensors:
-    """A tensor's name is any text that is not empty."""
     names = [
         "model.layers.0.self_attn.q_proj.weight",
         "a/b/../c",
@@ -179,7 +175,6 @@ async def test_all_of_it_with_digests_off(undigested: RunningHub) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_one_tensor_of_2_gib(hub: RunningHub) -> None:
     """Sizes beyond 31 bits: one tensor of 2 GiB and a bit."""
     size = 2048 * MIB + 12_345

@@ -30,8 +30,6 @@ async def assert_refused_in_time(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def until_done(call: Callable[[], Awaitable[object]]) -> None:
-    """Make a call until it succeeds, or has."""
-
     async def done() -> None:
         try:
             await call()
@@ -41,7 +39,6 @@ async def until_done(call: Callable[[], Awaitable[object]]) -> None:
     await retried(done, RegistryUnavailable, ReplicaConflict, VersionUnavailable, pause_s=0.1)
 
 
-@pytest.mark.timeout(150)
 async def test_without_a_majority_calls_end_in_time_and_go_on_afterwards(tmp_path: Path) -> None:
     async with running_hub(tmp_path / "hub", registries=2, nats_nodes=3) as hub, hub.pair(full(1)) as it:
         await it.trainer.publish(1)
@@ -60,7 +57,6 @@ async def test_without_a_majority_calls_end_in_time_and_go_on_afterwards(tmp_pat
         assert [each.version for each in await it.here.versions("m") if each.holders] == [2]
 
 
-@pytest.mark.timeout(150)
 async def test_any_address_finds_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first node of `hub.json` is gone for good, and the one that is named is no address of a node that lives."""
     async with running_hub(tmp_path / "hub", registries=2, nats_nodes=3) as hub:
@@ -82,7 +78,6 @@ async def register(hub: RunningHub, replica: str, nats: str | None) -> AsyncShar
         return shard
 
 
-@pytest.mark.timeout(200)
 async def test_the_leader_of_the_log_and_the_leading_registry_are_killed(tmp_path: Path) -> None:
     blows = ("leader", "registry", "registry-stopped")
     run = Cluster(directory=tmp_path / "hub", nbytes=MIB, blows=blows, stop_s=4.0)

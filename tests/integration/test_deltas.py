@@ -41,8 +41,6 @@ THREE_HOSTS: Final = pytest.param(3, id="ucxx", marks=NEEDS_UCX)
 
 @dataclass
 class Training:
-    """A trainer and readers on hosts of their own."""
-
     hub: RunningHub
     trainer: AsyncShard
     readers: list[AsyncShard]
@@ -107,7 +105,6 @@ hub = module_hub(3, over=[THREE_HOSTS], TENSORHUB_DELTAS=str(KEPT), TENSORHUB_LO
 
 
 def wire_share(report: ReadReport) -> float:
-    """Return which part of the payload has crossed."""
     saved = sum(each.nbytes - each.wire_bytes for source in report.sources for each in source.encoded)
     return (report.got_bytes + report.wasted_bytes - saved) / report.nbytes
 

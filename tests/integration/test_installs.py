@@ -299,31 +299,3 @@ async def test_a_mapped_replica_is_no_holder_and_no_source(hub: RunningHub) -> N
                 await call()
         assert shown(it.engine) == {1.0}
         await it.engine.release()
-
-
-@pytest.mark.parametrize("install", ["staged", pytest.param("in-place", marks=pytest.mark.long)])
-async def test_a_holder_that_is_mapped_itself_reads_on_once_that_is_let_go(hub: RunningHub, install: str) -> None:
-    """A staged one fills its other memory beside, and a second read waits for the first. Calling again works."""
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", full(1), replica="trainer", install="staged")
-        holder = await there.register("m", full(0), replica="holder", install=install)
-        await trainer.publish(1)
-        await holder.replicate()
-        await trainer.unpublish()
-        reader = await engine_at(there)
-        assert await reader.replicate(1) == 1
-        held = 1
-        if install == "staged":
-            await overwrite(trainer, 2)
-            assert await holder.update() == 2
-            held = 2
-        await overwrite(trainer, held + 1)
-        for _ in range(2):
-            with pytest.raises(DrainTimeout, match="still mapped"):
-                await holder.update(timeout_s=1)
-            assert (shown(holder), shown(reader)) == ({float(held)}, {1.0})
-        assert await reader.update() == held + 1
-        assert await holder.update(timeout_s=WAIT_S) == held + 1
-        assert shown(holder) == {held + 1.0}
-        await reader.release()
-        del reader

@@ -17,7 +17,6 @@ import tensorhub
 from tensorhub import JobGone
 from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol import subjects
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -51,8 +50,6 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
 
 
 async def cleared(hub: RunningHub, job: str) -> None:
-    """Return once the log is cut down to the deletion and what follows, and the blobs are gone."""
-
     def are_cleared(found: dict[str, int]) -> bool:
         is_cut = found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX
         return is_cut and subjects.blob_stream(job) not in found
@@ -136,21 +133,3 @@ async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> No
         assert await hub.command("delete", "--job", job, "--yes") == (0, f"job {job} is deleted\n", "")
         await until(lambda: not files_of(hub, job), "the agent has come back, and freed it")
     await cleared(hub, job)
-
-
-async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: RunningHub) -> None:
-    """The command stands in the log and its leader is dead: the next one says it, and clears up."""
-    job = new_job()
-    async with hub.connected(job, agents=1) as (here,):
-        trainer = await here.register("m", weights(1), replica="trainer")
-        await trainer.publish(1)
-        hub.kill("registry-0")
-        async with await hub.bus(hub.admin_key) as bus:
-            await JobLog(bus, job).append(
-                subjects.command_subject(job, "delete_job"), b'{"verb":"delete_job"}', "delete"
-            )
-        await until(lambda: not files_of(hub, job), "the agent has freed it")
-        await cleared(hub, job)
-        hub.kill("registry-0")
-        with pytest.raises(JobGone):
-            await here.versions("m", timeout_s=WAIT_S)

@@ -34,7 +34,6 @@ IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().memory_bytes) + 2 * PI
 
 
 @pytest.mark.long
-@pytest.mark.timeout(150)
 async def test_three_kills(tmp_path: Path) -> None:
     run = Run(directory=tmp_path, nbytes=8 * MIB, seed=1, kills=3, seconds_max=100.0)
     await run.go()
@@ -50,7 +49,6 @@ async def struck(holders: TwoHolders, chance: random.Random) -> Read:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", UCXX_AND_SLOW_LOCAL)
 async def test_a_source_is_killed_and_only_what_is_missing_is_read_again(tmp_path: Path, hosts: int) -> None:
     """The reader ends with equal bytes, and has asked for no more than all of them and what was under way."""
@@ -63,7 +61,6 @@ async def test_a_source_is_killed_and_only_what_is_missing_is_read_again(tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", UCXX_AND_SLOW_LOCAL)
 async def test_a_source_that_was_stopped_in_mid_read_and_woken_changes_nothing(tmp_path: Path, hosts: int) -> None:
     async with two_holders(tmp_path, NBYTES, hosts=hosts, **late_bytes.SETTINGS) as holders:
@@ -93,7 +90,6 @@ async def test_without_the_drain_torn_pieces_are_met_and_none_is_committed(tmp_p
 # Crowds: `make crowds` plays a thousand of each.
 
 
-@pytest.mark.timeout(120)
 async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Path) -> None:
     """More calls than register at a time."""
     found = await crowds.calls(tmp_path, REGISTERING_MAX + 36)
@@ -101,7 +97,6 @@ async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("install", INSTALLS)
 async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_stopped(
     tmp_path: Path, install: str
@@ -113,14 +108,12 @@ async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_sto
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 async def test_many_jobs_begin_at_once(tmp_path: Path) -> None:
     found = await crowds.jobs(tmp_path, 12)
     assert not found.wrong, found.table
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_an_agent_with_all_the_shards_that_it_may_have_is_killed(tmp_path: Path) -> None:
     """Every shard and version is found again, and of what was refused nothing is left."""
     found = await crowds.shards(tmp_path, SHARDS_MAX, refused=3)
@@ -178,7 +171,6 @@ def taken_from(reports: list[ReadReport], agent: str) -> int:
 
 @pytest.mark.slow
 @NEEDS_UCX
-@pytest.mark.timeout(120)
 async def test_four_readers_take_the_trainers_bytes_once(tmp_path: Path) -> None:
     """Equal bytes everywhere, each byte read once, and the trainer gave them about once."""
     async with chain(tmp_path) as it:
@@ -191,7 +183,6 @@ async def test_four_readers_take_the_trainers_bytes_once(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @NEEDS_UCX
-@pytest.mark.timeout(120)
 async def test_without_pipelining_all_is_read_from_the_trainer(tmp_path: Path) -> None:
     async with chain(tmp_path, TENSORHUB_PIPELINING="off") as it:
         await asyncio.gather(*await it.begin())

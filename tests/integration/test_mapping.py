@@ -84,7 +84,6 @@ SCHEME = "fp8-block-128"
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return weights whose blocks differ widely in size."""
     bits = weight(shape, str(dtype).removeprefix("torch."), seed)
     signed = torch.from_numpy(bits.view({2: np.int16, 4: np.int32}[bits.itemsize]))
     return signed.view(dtype)
@@ -175,7 +174,6 @@ EXPERT_MATRICES = {"gate_proj": (256, 320), "up_proj": (256, 320), "down_proj": 
 
 
 def own_tensors(seed: int) -> dict[str, torch.Tensor]:
-    """Return the trainer's tensors in Hugging Face naming."""
     shapes = {
         f"{LAYER}.self_attn.q_proj.weight": (512, 320),
         f"{LAYER}.self_attn.k_proj.weight": (256, 320),

@@ -130,7 +130,6 @@ async def test_a_registration_that_was_given_up_is_taken_over_by_the_next(
 
 
 async def registered(hub: tensorhub.AsyncHub, value: float) -> tensorhub.AsyncShard:
-    """Register the shard as soon as its last worker's release has come to its end."""
     return await retried(lambda: hub.register("m", full(value), replica="trainer"), tensorhub.ReplicaConflict)
 
 
@@ -272,8 +271,6 @@ async def test_a_read_outlives_its_planner_and_reports_that_it_has_none(hub: Run
 
 
 async def until_replicas_are(hub: tensorhub.AsyncHub, expected: dict[str, int | None]) -> None:
-    """Wait until the log counts these replicas, each with the version that it holds."""
-
     async def counted() -> dict[str, int | None]:
         return {each.replica: each.version for each in await hub.replicas("m")}
 

@@ -1,20 +1,17 @@
 """From any sharding to any other, by real processes, over both transports: the published bytes, or one error."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import pytest
 import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
-from tests.chaos.memory_marks import first_bytes
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.shardings import Sharding, assert_holds, columns, layers, mesh, model, published, registered, rows, whole
-from tests.kit.transports import BOTH, UCXX, UCXX_AND_LONG_LOCAL, hub_over
+from tests.kit.transports import UCXX, UCXX_AND_LONG_LOCAL, hub_over
 
 from tensorhub import AsyncShard, LayoutMismatch, VersionUnavailable
 from tensorhub.arguments import INSTALLS
@@ -28,11 +25,7 @@ Readers = list[tuple[Sharding, int]]
 MORE: Final = DEFAULT_LIMITS.transports_max + 16
 """More sources than may have a transport at a time."""
 
-VICTIM: Final = "agent-2"
-MIDDLES: Final = 2
-"""So many reads are to be met in their middle."""
 
-ATTEMPTS_MAX: Final = 12
 hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
@@ -59,7 +52,6 @@ def short_model(seed: int) -> Model:
 
 
 def bytes_model(shards: int, seed: int) -> Model:
-    """Return two matrices of which each shard has some rows."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "up": torch.randint(0, 256, (2 * shards, 258), generator=generator, dtype=torch.uint8),
@@ -68,7 +60,6 @@ def bytes_model(shards: int, seed: int) -> Model:
 
 
 async def replicated(shards: list[AsyncShard], version: int) -> None:
-    """Have all shards of one replica, or of several, read a version at once."""
     found = await asyncio.gather(*(shard.replicate(version, timeout_s=WAIT_S) for shard in shards))
     assert set(found) == {version}
 
@@ -202,56 +193,11 @@ async def test_unpublished_in_the_middle(hub: RunningHub) -> None:
                 assert all(isinstance(one, VersionUnavailable) for one in got), got
 
 
-def large_model() -> Model:
-    generator = torch.Generator().manual_seed(1)
-    return {f"w{n}": torch.randint(1, 256, (4099, 8191), generator=generator, dtype=torch.uint8) for n in range(4)}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.asyncio(loop_scope="function")
-@pytest.mark.parametrize("hosts", BOTH)
-@pytest.mark.parametrize("digests", ["on", "off"])
-async def test_a_source_is_killed_and_the_rest_comes_from_a_holder_of_another_sharding(
-    tmp_path: Path, hosts: int, digests: str
-) -> None:
-    chance, tensors, met = random.Random(5), large_model(), 0
-    async with (
-        running_hub(tmp_path, agents=3, hosts=hosts, TENSORHUB_DIGESTS=digests) as hub,
-        hub.connected(agents=3) as (first, middle, second),
-    ):
-        trainer = await registered([first], "trainer", rows, 4, tensors)
-        assert await published(trainer, rows, tensors) == 1
-        copy = await registered([second], "copy", mesh, 4, tensors)
-        await replicated(copy, 1)
-        for attempt in range(ATTEMPTS_MAX):
-            reader = await registered([middle], f"reader-{attempt}", columns, 2, tensors)
-            reading = [asyncio.create_task(shard.replicate(1, timeout_s=30)) for shard in reader]
-            await first_bytes(reader[:1], *reading)
-            await asyncio.sleep(chance.uniform(0, 0.03))
-            in_the_middle = not any(task.done() for task in reading)
-            killed = hub.kill(VICTIM)
-            assert set(await asyncio.gather(*reading)) == {1}
-            assert_holds(reader, columns, tensors)
-            reports = [shard.last_read for shard in reader]
-            met += in_the_middle and VICTIM in {source.agent for each in reports if each for source in each.sources}
-            await asyncio.gather(*(shard.release() for shard in reader))
-            # It reads again what it lost: without digests nothing vouches for its memory.
-            await hub.until_back(VICTIM, killed)
-            await replicated(copy, 1)
-            assert_holds(copy, mesh, tensors)
-            if met == MIDDLES:
-                return
-    pytest.fail("no two kills met the middle of a read")
-
-
 REPLICAS: Final = 3
 
 
 @dataclass(frozen=True)
 class TwoSites:
-    """A hub, and which of its agents are near and which far."""
-
     hub: RunningHub
     near: list[int]
     far: list[int]
@@ -305,6 +251,5 @@ async def test_a_site_of_another_layout_takes_each_byte_about_once(
 
 
 def _bytes_of(shard: AsyncShard, replica: str) -> int:
-    """Return how much a shard has read from replicas whose names begin so."""
     assert shard.last_read is not None
     return sum(source.nbytes for source in shard.last_read.sources if source.replica.startswith(replica))

@@ -67,7 +67,6 @@ async def all_kept(here: tensorhub.AsyncHub) -> None:
 
 
 async def read(hub: tensorhub.AsyncHub, version: int) -> dict[str, torch.Tensor]:
-    """Read a version into a replica that is gone when this returns."""
     reader = await hub.register("m", weights(99), replica="reader")
     assert await reader.replicate(version) == version
     tensors = {name: tensor.clone() for name, tensor in reader.tensors.items()}

@@ -142,7 +142,6 @@ print(engine.replicate("latest"), engine.tensors["w"])
 
 @pytest.fixture
 async def job(hub: RunningHub) -> AsyncIterator[str]:
-    """A job whose shards are all released at the end."""
     name = new_job()
     yield name
     async with hub.connected(name, agents=1) as (here,):
@@ -155,11 +154,8 @@ async def test_the_lines_of_the_readme_run_twice_with_other_values(hub: RunningH
     assert (code, out.split()[0]) == (0, "1"), err
     code, out, err = await hub.run(README, job, "2")
     assert (code, out) == (1, "")
-    assert err.strip().endswith(
-        "tensorhub.ReplicaConflict: shard 0 of policy/trainer was found with version 1, and register was given other "
-        "values for 'w': register it with resume='memory' to go on from version 1, or with resume='values' to replace "
-        "it by the given values"
-    )
+    assert "tensorhub.ReplicaConflict: shard 0 of policy/trainer was found with version 1" in err
+    assert "resume='memory'" in err
     code, out, err = await hub.run(README, job, "1")
     assert code == 0, err
 

@@ -55,7 +55,6 @@ async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
 
 
 async def one_version(hub: RunningHub, job: str, shards: int, trainer: dict[str, str], reader: dict[str, str]) -> None:
-    """Let a replica of so many shards wait for a version that another one of as many publishes."""
     async with AsyncExitStack() as stack:
 
         async def begin(replica: str, shard: int, agent: int, more: dict[str, str]) -> Peer:

@@ -39,8 +39,6 @@ Started = tuple[int, "Future[int]"]
 
 
 class ForkServer:
-    """The process, as the tests see it."""
-
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -101,7 +99,6 @@ def close() -> None:
 
 
 def main() -> None:
-    """Fork until the tests have ended."""
     orders = socket.socket(fileno=int(sys.argv[1]))
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -84,8 +84,6 @@ class Pair:
 
 
 class RunningHub:
-    """A hub that is up."""
-
     def __init__(self, up: LocalHub, directory: Path) -> None:
         self.up = up
         self.directory = directory
@@ -130,7 +128,6 @@ class RunningHub:
         return await tensorhub.connect_async(job, agent=socket, nats=self.file.nats_all)
 
     async def bus(self, key: Path | None = None) -> Bus:
-        """Connect to NATS: with the key of clients, or another one."""
         return await connect(self.file.nats_all, name="test", credentials=key or Path(self.file.credentials))
 
     def registry(self, job: str, key: Path | None = None) -> RegistryClient:
@@ -153,19 +150,16 @@ class RunningHub:
         return self.file.pids[process]
 
     def kill(self, process: str) -> int:
-        """Kill a process of the hub, which is started again; return its process id."""
         pid = self.pid(process)
         kill(pid)
         return pid
 
     @contextmanager
     def stopped(self, *names: str) -> Iterator[None]:
-        """Have processes of the hub stopped for as long as this lasts."""
         with stopped(*(self.pid(name) for name in names)):
             yield
 
     async def until_back(self, process: str, killed: int = 0) -> None:
-        """Wait until another process than the one that was killed answers."""
         async with await self.bus() as bus:
 
             async def is_back() -> bool:
@@ -295,6 +289,5 @@ async def until_held(directory: Path) -> None:
 
 
 async def copies_of(hub: tensorhub.AsyncHub, model: str, version: int | None = None) -> list[ReplicaInfo]:
-    """Return the cache replicas that hold a version, or any."""
     found = [each for each in await hub.replicas(model) if each.replica.startswith("_cache-")]
     return [each for each in found if version in (None, each.version)]

@@ -85,7 +85,6 @@ def loaded(model: Any, rank: int) -> dict[str, torch.Tensor]:
 
 
 def checkpoint(model: Any) -> dict[str, torch.Tensor]:
-    """Return the model's tensors as its checkpoint has them: each expert by itself."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name.endswith("experts.gate_up_proj"):

@@ -68,14 +68,12 @@ class RunningNats:
         stop(self.pid) if number == signal.SIGSTOP else os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(END_S)
             self._process = None
 
     def restart(self) -> None:
-        """Kill it and start it again."""
         self.kill()
         self.start()
 

@@ -34,8 +34,6 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes spans until it is closed."""
-
     daemon_threads = True
 
     def __init__(self) -> None:

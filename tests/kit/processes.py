@@ -126,7 +126,6 @@ class Peer:
             return await asyncio.wrap_future(self._code)
 
     def signal(self, number: int) -> None:
-        """Send it a signal unless it has ended."""
         # How it ended may still be on its way here.
         with contextlib.suppress(ProcessLookupError):
             if not self._code.done():

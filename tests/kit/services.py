@@ -17,8 +17,6 @@ from tensorhub_common.introspection.ping import ping
 
 
 class RunningService:
-    """One process of a service; what starts it kills it at the end at the latest."""
-
     def __init__(self, url: str | None, name: str, log: Path, *, module: str, **environ: str) -> None:
         self.name = name
         self._module = module

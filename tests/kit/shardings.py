@@ -64,7 +64,6 @@ def mesh(_: str, tensor: torch.Tensor, shard: int, shards: int) -> Box | None:
 def cut(
     tensors: Mapping[str, torch.Tensor], how: Sharding, shard: int, shards: int
 ) -> dict[str, tuple[torch.Tensor, Box]]:
-    """Return a shard's part of each tensor, and where it stands in the whole one."""
     boxes = {name: how(name, tensor, shard, shards) for name, tensor in tensors.items()}
     return {name: (tensors[name][box], box) for name, box in boxes.items() if box is not None}
 

@@ -24,7 +24,6 @@ def assert_same_bytes(found: Tensors, expected: Tensors) -> None:
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
-    """Return two matrices of random values."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(77, 1003, generator=generator) for name in ("a", "b")}
 

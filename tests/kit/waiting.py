@@ -34,7 +34,6 @@ async def until_answer(
     what: str = "the answer is as wanted",
     timeout_s: float = WAIT_S,
 ) -> T:
-    """Ask until the answer is as it should be, and return it."""
     deadline = time.monotonic() + timeout_s
     while not holds(found := await ask()):
         assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s that {what}: {found}"
@@ -45,7 +44,6 @@ async def until_answer(
 async def retried(
     call: Callable[[], Awaitable[T]], *errors: type[Exception], timeout_s: float = WAIT_S, pause_s: float = LOOK_S
 ) -> T:
-    """Call until none of these errors comes; return the result."""
     async with asyncio.timeout(timeout_s):
         while True:
             with contextlib.suppress(*errors):

@@ -45,7 +45,6 @@ PROCESSES = 1
 
 
 def lay_out() -> None:
-    """Make .mutants, or bring it up to date."""
     WORK.mkdir(exist_ok=True)
     for path in BESIDE:
         link = WORK / Path(path).name
@@ -54,13 +53,11 @@ def lay_out() -> None:
 
 
 def in_work(*command: str) -> None:
-    """Run a command where mutmut works, with the programs of our own environment."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     subprocess.run(command, cwd=WORK, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}, check=True)
 
 
 def mutate(names: list[str]) -> None:
-    """Let mutmut test these mutants."""
     if names:
         in_work("mutmut", "run", "--max-children", str(PROCESSES), *names)
 

@@ -39,7 +39,6 @@ MYPY = (
 
 
 def refused_lines(paths: list[Path]) -> dict[Path, list[int]]:
-    """Return the lines with errors of each file."""
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *MYPY, *map(str, paths)],
         cwd="mutants",
@@ -101,7 +100,6 @@ def forget_if_told_otherwise() -> None:
 
 
 def main() -> None:
-    """Make the mutants and mark them."""
     forget_if_told_otherwise()
     Path("mutants").mkdir(exist_ok=True)
     copy_src_dir()

@@ -43,7 +43,6 @@ def planned(
     limits: PlanLimits,
     ledger: LoadLedger | None = None,
 ) -> Plan:
-    """Plan for a reader of the trainer and others; without a ledger its planner knows of no other question."""
     seat = ReaderShard(me=SourceId(asked.agent, 1, asked.replica, asked.shard), key=KEY, layout="layout", shards=1)
     found = Candidates(seat, HolderSet((holder(TRAINER), *others)), topology)
     answer = PlanDecision("job", asked, found, sizes).decide(ledger or LoadLedger(limits), limits, 0.0)

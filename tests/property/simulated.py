@@ -27,7 +27,6 @@ damages a byte under a lease that holds (`IntegrityError`)."""
 
 
 def world_of(seed: int, cuttings: Cuttings, *, calm: bool = False, **more: Any) -> World:
-    """Return a seed's world, with these replicas in place of its own."""
     trainers, rollouts = len(cuttings.trainers), len(cuttings.rollouts)
     setting = replace(draw_config(seed, calm=calm), models=("policy",), beside=None, **more)
     return World(seed, replace(setting, cuttings=cuttings, trainers=trainers, rollouts=rollouts))

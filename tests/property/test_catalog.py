@@ -68,12 +68,8 @@ def ruled(seed: int) -> CatalogDriver:
 
 @pytest.mark.parametrize("kind", [DrawnCommands, DrawnRulings])
 @given(st.data())
-@settings(
-    # An example is a whole life, and takes as long as ten of others do.
-    max_examples=examples(0.12),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+# An example is a whole life, and takes as long as ten of others do.
+@settings(max_examples=examples(0.12), suppress_health_check=[HealthCheck.data_too_large])
 def test_no_sequence_of_commands_breaks_the_catalog(kind: type[DrawnCommands], data: st.DataObject) -> None:
     """Whole groups, events that read back, refusals that change nothing; no orderly act takes a last copy."""
     world = live(kind, lambda choices: data.draw(st.sampled_from(choices)), STEPS)
@@ -86,7 +82,6 @@ FIRST = {1, 4, 5, 6, 33}
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """The moves that were made, of all tables."""
     made: set[tuple[str, str]] = set()
 
     def recording(table: dict, state: object, what: object) -> object:  # type: ignore[type-arg]
@@ -172,7 +167,6 @@ def end_all_calls(world: CatalogDriver) -> None:
 
 
 def stand_all_shards(world: CatalogDriver) -> None:
-    """Release what stands and register every replica anew."""
     model = world.catalog.models.get(MODEL)
     for replica in list(model.replicas.values()) if model is not None else []:
         for index in list(replica.members):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.one_version import crossed, holder, number_of, planned, request, source
 
@@ -144,7 +144,6 @@ def test_each_byte_crosses_once(site: Site) -> None:
                 assert number_of(share.source) < reader, "an earlier turn"
 
 
-@settings(deadline=None)
 @given(sites(), st.data())
 def test_the_run_of_a_dead_crosser_crosses_once_more_at_most(site: Site, data: st.DataObject) -> None:
     """Those that are left ask at their own time, each for what it has not got of it."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.one_version import crossed, number_of, request
 
@@ -117,7 +117,6 @@ def decided(asked: PlanRequest, who: Candidates, execution: NumberedProgram, siz
     return answer
 
 
-@settings(deadline=None)
 @given(st.permutations(range(1, 7)), st.integers(2, 6), st.lists(st.booleans(), min_size=6, max_size=6))
 def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], count: int, meanwhile: list[bool]) -> None:
     """Each asks a planner of its own; some of them when a holder of another layout has come."""
@@ -141,7 +140,6 @@ def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], cou
 
 
 @pytest.mark.long
-@settings(deadline=None)
 @given(st.permutations(range(1, 6)))
 def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> None:
     """The others read in the site, behind earlier turns: nothing of theirs crosses."""
@@ -173,7 +171,6 @@ def test_a_near_holder_of_whatever_layout_is_read_and_nothing_crosses() -> None:
 
 
 @pytest.mark.long
-@settings(deadline=None)
 @given(st.integers(2, 6), st.data())
 def test_the_part_of_one_that_fell_out_crosses_once_more_at_most(count: int, data: st.DataObject) -> None:
     readers = [Reader(number, (WHOLE,)) for number in range(1, count + 1)]

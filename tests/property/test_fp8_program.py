@@ -42,8 +42,6 @@ Box = tuple[Shape, Shape]
 
 @dataclass(frozen=True)
 class Global:
-    """A published tensor, and torch's answer."""
-
     dtype: str
     bits: Bits
     answers: dict[str, Bits]

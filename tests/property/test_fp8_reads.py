@@ -24,7 +24,7 @@ def quantised(seed: int, *, calm: bool = False) -> World:
 @pytest.mark.timeout(900)
 @given(st.integers(1, 2**32), st.booleans())
 @example(seed=4699, calm=True)  # Whoever was inside waited for parts of blocks of those who were held.
-@settings(max_examples=examples(0.16), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(0.16), suppress_health_check=[HealthCheck.data_too_large])
 def test_every_byte_is_that_of_the_whole_tensor(seed: int, calm: bool) -> None:  # noqa: FBT001
     """And a fresh version reaches all of them once nothing fails any more."""
     lived(lambda: quantised(seed, calm=calm))

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.layout import layout as layouts
@@ -62,7 +62,6 @@ def local_bytes(entry: TensorEntry) -> bytes:
 
 
 @given(some_layouts())
-@settings(deadline=None)
 def test_a_piece_is_the_slice_of_the_global_tensor_that_its_box_names(layout: Layout) -> None:
     """And it stands contiguous where the table says, so a source of any layout can tell what it is."""
     segment = bytearray(segment_bytes(layout))
@@ -78,7 +77,6 @@ def test_a_piece_is_the_slice_of_the_global_tensor_that_its_box_names(layout: La
 
 
 @given(some_layouts())
-@settings(deadline=None)
 def test_pieces_cover_every_element_exactly_once(layout: Layout) -> None:
     table = pieces(layout)
     seen = [np.zeros(entry.shape, dtype=np.int64) for entry in layout.tensors]
@@ -91,7 +89,6 @@ def test_pieces_cover_every_element_exactly_once(layout: Layout) -> None:
 
 
 @given(some_layouts())
-@settings(deadline=None)
 def test_pieces_are_in_segment_order_bounded_and_touch_nothing_else(layout: Layout) -> None:
     table = pieces(layout)
     end = 0

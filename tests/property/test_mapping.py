@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.vllm_loading import Array, Shape, Worker, checkpoint
 
@@ -141,7 +141,6 @@ def filled(entry: TensorEntry, weights: Values[str, Array]) -> Array:
     return array
 
 
-@settings(deadline=None)
 @given(workers=_models())
 def test_each_rank_of_vllm_gets_what_its_loaders_would_have_left(workers: list[Worked]) -> None:
     weights = checkpoint(workers[0][0])
@@ -207,7 +206,6 @@ def _assert_engine_gives_all_back(workers: list[Worked], weights: dict[str, Arra
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
 
 
-@settings(deadline=None)
 @given(workers=_models(), stacked=st.booleans())
 def test_a_hugging_face_model_is_divided_alike(workers: list[Worked], *, stacked: bool) -> None:
     """A rank has of q_proj what is q in vLLM's qkv_proj, and so with all the others."""
@@ -256,7 +254,6 @@ def _experts(m: Shape, name: str, array: Array, *, stacked: bool) -> dict[str, A
     }
 
 
-@settings(deadline=None)
 @given(workers=_models(), data=st.data())
 def test_a_box_of_a_registered_tensor_has_the_parts_of_its_box(workers: list[Worked], data: st.DataObject) -> None:
     """A DTensor's shard of a fused tensor, say: any box of it, empty ones too."""

@@ -55,7 +55,7 @@ def far_mates(seed: int) -> World:
 
 @pytest.mark.timeout(600)
 @given(replicas(), st.integers(1, 2**32), st.booleans())
-@settings(max_examples=examples(0.2), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=examples(0.2), suppress_health_check=[HealthCheck.data_too_large])
 def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, calm: bool) -> None:  # noqa: FBT001
     lived(lambda: world_of(seed, drawn, calm=calm))
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Final, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
@@ -276,7 +276,6 @@ class World(TransferDriver[Peer]):
 
 
 @given(st.integers(0, 2**32))
-@settings(deadline=None)
 def test_every_read_ends_with_right_bytes_or_an_error(seed: int) -> None:
     world = World(Random(seed))
     with scaled_down():

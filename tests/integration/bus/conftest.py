@@ -52,13 +52,11 @@ async def take(entries: AsyncGenerator[StoredEntry, None], number: int, timeout_
 
 
 async def seqs(log: JobLog, number: int, *args: Any) -> list[int]:
-    """Follow the log, and return the numbers of the first entries."""
     async with following_of(log, *args) as entries:
         return [each.seq for each in await take(entries, number)]
 
 
 async def fill(log: JobLog, number: int, mark: str = "m") -> int:
-    """Append commands, and return where the last one stands."""
     seq = 0
     for index in range(number):
         seq = await log.append(command_subject(log.job, "publish"), f"{mark}{index}".encode(), f"{mark}{index}")

@@ -38,8 +38,6 @@ NONE_S = 1.5
 
 
 class RunningCluster:
-    """Three nodes on loopback."""
-
     def __init__(self, directory: Path, users: Path | None = None) -> None:
         self.plan = Cluster.of(NODES)
         self.nodes = [RunningNats(directory / str(index), users, self.plan, index) for index in range(NODES)]
@@ -74,7 +72,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
 
 @pytest.fixture
 async def whole(running: RunningCluster) -> AsyncIterator[RunningCluster]:
-    """The cluster, with all its nodes up again at the end."""
     yield running
     for node in running.nodes:
         with contextlib.suppress(AssertionError, ProcessLookupError):
@@ -90,15 +87,12 @@ async def spread(whole: RunningCluster) -> AsyncIterator[Bus]:
 
 
 async def opened(bus: Bus, job: str) -> JobLog:
-    """Open a job on three nodes, as soon as three have met."""
     log = await retried(lambda: open_job(bus, job, NODES), TensorHubError)
     await opened_on(NODES, bus, job)
     return log
 
 
 async def opened_on(count: int, bus: Bus, job: str) -> None:
-    """Wait until the log has a leader, and so many nodes have all of it."""
-
     async def are_current() -> bool:
         with contextlib.suppress(TensorHubError):
             info = await cluster_of(bus, job)

@@ -44,7 +44,6 @@ class Job:
         await self._blobs.open(self.name)
 
     async def say(self, agent: str, command: Command) -> int:
-        """Append a command as its agent would; return its sequence number."""
         sender = Sender(agent, 1, next(self._n))
         body = codec.encode(msgspec.structs.replace(command, by=sender))
         verb = str(command.__struct_config__.tag)
@@ -68,7 +67,6 @@ class Job:
         return await self.say(replica, Ready(model=MODEL, replica=replica, shard=0, version=version, root=ROOT))
 
     async def fetch(self, replica: str, version: int) -> int:
-        """Do a whole round."""
         number = await self.say(replica, Want(model=MODEL, replica=replica, shard=0, want=version))
         await self.say(replica, Granted(model=MODEL, replica=replica, shard=0, round=number, attempt=1))
         filled = Filled(model=MODEL, replica=replica, shard=0, round=number, version=version, root=ROOT)

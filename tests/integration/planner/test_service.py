@@ -175,7 +175,6 @@ async def most_from(job: Job, replica: str) -> str:
 
 @pytest.fixture
 async def two(world: Job) -> Job:
-    """Both hold version 1, and three readers want it."""
     await world.register("second")
     await world.fetch("second", 1)
     for replica in ("reader", "next"):
@@ -207,8 +206,6 @@ async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> 
 
 
 async def told(planner: PlannerService, agent: str, readers: int) -> None:
-    """Wait until the planner has heard this."""
-
     def is_heard() -> bool:
         ledger = planner.ledger
         return (

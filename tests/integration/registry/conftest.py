@@ -90,7 +90,6 @@ class WatchedJob:
         return [decode_event(entry.data) for entry in self.entries if ".event." in entry.subject]
 
     async def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:
-        """Return as soon as what has arrived meets the condition."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -130,8 +129,6 @@ class WatchedJob:
 
 
 class Stage:
-    """A NATS server of the test's own, the registries on it, and the jobs that are watched there."""
-
     def __init__(self, nats: RunningNats, bus: Bus, folder: Path, job: str) -> None:
         self.nats, self.bus, self.job = nats, bus, job
         self._folder = folder
@@ -152,7 +149,6 @@ class Stage:
         return registry
 
     async def pair(self, *, lease_s: int = 1) -> list[RunningService]:
-        """Start two registries, the second when the first is ready."""
         pair = [self.registry(name, TENSORHUB_LEADER_TTL_S=str(lease_s)) for name in ("registry-0", "registry-1")]
         for registry in pair:
             await registry.start()

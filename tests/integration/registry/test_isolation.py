@@ -85,8 +85,6 @@ class SilentStreams(Passing):
 
 @dataclass
 class InProcess:
-    """A registry in the test's own process, and the bus that it is made with."""
-
     bus: SilentStreams
     registry: Registry
     faults_before: Mapping[str, int] = field(default_factory=fault_counts)
@@ -124,7 +122,6 @@ async def wait_states(bus: Bus, expected: dict[str, str]) -> None:
 
 
 async def made(bus: Bus, names: list[str]) -> None:
-    """Make the logs of jobs; a registry finds them when it begins."""
     for name in names:
         await BlobStore(bus).open(name)
         await open_log(bus, name)
@@ -191,8 +188,6 @@ FAULTS: list[tuple[type, str]] = [
 
 
 class Sabotage:
-    """Breaks one method of one job's part."""
-
     def __init__(self, patch: pytest.MonkeyPatch, kind: type, name: str) -> None:
         self.tries = 0
         works = getattr(kind, name)

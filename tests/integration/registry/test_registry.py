@@ -200,24 +200,3 @@ async def test_a_standby_follows_into_the_new_job(stage: Stage) -> None:
     await again.answered()
     await again.wait_settled()
     assert "the job is set aside" not in pair[1].log.read_text()
-
-
-@pytest.mark.long
-async def test_what_is_left_of_a_deleted_job_is_small(stage: Stage) -> None:
-    """A long log becomes two entries; a registry that starts then refuses the job as the one before did."""
-    registry = await stage.started()
-    watched = await stage.open()
-    for _ in range(100):
-        await watched.say()
-    await watched.wait_settled()
-    deleted = await watched.say(DeleteJob())
-    await watched.outcome(deleted)
-    await wait_cleared(stage.bus, watched, deleted)
-    extent = await watched.log.extent()
-    assert extent.last - extent.first + 1 == len(("delete_job", "job.deleted"))
-    await registry.kill()
-    await registry.start()
-    await watched.answered()
-    await assert_refused(watched, "open", "JobGone")
-    # A log that is not deleted is not forgotten.
-    await assert_refused(await stage.open(f"{stage.job}-2"), "forget", "BadCommand")

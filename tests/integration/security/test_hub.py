@@ -32,7 +32,6 @@ from tensorhub_common.runtime.framed_socket import connect as connect_socket
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BOUND_S: Final = 60.0
-ASKS: Final = 5_000
 COMMANDS: Final = 3_000
 
 
@@ -203,27 +202,6 @@ async def _versions_seen(hub: tensorhub.AsyncHub, count: int) -> list[int | None
         if len(seen) == count:
             break
     return seen
-
-
-async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
-    """A client that asks without end about one job, large and small, gets no answers; others get theirs."""
-    flooded, quiet = new_job(), new_job()
-    async with hub.registry(flooded) as registry:
-        await registry.open_job()
-
-    async def flood() -> None:
-        reply = client.new_inbox()
-        for number in range(ASKS):
-            body = b'{"model":"' + b"m" * (200_000 if number % 100 == 0 else 10) + b'"}'
-            await client.publish(subjects.query_subject(flooded, "versions"), body, reply=reply)
-
-    flooding = asyncio.create_task(flood())
-    async with asyncio.timeout(BOUND_S), hub.registry(quiet) as registry:
-        await registry.open_job()
-        for _ in range(20):
-            assert (await registry.status()).models == ()
-        await flooding
-        await use(hub)
 
 
 async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:
