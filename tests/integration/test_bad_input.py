@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from tests.bounds import BUSY_S
 from tests.kit.hubs import Pair, RunningHub
 from tests.kit.tensors import assert_same_bytes
 from tests.kit.waiting import until_answer
@@ -116,32 +115,6 @@ async def test_layouts_that_do_not_fit(scene: Scene) -> None:
     async with scene.refused(LayoutMismatch, "'w'"):
         await short.replicate()
     assert_same_bytes(short.tensors, bytes_before)
-
-
-async def test_shards_that_want_different_things(scene: Scene) -> None:
-    """Two numbers in one round fail it for both shards at once, whether they publish or replicate."""
-    both, pair = [
-        [
-            await at.register("n", {"w": torch.full((4,), value)}, replica=replica, shard=number, shards=2)
-            for number, at in enumerate((scene.here, scene.there))
-        ]
-        for replica, value in (("pair", 1.0), ("readers", 0.0))
-    ]
-    await assert_both_conflict(both, lambda shard: shard.publish(shard.shard + 1))
-    assert await asyncio.gather(*(shard.publish(3) for shard in both)) == [3, 3]
-    await assert_both_conflict(pair, lambda shard: shard.replicate(shard.shard + 3))
-    for shard in pair:
-        assert_same_bytes(shard.tensors, {"w": torch.zeros(4)})
-    assert list(await asyncio.gather(pair[0].replicate(3), pair[1].replicate())) == [3, 3]
-
-
-async def assert_both_conflict(shards: list[AsyncShard], call: Callable[[AsyncShard], Awaitable[int]]) -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    outcomes = await asyncio.gather(*(call(shard) for shard in shards), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [VersionConflict] * 2, outcomes
-    assert loop.time() - began < BUSY_S
-    assert [shard.version for shard in shards] == [None, None]
 
 
 async def test_a_shard_that_never_comes_is_named(scene: Scene) -> None:

@@ -138,21 +138,6 @@ async def test_every_byte_arrives(hub: RunningHub, model: Callable[[], Tensors])
     await assert_arrives(hub, model())
 
 
-async def test_numpy_arrays(hub: RunningHub) -> None:
-    """Arrays that are reversed, read-only or byte-swapped arrive as the values that they show."""
-    numbers = np.arange(1000, dtype=np.float64)
-    frozen = numbers.copy()
-    frozen.flags.writeable = False
-    given = {"reversed": numbers[::-1], "read-only": frozen, "swapped": numbers.astype(">f8")}
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", given, replica="trainer")
-        reader = await there.register("m", {name: torch.zeros(1000).double() for name in given}, replica="reader")
-        await trainer.publish()
-        await reader.replicate()
-        for name, array in given.items():
-            assert reader.tensors[name].numpy().tobytes() == array.astype("<f8").tobytes()
-
-
 @pytest.mark.long
 async def test_layout_larger_than_a_message(hub: RunningHub) -> None:
     """5,000 tiny tensors with long names: their layout goes beside the log, whose messages it would not fit into."""

@@ -301,25 +301,6 @@ async def pulled(hub: RunningHub, model: str, folder: Path, job: str, *which: st
     return dict(sorted(found.items()))
 
 
-async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_path: Path) -> None:
-    job = new_job()
-    whole = torch.arange(24.0).reshape(4, 6)
-    async with hub.connected(job) as (here, there):
-        shards = []
-        for index, at in enumerate((here, there)):
-            part = TensorSpec((4, 3), "float32", (4, 6), (0, 3 * index))
-            spec = {"w": part, f"own-{index}": TensorSpec((2,), "int8")}
-            shards.append(await at.register("policy", spec, replica="trainer", shard=index, shards=2))
-            shards[-1].tensors["w"].copy_(whole[:, 3 * index : 3 * index + 3])
-            shards[-1].tensors[f"own-{index}"].fill_(index)
-        await asyncio.gather(*(shard.publish(1) for shard in shards))
-        found = await pulled(hub, "policy", tmp_path, job, "--json")
-        assert [each.replica for each in await here.replicas("policy")] == ["trainer"]
-    assert torch.equal(found["w"], whole)
-    assert set(found) == {"w", "own-0", "own-1"}
-
-
-@pytest.mark.long
 async def test_pull_says_what_shards_lack_also_where_they_overlap(hub: RunningHub, tmp_path: Path) -> None:
     """Two shards have more elements together than the tensor, and still not all of them; with a third they do."""
     job = new_job()

@@ -14,14 +14,7 @@ from tests.kit.waiting import until_answer
 from torch import nn
 
 import tensorhub
-from tensorhub import (
-    AgentUnavailable,
-    DrainTimeout,
-    NotFilled,
-    ReplicaConflict,
-    RoundTimeout,
-    VersionUnavailable,
-)
+from tensorhub import AgentUnavailable, DrainTimeout, NotFilled, ReplicaConflict, RoundTimeout, VersionUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SHORT_S = 0.3
@@ -161,23 +154,6 @@ async def test_the_published_memory_is_mapped_and_its_bytes_are_the_publishers(h
         assert [source.why for source in report.sources] == ["mapped from the same host (0 readers): nothing is copied"]
         await it.engine.release()
         assert_same_bytes(tensors, given)
-
-
-async def test_a_trainer_with_two_memories_publishes_on_while_the_version_before_is_mapped(hub: RunningHub) -> None:
-    async with hub.pair(full(1), installs=MAPPED) as it:
-        weight, addresses = it.trainer.tensors["w"], set()
-        await it.trainer.publish(1)
-        for version in range(1, 6):
-            assert await it.engine.update(wait_s=WAIT_S) == version
-            addresses.add(weight.data_ptr())
-            async with it.trainer.overwriting(publish=True, timeout_s=WAIT_S) as mine:
-                assert mine["w"] is weight
-                assert shown(it.trainer) == {float(version)}
-                weight.fill_(version + 1)
-                assert shown(it.engine) == {float(version)}
-            assert shown(it.engine) == {float(version)}
-        assert len(addresses) == 2
-        await it.engine.release()
 
 
 async def test_a_kept_view_of_an_older_version_keeps_its_memory(hub: RunningHub) -> None:

@@ -64,22 +64,6 @@ async def test_a_model_of_transformers_to_a_fused_engine_and_back(hub: RunningHu
             assert torch.equal(checkpoint(back)[name], expected), name
 
 
-async def test_a_tied_head_may_be_registered_by_itself(hub: RunningHub) -> None:
-    """A state dict has the embedding twice: as a source either of them does, and as a destination both are filled."""
-    trainer, back = made("Qwen3", 1), made("Qwen3", 2)
-    names = mapping.for_model(trainer.config, "hf")
-    async with hub.connected() as hubs:
-        policy = await hubs[0].register("m", trainer.state_dict(), replica="trainer", mapping=names)
-        await policy.publish(1)
-        ranks = await engine(hubs, trainer, "in-place")
-        assert await asyncio.gather(*(rank.replicate(1) for rank in ranks)) == [1] * TP
-        await policy.release()
-        reader = await hubs[1].register("m", back.state_dict(), replica="evaluator", mapping=names)
-        assert await reader.replicate(1) == 1
-        assert torch.equal(reader.tensors["lm_head.weight"], trainer.model.embed_tokens.weight)
-        assert torch.equal(reader.tensors["model.embed_tokens.weight"], trainer.model.embed_tokens.weight)
-
-
 SCHEME = "fp8-block-128"
 
 

@@ -149,50 +149,6 @@ async def test_all_shards_get_one_error_where_nothing_is_published_yet(hub: Runn
         }
 
 
-@pytest.mark.long
-async def test_a_trainer_comes_back_with_other_ranks(hub: RunningHub) -> None:
-    """Its old shards can't become the new ones, and the error says what to do; readers have both versions."""
-    tensors, job = {"w": torch.arange(96.0).view(12, 8)}, new_job()
-    async with hub.connected(job, 1) as (gone,):
-        assert await published(await registered([gone], "trainer", rows, 4, tensors), rows, tensors) == 1
-        await gone.close(release=False)
-    async with hub.connected(job) as hubs:
-        with pytest.raises(LayoutMismatch, match="give the same, or take another replica name"):
-            await registered(hubs[:1], "trainer", rows, 3, tensors)
-        trainer = await registered(hubs, "trainer-of-3", rows, 3, tensors)
-        assert await published(trainer, rows, {"w": tensors["w"] + 1}) == 2
-        reader = await registered(hubs, "reader", columns, 2, tensors)
-        for version in (1, 2):
-            await replicated(reader, version)
-            assert_holds(reader, columns, {"w": tensors["w"] + version - 1})
-        old = await registered(hubs[:1], "trainer", rows, 4, tensors)
-        assert [shard.version for shard in old] == [1] * 4
-        await asyncio.gather(*(shard.release() for shard in old))
-        assert "trainer" not in {replica.replica for replica in await hubs[0].replicas("m")}
-        await registered(hubs[:1], "trainer", rows, 3, tensors)
-
-
-async def test_unpublished_in_the_middle(hub: RunningHub) -> None:
-    tensors = {"w": torch.full((4096, 2048), 1.0)}
-    async with hub.connected() as hubs:
-        trainer = await registered(hubs, "trainer", rows, 2, tensors)
-        reader = await registered(hubs, "reader", columns, 2, tensors)
-        for version, delay in enumerate((0, 1, 4, 16, 64, 256), 1):
-            values = {"w": torch.full((4096, 2048), float(version))}
-            assert await published(trainer, rows, values) == version
-            reading = [asyncio.create_task(shard.replicate(version, timeout_s=20)) for shard in reader]
-            for _ in range(delay):
-                await asyncio.sleep(0)
-            await unpublished(trainer)
-            for shard in trainer:
-                shard.tensors["w"].fill_(-1.0)
-            got = await asyncio.gather(*reading, return_exceptions=True)
-            if got == [version, version]:
-                assert_holds(reader, columns, values)
-            else:
-                assert all(isinstance(one, VersionUnavailable) for one in got), got
-
-
 REPLICAS: Final = 3
 
 

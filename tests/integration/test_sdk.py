@@ -48,17 +48,6 @@ async def test_versions_in_a_row_and_a_reader_that_passes_one_on(two_hosts: Runn
         assert [each.replica for each in await it.here.replicas("m")] == ["third"]
 
 
-async def test_equal_bytes_of_another_replica_make_it_a_holder(hub: RunningHub) -> None:
-    async with hub.pair(weights(1), weights(1)) as it:
-        for shard in (it.trainer, it.engine):
-            assert await shard.publish(5) == 5
-        assert set((await it.here.versions("m"))[-1].holders) == {"engine", "trainer"}
-        await it.trainer.release()
-        reader = await it.here.register("m", weights(99), replica="reader")
-        assert await reader.replicate(5) == 5
-        assert_same_bytes(reader.tensors, weights(1))
-
-
 async def test_update_waits_for_something_newer(hub: RunningHub) -> None:
     async with hub.pair(full(1)) as it:
         await it.trainer.publish()

@@ -100,19 +100,14 @@ TRANSFER = {
     ("tensorhub-sdk publish", "tensorhub-agent transfer"),
     ("tensorhub-agent transfer", "tensorhub-sdk update"),
     ("tensorhub-agent transfer", "tensorhub-registry round.decided"),
-    ("tensorhub-agent transfer", "tensorhub-agent plan"),
+    *(("tensorhub-agent transfer", f"tensorhub-agent {name}") for name in ("plan", "lease", "read", "verify", "ready")),
     ("tensorhub-agent plan", "tensorhub-planner planner.plan"),
-    ("tensorhub-agent transfer", "tensorhub-agent lease"),
     ("tensorhub-agent lease", "tensorhub-agent lease.grant"),
-    ("tensorhub-agent transfer", "tensorhub-agent read"),
-    ("tensorhub-agent transfer", "tensorhub-agent verify"),
-    ("tensorhub-agent transfer", "tensorhub-agent ready"),
 }
 PUBLICATION = {
     ("", "tensorhub-sdk publish"),
     ("tensorhub-sdk publish", "tensorhub-agent publish.agent"),
-    ("tensorhub-agent publish.agent", "tensorhub-agent digest"),
-    ("tensorhub-agent publish.agent", "tensorhub-agent log"),
+    *(("tensorhub-agent publish.agent", f"tensorhub-agent {name}") for name in ("digest", "log")),
     ("tensorhub-sdk publish", "tensorhub-registry version.published"),
 }
 NAMES = {child.partition(" ")[2]: 1 for _, child in PUBLICATION | TRANSFER}

@@ -25,7 +25,6 @@ SHAPES: Final[dict[str, Shape]] = {
     "layers.1.wide": (4, 8),
     "scale": (),
 }
-LAST: Final = len(SHAPES) - 1
 Shard = list[TensorEntry]
 
 

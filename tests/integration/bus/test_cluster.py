@@ -34,7 +34,6 @@ MOVED_S_MAX = 6.0
 """A client has left a node that stopped, and is at another, within this."""
 
 ELECTED_S_MAX = 60.0
-NONE_S = 1.5
 
 
 class RunningCluster:

@@ -11,7 +11,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import BlobStore
-from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
+from tensorhub_common.layout.layout import TensorEntry, encoded, layout_of, payload_bytes
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
@@ -51,17 +51,12 @@ class Job:
         self.last_seq = await self.log.append(subjects.command_subject(self.name, verb, agent), body, msg_id)
         return self.last_seq
 
-    async def register(self, replica: str, layout: Layout = LAYOUT, *, stored: bool = True) -> None:
+    async def register(self, replica: str) -> None:
         """Let a replica of one shard stand on an agent of the same name."""
-        digest = layout_digest(layout)
-        if stored:
-            assert await self.put(encoded(layout)) == digest
+        digest = await self._blobs.put(self.name, encoded(LAYOUT))
         await self.say(replica, Join(host=f"host-of-{replica}", site="berlin"))
-        nbytes = payload_bytes(layout)
+        nbytes = payload_bytes(LAYOUT)
         await self.say(replica, Register(model=MODEL, replica=replica, shard=0, shards=1, layout=digest, nbytes=nbytes))
-
-    async def put(self, data: bytes) -> str:
-        return await self._blobs.put(self.name, data)
 
     async def publish(self, replica: str, version: int) -> int:
         return await self.say(replica, Ready(model=MODEL, replica=replica, shard=0, version=version, root=ROOT))

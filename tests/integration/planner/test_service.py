@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.planner.conftest import LAYOUT, MODEL, Job, begun, source
+from tests.integration.planner.conftest import MODEL, Job, begun, source
 from tests.kit.nats import RunningNats
 from tests.kit.waiting import retried, until, until_answer
 
@@ -19,10 +19,9 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.layout.layout import TensorEntry, layout_of
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
-from tensorhub_common.protocol.log.commands import Register, Unpublish
+from tensorhub_common.protocol.log.commands import Unpublish
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
 from tensorhub_common.protocol.queries import Health
@@ -63,24 +62,6 @@ async def test_a_plan_from_the_log(planner: PlannerService, world: Job) -> None:
     assert "1 of 1 source on the same site" in found.why
 
 
-async def test_other_layouts_name_the_tensors(planner: PlannerService, world: Job) -> None:
-    odd = layout_of([*LAYOUT.tensors[1:], TensorEntry("layer-0", "float32", 4, (2, 2), (2, 2), (0, 0))])
-    await world.register("odd", odd)
-    reason = await world.refused(world.demand("odd", root=None), "LayoutMismatch")
-    assert "'layer-0' is float32 of global shape [2, 2] here" in reason
-    assert "bfloat16 of global shape [1024, 4096]" in reason
-    assert "layer-1" not in reason
-
-
-async def test_a_layout_that_nobody_stored_or_that_is_none(planner: PlannerService, world: Job) -> None:
-    """What stands under a layout's digest and is no layout is refused by name."""
-    await world.register("odd", layout_of([TensorEntry("w", "int8", 1, (7,), (7,), (0,))]), stored=False)
-    assert "has no blob" in await world.refused(world.demand("odd"), "TensorHubError")
-    digest = await world.put(b"no layout at all")
-    await world.say("rollout", Register(model=MODEL, replica="none", shard=0, shards=1, layout=digest, nbytes=0))
-    assert "is no layout" in await world.refused(world.demand("none", agent="rollout"), "LayoutMismatch")
-
-
 MakePlan = Callable[[str, PlanRequest], Awaitable[PlanAnswer]]
 
 
@@ -106,12 +87,6 @@ async def test_several_planners_share_the_questions(
         assert len(plans) == 40
         assert answered.total() == 40
         assert len(answered) == 2
-
-
-async def test_a_burst_of_readers(planner: PlannerService, world: Job) -> None:
-    """A hundred at once, with layouts not read yet: all are answered, from the one holder."""
-    plans = await asyncio.gather(*(world.plan("rollout") for _ in range(100)))
-    assert {share.source for each in plans for share in each.shares} == {source("trainer")}
 
 
 async def test_nats_restarts(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:

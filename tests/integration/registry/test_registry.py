@@ -119,13 +119,6 @@ async def test_a_job_whose_log_was_deleted_can_be_opened_anew(
     await again.wait_settled()
 
 
-async def test_of_commands_one_at_a_time_each_has_its_outcome_right_behind_it(watched: WatchedJob) -> None:
-    """Nobody's next word is needed for it: the outcome comes while nothing else is said."""
-    for _ in range(50):
-        await watched.answered()
-    await watched.wait_settled()
-
-
 ANSWER = JobOpened | JobForgotten | QueryError
 
 KILLED_WITHIN_S = 0.06

@@ -98,18 +98,6 @@ async def test_nats_is_restarted(number: int, stage: Stage) -> None:
 
 
 @pytest.mark.long
-async def test_a_backlog_is_published_in_batches(stage: Stage) -> None:
-    registry = await stage.started()
-    watched = await stage.open()
-    await registry.kill()
-    said = commands(2_000)
-    for at in range(0, len(said), 200):
-        await asyncio.gather(*(watched.say(command) for command in said[at : at + 200]))
-    await registry.start()
-    await watched.wait_settled()
-
-
-@pytest.mark.long
 async def test_our_own_pause_costs_no_agent_its_place(stage: Stage) -> None:
     """Stopped for longer than the window and woken up: the beats of that time were not missing, only unread."""
     registry = await stage.started(TENSORHUB_LOST_AFTER_S="1", TENSORHUB_BEAT_S="0.1")
