@@ -13,7 +13,6 @@ FILES: Final = (
     "tests/integration/test_parts_away.py",
     "tests/integration/test_retention.py",
     "tests/unit/agent/primitives/test_program_units.py",
-    "tests/property/test_fp8_reads.py",
     "tests/integration/test_job_deletion.py",
     "tests/unit/agent/transports/test_stopped_source.py",
     "tests/unit/simulator/test_running.py",
@@ -38,7 +37,6 @@ FILES: Final = (
     "tests/unit/common/catalog/test_membership.py",
     "tests/integration/planner/test_process.py",
     "tests/unit/client/test_dtensors.py",
-    "tests/property/test_crossing_unlike.py",
     "tests/integration/registry/test_registry.py",
     "tests/integration/test_command_line.py",
 )

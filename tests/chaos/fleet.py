@@ -1,8 +1,4 @@
-"""The worker processes of a scenario: started, started again when they were killed, and listened to.
-
-Each report of a worker is judged as it comes in: wrong bytes, late answers, errors that no kill excuses, and memory
-that a worker does not find as it left it.
-"""
+"""The worker processes of a scenario: started again when they were killed, listened to, and judged by what they say."""
 
 import asyncio
 import os

@@ -7,8 +7,6 @@ After each kill the work must go on within a bound. At the end neither memory no
 """
 
 import asyncio
-import contextlib
-import os
 import random
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from tests.chaos.content import MIB
 from tests.chaos.scenario import Scenario, arguments, conclude
 from tests.chaos.worker import Config
 from tests.kit.waiting import is_alive, kill
-from tests.leftovers import memory_of
+from tests.leftovers import nothing_left
 
 AGENTS: Final = 4
 SHARDS: Final = 2
@@ -34,8 +32,6 @@ AGAIN_SHARE: Final = 0.15
 AGAIN_S_MAX: Final = 1.0
 ALL_SHARE: Final = 0.02
 """So often all processes of the hub are killed at once, as when a machine loses its power and none of its memory."""
-
-GONE_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -71,7 +67,6 @@ class Run(Scenario):
     async def go(self) -> None:
         began = time.monotonic()
         await self.play(agents=AGENTS, hosts=self.hosts, TENSORHUB_LOG_FORMAT="console")
-        self._look_for_leftovers()
         self.took_s = time.monotonic() - began
 
     async def script(self) -> None:
@@ -111,17 +106,6 @@ class Run(Scenario):
             self.strike(victim, kill)
         return tuple(victims)
 
-    def _look_for_leftovers(self) -> None:
-        segments = [path.name for path in memory_of(self.directory)]
-        if segments:
-            self.findings.wrong(f"{len(segments)} files are left in shared memory: {segments[:5]}")
-        deadline = time.monotonic() + GONE_S
-        while strays := list(_processes_of(self.directory)):
-            if time.monotonic() > deadline:
-                self.findings.wrong(f"processes are left: {strays}")
-                return
-            time.sleep(0.05)
-
     def table(self) -> str:
         findings = self.findings
         several = sum(len(each.victims) > 1 for each in self.done)
@@ -142,16 +126,6 @@ class Run(Scenario):
         return "\n".join(lines)
 
 
-def _processes_of(directory: Path) -> Iterator[str]:
-    mark = str(directory.absolute()).encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes() and is_alive(int(entry.name)):
-                yield f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()[:100]}"
-
-
 async def main() -> int:
     seed = random.randrange(1_000_000)
     args = arguments(__doc__, kills=200, hosts=1, seed=seed, seconds_max=1800.0, mib=32, keep=False)
@@ -164,7 +138,8 @@ async def main() -> int:
         hosts=args.hosts,
         verbose=True,
     )
-    await run.go()
+    with nothing_left(run.directory):
+        await run.go()
     print(run.table())
     return conclude(run.findings, run.directory, keep=args.keep)
 

@@ -1,7 +1,6 @@
 """Looks into the segments of shards from outside the hub, to see the moment in which one is being overwritten.
 
-Every eight bytes of a `Content` differ between any two versions, so some marks that have changed, and some that have
-not, mean that a version is coming in.
+Every eight bytes of a `Content` differ between versions, so marks of which some have changed mean that one comes in.
 """
 
 import asyncio

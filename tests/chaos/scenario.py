@@ -1,8 +1,7 @@
 """What every run of violence shares: a hub, workers that train and read, a prober, blows, and the log at the end.
 
-A scenario's script strikes and waits for progress: a version that is begun after a blow must be published and read by
-every reader within a bound. Meanwhile no call may be late. At the end the whole log is read: each command has exactly
-one outcome, and nothing that was acknowledged is missing. What is wrong is a sentence in `findings.wrongs`.
+After a blow a version begun since must be published and read by every reader within a bound, and no call may be late.
+In the whole log each command has one outcome, and nothing acknowledged is missing. Wrongs are sentences in `findings`.
 """
 
 import argparse

@@ -1,8 +1,4 @@
-"""A version on two agents of one host, and a reader beside them or on another host: sources are struck here.
-
-The reader's memory is looked at from outside the hub, through its file in shared memory, so whatever an agent writes
-into it is seen.
-"""
+"""A version on two agents of one host, and a reader whose memory is looked at from outside: sources are struck here."""
 
 import asyncio
 import mmap

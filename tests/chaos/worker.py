@@ -1,7 +1,4 @@
-"""A trainer or a rollout engine that works by itself with the public SDK, and reports what it meets.
-
-It never gives up: an error of the hub is reported and the work goes on. SIGTERM lets it end in good order.
-"""
+"""A trainer or an engine that works with the public SDK, never gives up, reports what it meets, and ends at SIGTERM."""
 
 import asyncio
 import os

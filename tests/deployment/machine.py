@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from tests.kit.waiting import wait_until
@@ -67,8 +68,6 @@ def install_programs(machine: "Machine", at: str) -> None:
 
 
 class Machine:
-    """The booted copy. Use it as a context manager."""
-
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tensorhub-machine-"))
         self.root = self._folder / "root"
@@ -97,18 +96,15 @@ class Machine:
         as_user = ["runuser", "-u", user, "--"] if user is not None else []
         return ["nsenter", "--target", str(self._init), "--all", "--", *as_user, *command]
 
-    def __enter__(self) -> Self:
+    @classmethod
+    @contextmanager
+    def booted(cls) -> Iterator[Self]:
+        made = cls()
         try:
-            self._boot()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
+            made._boot()
+            yield made
+        finally:
+            made._end()
 
     def _boot(self) -> None:
         memory = self._folder / "memory"

@@ -37,7 +37,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     """Install as docs/operate/deploy.md says, and start all units. `start` returns once each says that it is ready."""
-    with Machine() as booted:
+    with Machine.booted() as booted:
         install(booted)
         booted.run("systemctl", "start", *UNITS)
         yield booted

@@ -98,20 +98,11 @@ def all_strides() -> Tensors:
 def all_names() -> Tensors:
     names = [
         "model.layers.0.self_attn.q_proj.weight",
-        "a/b/../c",
-        "..",
-        "with space",
-        " ",
         "tab\tand\nline",
-        "größe",
-        "重み",
         "🤖",
         "e\u0301",
         "\u00e9",
         "nul\0inside",
-        "*",
-        ">",
-        "$JS.API",
         "\u202eright to left",
         "x" * 4096,
     ]

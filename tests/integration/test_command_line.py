@@ -151,7 +151,6 @@ WRONG: Final = (b"", b"no weights", (2**40).to_bytes(8, "little") + b"{", b"\x02
 
 MISSING: Final = (
     (["versions", "nomodel"], 1, "there is no model 'nomodel' in job"),
-    (["versions", "nomodel", "--json"], 1, "there is no model 'nomodel' in job"),
     (["pull", "nomodel", "out.safetensors"], 1, "no version that anybody holds"),
     (["pull", "policy", "out.safetensors", "--version", "77"], 1, "no version 77 that anybody holds"),
     (["pull", "policy", "/proc/out.safetensors"], 1, "can't be written"),
@@ -175,9 +174,7 @@ MISSING: Final = (
     (["delete", "policy", "--job", "{job}", "--forget"], 2, "leave MODEL out"),
     (["delete", "--job", "{job}", "--forget"], 1, "is not deleted"),
     (["trace", "deadbeef"], 1, "there is no transfer 'deadbeef'"),
-    (["trace", "--version", "77"], 1, "there is no transfer of version 77"),
     (["watch", "policy", "--job", "nojob"], 1, "there is no job 'nojob'"),
-    (["versions", "policy", "--job", "nojob"], 1, "there is no job 'nojob'"),
 )
 
 

@@ -1,24 +1,17 @@
 """Real processes are killed or stopped under a running job; `make chaos` and its like do the same for longer."""
 
-import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import pytest
 from tests.chaos import crowds, late_bytes
-from tests.chaos.content import MIB, Content
+from tests.chaos.content import MIB
 from tests.chaos.kills import Run
 from tests.chaos.torn_reads import Hunt
 from tests.chaos.two_holders import HOLDERS, Read, TwoHolders, two_holders
-from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.transports import NEEDS_UCX, UCXX_AND_SLOW_LOCAL
+from tests.kit.transports import UCXX_AND_SLOW_LOCAL
 from tests.kit.waiting import kill, met
 
-from tensorhub import AsyncShard, ReadReport
 from tensorhub.arguments import INSTALLS
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX
@@ -119,72 +112,3 @@ async def test_an_agent_with_all_the_shards_that_it_may_have_is_killed(tmp_path:
     found = await crowds.shards(tmp_path, SHARDS_MAX, refused=3)
     assert not found.wrong, found.table
     assert found.raised == {"MemoryExhausted": 3}
-
-
-READERS: Final = 4
-CHAIN_BYTES: Final = 256 * MIB
-VERSION: Final = 3
-READ_S: Final = 60.0
-ATTEMPTS_MAX: Final = 6
-
-SETTINGS: Final = {"TENSORHUB_WINDOW_BYTES": str(4 * MIB), "TENSORHUB_STALL_S": "2"}
-"""A small window makes a read long enough to be struck."""
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A hub of five agents, each on a host of its own, and a replica on each."""
-
-    hub: RunningHub
-    content: Content
-    trainer: AsyncShard
-    readers: list[AsyncShard]
-
-    async def begin(self) -> list["asyncio.Task[int]"]:
-        reading = [asyncio.create_task(shard.replicate("latest", timeout_s=READ_S)) for shard in self.readers]
-        await asyncio.sleep(0)
-        await self.trainer.publish(VERSION)
-        return reading
-
-    def check(self, shard: AsyncShard) -> ReadReport:
-        wrong = self.content.wrong(shard.tensors, VERSION)
-        assert wrong is None, wrong
-        assert shard.last_read is not None
-        return shard.last_read
-
-
-@asynccontextmanager
-async def chain(directory: Path, **more: str) -> AsyncIterator[Chain]:
-    content, agents = Content(seed=5, shard=0, shards=1, nbytes=CHAIN_BYTES), 1 + READERS
-    async with (
-        running_hub(directory, agents, agents, settings={**SETTINGS, **more}) as hub,
-        hub.connected(agents=agents) as hubs,
-    ):
-        shards = [await each.register("m", content.specs, replica=f"agent-{n}") for n, each in enumerate(hubs)]
-        content.write(shards[0].tensors, VERSION)
-        yield Chain(hub, content, shards[0], shards[1:])
-
-
-def taken_from(reports: list[ReadReport], agent: str) -> int:
-    return sum(source.nbytes for report in reports for source in report.sources if source.agent == agent)
-
-
-@pytest.mark.slow
-@NEEDS_UCX
-async def test_four_readers_take_the_trainers_bytes_once(tmp_path: Path) -> None:
-    """Equal bytes everywhere, each byte read once, and the trainer gave them about once."""
-    async with chain(tmp_path) as it:
-        assert await asyncio.gather(*await it.begin()) == [VERSION] * READERS
-        reports = [it.check(shard) for shard in it.readers]
-    assert all(report.got_bytes == report.nbytes and not report.wasted_bytes for report in reports)
-    given = taken_from(reports, "agent-0") / reports[0].nbytes
-    assert given < READERS / 2, reports
-
-
-@pytest.mark.slow
-@NEEDS_UCX
-async def test_without_pipelining_all_is_read_from_the_trainer(tmp_path: Path) -> None:
-    async with chain(tmp_path, TENSORHUB_PIPELINING="off") as it:
-        await asyncio.gather(*await it.begin())
-        reports = [it.check(shard) for shard in it.readers]
-    assert taken_from(reports, "agent-0") == READERS * reports[0].nbytes

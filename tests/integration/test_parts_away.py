@@ -6,12 +6,10 @@ import gc
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,9 +17,8 @@ import torch
 from msgspec import structs
 from tests.bounds import WAIT_S
 from tests.kit.agents import FAULT, FAULTY_MODEL, UNOWNED_FAULT_MODEL
-from tests.kit.hubs import RunningHub, held_hub, module_hub, new_job, running_hub, until_held
+from tests.kit.hubs import RunningHub, module_hub, new_job, running_hub
 from tests.kit.tensors import assert_same_bytes, full, shown
-from tests.kit.transports import NEEDS_UCX
 from tests.kit.waiting import retried, until, until_answer, wake
 from tests.stopping import stop
 
@@ -30,11 +27,9 @@ from tensorhub import (
     AgentUnavailable,
     RegistryUnavailable,
     RoundTimeout,
-    TensorHubError,
     TensorSpec,
     VersionUnavailable,
 )
-from tensorhub.cli.hub_state import STILL_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
@@ -162,7 +157,8 @@ async def test_a_release_that_was_given_up_touches_no_successor(hub: RunningHub)
 @pytest.mark.long
 async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_path: Path) -> None:
     """It is killed in the middle: what the memory has then can't become a version. It comes back after the read."""
-    async with held_hub(tmp_path, "copying", TENSORHUB_SOURCES_LOST_S="0", TENSORHUB_COPY_THREADS="1") as hub:
+    settings = {"HELD_DIR": str(tmp_path), "TENSORHUB_SOURCES_LOST_S": "0", "TENSORHUB_COPY_THREADS": "1"}
+    async with running_hub(tmp_path / "hub", agent="held-copying", settings=settings) as hub:
         spec = {"w": TensorSpec((64 * MIB,), torch.uint8)}
         async with hub.pair(spec, spec) as it:
 
@@ -173,7 +169,7 @@ async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_pa
             it.trainer.tensors["w"].random_(generator=torch.Generator().manual_seed(1))
             version = await it.trainer.publish()
             read = asyncio.create_task(it.engine.replicate(version))
-            await until_held(tmp_path)
+            await until((tmp_path / "held").exists, "the read is held")
             assert await phases() == ["open"]
             hub.kill("agent-0")
             await until_answer(phases, lambda found: found != ["open"])
@@ -187,87 +183,6 @@ async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_pa
             assert version + 1 not in await it.versions()
             assert await until_replicated(it.engine) == version
             assert_same_bytes(it.engine.tensors, it.trainer.tensors)
-
-
-@pytest.mark.long
-@NEEDS_UCX
-async def test_status_shows_a_read_whose_source_is_stopped_with_its_share_and_that_it_does_not_move(
-    tmp_path: Path,
-) -> None:
-    nbytes, patient = 48 * MIB, {"TENSORHUB_STALL_S": "600", "TENSORHUB_LOST_AFTER_S": "600"}
-    spec = {"w": TensorSpec((nbytes,), torch.uint8)}
-    async with held_hub(tmp_path, "sending", hosts=2, **patient) as hub, hub.pair(spec, spec) as it:
-        it.trainer.mark_loaded()
-        await it.trainer.publish(1)
-        read = asyncio.create_task(it.engine.replicate(1, timeout_s=WAIT_S))
-        await until_held(tmp_path)
-        try:
-            seen = await until_answer(
-                lambda: hub.activity(it.job, "agent-1"), lambda seen: any(each.still_s > STILL_S for each in seen.reads)
-            )
-            (still,) = seen.reads
-            found: dict[str, Any] = json.loads((await hub.command("status", "--job", it.job, "--json"))[1])
-            _, text, _ = await hub.command("status", "--job", it.job)
-        finally:
-            wake(hub.pid("agent-0"))
-        assert await read == 1
-    (reading,) = found["reads"]
-    done, (source,) = reading["read"]["done_bytes"], reading["read"]["sources"]
-    assert 0 < done < nbytes
-    assert still.done_bytes == done, "it does not move"
-    assert (reading["agent"], reading["read"]["stage"]) == ("agent-1", "filling")
-    assert (source["agent"], source["transport"]) == ("agent-0", "ucxx")
-    not_moving = r"no byte has come to m/engine shard 0 on agent-1 for \d+ s"
-    for troubles in (found["troubles"], re.sub(r"\s+", " ", text).split("! ")):
-        assert any(re.search(not_moving, each) for each in troubles), troubles
-        assert any("agent-0" in each and "is stopped" in each for each in troubles), troubles
-    row = next(each for each in text.splitlines() if each.startswith("m/engine"))
-    assert f" {100 * done // nbytes} %" in row
-    assert "agent-0 (ucxx)" in row
-
-
-@pytest.mark.long
-async def test_nats_that_is_away(hub: RunningHub) -> None:
-    async with hub.connected(agents=1) as (here,):
-        trainer = await here.register("m", full(1), replica="trainer")
-        await here.versions("m")
-        with hub.stopped("nats"):
-            with one_line(RegistryUnavailable):
-                await here.versions("m", timeout_s=SHORT_S)
-            with one_line(TensorHubError):
-                await trainer.publish(1, timeout_s=SHORT_S)
-        await retried(lambda: trainer.publish(2, timeout_s=5), TensorHubError)
-        assert trainer.version == 2
-        assert [each.version for each in await here.versions("m") if each.holders] == [2]
-
-
-async def test_every_process_answers_for_itself(hub: RunningHub) -> None:
-    found = [await hub.activity(new_job(), process) for process in hub.file.pids if process != "nats"]
-    assert [each.role for each in found] == ["registry", "planner", "agent", "agent"]
-    for each in found:
-        assert each.up_s >= each.nats_s > 0
-        assert (each.faults, each.reads) == (0, ())
-
-
-@pytest.mark.long
-async def test_a_read_outlives_its_planner_and_reports_that_it_has_none(hub: RunningHub) -> None:
-    """A planner's silence says nothing about who holds a version. Once the read is over nothing is reported."""
-    async with hub.pair(full(1)) as it:
-        await it.trainer.publish(3)
-        with hub.stopped("planner-0"):
-            reading = asyncio.create_task(it.engine.replicate(3, timeout_s=WAIT_S))
-            # For longer than a read goes on without a source.
-            seen = await until_answer(
-                lambda: hub.activity(it.job, "agent-1"),
-                lambda seen: (seen.planner_silent_s or 0.0) > 2 * SOURCES_LOST_S,
-            )
-            (read,) = seen.reads
-        assert (read.model, read.replica, read.version, read.stage) == ("m", "engine", 3, "leasing")
-        assert read.trace is not None
-        assert await reading == 3
-        assert shown(it.engine) == {1.0}
-        over = await hub.activity(it.job, "agent-1")
-        assert (over.reads, over.planner_silent_s) == ((), None)
 
 
 async def until_replicas_are(hub: tensorhub.AsyncHub, expected: dict[str, int | None]) -> None:

@@ -42,10 +42,6 @@ def odd_model(seed: int) -> Model:
     return tensors
 
 
-def tiny_model(seed: int) -> Model:
-    return {f"layers.{number}.w": torch.full((3, 4), float(number + seed)) for number in range(4000)}
-
-
 def short_model(seed: int) -> Model:
     """Return fewer tensors than pipeline stages, and rows for one of four ranks."""
     return {"w": torch.full((1, 4), float(seed)), "bb": torch.tensor(2.0)}
@@ -79,7 +75,6 @@ EVERY_DTYPE: Final[Readers] = [(columns, 2), (whole, 2), (layers, 2)]
         *((how, shards, model, ALL) for how, shards in ((rows, 4), (columns, 3), (mesh, 4), (layers, 3), (whole, 2))),
         pytest.param(rows, 4, odd_model, EVERY_DTYPE, id="every-dtype", marks=pytest.mark.long),
         pytest.param(rows, 4, short_model, [(layers, 4), (columns, 3)], id="shards-without-a-byte"),
-        pytest.param(rows, 4, tiny_model, [(columns, 2)], id="4000-tensors", marks=pytest.mark.slow),
     ],
 )
 async def test_any_sharding_is_read_as_any_other(

@@ -1,8 +1,7 @@
 """A process that has imported torch and tensorhub, and forks a Python program for each order within milliseconds.
 
-To import both takes longer than most of what the programs of tests do. An order comes by a socket, with the three files
-that become the program's own; the exit code goes back the same way. All programs end with the fork server, and the
-fork server with the tests. A test of an interpreter's beginning or end starts an interpreter of its own.
+An order comes by a socket, with the three files that become the program's own; the exit code goes back the same way.
+All programs end with the fork server, and it with the tests. A test of an interpreter's end starts one of its own.
 """
 
 import atexit

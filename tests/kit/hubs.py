@@ -1,7 +1,4 @@
-"""A whole hub of real processes, and what tests do with it: connect, ask, command, kill, stop, look.
-
-Each test takes a job of its own on a hub that others use too.
-"""
+"""A whole hub of real processes, which tests share by jobs, and what they do with it: connect, command, kill, look."""
 
 import asyncio
 import os
@@ -274,18 +271,6 @@ def module_hub(agents: int = 2, hosts: int = 1, *, over: Sequence[Any] = (), **s
             yield running
 
     return hub
-
-
-@asynccontextmanager
-async def held_hub(directory: Path, hold: str, hosts: int = 1, **more: str) -> AsyncIterator[RunningHub]:
-    """Bring a hub up whose agents are held in the middle of a read (agents.py), with their files in `directory`."""
-    settings = {"HELD_DIR": str(directory), **more}
-    async with running_hub(directory / "hub", hosts=hosts, agent=f"held-{hold}", settings=settings) as hub:
-        yield hub
-
-
-async def until_held(directory: Path) -> None:
-    await until((directory / "held").exists, "the read is held", WAIT_S)
 
 
 async def copies_of(hub: tensorhub.AsyncHub, model: str, version: int | None = None) -> list[ReplicaInfo]:

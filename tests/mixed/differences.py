@@ -1,9 +1,7 @@
 """What of the messages and stored forms one release can't read of the other, in sentences.
 
-Each form is compared in both directions: any part of a hub may be of either release, and an upgrade may be rolled back.
-What one may write is to be among what the other reads, down to the types in each field. So a reader may be wider than
-the writer, and what is wider in both hands is told of the reader that is not. A kind of message that the older release
-does not know at all is none of this: a level or a protocol switches it on (`levels.py`, `protocol/handshake.py`).
+Both directions count: any part of a hub may be of either release, and an upgrade may be rolled back. What one may write
+is to be among what the other reads. A kind of message that is new is none of this: a level switches it on.
 """
 
 import json

@@ -1,10 +1,7 @@
 """A program of either release: describes every message and stored form, and what may stand in each of their fields.
 
-They are found: whatever the release's own code decodes, all structs of `tensorhub_common.protocol` (`wire` before), and
-what is reachable from either by annotations.
-
-Out: a JSON object with "forms", by "module.Class" (a dataclass of the catalog's state: "state.Class"), and "roots": the
-types that are read as a whole.
+They are found: whatever the release's own code decodes, all structs of its protocol, and what is reachable from these.
+Out: JSON with "forms", by "module.Class" ("state.Class" of the catalog), and "roots": what is read as a whole.
 """
 
 import ast

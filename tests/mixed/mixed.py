@@ -1,9 +1,7 @@
 """`make mixed`: the release before and today's in one hub, each part upgraded in turn and rolled back.
 
-After each step a model trained by either release is published and read in every way, in place, staged and mapped, on
-the publisher's host and another one, by SDKs of both; all bytes are compared. Processes end by SIGKILL or SIGTERM in
-turns, registries and planner while versions are published and read. At the end the job is raised, and the older release
-must stop at it with a sentence.
+After each step models of both are published and read in every way by SDKs of both, and all bytes are compared. At the
+end the job is raised, and the older release must stop at it with a sentence.
 """
 
 import argparse

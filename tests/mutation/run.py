@@ -5,11 +5,8 @@
     python -m tests.mutation.run --again              only mutants that survived, after tests were added, or hung
     python -m tests.mutation.run --report             no mutant: write docs/design/mutation.md anew from the results
 
-mutmut makes the mutants, picks the tests that reach each, and forks a process for it. It takes a module's name from its
-path, so it works in .mutants, where the packages stand side by side.
-
-A run tests some modules, and record.json keeps of each what its last run found, whoever made it: so counts of several
-runs add up. What a run has tested in part (it was stopped) is not taken into the record.
+mutmut works in .mutants, where the packages stand side by side. record.json keeps of each module what its last whole
+run found, whoever made it: so counts of several runs add up.
 
 Always true: the exit status is 0 only if every survivor of a module that was tested as it stands is explained in
 survivors.toml and no explanation is of a mutant that was noticed.

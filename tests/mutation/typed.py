@@ -1,10 +1,6 @@
-"""Makes the mutants, and marks those that no test has to notice.
+"""Makes the mutants, in the folder where mutmut works, and marks those that no test has to notice.
 
-Which mypy refuses: `make check` refuses them too. Mutmut can mark those itself, and parses each of its huge files for
-that; here its own index says where each mutant stands. And which only take `strict=True` from a zip: it asserts that
-two things are of one length, and a test that noticed would have found a fault already.
-
-Runs in the folder where mutmut works, in a process of its own, for the modules that its arguments name.
+Those that mypy refuses, as `make check` does, and those that only take `strict=True` from a zip, which is an assertion.
 """
 
 import bisect

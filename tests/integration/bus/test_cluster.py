@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.registry.conftest import Passing
-from tests.integration.registry.test_storing import publication, writer
 from tests.integration.security.test_tls import certificate
 from tests.kit.nats import USERS, RunningNats
 from tests.kit.waiting import retried, until
@@ -24,10 +22,8 @@ from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol import subjects
-from tensorhub_registry.core.job_fold import EventBatch, PublicationStored
 
 NODES = 3
 MOVED_S_MAX = 6.0
@@ -132,47 +128,6 @@ async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: Runnin
     for _ in range(4):
         async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
             assert whole.node_of(bus) is not whole.nodes[1]
-
-
-@pytest.mark.slow
-async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningCluster, spread: Bus, job: str) -> None:
-    """A node that slept while it was written answers, too, once it is awake."""
-    await retried(lambda: BlobStore(spread).open(job, NODES), TensorHubError)
-    sleeper = next(node for node in whole.nodes if node is not whole.node_of(spread))
-    sleeper.signal(signal.SIGSTOP)
-
-    async def put_all() -> list[str]:
-        return [await BlobStore(spread).put(job, bytes([number]) * 1000) for number in range(20)]
-
-    digests = await retried(put_all, TensorHubError)
-    sleeper.signal(signal.SIGCONT)
-    for number, digest in enumerate(digests):
-        assert await BlobStore(spread).get(job, digest) == bytes([number]) * 1000
-
-
-class Delaying(Passing):
-    """A bus on which an event that names the one before it comes late: that one stands, and somebody's command too."""
-
-    def __init__(self, bus: Bus, log: JobLog) -> None:
-        super().__init__(bus)
-        self._log = log
-
-    async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        if api.EXPECTED_LAST_ID in headers:
-            while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry is not announced)
-                await asyncio.sleep(0.01)
-            await self._log.append(subjects.command_subject(self._log.job, "publish"), b"", "between")
-        return await self._bus.request(subject, body, timeout_s, headers)
-
-
-@pytest.mark.slow
-async def test_what_a_registry_says_at_once_ends_no_log(whole: RunningCluster, spread: Bus, job: str) -> None:
-    log = await opened(spread, job)
-    said = publication(job, 2)
-    stored = await writer(Delaying(spread, log), log).store(said)
-    assert stored == PublicationStored(1, 1)
-    last = await log.append(subjects.command_subject(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
-    assert await writer(spread, log).store(EventBatch(1, last + 1, said.events[1:])) == PublicationStored(1, last + 1)
 
 
 @pytest.mark.slow

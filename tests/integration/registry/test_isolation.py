@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,11 @@ async def test_a_hundred_jobs_of_which_two_can_not_go_on(stage: Stage) -> None:
         await leaderless.append(f"tensorhub.v1.leaderless.cmd.join.agent-{number}", encode(join), f"{number}")
     async with registry_in(stage.nats.url) as running:
         watched = [await stage.open(name) for name in names]
-        await until(lambda: _agents(running.registry, "leaderless") >= LEADERLESS_AGENTS, "its agents are known")
+        jobs = running.registry.jobs
+        await until(
+            lambda: "leaderless" in jobs and len(jobs["leaderless"].fold.catalog.agents) >= LEADERLESS_AGENTS,
+            "its agents are known",
+        )
         await running.bus.lose_leader("leaderless")
         await spoil(stage.bus, "spoilt")
         await wait_states(stage.bus, {"spoilt": "set-aside", "leaderless": "waiting"})
@@ -155,7 +160,7 @@ async def test_a_hundred_jobs_of_which_two_can_not_go_on(stage: Stage) -> None:
             answer = await stage.bus.request(subjects.query_subject(job.name, "status"), b"", 2.0)
             assert msgspec.json.decode(answer, type=Status).job == job.name
         for job in watched:
-            await job.wait_for(lambda job=job: _is_lost(job), f"the silent agent of {job.name} is lost")  # type: ignore[misc]
+            await job.wait_for(partial(_is_lost, job), f"the silent agent of {job.name} is lost")
         assert await states(stage.bus) == {"spoilt": "set-aside", "leaderless": "waiting"}
         running.bus.leaderless.clear()
         await wait_states(stage.bus, {"spoilt": "set-aside"})
@@ -165,10 +170,6 @@ async def test_a_hundred_jobs_of_which_two_can_not_go_on(stage: Stage) -> None:
 
 def _is_lost(job: WatchedJob) -> bool:
     return any(isinstance(event, AgentLost) for event in job.events)
-
-
-def _agents(registry: Registry, job: str) -> int:
-    return len(registry.jobs[job].fold.catalog.agents) if job in registry.jobs else 0
 
 
 @pytest.fixture

@@ -81,23 +81,6 @@ async def test_a_registry_that_ends_gives_its_place_away_at_once(stage: Stage) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_nats_is_restarted(number: int, stage: Stage) -> None:
-    registry = await stage.started()
-    watched = await stage.open()
-    saying = asyncio.create_task(say_all(watched, commands(300), 0.002))
-    await watched.wait_for(lambda: len(watched.events) > 50, "the registry speaks")
-    stage.nats.signal(number)
-    stage.nats.kill()
-    stage.nats.start()
-    before = len(watched.events)
-    await watched.wait_for(lambda: len(watched.events) > before, "the registry speaks again")
-    await saying
-    await watched.wait_settled()
-    assert registry.process.returncode is None
-
-
-@pytest.mark.long
 async def test_our_own_pause_costs_no_agent_its_place(stage: Stage) -> None:
     """Stopped for longer than the window and woken up: the beats of that time were not missing, only unread."""
     registry = await stage.started(TENSORHUB_LOST_AFTER_S="1", TENSORHUB_BEAT_S="0.1")
@@ -121,22 +104,6 @@ async def test_our_own_pause_costs_no_agent_its_place(stage: Stage) -> None:
     beating.cancel()
     await watched.wait_for(lambda: isinstance(watched.events[-1], AgentLost), "the agent is lost once it is silent")
     await watched.wait_settled()
-
-
-@pytest.mark.slow
-async def test_without_nats_it_waits_and_still_ends_in_time(stage: Stage) -> None:
-    stage.nats.kill()
-    registry = await stage.started()
-    await registry.wait_says("waiting for NATS")
-    stage.nats.start()
-    watched = await stage.open()
-    await watched.answered(commands(1)[0])
-    await watched.wait_settled()
-    stage.nats.kill()
-    assert await registry.stop() == 0
-    other = await stage.started("registry-1")
-    await other.wait_says("waiting for NATS")
-    assert await other.stop() == 0
 
 
 ASLEEP_S = 3.0
