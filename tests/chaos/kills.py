@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ from typing import Final
 from tests.chaos.content import MIB
 from tests.chaos.scenario import Scenario, arguments, conclude
 from tests.chaos.worker import Config
+from tests.kit import fork_server
 from tests.kit.waiting import is_alive, kill
 from tests.leftovers import nothing_left
 
@@ -138,7 +140,7 @@ async def main() -> int:
         hosts=args.hosts,
         verbose=True,
     )
-    with nothing_left(run.directory):
+    with nothing_left(run.directory), closing(fork_server):
         await run.go()
     print(run.table())
     return conclude(run.findings, run.directory, keep=args.keep)

@@ -41,8 +41,6 @@ async def asked(bus: Bus, subject: str, kind: Any, body: bytes = b"") -> Any:
 
 
 class Passing:
-    """A bus that passes everything on, but for what a test puts in its way."""
-
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
