@@ -28,6 +28,7 @@ from tests.kit.hubs import RunningHub, running_hub
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard
+from tensorhub.arguments import Install
 
 JOB: Final = "crowd"
 ELEMENTS: Final = 16
@@ -166,14 +167,14 @@ async def _anew(shard: AsyncShard) -> int:
     return await shard.publish(timeout_s=CALL_S)
 
 
-async def readers(directory: Path, count: int, install: str, kib: int = 64, stopped_s: float = 2.0) -> Crowd:
+async def readers(directory: Path, count: int, install: Install, kib: int = 64, stopped_s: float = 2.0) -> Crowd:
     crowd = Crowd()
     content = torch.arange(kib * VALUES_PER_KIB, dtype=torch.float32)
     spec = {"w": tensorhub.TensorSpec(tuple(content.shape), torch.float32)}
     # However long the source is stopped, the log counts it.
     async with running_hub(directory, TENSORHUB_LOST_AFTER_S="600") as hub, hub.connected(JOB) as (there, here):
         # While it is mapped a trainer needs other memory.
-        beside = "staged" if install == "mapped" else "in-place"
+        beside: Install = "staged" if install == "mapped" else "in-place"
         trainer = await there.register("m", {"w": content}, replica="trainer", install=beside)
 
         async def register(number: int) -> AsyncShard:

@@ -18,6 +18,7 @@ from tests.kit.waiting import retried, until
 
 import tensorhub
 from tensorhub import AsyncShard, ReadReport, TensorSpec
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB: Final = 1024 * 1024
@@ -90,7 +91,7 @@ class Training:
 
 
 @asynccontextmanager
-async def training(hub: RunningHub, install: str = "in-place") -> AsyncIterator[Training]:
+async def training(hub: RunningHub, install: Install = "in-place") -> AsyncIterator[Training]:
     async with hub.connected(agents=3) as hubs:
         trainer = await hubs[0].register(MODEL, SPECS, replica="trainer")
         readers = [
@@ -114,7 +115,7 @@ def by_delta(report: ReadReport) -> bool:
 
 
 @pytest.mark.parametrize("install", ["in-place", "staged"])
-async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHub, install: str) -> None:
+async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHub, install: Install) -> None:
     async with training(hub, install) as it:
         await it.begin()
         for _ in range(2):

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from torch import nn
 
 import tensorhub
 from tensorhub import AgentUnavailable, DrainTimeout, NotFilled, ReplicaConflict, RoundTimeout, VersionUnavailable
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SHORT_S = 0.3
-STAGED = ("in-place", "staged")
-MAPPED = ("staged", "mapped")
+STAGED: Final = ("in-place", "staged")
+MAPPED: Final = ("staged", "mapped")
 """How trainer and engine are installed; beside a mapped engine the trainer has two memories."""
 
 
@@ -44,7 +46,7 @@ async def overwrite(shard: tensorhub.AsyncShard, value: float, *, publish: bool 
 
 
 @pytest.mark.parametrize("installs", [STAGED, MAPPED], ids=lambda installs: installs[1])
-async def test_a_module_swaps_beneath_its_parameters(hub: RunningHub, installs: tuple[str, str]) -> None:
+async def test_a_module_swaps_beneath_its_parameters(hub: RunningHub, installs: tuple[Install, Install]) -> None:
     model, engine_model = nn.Linear(8, 8), nn.Linear(8, 8)
     weight, probe = engine_model.weight, torch.ones(1, 8)
     async with hub.pair(model, engine_model, installs=installs) as it:
@@ -65,7 +67,7 @@ async def test_a_module_swaps_beneath_its_parameters(hub: RunningHub, installs: 
 
 @pytest.mark.parametrize("install", MAPPED)
 async def test_all_shards_of_a_replica_swap_together_and_a_round_that_fails_leaves_the_old_version(
-    hub: RunningHub, install: str
+    hub: RunningHub, install: Install
 ) -> None:
     async with hub.connected() as hubs:
         trainers, engines = [
@@ -210,7 +212,7 @@ async def test_a_process_that_maps_ends(hub: RunningHub, ends: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("install", ["in-place", pytest.param("staged", marks=pytest.mark.slow)])
-async def test_agents_that_are_killed_overwrite_nothing_that_is_mapped(hub: RunningHub, install: str) -> None:
+async def test_agents_that_are_killed_overwrite_nothing_that_is_mapped(hub: RunningHub, install: Install) -> None:
     """The holder's comes back knowing from the lock alone that its memory is mapped, and the reader's is not needed."""
     async with hub.connected() as (here, there):
         trainer = await here.register("m", full(1), replica="trainer", install=install)

@@ -12,7 +12,7 @@ from tests.chaos.two_holders import HOLDERS, Read, TwoHolders, two_holders
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
 from tests.kit.waiting import kill, met
 
-from tensorhub.arguments import INSTALLS
+from tensorhub.arguments import INSTALLS, Install
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
 from tensorhub_agent.leases.table import LEASES_OF_ONE_MAX
 from tensorhub_agent.rates.source_rate import BatchLimits
@@ -92,7 +92,7 @@ async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.parametrize("install", INSTALLS)
 async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_stopped(
-    tmp_path: Path, install: str
+    tmp_path: Path, install: Install
 ) -> None:
     """More readers than a source gives leases to one agent at a time; each holds the trainer's bytes, twice."""
     found = await crowds.readers(tmp_path, LEASES_OF_ONE_MAX + 16, install, kib=4, stopped_s=0.5)

@@ -16,13 +16,14 @@ from tests.unit.agent.compute.torch_bits import bits_in
 from tests.unit.agent.compute.torch_fp8 import referred, weight
 
 from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
+from tensorhub.arguments import Install
 from tensorhub_common.layout.casts import fp8_scheme
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
-async def engine(hubs: list[AsyncHub], like: Any, install: str) -> list[AsyncShard]:
+async def engine(hubs: list[AsyncHub], like: Any, install: Install) -> list[AsyncShard]:
     return [
         await hubs[rank].register(
             "m",

@@ -16,6 +16,7 @@ from tests.kit.transports import BOTH, hub_over
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout
+from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 two_hosts = hub_over(BOTH)
@@ -88,7 +89,7 @@ async def test_watch_ends_with_its_hub(hub: RunningHub) -> None:
 
 
 @pytest.mark.parametrize("install", ["in-place", "staged"])
-async def test_a_worker_that_was_killed_finds_its_memory(hub: RunningHub, install: str) -> None:
+async def test_a_worker_that_was_killed_finds_its_memory(hub: RunningHub, install: Install) -> None:
     """A trainer what it published. A staged engine what was swapped in: after one swap that is its second segment."""
     async with hub.pair(full(5, 9)) as it:
         await it.trainer.publish(3)
@@ -157,7 +158,7 @@ async def put(hub: RunningHub, job: str, value: float, **options: object) -> tup
 @pytest.mark.parametrize("install", ["in-place", "staged"])
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["alone", "mapped"])
 async def test_a_restarted_trainers_checkpoint_becomes_the_next_version(
-    hub: RunningHub, job: str, install: str, *, is_mapped: bool
+    hub: RunningHub, job: str, install: Install, *, is_mapped: bool
 ) -> None:
     """What a mapped reader shows is not overwritten: one memory waits for it, and with two it goes on beside."""
     first, shard = await put(hub, job, 1, install=install)

@@ -27,6 +27,7 @@ import tensorhub
 from tensorhub import TensorSpec
 from tensorhub._control.hub_file import HubFile
 from tensorhub._control.registry_client import NatsAddress, RegistryClient
+from tensorhub.arguments import Install
 from tensorhub.local.hub import LocalHub, ServiceCommands
 from tensorhub_common.auth.keys import public_key_of, read_seed
 from tensorhub_common.auth.permissions import inbox_of
@@ -108,7 +109,7 @@ class RunningHub:
         into: Given | None = None,
         *,
         job: str | None = None,
-        installs: tuple[str, str] = ("in-place", "in-place"),
+        installs: tuple[Install, Install] = ("in-place", "in-place"),
     ) -> AsyncIterator[Pair]:
         """Register a trainer with tensors and an engine with zeros or with `into`, both of model "m"."""
         name = job or new_job()

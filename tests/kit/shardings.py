@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tensorhub import AsyncHub, AsyncShard, TensorSpec
+from tensorhub.arguments import Install
 
 Box = tuple[slice, ...]
 Sharding = Callable[[str, torch.Tensor, int, int], Box | None]
@@ -86,7 +87,7 @@ async def registered(
     how: Sharding,
     shards: int,
     tensors: Mapping[str, torch.Tensor],
-    install: str = "in-place",
+    install: Install = "in-place",
 ) -> list[AsyncShard]:
     return [
         await hubs[shard % len(hubs)].register(

@@ -10,6 +10,7 @@ from tests.unit.client.fake_agent import FakeAgent
 from torch import nn
 
 from tensorhub import AsyncHub, AsyncShard, LayoutMismatch, NotFilled, TensorSpec
+from tensorhub.arguments import Install
 from tensorhub_common.protocol import worker as w
 
 
@@ -74,7 +75,7 @@ LEAVING: tuple[tuple[Callable[[Model], None], tuple[str, ...]], ...] = (
 @pytest.mark.parametrize(("leave", "names"), LEAVING, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.parametrize("install", ["in-place"])
 async def test_a_module_that_left_hub_memory_is_not_published(
-    agent: FakeAgent, hub: AsyncHub, leave: Callable[[Model], None], names: tuple[str, ...], install: str
+    agent: FakeAgent, hub: AsyncHub, leave: Callable[[Model], None], names: tuple[str, ...], install: Install
 ) -> None:
     model = Model()
     shard = await hub.register("policy", model, replica="trainer", install=install)

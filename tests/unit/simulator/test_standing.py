@@ -29,7 +29,7 @@ def ready(world: World) -> tuple[AgentNode, ShardCore]:
         (agent, core)
         for agent in world.first.processes.agents.values()
         for core in agent.core.shards.values()
-        if agent.lanes.are_silent and core.held.memory is MemoryState.READY and core.operation is None
+        if agent.lanes.are_silent and core.contents.memory is MemoryState.READY and core.operation is None
     )
 
 
@@ -51,7 +51,7 @@ def test_what_the_log_counts_and_nobody_offers_is_found(
     world: World, ready: tuple[AgentNode, ShardCore], wrong: ShardContents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, core = ready
-    monkeypatch.setattr(core, "held", wrong)
+    monkeypatch.setattr(core, "contents", wrong)
     with pytest.raises(Violation, match=rf"counts .* on {agent.name} for version \d+, and there it is {wrong.memory}"):
         check_standing(agent, world.first.job.view.catalog)
 
@@ -61,7 +61,7 @@ def test_what_the_log_counts_and_its_agent_drains_is_found(
 ) -> None:
     """An unpublish that was given up drains on at its agent only where the log counts the shard as draining too."""
     agent, core = ready
-    monkeypatch.setattr(core.held, "memory", MemoryState.DRAINING)
+    monkeypatch.setattr(core.contents, "memory", MemoryState.DRAINING)
     with pytest.raises(Violation, match="there it is draining"):
         check_standing(agent, world.first.job.view.catalog)
 
@@ -85,7 +85,7 @@ def test_what_the_log_takes_for_something_else_than_its_agent_is_found(
 ) -> None:
     agent, core = ready
     monkeypatch.setattr(of_log(world, core)[1], "state", state)
-    monkeypatch.setattr(core.held, "memory", memory)
+    monkeypatch.setattr(core.contents, "memory", memory)
     with pytest.raises(Violation, match=f"{memory} at .*, which the log {why}"):
         check_standing(agent, world.first.job.view.catalog)
 
@@ -130,7 +130,7 @@ def test_what_a_worker_was_told_to_go_and_stays_is_found(
     check_going(agent, workers)
     monkeypatch.setattr(rank, "goes", True)
     check_going(agent, workers)  # It is published: the last copy of a retained version, as far as is known here.
-    monkeypatch.setattr(core.held, "memory", MemoryState.DRAINING)
+    monkeypatch.setattr(core.contents, "memory", MemoryState.DRAINING)
     with pytest.raises(Violation, match="is draining and stays"):
         check_going(agent, workers)
     monkeypatch.setattr(core, "detached", object())
@@ -143,7 +143,7 @@ def test_who_is_still_to_hear_or_to_say_something_is_not_judged(
     world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     agent, core = ready
-    monkeypatch.setattr(core, "held", ShardContents())
+    monkeypatch.setattr(core, "contents", ShardContents())
     match why:
         case "a call is under way":
             monkeypatch.setattr(core, "operation", object())

@@ -106,7 +106,7 @@ class _Noted:
         return self._core.on_event(event, now)
 
     def on_outcome(self, news: Any, now: float) -> list[AnyEffect]:
-        self._agent.chronicle.news(news, self._agent.at)
+        self._agent.chronicle.outcome(news, self._agent.at)
         return self._core.on_outcome(news, now)
 
 

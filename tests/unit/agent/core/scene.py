@@ -156,7 +156,7 @@ class OneAgent:
         return self.calls
 
     def memory(self, key: ShardKey) -> MemoryState:
-        return self.core.shards[key].held.memory
+        return self.core.shards[key].contents.memory
 
     def last(self, kind: type[E]) -> E | None:
         return next((effect for effect in reversed(self.seen) if isinstance(effect, kind)), None)

@@ -284,7 +284,7 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
         shelves = ShardStores(SegmentStore(shm, PREFIX, GIB), DiskSegmentStore(tmp_path, PREFIX, GIB))
         await shelves.adopt(pool, jobs_max=2)
     shelf = shelves.of(manifest.job)
-    [key] = shelf.aside if aside else shelf.places
+    [key] = shelf.aside if aside else shelf.shards
     escaped: list[Fault] = []
     with monkeypatch.context() as patched:
         patched.setattr("tensorhub_common.runtime.supervision._process.last_resort", escaped.append)
@@ -295,7 +295,7 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
         await shelves.files.idle()
     work = "removing what was set aside" if aside else "removing a file from the disk"
     assert f"{work} failed: OSError(5, 'Input/output error')" in caplog.text
-    assert (shelf.aside, shelf.places, escaped) == ({}, {}, [])
+    assert (shelf.aside, shelf.shards, escaped) == ({}, {}, [])
 
 
 # A worker that goes while its memory is made.
@@ -331,7 +331,7 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(tmp_path:
         while store.total_bytes or names(tmp_path):  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
         await shelf.files.idle()
-    assert shelf.places == {}
+    assert shelf.shards == {}
     store.close()
 
 
@@ -342,7 +342,7 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
     store = SegmentStore(tmp_path, PREFIX, GIB)
     shelf, key = JobShardStore("run-7", store), ShardKey("policy", "trainer", 0)
     await make(shelf, key)
-    place = shelf.places[key]
+    place = shelf.shards[key]
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

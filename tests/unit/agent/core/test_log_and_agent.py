@@ -172,7 +172,7 @@ def test_what_the_log_gave_up_for_a_read_that_failed_in_that_moment_is_not_held(
 def agrees(agent: OneAgent, key: ShardKey) -> None:
     """Check that both take the shard for the same."""
     state, version = state_of(agent, key)
-    held = agent.core.shards[key].held
+    held = agent.core.shards[key].contents
     assert (state is ShardState.READY, version) == (held.memory is MemoryState.READY, held.version)
 
 

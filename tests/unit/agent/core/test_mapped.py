@@ -98,13 +98,13 @@ def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on() -> None:
     assert saved.swap
     agent.log()
     assert agent.end_of(call) is not None
-    held = agent.core.shards[key].held
+    held = agent.core.shards[key].contents
     assert (held.lent, held.spare_lent) == (False, True)
 
 
 def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
     agent, key = published(staged=True)
-    agent.core.shards[key].held.spare_lent = True
+    agent.core.shards[key].contents.spare_lent = True
     call = agent.unpublish(key)
     agent.log()
     for _ in range(2):
@@ -218,7 +218,7 @@ def filling(*, staged: bool) -> tuple[OneAgent, ShardKey, int]:
     """Return one that would fill what somebody maps, in place or beside, and is to look whether they still do."""
     agent, key = reading(staged=staged)
     if staged:
-        held = agent.core.shards[key].held
+        held = agent.core.shards[key].contents
         held.lent, held.spare_lent = False, True
     call = agent.read(key)
     agent.log()
@@ -242,7 +242,7 @@ def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) ->
     agent.closed(key)
     agent.log()
     assert agent.error_of(call) is None
-    assert agent.core.shards[key].held.version == 2
+    assert agent.core.shards[key].contents.version == 2
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -328,7 +328,7 @@ def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
     assert said_of(agent, key) == ["Filled"]
     assert [kind_of(event) for event in agent.log()] == ["replica.ready"]
     assert agent.error_of(call) is None
-    held = agent.core.shards[key].held
+    held = agent.core.shards[key].contents
     assert (held.version, held.root) == (1, ROOT)
 
 

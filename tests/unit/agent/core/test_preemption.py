@@ -76,7 +76,7 @@ def test_a_read_of_which_nothing_has_come_takes_up_the_newer_version() -> None:
     answer = agent.end_of(call)
     assert isinstance(answer, CompleteCall)
     assert answer.version == 2
-    assert agent.core.shards[key].held.root == root_digest(digests_of("b"))
+    assert agent.core.shards[key].contents.root == root_digest(digests_of("b"))
 
 
 def test_a_read_that_was_asked_for_by_number_is_not_told() -> None:

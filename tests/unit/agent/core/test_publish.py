@@ -70,7 +70,7 @@ def test_the_next_publication_is_not_taken_for_the_fenced_one() -> None:
     call = agent.publish(key, "new")
     agent.log()
     assert agent.end_of(call) == CompleteCall(call=call, version=2)
-    assert agent.core.shards[key].held.root == root_digest(digests_of("new"))
+    assert agent.core.shards[key].contents.root == root_digest(digests_of("new"))
 
 
 def test_without_digests_nothing_is_offered_before_the_log_has_numbered_it() -> None:
@@ -120,7 +120,7 @@ def test_an_agent_that_joined_anew_says_publish_again() -> None:
 def test_a_part_of_a_version_is_not_published() -> None:
     agent = trainer()
     key = agent.key("trainer")
-    agent.core.shards[key].held.partial = True
+    agent.core.shards[key].contents.partial = True
     assert agent.error_of(agent.publish(key, "a")) == "NotFilled"
     agent.do(agent.core.loaded(key))
     assert agent.error_of(agent.publish(key, "a")) is None

@@ -55,7 +55,7 @@ def test_reads_verifies_and_returns() -> None:
     assert end.version == 1
     assert end.report is not None
     assert (end.report.pieces, end.report.kept, end.report.retried) == (3, 0, 0)
-    assert reader.core.shards[key].held.root == root_digest(digests_of("a"))
+    assert reader.core.shards[key].contents.root == root_digest(digests_of("a"))
 
 
 def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> None:
@@ -66,7 +66,7 @@ def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> N
     assert reader.end_of(call) is None, "a batch is still under way"
     reader.closed(key)
     assert reader.error_of(call) == "RoundTimeout"
-    assert (reader.memory(key), reader.core.shards[key].held.partial) == (MemoryState.EMPTY, True)
+    assert (reader.memory(key), reader.core.shards[key].contents.partial) == (MemoryState.EMPTY, True)
 
 
 def test_what_was_verified_before_is_not_read_again() -> None:
@@ -255,7 +255,7 @@ def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() 
     reader.closed(late)
     assert [reader.error_of(call) for call in calls] == ["RoundTimeout", "RoundTimeout"]
     shard = trainer.catalog.models[MODEL].replicas["rollout"].members[1]
-    held = reader.core.shards[whole].held
+    held = reader.core.shards[whole].contents
     assert (shard.state, shard.version) == (ShardState.READY, 1)
     assert (held.memory, held.version) == (MemoryState.READY, 1)
 

@@ -50,7 +50,7 @@ def test_a_read_of_which_the_manifest_comes_too_late_says_nothing_more() -> None
     end = reader.end_of(call)
     assert isinstance(end, FailCall)
     assert (end.error, "manifest is not written" in end.message) == ("RoundTimeout", True)
-    assert (reader.memory(key), reader.core.shards[key].held.partial) == (MemoryState.EMPTY, True)
+    assert (reader.memory(key), reader.core.shards[key].contents.partial) == (MemoryState.EMPTY, True)
     reader.kept(effect)
     assert said(reader) == []
 

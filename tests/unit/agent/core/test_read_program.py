@@ -47,7 +47,7 @@ def completion(digest: str) -> PieceCompletion:
 
 def program_for(reader: OneAgent, key: ShardKey, fills: str | None = None) -> PlanReceived:
     """Answer the last question with a plan by a program, all from a source of another layout."""
-    mine = reader.core.shards[key].place.layout
+    mine = reader.core.shards[key].spec.layout
     execution = NumberedProgram(
         compile_program(fills or mine, layout(), LayoutIndex({"theirs": layout("a")})), "program"
     )

@@ -50,7 +50,7 @@ def fill(reader: OneAgent, text: str) -> None:
 
 
 def held(reader: OneAgent) -> tuple[MemoryState, int | None, str | None]:
-    now = reader.core.shards[reader.key("rollout")].held
+    now = reader.core.shards[reader.key("rollout")].contents
     return now.memory, now.version, now.root
 
 
@@ -107,7 +107,7 @@ def test_a_read_that_fails_changes_nothing_and_what_it_verified_counts() -> None
     reader.log()
     assert reader.error_of(call) == "RoundTimeout"
     assert (held(reader), by_the_log(reader)) == ((MemoryState.READY, 1, OLD), 1)
-    assert not reader.core.shards[key].held.partial
+    assert not reader.core.shards[key].contents.partial
     posts = sum(isinstance(effect, ReadBatch) for effect in reader.seen)
     again = reader.read(key)
     reader.log()
@@ -125,7 +125,7 @@ def test_what_was_verified_beside_does_not_count_after_a_swap() -> None:
     reader.read(key)
     fill(reader, "b")
     reader.log()
-    assert reader.core.shards[key].held.kept is None
+    assert reader.core.shards[key].contents.kept is None
     trainer.unpublish(trainer.key("trainer"))
     trainer.log()
     publish(trainer, "c")

@@ -84,7 +84,7 @@ def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
 def test_a_wish_that_the_memory_can_not_fulfil_is_declined_for_all_to_hear() -> None:
     """Whoever wished has no call that could raise, so the log says why nothing comes."""
     agent = trainer()
-    agent.core.shards[agent.key("trainer")].held.partial = True
+    agent.core.shards[agent.key("trainer")].contents.partial = True
     agent.take(Publish(model="policy", replica="trainer"))
     (declined,) = [event for event in agent.log() if isinstance(event, PublishDeclined)]
     assert (declined.error, declined.wish) == ("NotFilled", agent.catalog.seq - 1)

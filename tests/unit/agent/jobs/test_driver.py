@@ -58,17 +58,17 @@ LAYOUT = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
 
 @pytest.fixture
 async def job(tmp_path: Path) -> AsyncIterator[JobDriver]:
-    pool, shelves = CopyPool(1), ShardStores(SegmentStore(tmp_path, "test-", 1 << 30))
+    pool, stores = CopyPool(1), ShardStores(SegmentStore(tmp_path, "test-", 1 << 30))
     around: Any = SimpleNamespace(
         agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, config=CoreConfig(), measured=LinkRates(),
-        shelves=shelves, deltas=DeltaStore(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _:
+        stores=stores, deltas=DeltaStore(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _:
         None, reads=ReadCounts(),
     )  # fmt: skip
     job = JobDriver("run-7", around, lambda: None)
     yield job
     await job.stop()
-    job.shelf.free(KEY)
-    shelves.close()
+    job.store.free(KEY)
+    stores.close()
     pool.close()
 
 
@@ -78,7 +78,7 @@ def descriptors() -> int:
 
 
 async def made(job: JobDriver) -> None:
-    await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
+    await job.store.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
 
 
 async def ended(job: JobDriver) -> None:
@@ -129,9 +129,9 @@ async def test_a_fill_is_kept_in_the_order_of_what_was_decided(job: JobDriver) -
     await made(job)
     job.carry_out([KEEP, SaveManifest(key=KEY, state="empty", partial=True)])
     await ended(job)
-    assert job.shelf.places[KEY].manifest.state == "empty"
+    assert job.store.shards[KEY].manifest.state == "empty"
     job.carry_out([SaveManifest(key=KEY, state="empty", partial=True), KEEP])
-    assert (job.shelf.places[KEY].manifest.state, job.shelf.places[KEY].manifest.version) == ("ready", 12)
+    assert (job.store.shards[KEY].manifest.state, job.store.shards[KEY].manifest.version) == ("ready", 12)
     await ended(job)
 
 
@@ -140,7 +140,7 @@ async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_th
 ) -> None:
     """The log lets go of what an agent does not state, and a later process frees what the log knows nothing of."""
     left: Any = None
-    job.shelf.aside[KEY] = left, job._around.shelves.store
+    job.store.aside[KEY] = left, job._around.stores.store
 
     async def follow() -> None:
         pass
@@ -150,7 +150,7 @@ async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_th
     assert job.core.aside == {KEY}
     released = ShardReleased(model=KEY.model, replica=KEY.replica, shard=KEY.shard)
     assert job._is_concerned(msgspec.json.encode(released)), "it would never hear that the log lets go of it"
-    del job.shelf.aside[KEY]
+    del job.store.aside[KEY]
 
 
 async def test_a_fault_in_looking_for_late_reads_is_the_jobs_alone(
@@ -364,7 +364,7 @@ async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     told: list[Any] = []
-    monkeypatch.setattr(job._memory, "_news", told.append)
+    monkeypatch.setattr(job._memory, "_take_outcome", told.append)
     monkeypatch.setattr(Segment, "open_writable", scarce)
     job._memory.probe(ProbeMapping(KEY, spare=False))
     assert told == [Probed(KEY, spare=False, lent=True)]

@@ -43,12 +43,12 @@ async def test_progress_is_told_when_it_moves(monkeypatch: pytest.MonkeyPatch) -
     """A read that waits is told of once, however often it is looked at."""
     monkeypatch.setattr(pending_calls, "PROGRESS_S", 0.0)
     told: list[Any] = []
-    core = SimpleNamespace(operation=None, place=SimpleNamespace(nbytes=(TOTAL,)))
+    core = SimpleNamespace(operation=None, spec=SimpleNamespace(nbytes=(TOTAL,)))
     shards: Any = {KEY: core}
-    shelf: Any = None
+    store: Any = None
     worker: Any = SimpleNamespace(tell=told.append)
     work = Supervisor("test")
-    waits = PendingCalls(shards, shelf, work, ReadCounts())
+    waits = PendingCalls(shards, store, work, ReadCounts())
     call = waits.begin(PendingCall(worker, call=7, handle=1, about=KEY, reads=True))
     core.operation = Read(core, call, [0, 0, 0, 40, 40, 40, 40, TOTAL])
     waits.show_progress()

@@ -54,8 +54,8 @@ def test_another_version_is_another_story() -> None:
     assert one(first, "transfer").error == "the log decided another version"
     now = agent.chronicle._now[key]
     assert isinstance(now, ReadRecord)
-    assert (now.version, now.parent, now.place.trace_id) == (2, other, other.trace_id)
-    assert now.place.span_id != note.place.span_id
+    assert (now.version, now.parent, now.context.trace_id) == (2, other, other.trace_id)
+    assert now.context.span_id != note.context.span_id
 
 
 def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() -> None:

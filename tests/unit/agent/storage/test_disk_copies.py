@@ -63,18 +63,18 @@ def disk(tmp_path: Path, bytes_max: int = 64 * MIB) -> DiskSegmentStore:
 
 async def made(tmp_path: Path, store: DiskSegmentStore, layout: Layout = LAYOUT) -> tuple[JobShardStore, StoredShard]:
     """Make a copy on the disk, with bytes in it that nobody has told of yet."""
-    shelf = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
-    place = await shelf.make(KEY, 1, layout, layout_digest(layout), spot=False, incarnation=1, on_disk=True)
+    shards = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
+    place = await shards.make(KEY, 1, layout, layout_digest(layout), spot=False, incarnation=1, on_disk=True)
     place.segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
-    return shelf, place
+    return shards, place
 
 
-async def filled(shelf: JobShardStore, place: StoredShard, pool: CopyPool) -> None:
+async def filled(shards: JobShardStore, place: StoredShard, pool: CopyPool) -> None:
     """Say that it is whole, as the core does."""
     digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
     root = root_digest(digests)
-    shelf.save(SaveManifest(key=KEY, state="ready", partial=False, version=12, root=root, digests=digests, swap=False))
-    await shelf.files.idle()
+    shards.save(SaveManifest(key=KEY, state="ready", partial=False, version=12, root=root, digests=digests, swap=False))
+    await shards.files.idle()
 
 
 async def found(tmp_path: Path, store: DiskSegmentStore, pool: CopyPool) -> list[AdoptedShard]:
@@ -89,9 +89,9 @@ def files(store: DiskSegmentStore) -> list[str]:
 
 async def test_the_file_is_one_that_any_library_reads(tmp_path: Path, pool: CopyPool) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
-    await shelf.settle(KEY)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
+    await shards.settle(KEY)
     tensors = load_file(place.segment.path)
     for each, begin in zip(LAYOUT.tensors, placements(LAYOUT), strict=True):
         name = {"__metadata__": "__metadata___"}.get(each.name, each.name)
@@ -104,17 +104,17 @@ async def test_the_file_is_one_that_any_library_reads(tmp_path: Path, pool: Copy
 
 async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(tmp_path: Path, pool: CopyPool) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
+    shards, place = await made(tmp_path, store)
     name = place.segment.name
     assert files(store) == [f"{name}.json", f"{name}.part"]
-    assert not shelf.is_kept_on_disk(KEY)
-    await filled(shelf, place, pool)
-    assert shelf.is_kept_on_disk(KEY)
-    await shelf.settle(KEY)
+    assert not shards.is_kept_on_disk(KEY)
+    await filled(shards, place, pool)
+    assert shards.is_kept_on_disk(KEY)
+    await shards.settle(KEY)
     assert files(store) == [name, f"{name}.json"]
-    await shelf.settle(KEY)
-    shelf.free(KEY)
-    await shelf.files.idle()
+    await shards.settle(KEY)
+    shards.free(KEY)
+    await shards.files.idle()
     assert (files(store), store.total_bytes) == ([], 0)
     store.make_durable(place.segment)
     assert files(store) == []
@@ -123,10 +123,10 @@ async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(tmp_path: Path, 
 @pytest.mark.parametrize("settled", [True, False], ids=["named", "killed before it had its name"])
 async def test_a_whole_file_is_found_again(tmp_path: Path, pool: CopyPool, settled: bool) -> None:  # noqa: FBT001
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
     if settled:
-        await shelf.settle(KEY)
+        await shards.settle(KEY)
     held = bytes(place.segment.view)
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.version, again.manifest.replica) == (True, 12, KEY.replica)
@@ -144,7 +144,7 @@ async def test_who_is_told_that_a_copy_is_kept_finds_it_again(
 ) -> None:
     """However long the disk takes: until then nobody is told, and an agent that is killed begins it anew."""
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
+    shards, place = await made(tmp_path, store)
     effect, goes_on = await keep_of(place, pool), threading.Event()
 
     def slow(store: SegmentStore, manifest: Manifest) -> None:
@@ -152,8 +152,8 @@ async def test_who_is_told_that_a_copy_is_kept_finds_it_again(
         save(store, manifest)
 
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", slow)
-    shelf.keep(effect)
-    keeping = asyncio.create_task(shelf.written(KEY))
+    shards.keep(effect)
+    keeping = asyncio.create_task(shards.written(KEY))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not keeping.done()
@@ -168,19 +168,19 @@ async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
     tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
+    shards, place = await made(tmp_path, store)
     effect = await keep_of(place, pool)
-    shelf.keep(effect)
-    assert await shelf.written(KEY) is None
+    shards.keep(effect)
+    assert await shards.written(KEY) is None
     written: list[Manifest] = []
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", lambda _, manifest: written.append(manifest))
     counts = SaveManifest(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
-    shelf.save(counts)
-    await shelf.files.idle()
+    shards.save(counts)
+    await shards.files.idle()
     assert written == []
-    shelf.save(SaveManifest(key=KEY, state="empty", partial=True))
-    shelf.save(counts)
-    await shelf.files.idle()
+    shards.save(SaveManifest(key=KEY, state="empty", partial=True))
+    shards.save(counts)
+    await shards.files.idle()
     assert [manifest.version for manifest in written] == [12]
 
 
@@ -189,7 +189,7 @@ async def test_why_a_manifest_is_not_written_is_told(
 ) -> None:
     """One that fails in a way that nobody thought of is not kept either, and the next one is written again."""
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
+    shards, place = await made(tmp_path, store)
     effect, tries = await keep_of(place, pool), []
 
     def full(*_: object) -> None:
@@ -201,41 +201,41 @@ async def test_why_a_manifest_is_not_written_is_told(
             raise ArithmeticError("planted")
 
     async def kept() -> str | None:
-        shelf.keep(effect)
-        return await shelf.written(KEY)
+        shards.keep(effect)
+        return await shards.written(KEY)
 
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     assert await kept() == "the disk is full"
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", odd)
-    shelf.save(SaveManifest(key=KEY, state="filling", partial=True))
+    shards.save(SaveManifest(key=KEY, state="filling", partial=True))
     await asyncio.sleep(0)
     # The first write is under way, and the second one begins where it ends.
     assert "was not written" in (await kept() or "")
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
     assert await kept() is None
-    shelf.free(KEY)
-    await shelf.files.idle()
-    assert await shelf.written(KEY) is None
+    shards.free(KEY)
+    await shards.files.idle()
+    assert await shards.written(KEY) is None
 
 
 async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
     tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
+    shards, place = await made(tmp_path, store)
     effect = await keep_of(place, pool)
 
     def full(*_: object) -> None:
         raise MemoryExhausted("the disk is full")
 
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
-    shelf.keep(effect)
-    assert await shelf.written(KEY) == "the disk is full"
+    shards.keep(effect)
+    assert await shards.written(KEY) == "the disk is full"
     monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
-    shelf.save(
+    shards.save(
         SaveManifest(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
     )
-    await shelf.files.idle()
+    await shards.files.idle()
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.version) == (True, 12)
 
@@ -243,10 +243,10 @@ async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
 async def test_what_is_decided_after_a_fill_was_kept_stands(tmp_path: Path, pool: CopyPool) -> None:
     """The round has failed in the same turn, so the memory is empty for whoever takes it back."""
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    shelf.keep(await keep_of(place, pool))
-    shelf.save(SaveManifest(key=KEY, state="empty", partial=True))
-    assert await shelf.written(KEY) is None
+    shards, place = await made(tmp_path, store)
+    shards.keep(await keep_of(place, pool))
+    shards.save(SaveManifest(key=KEY, state="empty", partial=True))
+    assert await shards.written(KEY) is None
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.state) == (False, "empty")
 
@@ -254,9 +254,9 @@ async def test_what_is_decided_after_a_fill_was_kept_stands(tmp_path: Path, pool
 async def test_what_was_being_written_is_taken_back_as_empty(tmp_path: Path, pool: CopyPool) -> None:
     """Its room is used again, and what stands in it counts for nothing."""
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    shelf.save(SaveManifest(key=KEY, state="filling", partial=True, version=None, root=None, digests=b"", swap=False))
-    await shelf.files.idle()
+    shards, place = await made(tmp_path, store)
+    shards.save(SaveManifest(key=KEY, state="filling", partial=True, version=None, root=None, digests=b"", swap=False))
+    await shards.files.idle()
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
     assert again.segment.name == place.segment.name
@@ -272,9 +272,9 @@ def flip(path: Path, at: int) -> None:
 
 async def test_one_wrong_bit_and_it_is_not_believed(tmp_path: Path, pool: CopyPool) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
-    await shelf.settle(KEY)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
+    await shards.settle(KEY)
     flip(place.segment.path, place.segment.origin + placements(LAYOUT)[3] + 1000)
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.root) == (False, None)
@@ -283,9 +283,9 @@ async def test_one_wrong_bit_and_it_is_not_believed(tmp_path: Path, pool: CopyPo
 @pytest.mark.parametrize("at", [0, 5, 60])
 async def test_a_file_whose_head_is_damaged_is_gone(tmp_path: Path, pool: CopyPool, at: int) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
-    await shelf.settle(KEY)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
+    await shards.settle(KEY)
     flip(place.segment.path, at)
     assert await found(tmp_path, store, pool) == []
     assert files(store) == []
@@ -294,8 +294,8 @@ async def test_a_file_whose_head_is_damaged_is_gone(tmp_path: Path, pool: CopyPo
 @pytest.mark.parametrize("nbytes", [0, 1, 4096])
 async def test_a_file_that_was_cut_is_gone(tmp_path: Path, pool: CopyPool, nbytes: int) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
     os.truncate(store.shm_dir / f"{place.segment.name}.part", nbytes)
     assert await found(tmp_path, store, pool) == []
     assert files(store) == []
@@ -306,9 +306,9 @@ async def test_a_file_that_the_disk_cannot_read_is_gone(
 ) -> None:
     """It is an error of `read` and no signal, so the agent comes up without it."""
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
-    await shelf.settle(KEY)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
+    await shards.settle(KEY)
 
     def broken(*_: object) -> int:
         raise OSError(5, "Input/output error")
@@ -319,8 +319,8 @@ async def test_a_file_that_the_disk_cannot_read_is_gone(
 
 async def test_a_lost_manifest_takes_the_file_with_it(tmp_path: Path, pool: CopyPool) -> None:
     store = disk(tmp_path)
-    shelf, place = await made(tmp_path, store)
-    await filled(shelf, place, pool)
+    shards, place = await made(tmp_path, store)
+    await filled(shards, place, pool)
     manifest_path(store, place.segment.name).unlink()
     (store.shm_dir / "notes.txt").write_text("not ours")
     assert await found(tmp_path, store, pool) == []

@@ -25,19 +25,19 @@ def store(tmp_path: Path, bytes_max: int = 1 << 20) -> SegmentStore:
 
 
 async def made(tmp_path: Path, *, staged: bool = True) -> tuple[JobShardStore, StoredShard]:
-    shelf = JobShardStore("run-7", store(tmp_path))
+    shards = JobShardStore("run-7", store(tmp_path))
     digest = layout_digest(LAYOUT)
-    return shelf, await shelf.make(
+    return shards, await shards.make(
         KEY, 1, LAYOUT, digest, spot=False, incarnation=1, install="staged" if staged else "in-place"
     )
 
 
-async def stand(shelf: JobShardStore, place: StoredShard, version: int, *, swap: bool) -> None:
+async def stand(shards: JobShardStore, place: StoredShard, version: int, *, swap: bool) -> None:
     """Let a version's bytes stand in the live or the spare segment, and say so."""
     segment = place.target if swap else place.segment
     segment.view[:5000] = bytes([version]) * 5000
     digests = await pool_digest(segment.view, place)
-    shelf.save(
+    shards.save(
         SaveManifest(
             key=KEY,
             state="ready",
@@ -72,10 +72,10 @@ async def adopted(tmp_path: Path) -> list[AdoptedShard]:
 
 @pytest.mark.parametrize("swaps", range(4))
 async def test_the_next_run_takes_back_the_segment_that_is_live(tmp_path: Path, swaps: int) -> None:
-    shelf, place = await made(tmp_path)
-    await stand(shelf, place, 1, swap=False)
+    shards, place = await made(tmp_path)
+    await stand(shards, place, 1, swap=False)
     for number in range(swaps):
-        await stand(shelf, place, number + 2, swap=True)
+        await stand(shards, place, number + 2, swap=True)
     # Killed while the next version was being filled beside it.
     place.target.view[:2500] = bytes([99]) * 2500
     (found,) = await adopted(tmp_path)
@@ -89,31 +89,31 @@ async def test_the_next_run_takes_back_the_segment_that_is_live(tmp_path: Path, 
 
 
 async def test_a_swap_that_the_manifest_does_not_say_did_not_happen(tmp_path: Path) -> None:
-    shelf, place = await made(tmp_path)
-    await stand(shelf, place, 1, swap=False)
+    shards, place = await made(tmp_path)
+    await stand(shards, place, 1, swap=False)
     place.target.view[:5000] = bytes([2]) * 5000
     (found,) = await adopted(tmp_path)
     assert (found.whole, found.manifest.version, found.segment.name) == (True, 1, place.segment.name)
 
 
 async def test_a_shard_goes_with_both_segments(tmp_path: Path) -> None:
-    shelf, place = await made(tmp_path)
-    await stand(shelf, place, 2, swap=True)
-    shelf.free(KEY)
+    shards, place = await made(tmp_path)
+    await stand(shards, place, 2, swap=True)
+    shards.free(KEY)
     assert left(tmp_path) == []
 
 
 async def test_twice_the_memory_is_asked_for_at_once_and_nothing_is_left_without_it(tmp_path: Path) -> None:
-    shelf = JobShardStore("run-7", store(tmp_path, bytes_max=12_000))
+    shards = JobShardStore("run-7", store(tmp_path, bytes_max=12_000))
     with pytest.raises(MemoryExhausted):
-        await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
+        await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
     assert left(tmp_path) == []
-    await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
+    await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
 
 
 async def test_without_its_spare_segment_a_shard_is_given_up(tmp_path: Path) -> None:
-    shelf, place = await made(tmp_path)
-    await stand(shelf, place, 1, swap=False)
+    shards, place = await made(tmp_path)
+    await stand(shards, place, 1, swap=False)
     place.target.path.unlink()
     assert await adopted(tmp_path) == []
     assert left(tmp_path) == []

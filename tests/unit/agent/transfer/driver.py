@@ -42,7 +42,7 @@ def share(name: str, *pieces: Range, transport: Transport = "local", **fields: A
 
 
 class Driven:
-    """`todo` is what the transfer wanted last, summed up."""
+    """`actions` is what the transfer wanted last, summed up."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Driven:
             kept=kept,
             **more,
         )
-        self.todo = TransferActions()
+        self.actions = TransferActions()
 
     def phase(self) -> TransferPhase:
         return self.transfer.phase
@@ -92,14 +92,14 @@ class Driven:
                 self.now = end
                 return []
             self.now = when
-            todo = self.tick()
-            if todo.close:
-                return todo.close
+            actions = self.tick()
+            if actions.close:
+                return actions.close
 
     def take(self) -> TransferActions:
-        self.todo = self.transfer.take_actions()
+        self.actions = self.transfer.take_actions()
         self.transfer.check()
-        return self.todo
+        return self.actions
 
     def planned(self, *shares: tuple[str, tuple[Range, ...]] | Share) -> list[int]:
         """Answer the question for a plan; returns the numbers of the sources that are to be opened."""

@@ -81,18 +81,18 @@ class Mate:
             while source.words and source.opened:
                 self._hear(source, source.words.popleft(), now)
         transfer.tick(now)
-        todo = transfer.take_actions()
-        if todo.plan is not None:
-            transfer.planned(site.plan(self, *todo.plan), now)
-        if todo.proven:
-            for lease in self.table.pieces_available(self.key, todo.proven):
-                site.say(lease, PiecesAvailable(tuple(todo.proven)))
-        self._promise(todo.ceded)
-        for number, share in todo.open:
+        actions = transfer.take_actions()
+        if actions.plan is not None:
+            transfer.planned(site.plan(self, *actions.plan), now)
+        if actions.proven:
+            for lease in self.table.pieces_available(self.key, actions.proven):
+                site.say(lease, PiecesAvailable(tuple(actions.proven)))
+        self._promise(actions.ceded)
+        for number, share in actions.open:
             self._open(number, share, now)
-        for number, batch, ranges in todo.post:
+        for number, batch, ranges in actions.post:
             self.sources[number].batches.append((batch, ranges))
-        for number in todo.close:
+        for number in actions.close:
             self.sources.pop(number, None)
             transfer.closed(number, now)
         if transfer.phase is TransferPhase.LEASED:

@@ -68,7 +68,7 @@ def test_a_list_that_is_not_the_logs_is_told_and_ends_as_damage() -> None:
 @pytest.mark.parametrize("holds", [True, False])
 def test_wrong_bytes_are_told_whoever_is_at_fault(holds: bool) -> None:  # noqa: FBT001
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     driven.done(number, batch, WRONG + LIST[16:])
     driven.transfer.confirmed(number, holds=holds, now=driven.now)
     assert why(driven, number) == "its bytes did not match the digests of the log"
@@ -76,7 +76,7 @@ def test_wrong_bytes_are_told_whoever_is_at_fault(holds: bool) -> None:  # noqa:
 
 def test_a_lease_that_did_not_hold_is_told() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     driven.done(number, batch, b"")
     driven.transfer.confirmed(number, holds=False, now=driven.now)
     assert why(driven, number) == "its lease did not hold to the end"
@@ -93,9 +93,9 @@ def test_silence_is_told() -> None:
 
 def test_right_pieces_of_a_wrong_batch_count_and_are_shown_and_the_wrong_ones_are_wasted() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
-    todo = driven.done(number, batch, LIST[:32] + WRONG + LIST[48:])
-    assert todo.proven == [(0, 2), (3, 3)]
+    [(_, batch, _)] = driven.actions.post
+    actions = driven.done(number, batch, LIST[:32] + WRONG + LIST[48:])
+    assert actions.proven == [(0, 2), (3, 3)]
     source = driven.transfer.sources[number]
     assert (source.got_pieces, source.got_bytes) == (PIECES - 1, (PIECES - 1) * PIECE_BYTES)
     assert (source.retried, source.wasted_bytes) == (1, PIECE_BYTES)
@@ -104,7 +104,7 @@ def test_right_pieces_of_a_wrong_batch_count_and_are_shown_and_the_wrong_ones_ar
 
 def test_right_batches_are_shown_as_they_come() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     assert driven.done(number, batch, LIST).proven == [(0, PIECES)]
 
 
@@ -113,8 +113,8 @@ def test_what_waits_for_its_sources_word_is_told_as_come() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), verify=False, limits=limits)
     for came, confirms in ((20, []), (40, []), (60, [number])):
         batch = next(iter(driven.transfer.sources[number].in_flight))
-        todo = driven.done(number, batch, b"")
-        assert (driven.transfer.done_bytes(), todo.confirm) == (came, confirms)
+        actions = driven.done(number, batch, b"")
+        assert (driven.transfer.done_bytes(), actions.confirm) == (came, confirms)
     driven.transfer.confirmed(number, holds=True, now=driven.now)
     source = driven.transfer.sources[number]
     assert (driven.phase(), source.got_bytes, source.unconfirmed_bytes) == (TransferPhase.DONE, 60, 0)
@@ -184,7 +184,7 @@ def test_the_window_is_divided_among_who_has_something_to_bring() -> None:
     driven, [one, two] = running(
         ("a", ((0, 3),)), ("b", ((3, 3),)), window_bytes=80, transport="ucxx", limits=SMALL_BATCHES
     )
-    assert [(number, ranges) for number, _, ranges in driven.todo.post] == [
+    assert [(number, ranges) for number, _, ranges in driven.actions.post] == [
         (one, ((0, 2),)),
         (one, ((2, 1),)),
         (two, ((3, 2),)),
@@ -267,8 +267,8 @@ STALL_BOUND_S = 4.0
 
 def test_a_doubted_source_is_asked_once_and_gets_nothing_more() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), window_bytes=20)
-    todo = driven.done(number, next(iter(driven.transfer.sources[number].in_flight)), WRONG)
-    assert todo.confirm == [number]
+    actions = driven.done(number, next(iter(driven.transfer.sources[number].in_flight)), WRONG)
+    assert actions.confirm == [number]
     assert driven.transfer.sources[number].phase is SourcePhase.OPEN
     assert driven.transfer.pool.exclusions.has_failed(source_id("a"))
     while driven.transfer.sources[number].in_flight:
@@ -277,9 +277,9 @@ def test_a_doubted_source_is_asked_once_and_gets_nothing_more() -> None:
 
 def test_the_digests_that_count_are_those_of_the_pieces() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
-    todo = driven.done(number, batch, b"".join(reversed(RIGHT)))
-    assert todo.proven == []
+    [(_, batch, _)] = driven.actions.post
+    actions = driven.done(number, batch, b"".join(reversed(RIGHT)))
+    assert actions.proven == []
     assert driven.phase() is TransferPhase.RUNNING
 
 
@@ -309,7 +309,7 @@ def test_a_source_that_has_given_its_word_is_asked_for_more() -> None:
 
 def test_a_source_alone_has_the_whole_window_and_one_that_has_nothing_yet_has_no_part_of_it() -> None:
     driven, _ = running(("a", ((0, PIECES),)), window_bytes=40, transport="ucxx", limits=SMALL_BATCHES)
-    assert [ranges for _, _, ranges in driven.todo.post] == [((0, 2),), ((2, 2),)]
+    assert [ranges for _, _, ranges in driven.actions.post] == [((0, 2),), ((2, 2),)]
     driven = Driven(window_bytes=40, transport="ucxx", limits=SMALL_BATCHES)
     driven.tick()
     whole, half = driven.planned(("a", ((0, 5),)), ("b", ((5, 1),)))

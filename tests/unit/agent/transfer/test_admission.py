@@ -44,7 +44,7 @@ def test_whoever_does_not_open_in_its_time_gives_its_turn_to_the_next(driven: Dr
     assert sorted(driven.wait()) == [first, second]
     assert driven.now == DEFAULT_LIMITS.open_s_max
     driven.closed(first)
-    assert len(driven.todo.open) + len(driven.closed(second).open) <= AT_A_TIME
+    assert len(driven.actions.open) + len(driven.closed(second).open) <= AT_A_TIME
     waiting = [source for source in driven.transfer.sources.values() if not source.is_asked]
     assert len(waiting) == PIECES - 2 * AT_A_TIME
 
@@ -57,7 +57,7 @@ def test_who_is_late_to_open_is_asked_once_more_where_nobody_else_has_its_pieces
         [number] = driven.planned(("a", ((0, PIECES),)))
         assert driven.wait() == [number]
         assert driven.transfer.pool.exclusions.has_failed(source_id("a")) is has_failed
-        assert driven.todo.plan == (((0, PIECES),), (source_id("a"),))
+        assert driven.actions.plan == (((0, PIECES),), (source_id("a"),))
         driven.closed(number)
         driven.transfer.planned(nobody, driven.now)
         assert (driven.take().plan is None) is has_failed
@@ -92,7 +92,7 @@ def crowded() -> tuple[Driven, list[int], list[int]]:
     driven.transfer.pool._able = own_piece
     driven.tick()
     inside = planned(driven)
-    held = [number for number, _ in driven.todo.hold]
+    held = [number for number, _ in driven.actions.hold]
     for number in inside:
         driven.opened(number, b"")
     for number in held:
@@ -115,14 +115,14 @@ def ends(driven: Driven, number: int) -> None:
 def test_who_has_brought_its_part_leaves_and_the_next_one_enters(crowded: tuple[Driven, list[int], list[int]]) -> None:
     driven, inside, held = crowded
     ends(driven, inside[1])
-    assert (driven.todo.close, driven.todo.enter) == ([inside[1]], [])
+    assert (driven.actions.close, driven.actions.enter) == ([inside[1]], [])
     assert driven.closed(inside[1]).enter == [held[0]], "once the other's place is free"
     driven.transfer.held(held[0], b"", driven.now)
     assert driven.opened(held[0], b"").post, "a word that comes twice changes nothing"
     while driven.phase() is TransferPhase.RUNNING:
         number = next(each.number for each in driven.transfer.sources.values() if each.in_flight)
         ends(driven, number)
-        for closing in driven.todo.close:
+        for closing in driven.actions.close:
             for entering in driven.closed(closing).enter:
                 driven.opened(entering, b"")
     assert driven.phase() is TransferPhase.DONE
@@ -145,7 +145,7 @@ def test_the_last_ones_stay_when_nobody_waits_for_their_place(crowded: tuple[Dri
         driven.take()
         driven.closed(number)
     ends(driven, inside[0])
-    assert driven.todo.close == []
+    assert driven.actions.close == []
 
 
 def test_a_place_is_free_once_its_source_is_closed_whyever(crowded: tuple[Driven, list[int], list[int]]) -> None:

@@ -112,8 +112,8 @@ def test_a_plan_gives_each_missing_piece_once_and_what_it_leaves_out_is_asked_fo
     driven.tick()
     one, two = driven.planned(share("a", (0, 20)), share("b", (10, 20)), share("c", (5, 5)))
     assert (pieces_of(driven, one), pieces_of(driven, two)) == (set(range(20)), set(range(20, 30)))
-    assert driven.todo.plan is not None or driven.tick(1.0).plan is not None
-    assert driven.todo.plan == (((30, 10),), ())
+    assert driven.actions.plan is not None or driven.tick(1.0).plan is not None
+    assert driven.actions.plan == (((30, 10),), ())
 
 
 def test_a_batch_of_tiny_pieces_is_bounded() -> None:

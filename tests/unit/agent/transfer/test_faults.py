@@ -128,7 +128,7 @@ def stalled() -> tuple[Driven, int]:
 
 def test_a_stalled_source_is_left_out_while_there_are_others() -> None:
     driven, _ = stalled()
-    assert driven.todo.plan == (((1, 5),), (source_id("a"),))
+    assert driven.actions.plan == (((1, 5),), (source_id("a"),))
 
 
 def test_a_stalled_source_is_used_again_when_nobody_else_has_it_and_then_has_the_long_bound() -> None:
@@ -151,7 +151,7 @@ def test_a_stalled_source_that_does_not_open_again_has_failed() -> None:
     driven.take()
     [again] = driven.planned(("a", ((1, 5),)))
     assert driven.wait() == [again]
-    assert driven.todo.plan == (((1, 5),), (source_id("a"),)), "at once, for nothing is under way there"
+    assert driven.actions.plan == (((1, 5),), (source_id("a"),)), "at once, for nothing is under way there"
     driven.closed(again)
     for _ in range(20):
         driven.transfer.planned(NOBODY, driven.now)
@@ -176,11 +176,11 @@ def test_what_a_slow_source_has_under_way_is_brought_by_an_idle_one_once_it_is_c
     began = driven.now
     assert driven.wait() == [slow]
     assert driven.now - began <= 2 * DEFAULT_LIMITS.slow_min_s
-    assert driven.todo.post == [], "not before the slow one is closed"
-    assert driven.todo.plan is None
-    todo = driven.closed(slow)
-    assert {number for number, _, _ in todo.post} == {fast}
-    assert todo.plan is None, "the fast one has its lease already"
+    assert driven.actions.post == [], "not before the slow one is closed"
+    assert driven.actions.plan is None
+    actions = driven.closed(slow)
+    assert {number for number, _, _ in actions.post} == {fast}
+    assert actions.plan is None, "the fast one has its lease already"
     driven.brings(fast)
     driven.brings(fast)
     assert driven.phase() is TransferPhase.DONE
@@ -268,7 +268,7 @@ def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
     while driven.transfer.sources[number].in_flight:
         batch = next(iter(driven.transfer.sources[number].in_flight))
         driven.done(number, batch, b"")
-    assert driven.todo.confirm == [number]
+    assert driven.actions.confirm == [number]
     assert driven.transfer.done_bytes() == 60, "a progress bar shows what has come"
     assert counts(driven) == (0, 0, 0)
     driven.transfer.confirmed(number, holds=False, now=driven.now)

@@ -87,10 +87,10 @@ def test_a_ready_source_takes_what_a_half_filled_one_waits_for() -> None:
     driven.opened(ready)
     driven.transfer.start(driven.now)
     driven.take()
-    todo = driven.brings(ready)
-    assert [(number, ranges) for number, _, ranges in todo.post] == [(ready, ((3, 2),))], "the later half"
-    todo = driven.brings(half)
-    assert todo.post == [], "it has none of what the other one has under way, nor of its own rest"
+    actions = driven.brings(ready)
+    assert [(number, ranges) for number, _, ranges in actions.post] == [(ready, ((3, 2),))], "the later half"
+    actions = driven.brings(half)
+    assert actions.post == [], "it has none of what the other one has under way, nor of its own rest"
 
 
 def test_what_is_proven_is_shown() -> None:

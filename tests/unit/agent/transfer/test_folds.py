@@ -86,7 +86,7 @@ class Read(Driven):
                     self.transfer.confirmed(source.number, holds=True, now=self.now)
             self.now += 0.1
             self.transfer.tick(self.now)
-            if self.todo.plan is not None or self.transfer.plan_requests.waiting:
+            if self.actions.plan is not None or self.transfer.plan_requests.waiting:
                 self.transfer.planned(self.nobody("no planner answers"), self.now)
 
 
@@ -108,9 +108,9 @@ def test_every_fold_counts_once_and_before_any_value_that_needs_it(seed: int, fi
     read = Read()
     read.begin(shares_of(set(first)))
     if len(first) < UNITS:
-        while read.todo.plan is None:
+        while read.actions.plan is None:
             read.tick(0.1)
-        asked = units_of(read.todo.plan[0])
+        asked = units_of(read.actions.plan[0])
         assert asked
         assert asked <= set(range(PROGRAM.scales))
         read.begin(shares_of(asked))

@@ -127,7 +127,7 @@ def test_what_is_promised_is_awaited() -> None:
     driven.transfer.promised(mate, ITS)
     driven.brings(far)
     keep_alive(driven, mate, 2 * DEFAULT_LIMITS.unpromised_wait_s)
-    assert driven.todo.plan is None
+    assert driven.actions.plan is None
     assert driven.transfer.pool.awaiting_others() == [*ITS]
     assert driven.transfer.pool.committed() == []
 
@@ -137,7 +137,7 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     driven.transfer.promised(mate, ((2, 1),))
     driven.brings(far)
     keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2)
-    assert driven.todo.plan is None
+    assert driven.actions.plan is None
     keep_alive(driven, mate, DEFAULT_LIMITS.unpromised_wait_s / 2 + RENEWED_S)
     assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
     assert driven.transfer.pool.awaiting_others() == [(2, 1)], "what is promised stays"
@@ -150,10 +150,10 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
     driven.transfer.retracted(mate, ((4, 9),), driven.now)
     assert driven.take().plan is None, "no such pieces"
     driven.transfer.retracted(mate, ((4, 2),), driven.now)
-    todo = driven.take()
-    assert todo.plan == (((4, 2),), ())
+    actions = driven.take()
+    assert actions.plan == (((4, 2),), ())
     assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
-    assert todo.close == [], "it is good for what it has"
+    assert actions.close == [], "it is good for what it has"
 
 
 def nobody_else(*, is_held: bool) -> Refusal:
@@ -215,9 +215,9 @@ def test_whoever_has_no_mate_left_brings_everything_over() -> None:
     driven, far, mate = exchanging()
     driven.brings(far)
     driven.transfer.lost(mate, "killed", driven.now)
-    todo = driven.take()
-    assert todo.close == [mate]
-    assert [(number, ranges) for number, _, ranges in todo.post] == [(far, ITS)]
+    actions = driven.take()
+    assert actions.close == [mate]
+    assert [(number, ranges) for number, _, ranges in actions.post] == [(far, ITS)]
 
 
 def test_what_somebody_nearby_has_does_not_cross_again() -> None:
@@ -234,9 +234,9 @@ def test_what_somebody_nearby_has_does_not_cross_again() -> None:
     driven.transfer.available(lives, ((2, 1),), driven.now)
     driven.take()
     driven.transfer.lost(dies, "killed", driven.now)
-    todo = driven.take()
-    assert todo.plan == (((3, 1),), (source_id("dies"),)), "the other has piece 2"
-    assert [number for number, _, _ in todo.post] == [lives]
+    actions = driven.take()
+    assert actions.plan == (((3, 1),), (source_id("dies"),)), "the other has piece 2"
+    assert [number for number, _, _ in actions.post] == [lives]
 
 
 def test_a_mate_has_longer_to_open() -> None:

@@ -153,10 +153,12 @@ def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_i
     promised = reader.core.leases.coming[key].promised
     assert promised.count(1) == 3
     transfer.take_actions()
-    transfer.pool.todo.ceded.append(Handoff(HEIR, ((1, 2),)))
+    transfer.pool.actions.ceded.append(Handoff(HEIR, ((1, 2),)))
     reader.seen.clear()
     reader.do(reader.core.on_outcome(AvailabilityReceived(key, 10**6, PiecesAvailable()), reader.now))
-    assert PiecesHandedOff(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, SendAvailability)]
+    assert PiecesHandedOff(((1, 2),), HEIR) in [
+        each.update for each in reader.seen if isinstance(each, SendAvailability)
+    ]
 
 
 def test_the_log_s_word_that_an_agent_is_lost_reaches_the_reads_that_wait_for_it() -> None:

@@ -28,16 +28,16 @@ def test_asks_for_a_plan_of_all_pieces_and_waits_for_all_leases() -> None:
     assert driven.phase() is TransferPhase.LEASING
     driven.opened(two)
     assert driven.phase() is TransferPhase.LEASED
-    assert driven.todo.post == [], "nothing is written before the round has started"
+    assert driven.actions.post == [], "nothing is written before the round has started"
 
 
 def test_counts_what_matches_and_is_done() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, ranges)] = driven.todo.post
+    [(_, batch, ranges)] = driven.actions.post
     assert ranges == ((0, PIECES),)
     driven.done(number, batch, LIST)
     assert driven.phase() is TransferPhase.DONE
-    assert driven.todo.close == [number]
+    assert driven.actions.close == [number]
     assert driven.quiet()
 
 
@@ -52,18 +52,18 @@ def test_a_list_that_is_not_the_logs_is_not_used() -> None:
 def test_what_a_lost_source_had_is_asked_for_elsewhere_only_once_it_is_closed() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
     driven.transfer.lost(number, "gone", driven.now)
-    todo = driven.take()
-    assert (todo.plan, todo.close) == (None, [number])
+    actions = driven.take()
+    assert (actions.plan, actions.close) == (None, [number])
     assert not driven.quiet()
     driven.transfer.closed(number, driven.now)
-    todo = driven.take()
-    assert todo.plan == (((0, PIECES),), (source_id("a"),))
+    actions = driven.take()
+    assert actions.plan == (((0, PIECES),), (source_id("a"),))
     assert driven.transfer.sources[number].retried == PIECES
 
 
 def test_a_batch_that_ends_while_its_source_is_closed_still_counts() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     driven.transfer.lost(number, "gone", driven.now)
     driven.done(number, batch, LIST)
     driven.transfer.closed(number, driven.now)
@@ -72,9 +72,9 @@ def test_a_batch_that_ends_while_its_source_is_closed_still_counts() -> None:
 
 def test_wrong_bytes_of_a_source_whose_lease_is_over_are_a_lost_source() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
-    todo = driven.done(number, batch, WRONG + LIST[16:])
-    assert todo.confirm == [number]
+    [(_, batch, _)] = driven.actions.post
+    actions = driven.done(number, batch, WRONG + LIST[16:])
+    assert actions.confirm == [number]
     assert sum(driven.transfer.verification.done) == PIECES - 1
     driven.transfer.confirmed(number, holds=False, now=driven.now)
     assert _fails_for_want_of_a_source(driven, number) == VersionUnavailable.__name__
@@ -82,7 +82,7 @@ def test_wrong_bytes_of_a_source_whose_lease_is_over_are_a_lost_source() -> None
 
 def test_wrong_bytes_of_a_source_that_kept_its_lease_are_damage() -> None:
     driven, [number] = running(("a", ((0, PIECES),)))
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     driven.done(number, batch, WRONG + LIST[16:])
     driven.transfer.confirmed(number, holds=True, now=driven.now)
     assert _fails_for_want_of_a_source(driven, number) == "IntegrityError"
@@ -102,7 +102,7 @@ def _fails_for_want_of_a_source(driven: Driven, number: int) -> str:
 
 def test_without_digests_a_piece_counts_by_the_word_of_its_source() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     assert driven.done(number, batch, b"").confirm == [number]
     assert driven.phase() is TransferPhase.RUNNING
     driven.transfer.confirmed(number, holds=True, now=driven.now)
@@ -111,7 +111,7 @@ def test_without_digests_a_piece_counts_by_the_word_of_its_source() -> None:
 
 def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() -> None:
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
-    [(_, batch, _)] = driven.todo.post
+    [(_, batch, _)] = driven.actions.post
     driven.done(number, batch, b"")
     driven.transfer.confirmed(number, holds=False, now=driven.now)
     driven.take()
@@ -161,8 +161,8 @@ def test_an_idle_source_takes_the_later_half_of_what_the_busiest_has_not_asked_f
     driven.transfer.start(driven.now)
     posts = {number: (batch, ranges) for number, batch, ranges in driven.take().post}
     batch, _ = posts[fast]
-    todo = driven.done(fast, batch, RIGHT[0])
-    assert [(number, ranges) for number, _, ranges in todo.post] == [(fast, ((4, 1),)), (fast, ((5, 1),))]
+    actions = driven.done(fast, batch, RIGHT[0])
+    assert [(number, ranges) for number, _, ranges in actions.post] == [(fast, ((4, 1),)), (fast, ((5, 1),))]
 
 
 def test_what_was_kept_is_not_asked_for() -> None:

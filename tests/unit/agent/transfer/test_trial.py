@@ -34,22 +34,22 @@ class Behind(Driven):
 
     def lives(self, seconds: float, *pieces: Range) -> TransferActions:
         """Let time pass in which the middle says that it lives, and at its end has these pieces more."""
-        todo, end = TransferActions(), self.now + seconds
-        self.todo = TransferActions()
-        while self.now < end - 1e-9 and todo.plan is None:
+        actions, end = TransferActions(), self.now + seconds
+        self.actions = TransferActions()
+        while self.now < end - 1e-9 and actions.plan is None:
             self.wait_exactly(min(0.2, end - self.now))
             self.transfer.available(self.middle, (), self.now)
-            plan = self.todo.plan
-            todo = self.take()
-            todo.plan = todo.plan or plan
+            plan = self.actions.plan
+            actions = self.take()
+            actions.plan = actions.plan or plan
         self.transfer.available(self.middle, pieces, self.now)
-        return todo
+        return actions
 
     def tries(self) -> int:
         """Wait for the trial, and let the planner name a ready source; returns its number."""
         self.brings(self.middle)
-        todo = self.lives(1.2 * DEFAULT_LIMITS.trial_s)
-        assert todo.plan == (((4, 2),), (source_id("middle"),))
+        actions = self.lives(1.2 * DEFAULT_LIMITS.trial_s)
+        assert actions.plan == (((4, 2),), (source_id("middle"),))
         (number,) = self.planned(("ready", ((4, 2),)))
         return number
 
@@ -79,7 +79,7 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     behind.take()
     behind.brings(behind.middle)
     behind.brings(ready)
-    assert (behind.todo.close, behind.todo.post) == ([ready], [])
+    assert (behind.actions.close, behind.actions.post) == ([ready], [])
     assert behind.transfer.pool.exclusions.left_out() == ()
     assert behind.state is TrialState.RESTING
     behind.closed(ready)
@@ -96,8 +96,8 @@ class BehindWithTwo(Behind):
 
     def tries_two(self) -> list[int]:
         self.brings(self.middle)
-        todo = self.lives(1.2 * DEFAULT_LIMITS.trial_s)
-        assert todo.plan == (((4, 2),), (source_id("middle"),))
+        actions = self.lives(1.2 * DEFAULT_LIMITS.trial_s)
+        assert actions.plan == (((4, 2),), (source_id("middle"),))
         numbers = self.planned(("ready", ((4, 1),)), ("near", ((5, 1),)))
         for number in numbers:
             self.opened(number)
@@ -111,10 +111,10 @@ def test_of_several_that_are_no_faster_none_stays() -> None:
     behind.lives(0.8, (1, 3))
     behind.take()
     behind.brings(one)
-    assert (behind.todo.close, behind.state) == ([one], TrialState.TRYING)
-    assert not any(post[0] == one for post in behind.todo.post)
+    assert (behind.actions.close, behind.state) == ([one], TrialState.TRYING)
+    assert not any(post[0] == one for post in behind.actions.post)
     behind.brings(other)
-    assert (behind.todo.close, behind.state) == ([other], TrialState.RESTING)
+    assert (behind.actions.close, behind.state) == ([other], TrialState.RESTING)
     for number in (one, other):
         behind.closed(number)
     assert behind.transfer.pool.exclusions.left_out() == ()
@@ -129,7 +129,7 @@ def test_of_several_the_one_that_is_far_faster_stays() -> None:
     fast, other = behind.tries_two()
     posts = behind.brings(fast, after_s=0.01).post
     assert [number for number, _, _ in posts] == [fast]
-    assert (behind.todo.close, behind.state) == ([], TrialState.TRYING)
+    assert (behind.actions.close, behind.state) == ([], TrialState.TRYING)
     behind.transfer.lost(other, "it refused", behind.now)
     behind.closed(other)
     assert behind.state is TrialState.KEPT
@@ -188,7 +188,7 @@ def test_whoever_is_tried_and_lost_is_no_end_of_the_read() -> None:
     behind.transfer.lost(ready, "it refused", behind.now)
     behind.closed(ready)
     assert behind.state is TrialState.RESTING
-    assert behind.todo.plan == (((4, 2),), (source_id("ready"),))
+    assert behind.actions.plan == (((4, 2),), (source_id("ready"),))
     assert behind.planned(("middle", ((4, 2),))) == []
     behind.transfer.available(behind.middle, ALL, behind.now)
     behind.take()
@@ -235,9 +235,9 @@ def ends_after(middle_s: float, origin_s: float, tries_max: int) -> float:
         if behind.now >= next_at and there < PIECES:
             there, next_at = there + 1, next_at + middle_s
         behind.transfer.available(behind.middle, ((0, there),), behind.now)
-        todo = behind.take()
-        if todo.plan is not None:
-            behind.transfer.planned(plan_of("origin", todo.plan[0]), behind.now)
+        actions = behind.take()
+        if actions.plan is not None:
+            behind.transfer.planned(plan_of("origin", actions.plan[0]), behind.now)
         for number, _ in behind.take().open:
             behind.transfer.opened(number, LIST, behind.now)
         for number, source in list(behind.transfer.sources.items()):

@@ -44,7 +44,7 @@ def test_a_good_file_is_read() -> None:
         ({"links": [{"between": ["a", "b"], "gbit_s": 1, "rtt_ms": -1}]}, "links.0.rtt_ms is -1"),
         ({"links": [{"between": ["a", "b"], "gbit_s": 1, "rtt_ms": 1, "loss": 1}]}, "loses every packet"),
         ({"trainer": "teacher"}, "the trainer is 'teacher', and there are no replicas of that name"),
-        ({"replicas": {"trainer": {"site": "a", "count": 1}}}, "a trainer and nobody else"),
+        ({"replicas": {"trainer": {"site": "a", "count": 1}}}, "a trainer alone"),
         ({"replicas": {**GOOD["replicas"], "rollout": {"site": "a", "count": 40_000}}}, "80002 shards are more than"),
         ({"baseline": "broadcast"}, "Invalid enum value 'broadcast' - at `$.baseline`"),
         ({"update": "behind-a-seed"}, "memory_host: true"),
