@@ -2,15 +2,11 @@
 
     python -m tests.chaos.cluster [--blows nats-0,leader,…] [--stop-s 10] [--json FILE]
 
-A hub of three nodes (each log on all three), three registries and three agents. Each node in turn is killed, the one
-that leads the job's log in particular; one is stopped for ten seconds, and so is that leader; two are stopped, so that
-there is no majority; all are killed at once. The registry that leads is killed, by itself and with the log's leader,
-and stopped for far longer than its lease. After each blow a version that is begun afterwards must be published and read
-by both readers within a bound; versions only rise; no agent is lost. Exit code 1 and an account of each finding
-otherwise.
+A hub of three nodes, registries and agents. Nodes are killed and stopped: each, the log's leader, two, all; and so is
+the registry that leads. After each blow a version begun afterwards must be published and read by both readers within a
+bound; versions only rise; no agent is lost.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -21,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from tests.chaos.content import MIB
-from tests.chaos.scenario import Blow, Scenario, conclude, trainer_and_readers
+from tests.chaos.scenario import Blow, Scenario, Struck, arguments, conclude, trainer_and_readers, write_json
 from tests.chaos.worker import Config
 from tests.kit.waiting import kill
 from tests.stopping import stop
@@ -41,21 +37,8 @@ ASK_S: Final = 1.0
 LOOK_S: Final = 0.05
 
 
-class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one blow. `recovered_s`: from the blow or the waking; None if nothing got on within the bound."""
-
-    blow: str
-    recovered_s: float | None
-    meanwhile: int
-    """How many reads were committed while the victim was stopped."""
-    errors: dict[str, int]
-    findings: int
-
-
 @dataclass(kw_only=True)
 class Cluster(Scenario):
-    """One run of the script."""
-
     blows: tuple[str, ...]
     stop_s: float
     verbose: bool = False
@@ -68,7 +51,6 @@ class Cluster(Scenario):
         return trainer_and_readers(self, ("agent-0", "agent-1", "agent-2"), think_s_max=0.1)
 
     async def go(self) -> None:
-        """Strike each blow, and judge the log at the end."""
         await self.play(agents=3, registries=3, nats_nodes=NODES)
         if lost := self.log.kinds.get("agent.lost", 0):
             self.findings.wrong(f"{lost} agents were taken for lost, and none was struck")
@@ -78,53 +60,35 @@ class Cluster(Scenario):
     async def script(self) -> None:
         """Strike each blow; a log that stays without a leader leaves nothing to strike."""
         for name in self.blows:
-            before, calls = len(self.findings.wrongs), self.findings.calls.copy()
             blow, victims = await self._choose(name)
+            told = self.telling(victim=f"{name} ({', '.join(victims)})", blow=blow.__name__)
             leader = await self._leader() if name == "registry-stopped" else ""
             at, meanwhile = await self.struck(victims, blow, self.stop_s)
             if leader and await self._leader() == leader:
                 self.findings.wrong(f"{leader} slept for {self.stop_s:g} s, and leads as if it had not")
             recovered = await self.progress(at, name)
             whole = await self._replicas()
-            struck = Struck(
-                blow=f"{name} ({', '.join(victims)}): {blow.__name__}",
-                recovered_s=recovered,
-                meanwhile=meanwhile,
-                errors=self.errors_since(calls),
-                findings=len(self.findings.wrongs) - before,
-            )
-            self.struck_by.append(struck)
+            self.struck_by.append(told(recovered, meanwhile))
             if self.verbose:
-                print(line_of(struck), flush=True)
+                print(self.struck_by[-1], flush=True)
             if not whole.get("leader"):
                 return
 
     async def _choose(self, blow: str) -> tuple[Blow, list[str]]:
-        """Return what a blow's name means now."""
         log_leader = (await self._replicas())["leader"].replace("tensorhub", "nats")
         others = [name for name in (f"nats-{index}" for index in range(NODES)) if name != log_leader]
-        match blow:
-            case "leader":
-                return kill, [log_leader]
-            case "leader-stopped":
-                return stop, [log_leader]
-            case "other-stopped":
-                return stop, others[:1]
-            case "two-stopped":
-                return stop, [log_leader, others[0]]
-            case "all":
-                return kill, [log_leader, *others]
-            case "leader-and-registry":
-                return kill, [log_leader, await self._leader()]
-            case "registry":
-                return kill, [await self._leader()]
-            case "registry-stopped":
-                return stop, [await self._leader()]
-            case _:
-                return kill, [blow]
+        registry = await self._leader() if "registry" in blow else ""
+        victims = {
+            "leader": [log_leader],
+            "other": others[:1],
+            "two": [log_leader, others[0]],
+            "all": [log_leader, *others],
+            "leader-and-registry": [log_leader, registry],
+            "registry": [registry],
+        }.get(blow.removesuffix("-stopped"), [blow])
+        return stop if blow.endswith("-stopped") else kill, victims
 
     async def _leader(self) -> str:
-        """Return the registry that answers."""
         deadline = time.monotonic() + LEADS_S
         async with await self.hub.bus(self.hub.admin_key) as bus:
             while time.monotonic() < deadline:
@@ -154,14 +118,6 @@ class Cluster(Scenario):
         return found
 
 
-def line_of(struck: Struck) -> str:
-    """Describe what became of a blow, in one line."""
-    recovered = "NOTHING GOT ON" if struck.recovered_s is None else f"recovered in {struck.recovered_s:5.2f} s"
-    errors = ", ".join(f"{error} {count}" for error, count in struck.errors.items()) or "no error"
-    found = f"  {struck.findings} FINDINGS" if struck.findings else ""
-    return f"{struck.blow:42} {recovered}, {struck.meanwhile:3} reads meanwhile; {errors}{found}"
-
-
 ALL: Final = (
     *(f"nats-{index}" for index in range(NODES)),
     "leader",
@@ -176,12 +132,7 @@ ALL: Final = (
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blows", default=",".join(ALL), help="separated by commas")
-    parser.add_argument("--stop-s", type=float, default=10.0)
-    parser.add_argument("--mib", type=int, default=16)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = arguments(__doc__, blows=",".join(ALL), stop_s=10.0, mib=16, json="")
     run = Cluster(
         directory=Path(tempfile.mkdtemp(prefix="tensorhub-cluster-")),
         nbytes=args.mib * MIB,
@@ -192,8 +143,7 @@ async def main() -> int:
     await run.go()
     print(f"{run.findings.compared_in_all()}; {run.findings.slowest_calls()}")
     print(f"log: {run.log.last} entries, {len(run.log.commands)} commands, {len(run.log.roots)} versions")
-    if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(run.struck_by), indent=1) + b"\n")
+    write_json(args.json, run.struck_by)
     print(f"{len(run.struck_by)} blows")
     return conclude(run.findings, run.directory)
 

@@ -16,7 +16,6 @@ MIB: Final = 1 << 20
 WORD_BYTES: Final = 8
 ODD: Final = 0x9E3779B97F4A7C15
 WORD_MASK: Final = (1 << 64) - 1
-
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -32,7 +31,6 @@ class Content:
             self._bases[name] = chance.integers(0, WORD_MASK, words, dtype=np.uint64, endpoint=True)
 
     def write(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Overwrite every byte with those of a version."""
         for name, there in _each(tensors):
             there[:] = self._bytes(name, version)[: len(there)]
 
@@ -47,7 +45,6 @@ class Content:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes a comparison compares."""
         return sum(_nbytes(spec) for spec in self.specs.values())
 
     def _bytes(self, name: str, version: int) -> Bytes:

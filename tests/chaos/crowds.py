@@ -5,36 +5,30 @@
     python -m tests.chaos.crowds readers [--readers 1000] [--install in-place] [--kib 64] [--stopped-s 2]
     python -m tests.chaos.crowds jobs [--jobs 100]
 
-`shards`: one agent holds as many shards as it may, each with a version, and is asked for more. It is killed, and
-restarted: every shard and version is found again, and nothing of what was refused.
-
-`calls`: one connection has that many calls under way when the agent is killed: each returns or raises an error that
-says what to do, and afterwards every shard is there and serves.
-
-`readers`: that many replicas at one agent read one version at once from the trainer's agent, which is stopped once the
-first has it, and woken. Every reader gets the version, byte for byte; then all of them update to the next one at once.
-
-`jobs`: one connection for each job, and in each a trainer and a reader, all at once.
+`shards`: an agent with all the shards that it may have is asked for more, is killed, and finds each and its version.
+`calls`: so many calls are under way when the agent is killed; each ends, and afterwards every shard serves.
+`readers`: so many read one version at once from an agent that is stopped and woken; then all update to the next one.
+`jobs`: a connection for each job, and in each a trainer and a reader, all at once.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from tests.chaos.memory_marks import manifests_of, segments_of
+from tests.chaos.scenario import arguments
 from tests.kit.hubs import RunningHub, running_hub
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard
-from tensorhub.arguments import INSTALLS, Install
+from tensorhub.arguments import Install
 
 JOB: Final = "crowd"
 ELEMENTS: Final = 16
@@ -54,7 +48,6 @@ class Crowd:
     wrong: list[str] = field(default_factory=list)
 
     async def timed(self, part: str, work: Awaitable[T]) -> T:
-        """Note how long a part took."""
         began = time.monotonic()
         try:
             return await work
@@ -62,7 +55,6 @@ class Crowd:
             self.took_s[part] = time.monotonic() - began
 
     def ended(self, ends: Iterable[object]) -> int:
-        """Count how calls ended; returns how many returned."""
         returned = 0
         for end in ends:
             if isinstance(end, tensorhub.TensorHubError):
@@ -74,13 +66,11 @@ class Crowd:
         return returned
 
     def check(self, holds: bool, otherwise: str) -> None:  # noqa: FBT001 (what is checked)
-        """Note what is wrong."""
         if not holds:
             self.wrong.append(otherwise)
 
     @property
     def table(self) -> str:
-        """Summarise it."""
         lines = [f"  {part:<44} {took_s:8.2f} s" for part, took_s in self.took_s.items()]
         lines += [f"  {count} calls raised {error}" for error, count in self.raised.items()]
         lines += [f"  WRONG: {each}" for each in self.wrong[:20]]
@@ -88,12 +78,10 @@ class Crowd:
 
 
 def values(number: int) -> torch.Tensor:
-    """Return what shard `number` holds."""
     return torch.full((ELEMENTS,), float(number))
 
 
 async def every(numbers: Iterable[int], work: Callable[[int], Awaitable[T]]) -> list[T | BaseException]:
-    """Do the work for each number, all at once."""
     return await asyncio.gather(*(work(number) for number in numbers), return_exceptions=True)
 
 
@@ -109,38 +97,31 @@ async def all_do(crowd: Crowd, part: str, numbers: Iterable[int], work: Callable
 async def all_shards(
     crowd: Crowd, part: str, shards: Mapping[int, AsyncShard], work: Callable[[AsyncShard], Awaitable[object]]
 ) -> None:
-    """Let each shard do something at once."""
     await all_do(crowd, f"shards {part}", shards, lambda number: work(shards[number]))
 
 
 async def registered(crowd: Crowd, hub: AsyncHub, count: int) -> dict[int, AsyncShard]:
-    """Register so many shards at once, each of a model of its own."""
-
     async def register(number: int) -> AsyncShard:
         return await hub.register(f"m{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
 
     return await all_do(crowd, "shards registered", range(count), register)
 
 
-def hold_their_values(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
-    """Compare what each shard holds with what was written into it."""
-    for number, shard in shards.items():
-        crowd.check(bool(torch.equal(shard.tensors["w"], values(number))), f"shard {number} has other values")
+def hold(crowd: Crowd, shards: Mapping[int, AsyncShard], of: Callable[[int], torch.Tensor] = values) -> None:
+    wrong = [number for number, shard in shards.items() if not torch.equal(shard.tensors["w"], of(number))]
+    crowd.check(not wrong, f"{len(wrong)} shards hold other bytes, {wrong[:5]} among them")
 
 
 async def release(crowd: Crowd, shards: Mapping[int, AsyncShard]) -> None:
-    """Release all shards at once."""
     await all_shards(crowd, "released", shards, lambda shard: shard.release(timeout_s=CALL_S))
 
 
 def check_files(crowd: Crowd, hub: RunningHub, count: int) -> None:
-    """Compare how many manifests and segments there are in shared memory."""
     found = len(manifests_of(hub.directory)), len(segments_of(hub.directory))
     crowd.check(found == (count, count), f"{found} manifests and segments for {count} shards")
 
 
 async def shards(directory: Path, count: int, refused: int) -> Crowd:
-    """Fill an agent with shards, ask for more, kill it, and look for all of them."""
     crowd = Crowd()
     async with running_hub(directory, agents=1) as hub, await hub.connect(JOB) as mine, await hub.connect(JOB) as other:
         made = await registered(crowd, mine, count)
@@ -157,14 +138,13 @@ async def shards(directory: Path, count: int, refused: int) -> Crowd:
         check_files(crowd, hub, count)
         await crowd.timed("killed, until it answers again", hub.until_back("agent-0", hub.kill("agent-0")))
         await all_shards(crowd, "unpublished", made, lambda shard: shard.unpublish(timeout_s=CALL_S))
-        hold_their_values(crowd, made)
+        hold(crowd, made)
         await release(crowd, made)
         check_files(crowd, hub, 0)
     return crowd
 
 
 async def calls(directory: Path, count: int) -> Crowd:
-    """Kill an agent while one connection has many calls under way."""
     crowd = Crowd()
     async with running_hub(directory, agents=1) as hub, await hub.connect(JOB) as mine:
         made = await registered(crowd, mine, count)
@@ -176,20 +156,18 @@ async def calls(directory: Path, count: int) -> Crowd:
         crowd.ended(await crowd.timed(f"{count} calls, the agent killed meanwhile", calls))
         await hub.until_back("agent-0", killed)
         await all_shards(crowd, "published anew", made, _anew)
-        hold_their_values(crowd, made)
+        hold(crowd, made)
         await release(crowd, made)
     return crowd
 
 
 async def _anew(shard: AsyncShard) -> int:
-    """Publish the next version, whatever became of the one before."""
     if shard.version is not None:
         await shard.unpublish(timeout_s=CALL_S)
     return await shard.publish(timeout_s=CALL_S)
 
 
 async def readers(directory: Path, count: int, install: Install, kib: int = 64, stopped_s: float = 2.0) -> Crowd:
-    """Let many replicas of one agent read one version at once, from an agent that is stopped and woken meanwhile."""
     crowd = Crowd()
     content = torch.arange(kib * VALUES_PER_KIB, dtype=torch.float32)
     spec = {"w": tensorhub.TensorSpec(tuple(content.shape), torch.float32)}
@@ -209,12 +187,12 @@ async def readers(directory: Path, count: int, install: Install, kib: int = 64, 
         )
         await _stopped(crowd, hub, made, stopped_s, reading)
         await reading
-        hold(crowd, made, content)
+        hold(crowd, made, lambda _: content)
         await trainer.unpublish(timeout_s=CALL_S)
         trainer.tensors["w"].neg_()
         await trainer.publish(2)
         await all_shards(crowd, f"updated ({install})", made, lambda shard: shard.update(timeout_s=CALL_S))
-        hold(crowd, made, -content)
+        hold(crowd, made, lambda _: -content)
         await release(crowd, made)
     return crowd
 
@@ -232,14 +210,7 @@ async def _stopped(
     crowd.took_s[f"of it the source stopped ({missing} to go, {done} meanwhile)"] = stopped_s
 
 
-def hold(crowd: Crowd, made: Mapping[int, AsyncShard], content: torch.Tensor) -> None:
-    """Compare every reader's bytes with the trainer's."""
-    wrong = [number for number, shard in made.items() if not torch.equal(shard.tensors["w"], content)]
-    crowd.check(not wrong, f"{len(wrong)} readers hold other bytes, {wrong[:5]} among them")
-
-
 async def jobs(directory: Path, count: int) -> Crowd:
-    """Let many jobs begin at once on one agent, each with a trainer and a reader."""
     crowd = Crowd()
     async with running_hub(directory, agents=1) as hub:
         agent, nats = hub.file.agents[0].socket, hub.file.nats_all
@@ -259,38 +230,27 @@ async def jobs(directory: Path, count: int) -> Crowd:
 
 
 def first(ends: Iterable[object]) -> str:
-    """Return the first error among the ends of calls."""
     return next((str(each) for each in ends if isinstance(each, BaseException)), "no error")
 
 
+PARTS: Final[dict[str, tuple[Callable[..., Coroutine[Any, Any, Crowd]], dict[str, Any]]]] = {
+    "shards": (shards, {"shards": 1000, "refused": 3}),
+    "calls": (calls, {"calls": 1000}),
+    "readers": (readers, {"readers": 1000, "install": "in-place", "kib": 64, "stopped_s": 2.0}),
+    "jobs": (jobs, {"jobs": 100}),
+}
+"""What plays each part, and its options with their defaults, in the order of its arguments."""
+
+
 def main() -> None:
-    """Run one crowd; the exit code is 1 where something was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.crowds", description=__doc__)
-    parts = parser.add_subparsers(dest="part", required=True)
-    of_shards = parts.add_parser("shards")
-    of_shards.add_argument("--shards", type=int, default=1000)
-    of_shards.add_argument("--refused", type=int, default=3)
-    of_calls = parts.add_parser("calls")
-    of_calls.add_argument("--calls", type=int, default=1000)
-    of_readers = parts.add_parser("readers")
-    of_readers.add_argument("--readers", type=int, default=1000)
-    of_readers.add_argument("--install", choices=INSTALLS, default="in-place")
-    of_readers.add_argument("--kib", type=int, default=64)
-    of_readers.add_argument("--stopped-s", type=float, default=2.0)
-    of_jobs = parts.add_parser("jobs")
-    of_jobs.add_argument("--jobs", type=int, default=100)
-    chosen = parser.parse_args()
+    if sys.argv[1:2] == [] or sys.argv[1] not in PARTS:
+        sys.exit(__doc__)
+    part = sys.argv.pop(1)
+    play, defaults = PARTS[part]
+    chosen = arguments(__doc__, **defaults)
     with tempfile.TemporaryDirectory(prefix="crowds-") as folder:
-        match chosen.part:
-            case "shards":
-                crowd = asyncio.run(shards(Path(folder), chosen.shards, chosen.refused))
-            case "readers":
-                crowd = asyncio.run(readers(Path(folder), chosen.readers, chosen.install, chosen.kib, chosen.stopped_s))
-            case "jobs":
-                crowd = asyncio.run(jobs(Path(folder), chosen.jobs))
-            case _:
-                crowd = asyncio.run(calls(Path(folder), chosen.calls))
-    print(f"crowds {chosen.part}:\n{crowd.table}", flush=True)
+        crowd = asyncio.run(play(Path(folder), *(getattr(chosen, name) for name in defaults)))
+    print(f"crowds {part}:\n{crowd.table}", flush=True)
     sys.exit(1 if crowd.wrong else 0)
 
 

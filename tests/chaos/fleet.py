@@ -1,8 +1,4 @@
-"""The worker processes of a scenario: started, started again when they were killed, and listened to.
-
-Each report of a worker is judged as it comes in: wrong bytes, late answers, errors that no kill excuses, and memory
-that a worker does not find as it left it.
-"""
+"""The worker processes of a scenario: started again when they were killed, listened to, and judged by what they say."""
 
 import asyncio
 import os
@@ -74,8 +70,6 @@ class Findings:
 
 @dataclass(slots=True)
 class Life:
-    """One process of a worker."""
-
     peer: Peer
     open: dict[int, reports.Begun] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
@@ -108,11 +102,9 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """The living process, or None."""
         return None if self.life is None else self.life.peer.pid
 
     async def run(self) -> None:
-        """Run processes, one after another, until the worker is to end."""
         environment = {**os.environ, "TENSORHUB_DIR": str(self._directory), "OMP_NUM_THREADS": "1"}
         start = forked(PROGRAM, (msgspec.json.encode(self.config).decode(),), environment)
         log = self._directory / "logs" / f"worker-{self.name}.log"
@@ -140,13 +132,11 @@ class Member:
         self.life.peer.signal(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop the process."""
         assert self.life is not None
         self.life.stopped_at = time.monotonic()
         stop(self.life.peer.pid)
 
     def wake(self) -> None:
-        """Wake the process."""
         life = self.life
         if life is not None and life.stopped_at is not None:
             for number in life.open:
@@ -155,11 +145,9 @@ class Member:
             wake(life.peer.pid)
 
     def is_calling(self, call: str) -> bool:
-        """Return whether the worker waits for such a call just now."""
         return self.life is not None and any(each.call == call for each in self.life.open.values())
 
     def ask_to_end(self) -> None:
-        """Let the worker end in good order."""
         self._ending = True
         if self.life is not None:
             self.life.peer.signal(signal.SIGTERM)
@@ -253,19 +241,15 @@ class Member:
 
 
 class Fleet:
-    """All workers of a scenario."""
-
     def __init__(self, directory: Path, configs: Iterable[tuple[str, Config]], findings: Findings) -> None:
         self._findings = findings
         self.members = {name: Member(name, config, directory, findings) for name, config in configs}
         self._runs: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Start every worker."""
         self._runs = {name: asyncio.create_task(member.run()) for name, member in self.members.items()}
 
     async def end(self) -> None:
-        """Let all end in good order."""
         for name, member in self.members.items():
             while not self._runs[name].done() and (member.life is None or not member.life.begun):  # noqa: ASYNC110 (only its reports show it)
                 await asyncio.sleep(LOOK_S)
@@ -298,7 +282,6 @@ class Fleet:
         return time.monotonic()
 
     def has_progressed(self, after: float) -> bool:
-        """Return whether every reader has read a version whose publication began after a moment."""
         version = self.version_after(after)
         return version is not None and all(
             member.newest.get(index, (0, 0.0))[0] >= version
@@ -307,12 +290,10 @@ class Fleet:
         )
 
     def version_after(self, after: float) -> int | None:
-        """Return the first version whose publication began after a moment."""
         all_published = (each for member in self.members.values() for each in member.published)
         return min((each.version for each in all_published if each.began_at > after), default=None)
 
     def reads(self) -> int:
-        """Return how many reads have returned a version."""
         return sum(member.commits for member in self.readers)
 
     def late_calls(self) -> list[str]:

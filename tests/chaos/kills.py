@@ -2,32 +2,28 @@
 
     python -m tests.chaos.kills --kills 200 [--hosts 2] [--seed S] [--seconds-max 900]
 
-A hub with four agents runs a trainer and two rollout replicas; victims are NATS, the registry, the planner, every agent
-and every worker, now and then two at once, one after the other, or the whole hub. After each kill the work must go on
-within a bound. At the end neither memory nor a process is left behind. Exit code 1 and an account of each finding
-otherwise.
+Victims are NATS, the registry, the planner, agents and workers: one, two at once, two in a row, or the whole hub.
+After each kill the work must go on within a bound. At the end neither memory nor a process is left behind.
 """
 
-import argparse
 import asyncio
-import contextlib
-import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Final
-from uuid import uuid4
 
 from tests.chaos.content import MIB
-from tests.chaos.scenario import Scenario, conclude
+from tests.chaos.scenario import Scenario, arguments, conclude
 from tests.chaos.worker import Config
+from tests.kit import fork_server
 from tests.kit.waiting import is_alive, kill
-from tests.leftovers import memory_of
+from tests.leftovers import nothing_left
 
 AGENTS: Final = 4
 SHARDS: Final = 2
@@ -38,8 +34,6 @@ AGAIN_SHARE: Final = 0.15
 AGAIN_S_MAX: Final = 1.0
 ALL_SHARE: Final = 0.02
 """So often all processes of the hub are killed at once, as when a machine loses its power and none of its memory."""
-
-GONE_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -52,8 +46,6 @@ class Kill:
 
 @dataclass(kw_only=True)
 class Run(Scenario):
-    """One run of the script."""
-
     kills: int
     seconds_max: float
     hosts: int = 1
@@ -75,14 +67,11 @@ class Run(Scenario):
             yield name, self.config(replica, agent, indexes=indexes, shards=SHARDS)
 
     async def go(self) -> None:
-        """Do all of it."""
         began = time.monotonic()
         await self.play(agents=AGENTS, hosts=self.hosts, TENSORHUB_LOG_FORMAT="console")
-        self._look_for_leftovers()
         self.took_s = time.monotonic() - began
 
     async def script(self) -> None:
-        """Kill, and wait for progress after each."""
         began, self.chance = time.monotonic(), random.Random(self.seed)
         for number in range(1, self.kills + 1):
             await asyncio.sleep(self.chance.uniform(0, CALM_S_MAX))
@@ -119,19 +108,7 @@ class Run(Scenario):
             self.strike(victim, kill)
         return tuple(victims)
 
-    def _look_for_leftovers(self) -> None:
-        segments = [path.name for path in memory_of(self.directory)]
-        if segments:
-            self.findings.wrong(f"{len(segments)} files are left in shared memory: {segments[:5]}")
-        deadline = time.monotonic() + GONE_S
-        while strays := list(_processes_of(self.directory)):
-            if time.monotonic() > deadline:
-                self.findings.wrong(f"processes are left: {strays}")
-                return
-            time.sleep(0.05)
-
     def table(self) -> str:
-        """Summarise the run."""
         findings = self.findings
         several = sum(len(each.victims) > 1 for each in self.done)
         where = "one host" if self.hosts == 1 else f"{self.hosts} hosts"
@@ -140,15 +117,10 @@ class Run(Scenario):
         for victim in sorted({name for each in self.done for name in each.victims}):
             times = [each.recovery_s for each in self.done if victim in each.victims]
             lines.append(f"{victim:12} {len(times):6} {median(times):11.2f} s {max(times):6.2f} s")
-        lines += ["", f"{'call':12} {'slowest':>9}  outcomes"]
-        for call in sorted({call for call, _ in findings.calls}):
-            outcomes = sorted(((n, out) for (c, out), n in findings.calls.items() if c == call), reverse=True)
-            counts = ", ".join(f"{out} {n}" for n, out in outcomes)
-            lines.append(f"{call:12} {findings.slowest_s[call]:7.2f} s  {counts}")
-        compared = ", ".join(f"{moment} {n}" for moment, n in sorted(findings.compared.items()))
         lines += [
             "",
-            f"compared: {compared}; {findings.nbytes / 1e9:.1f} GB, {findings.unequal} unequal",
+            f"calls: {dict(findings.calls)}; {findings.slowest_calls()}",
+            f"compared: {dict(findings.compared)}; {findings.compared_in_all()}",
             f"workers back: {findings.attached_again}, to {findings.found_unchanged} shards as they left them",
             f"log: {self.log.last} entries, {len(self.log.commands)} commands, {len(self.log.groups)} whole outcomes,",
             f"     {len(self.log.roots)} versions, {self.probes} commands acknowledged to the prober",
@@ -156,36 +128,20 @@ class Run(Scenario):
         return "\n".join(lines)
 
 
-def _processes_of(directory: Path) -> Iterator[str]:
-    """Name the living processes that were started for this directory."""
-    mark = str(directory.absolute()).encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes() and is_alive(int(entry.name)):
-                yield f"{entry.name} {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()[:100]}"
-
-
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--hosts", type=int, default=1, help="that the agents pretend to be on")
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--seconds-max", type=float, default=1800.0)
-    parser.add_argument("--mib", type=int, default=32, help="of each shard")
-    parser.add_argument("--keep", action="store_true", help="keep the hub's directory with its logs")
-    args = parser.parse_args()
+    seed = random.randrange(1_000_000)
+    args = arguments(__doc__, kills=200, hosts=1, seed=seed, seconds_max=1800.0, mib=32, keep=False)
     run = Run(
         directory=Path(tempfile.mkdtemp(prefix="tensorhub-chaos-")),
         nbytes=args.mib * MIB,
-        seed=int(uuid4()) % 1_000_000 if args.seed is None else args.seed,
+        seed=args.seed,
         kills=args.kills,
         seconds_max=args.seconds_max,
         hosts=args.hosts,
         verbose=True,
     )
-    await run.go()
+    with nothing_left(run.directory), closing(fork_server):
+        await run.go()
     print(run.table())
     return conclude(run.findings, run.directory, keep=args.keep)
 

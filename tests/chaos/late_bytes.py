@@ -2,12 +2,10 @@
 
     python -m tests.chaos.late_bytes --rounds 50 [--hosts 2] [--mib 256] [--seed S]
 
-What a stopped source had under way is in its own and the kernel's buffers, and goes on when it wakes. By then the
-replica is committed, and its memory may be in use: so every bit of it is turned over before the source is woken, and
-from then on not a byte may change, until well after the source has answered again.
+What a stopped source had under way goes on when it wakes, and by then the replica's memory may be in use: every bit of
+it is turned over before the source is woken, and from then on not a byte may change.
 """
 
-import argparse
 import asyncio
 import random
 import shutil
@@ -19,8 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.content import MIB
-from tests.chaos.two_holders import HOLDERS, Missed, Read, TwoHolders, two_holders
-from tests.kit.waiting import wake
+from tests.chaos.scenario import arguments
+from tests.chaos.two_holders import HOLDERS, Read, TwoHolders, two_holders
+from tests.kit.waiting import Missed, wake
 from tests.stopping import stop
 
 WATCH_S: Final = 0.5
@@ -38,29 +37,14 @@ SETTINGS: Final = {"TENSORHUB_STALL_S": "1.0"}
 
 @dataclass(slots=True)
 class Rounds:
-    """What the rounds have shown."""
-
     reads: list[Read] = field(default_factory=list)
     missed: int = 0
     looks: int = 0
     """How often the whole memory was hashed after a source was woken."""
     changed: list[str] = field(default_factory=list)
 
-    @property
-    def table(self) -> str:
-        """Summarise them."""
-        again = [read.report.wasted_bytes for read in self.reads]
-        slowest = max((read.after_s for read in self.reads), default=0.0)
-        return (
-            f"{len(self.reads)} rounds ({self.missed} missed): {sum(each > 0 for each in again)} with bytes under way"
-            f" at the stopped source, {sum(again) / MIB:.0f} MiB taken elsewhere instead; the read ended at most"
-            f" {slowest:.2f} s after the stop; memory hashed {self.looks} times after waking,"
-            f" {len(self.changed)} rounds with a changed byte"
-        )
 
-
-async def play(holders: TwoHolders, rounds: int, seed: int, *, verbose: bool = False) -> Rounds:
-    """Play so many rounds at random moments."""
+async def play(holders: TwoHolders, rounds: int, seed: int) -> Rounds:
     chance, found, misses = random.Random(seed), Rounds(), 0
     while len(found.reads) < rounds:
         try:
@@ -73,13 +57,6 @@ async def play(holders: TwoHolders, rounds: int, seed: int, *, verbose: bool = F
             continue
         misses = 0
         found.reads.append(read)
-        if verbose:
-            gave = ", ".join(f"{each.agent} {each.nbytes / MIB:.0f}" for each in read.report.sources)
-            print(
-                f"round {len(found.reads):3}: {read.victim} stopped at {1e3 * read.moment_s:5.0f} ms, read over after"
-                f" {read.after_s:5.2f} s, {read.report.wasted_bytes / MIB:3.0f} MiB again; MiB from {gave}",
-                flush=True,
-            )
     return found
 
 
@@ -107,18 +84,15 @@ async def _round(holders: TwoHolders, chance: random.Random, found: Rounds, with
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--hosts", type=int, default=2, choices=(1, 2))
-    parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--seed", type=int, default=None)
-    args = parser.parse_args()
-    seed = random.randrange(1_000_000) if args.seed is None else args.seed
+    args = arguments(__doc__, rounds=50, hosts=2, mib=256, seed=random.randrange(1_000_000))
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-late-"))
-    print(f"seed {seed}; logs in {directory}/logs")
+    print(f"seed {args.seed}; logs in {directory}/logs")
     async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as holders:
-        found = await play(holders, args.rounds, seed, verbose=True)
-    print(found.table)
+        found = await play(holders, args.rounds, args.seed)
+    slowest_s = max((read.after_s for read in found.reads), default=0.0)
+    print(
+        f"{len(found.reads)} rounds ({found.missed} missed), {found.looks} looks; at most {slowest_s:.2f} s to the end"
+    )
     if found.changed:
         print("\n".join(found.changed))
         return 1

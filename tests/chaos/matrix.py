@@ -2,14 +2,11 @@
 
     python -m tests.chaos.matrix [--transports local,ucxx] [--victims nats,planner] [--stop-s 10] [--json FILE] [--docs]
 
-A trainer publishes again and again, and two readers on agents of their own fetch; over ucxx they read from each other
-as well. In each cell one process is struck at one moment: *before* the bytes (the trainer's `publish` has begun),
-*during* them (in a reader's memory some bytes are of the new version, and some are not), or *after* them (both readers
-hold the version). Then a version that is begun after the blow, or after the waking, must be published and read by both
-within a bound. Exit code 1 and an account of each finding otherwise.
+A trainer publishes again and again, and two readers on agents of their own fetch. In each cell one process is struck
+at one moment: *before* the bytes (the trainer's `publish` has begun), *during* them (in a reader's memory some are of
+the new version), or *after* them. Then a version begun after the blow, or the waking, must be published and read.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -21,11 +18,10 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from benchmarks import page
 from tests.chaos.content import MIB
 from tests.chaos.memory_marks import Marks
-from tests.chaos.scenario import Scenario, conclude, trainer_and_readers
+from tests.chaos.scenario import Scenario, Struck, arguments, conclude, trainer_and_readers, write_json
 from tests.chaos.worker import TRAINER, Config
 from tests.kit.waiting import kill
 from tests.stopping import stop
@@ -50,57 +46,27 @@ MOMENT_S: Final = 30.0
 FAULTS: Final = page.DOCS / "faults.md"
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one blow. Times in s; `recovered_s` is None if nothing got on within the bound."""
-
-    transport: str
-    victim: str
-    blow: str
-    moment: str
-    recovered_s: float | None
-    """From the blow, or the waking, to a version begun afterwards that every reader has read."""
-    meanwhile: int
-    """How many reads were committed while the victim was stopped."""
-    errors: dict[str, int]
-    """What callers got from the blow on, by error."""
-    findings: int
-
-
 @dataclass(kw_only=True)
 class Matrix(Scenario):
-    """All cells of one transport, on one hub."""
-
     transport: str
     victims: tuple[str, ...]
     stop_s: float
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Struck] = field(default_factory=list)
 
     def workers(self) -> list[tuple[str, Config]]:
         return trainer_and_readers(self, AGENTS, think_s_max=0.1)
 
     async def script(self) -> None:
-        """Play each cell."""
         for victim, blow, moment in product(self.victims, BLOWS, MOMENTS):
-            before, calls = len(self.findings.wrongs), self.findings.calls.copy()
+            told = self.telling(transport=self.transport, victim=victim, blow=blow, moment=moment)
             if not await self._wait_for(moment):
                 self.findings.wrong(f"{self.transport}: the moment {moment!r} did not come within {MOMENT_S:g} s")
             at, meanwhile = await self.struck([VICTIMS[victim]], BLOWS[blow], self.stop_s)
             recovered = await self.progress(at, f"{self.transport}, {victim}, {blow}, {moment}")
-            cell = Cell(
-                transport=self.transport,
-                victim=victim,
-                blow=blow,
-                moment=moment,
-                recovered_s=recovered,
-                meanwhile=meanwhile,
-                errors=self.errors_since(calls),
-                findings=len(self.findings.wrongs) - before,
-            )
-            self.cells.append(cell)
-            print(line_of(cell), flush=True)
+            self.cells.append(told(recovered, meanwhile))
+            print(self.cells[-1], flush=True)
 
     async def _wait_for(self, moment: str) -> bool:
-        """Return at the moment to strike at; False if it did not come."""
         after = time.monotonic()
         marks = [Marks.of(self.directory, agent) for agent in AGENTS[1:]]
         came: Callable[[], bool] = {
@@ -115,18 +81,7 @@ class Matrix(Scenario):
         return True
 
 
-def line_of(cell: Cell) -> str:
-    """Describe what became of a blow, in one line."""
-    recovered = "NOTHING GOT ON" if cell.recovered_s is None else f"recovered in {cell.recovered_s:5.2f} s"
-    meanwhile = f", {cell.meanwhile} reads meanwhile" if cell.blow == "SIGSTOP" else ""
-    errors = ", ".join(f"{error} {count}" for error, count in cell.errors.items()) or "no error"
-    found = f"  {cell.findings} FINDINGS" if cell.findings else ""
-    where = f"{cell.transport:5} {cell.victim:14} {cell.blow} {cell.moment:6}"
-    return f"{where} {recovered}{meanwhile}; {errors}{found}"
-
-
-def table_of(cells: Sequence[Cell]) -> str:
-    """Return a table for docs/design/faults.md: a row for each victim and moment, over each transport."""
+def table_of(cells: Sequence[Struck]) -> str:
     found = {(cell.transport, cell.victim, cell.moment, cell.blow): cell for cell in cells}
     rows = []
     for transport, victim, moment in dict.fromkeys(key[:3] for key in found):
@@ -149,22 +104,17 @@ def table_of(cells: Sequence[Cell]) -> str:
     return page.table(head, rows)
 
 
-def _recovered(cell: Cell | None) -> str:
+def _recovered(cell: Struck | None) -> str:
     if cell is None:
         return ""
     return "never" if cell.recovered_s is None else f"{cell.recovered_s:.2f}"
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transports", default=",".join(HOSTS))
-    parser.add_argument("--victims", default=",".join(VICTIMS), help="separated by commas")
-    parser.add_argument("--stop-s", type=float, default=10.0)
-    parser.add_argument("--mib", type=int, default=64)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/design/faults.md")
-    args = parser.parse_args()
-    cells: list[Cell] = []
+    args = arguments(
+        __doc__, transports=",".join(HOSTS), victims=",".join(VICTIMS), stop_s=10.0, mib=64, json="", docs=False
+    )
+    cells: list[Struck] = []
     code = 0
     for transport in args.transports.split(","):
         matrix = Matrix(
@@ -178,8 +128,7 @@ async def main() -> int:
         print(f"{transport}: {matrix.findings.compared_in_all()}; {matrix.findings.slowest_calls()}")
         cells += matrix.cells
         code |= conclude(matrix.findings, matrix.directory)
-    if args.json is not None:
-        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(cells), indent=1) + b"\n")
+    write_json(args.json, cells)
     if args.docs:
         page.write("matrix", table_of(cells), FAULTS)
     print(f"{len(cells)} cells")

@@ -1,7 +1,6 @@
 """Looks into the segments of shards from outside the hub, to see the moment in which one is being overwritten.
 
-Every eight bytes of a `Content` differ between any two versions, so some marks that have changed, and some that have
-not, mean that a version is coming in.
+Every eight bytes of a `Content` differ between versions, so marks of which some have changed mean that one comes in.
 """
 
 import asyncio
@@ -28,12 +27,10 @@ BEGUN, OVER = 0.1, 0.7
 
 
 def segments_of(directory: Path, agent: str = "") -> list[Path]:
-    """Return the files of a hub's segments: all, or an agent's."""
     return memory_of(directory, agent and f"{agent}-", SEGMENT_SUFFIX)
 
 
 def manifests_of(directory: Path) -> list[Path]:
-    """Return the files that describe a hub's segments."""
     return memory_of(directory, end=MANIFEST_SUFFIX)
 
 
@@ -56,8 +53,6 @@ async def first_bytes(shards: Iterable[AsyncShard], *reads: "asyncio.Future[Any]
 
 
 class Marks:
-    """Marks spread over one segment."""
-
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -68,12 +63,10 @@ class Marks:
 
     @classmethod
     def of(cls, directory: Path, agent: str) -> Self:
-        """Open the one segment of an agent."""
         (path,) = segments_of(directory, agent)
         return cls(path)
 
     def are_mixed(self) -> bool:
-        """Tell whether a version is coming in just now."""
         now, seen = time.monotonic(), self._look()
         changed = sum(mark != before for mark, before in zip(seen, self._base, strict=True)) / MARKS
         if not changed:

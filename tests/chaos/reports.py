@@ -7,8 +7,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="report"):
     at: float
 
 
-class Begun(Report, frozen=True, kw_only=True, tag="begun"):
-    """A call begins; `margin_s` is what the SDK states to need beyond the caller's bound."""
+class OfCall(Report, frozen=True, kw_only=True):
+    """Of one call; `margin_s` is what the SDK states to need beyond the caller's bound."""
 
     number: int
     call: str
@@ -17,15 +17,14 @@ class Begun(Report, frozen=True, kw_only=True, tag="begun"):
     margin_s: float
 
 
-class Ended(Report, frozen=True, kw_only=True, tag="ended"):
+class Begun(OfCall, frozen=True, kw_only=True, tag="begun"):
+    """A call begins."""
+
+
+class Ended(OfCall, frozen=True, kw_only=True, tag="ended"):
     """A call has returned or raised. `outcome` is "done", or the name of the error."""
 
-    number: int
-    call: str
-    shard: int | None
     took_s: float
-    bound_s: float
-    margin_s: float
     outcome: str
     message: str = ""
 

@@ -2,14 +2,11 @@
 
     python -m tests.chaos.torn_reads --seconds 300 [--mib 64] [--no-drain]
 
-The trainer is on agent-0, two readers are on its host and two on another one. Half the time it gives its readers next
-to no time, so many of its `unpublish` calls break reads in their middle, and overwrites every byte at once. Every
-commit is compared with what its version must be, byte for byte. With `--no-drain` the agents lack the drain (a flag of
-this script, not of the agent): then readers must meet torn pieces, and still commit none. Exit code 1 and an account of
-each finding otherwise.
+Half the time the trainer gives its readers next to no time, so `unpublish` breaks reads in their middle, and overwrites
+every byte at once. Every commit is compared byte for byte. With `--no-drain` the agents lack the drain: then readers
+must meet torn pieces, and still commit none.
 """
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -19,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.content import MIB
-from tests.chaos.scenario import Scenario, conclude, trainer_and_readers
+from tests.chaos.scenario import Scenario, arguments, conclude, trainer_and_readers
 from tests.chaos.worker import Config
 from tests.kit.agents import TORN
 
@@ -48,7 +45,6 @@ class Hunt(Scenario):
     reads_log = False
 
     def __post_init__(self) -> None:
-        """Say what is excused."""
         self.findings.excused = ONLY_DUE if self.drains else ONLY_DUE | {"IntegrityError"}
         self.must_begin = self.drains
 
@@ -56,7 +52,6 @@ class Hunt(Scenario):
         return trainer_and_readers(self, ("agent-0", *READERS), think_s_max=THINK_S_MAX, hurry_s=HURRY_S)
 
     async def go(self) -> None:
-        """Let them run for that long."""
         await self.play(agents=1 + len(READERS), hosts=2, agent="" if self.drains else "without-drain")
         for member in self.fleet.readers:
             self.commits[READERS[member.config.agent]] += member.commits
@@ -69,31 +64,20 @@ class Hunt(Scenario):
             self.findings.wrong("without the drain no reader has met a torn piece: this shows nothing")
 
     async def script(self) -> None:
-        """Let time pass."""
         await self.watched(asyncio.sleep(self.seconds))
 
     def table(self) -> str:
-        """Summarise the hunt."""
         commits = ", ".join(f"{count} over {transport}" for transport, count in sorted(self.commits.items()))
-        calls = ", ".join(
-            f"{call} {outcome} {count}"
-            for (call, outcome), count in sorted(self.findings.calls.items())
-            if call in ("publish", "unpublish", "update")
-        )
         how = "with the drain" if self.drains else "WITHOUT the drain"
         return (
             f"{self.seconds:.0f} s, {how}: {self.versions} versions, {self.commits.total()} commits ({commits})\n"
             f"torn pieces that readers refused: {self.torn if not self.drains else 'not counted'}\n"
-            f"{self.findings.compared_in_all()}\ncalls: {calls}\n{self.findings.slowest_calls()}"
+            f"{self.findings.compared_in_all()}\ncalls: {dict(self.findings.calls)}\n{self.findings.slowest_calls()}"
         )
 
 
 async def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--mib", type=int, default=64)
-    parser.add_argument("--no-drain", action="store_true")
-    args = parser.parse_args()
+    args = arguments(__doc__, seconds=300.0, mib=64, no_drain=False)
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-torn-"))
     hunt = Hunt(directory=directory, nbytes=args.mib * MIB, seconds=args.seconds, drains=not args.no_drain)
     await hunt.go()

@@ -1,8 +1,4 @@
-"""A version on two agents of one host, and a reader beside them or on another host: sources are struck here.
-
-The reader's memory is looked at from outside the hub, through its file in shared memory, so whatever an agent writes
-into it is seen.
-"""
+"""A version on two agents of one host, and a reader whose memory is looked at from outside: sources are struck here."""
 
 import asyncio
 import mmap
@@ -20,7 +16,7 @@ from tests.chaos.content import Content
 from tests.chaos.memory_marks import first_bytes, segments_of
 from tests.chaos.scenario import Blow
 from tests.kit.hubs import RunningHub, running_hub
-from tests.kit.waiting import until
+from tests.kit.waiting import Missed, until
 
 from tensorhub import AsyncHub, AsyncShard, ReadReport
 
@@ -35,14 +31,8 @@ BACK_S: Final = 30.0
 """A holder that was stopped or killed holds its version again within this."""
 
 
-class Missed(Exception):
-    """The blow did not meet the read, so the round shows nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A read that was struck, and ended with the whole version."""
-
     victim: str
     moment_s: float
     """After the first byte."""
@@ -73,7 +63,6 @@ class TwoHolders:
             await shard.release()
 
     async def calm(self) -> None:
-        """Read once in peace, and remember how long that takes."""
         async with self.reader() as reader:
             reading = await reader.begin()
             began = time.monotonic()
@@ -99,12 +88,10 @@ class TwoHolders:
         return Read(victim, moment_s, time.monotonic() - at, report)
 
     def check(self, reader: "Reader") -> None:
-        """Compare every byte with what it must be."""
         wrong = self.content.wrong(reader.shard.tensors, VERSION)
         assert wrong is None, wrong
 
     async def both_hold(self) -> None:
-        """Wait until both holders have the version, as they and the log say."""
         for holder in HOLDERS:
             await self.hub.until_back(holder)
 
@@ -123,7 +110,6 @@ class Reader:
         self.shard, self._segment = shard, segment
 
     async def begin(self) -> "asyncio.Task[int]":
-        """Start the read, and return once bytes have come."""
         reading = asyncio.create_task(self.shard.replicate(VERSION, timeout_s=READ_S))
         await first_bytes([self.shard], reading)
         return reading
@@ -135,7 +121,6 @@ class Reader:
             flat.bitwise_not_()
 
     def digest(self) -> str:
-        """Hash the whole segment."""
         with self._segment.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             return xxhash.xxh3_128_hexdigest(memory)
 

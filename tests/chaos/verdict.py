@@ -12,8 +12,6 @@ MSG_ID = "Nats-Msg-Id"
 
 @dataclass(slots=True)
 class LogVerdict:
-    """What a whole log holds."""
-
     last: int = 0
     commands: dict[int, str] = field(default_factory=dict)
     """By sequence the command's id."""
@@ -25,7 +23,6 @@ class LogVerdict:
     _event: AnyEvent | None = None
 
     def read(self, entries: Iterable[StoredEntry]) -> None:
-        """Take the next entries of the log."""
         for entry in entries:
             if entry.seq != self.last + 1:
                 self.wrongs.append(f"entry {entry.seq} follows {self.last}")
@@ -65,7 +62,6 @@ class LogVerdict:
 
     @property
     def undecided(self) -> list[int]:
-        """The commands without a whole group."""
         return [seq for seq in self.commands if not self.groups.get(seq) or self._is_open(seq)]
 
     def _is_open(self, seq: int) -> bool:

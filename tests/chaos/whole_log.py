@@ -15,7 +15,6 @@ DECIDED_S: Final = 15.0
 
 
 async def read_whole_log(bus: Bus, job: str, story: Path) -> LogVerdict:
-    """Return what the log holds; what is wrong with it stands in `wrongs`."""
     joblog, verdict = JobLog(bus, job), LogVerdict()
     with story.open("w") as lines:
         try:

@@ -1,7 +1,4 @@
-"""A trainer or a rollout engine that works by itself with the public SDK, and reports what it meets.
-
-It never gives up: an error of the hub is reported and the work goes on. SIGTERM lets it end in good order.
-"""
+"""A trainer or an engine that works with the public SDK, never gives up, reports what it meets, and ends at SIGTERM."""
 
 import asyncio
 import os
@@ -10,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from tests.chaos import reports
@@ -45,8 +42,6 @@ Result = TypeVar("Result")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What the script wants of a worker."""
-
     job: str
     seed: int
     replica: str
@@ -64,13 +59,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trains(self) -> bool:
-        """Whether it publishes."""
         return self.replica == TRAINER
 
 
 class Worker:
-    """One worker process."""
-
     def __init__(self, config: Config) -> None:
         self.config = config
         self.ending = asyncio.Event()
@@ -134,7 +126,6 @@ class Worker:
                 version = None
 
     async def _unpublish(self, shard: AsyncShard) -> bool:
-        """Return whether the memory may be overwritten."""
         hurry_s = self.config.hurry_s
         bound_s = UNPUBLISH_S if hurry_s is None or random.random() < PATIENT_SHARE else random.uniform(0, hurry_s)
         _, error = await self._timed(
@@ -143,7 +134,6 @@ class Worker:
         return error in (None, "NotPublished")
 
     async def _publish(self, shard: AsyncShard, version: int) -> str | None:
-        """Return the error's name, or None."""
         published, error = await self._timed(
             "publish", PUBLISH_S, MARGIN_S, lambda: shard.publish(version, timeout_s=PUBLISH_S), shard.shard
         )
@@ -166,11 +156,7 @@ class Worker:
             if random.random() < HELD_SHARE:
                 self._compare(shard, "held")
             version, error = await self._timed(
-                "update",
-                UPDATE_S,
-                MARGIN_S,
-                lambda: shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S),
-                shard.shard,
+                "update", UPDATE_S, MARGIN_S, lambda: shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S), shard.shard
             )
             if error is not None:
                 await asyncio.sleep(PAUSE_S)
@@ -186,11 +172,10 @@ class Worker:
         if version is None:
             return
         wrong = content.wrong(shard.tensors, version)
-        report(
-            reports.Compared(
-                at=now(), shard=shard.shard, version=version, nbytes=content.nbytes, moment=moment, wrong=wrong
-            )
+        of = reports.Compared(
+            at=now(), shard=shard.shard, version=version, nbytes=content.nbytes, moment=moment, wrong=wrong
         )
+        report(of)
 
     async def _timed(
         self,
@@ -200,29 +185,17 @@ class Worker:
         make: Callable[[], Awaitable[Result]],
         shard: int | None = None,
     ) -> tuple[Result | None, str | None]:
-        """Make a call; return its result or the name of its error, and report how long it took."""
         self._numbers += 1
-        number, began = self._numbers, now()
-        report(reports.Begun(at=began, number=number, call=call, shard=shard, bound_s=bound_s, margin_s=margin_s))
-        result, outcome, message = None, "done", ""
+        of: dict[str, Any] = {"number": self._numbers, "call": call, "shard": shard, "bound_s": bound_s}
+        began, result, outcome, message = now(), None, "done", ""
+        report(reports.Begun(at=began, margin_s=margin_s, **of))
         try:
             result = await make()
         except TensorHubError as error:
             outcome, message = error.code, str(error)
         ended = now()
-        report(
-            reports.Ended(
-                at=ended,
-                number=number,
-                call=call,
-                shard=shard,
-                took_s=ended - began,
-                bound_s=bound_s,
-                margin_s=margin_s,
-                outcome=outcome,
-                message=message,
-            )
-        )
+        took_s = ended - began
+        report(reports.Ended(at=ended, margin_s=margin_s, took_s=took_s, outcome=outcome, message=message, **of))
         return result, None if outcome == "done" else outcome
 
     async def _insist(
@@ -248,7 +221,6 @@ def report(what: reports.AnyReport) -> None:
 
 
 def main() -> None:
-    """Be the worker that the argument describes."""
     config = msgspec.json.decode(sys.argv[1], type=Config)
     if config.netns:
         enter(config.netns)

@@ -7,12 +7,14 @@ its image can't be had: nothing else depends on it.
 import json
 import os
 import shutil
-import socket
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.nats import free_ports
 
 ROOT = Path(__file__).parents[2]
 HUB = ["nats", "registry", "planner", "agent-0", "agent-1"]
@@ -33,23 +35,33 @@ def missing() -> str | None:
     return None
 
 
-MARKS = [
-    pytest.mark.slow,
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-]
+MARKS = [pytest.mark.slow, pytest.mark.timeout(2400), pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+
+
+@contextmanager
+def running(*more: str, services: Sequence[str] = ()) -> Iterator["Compose"]:
+    """Build the project and bring it up, some services alone; take it down at the end."""
+    project = Compose(*more)
+    project.services = list(services) or project.services
+    project(*DEMO, "build", *([*HUB, "demo"] if services else ()))
+    try:
+        project("up", "--detach", "--wait", *project.services)
+        yield project
+    finally:
+        project(*DEMO, "down", "--volumes", "--timeout", "20")
 
 
 class Compose:
     """One project, of docker-compose.yml and the files that are added to it."""
 
     def __init__(self, *more: str) -> None:
+        nats, jaeger = free_ports(2)
         files = os.environ.get("COMPOSE_FILE", "docker-compose.yml").split(":")
         self._environ = dict(os.environ) | {
             "COMPOSE_FILE": ":".join([files[0], *more, *files[1:]]),
             "COMPOSE_PROJECT_NAME": f"tensorhub-test-{os.getpid()}",
-            "TENSORHUB_NATS_PORT": str(free_port()),
-            "TENSORHUB_JAEGER_PORT": str(free_port()),
+            "TENSORHUB_NATS_PORT": str(nats),
+            "TENSORHUB_JAEGER_PORT": str(jaeger),
         }
         image = json.loads(self("config", "--format", "json"))["services"][JAEGER]["image"]
         known = subprocess.run(["docker", "image", "inspect", image], check=False, capture_output=True).returncode == 0
@@ -60,7 +72,6 @@ class Compose:
             self._environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = ""
 
     def __call__(self, *arguments: str) -> str:
-        """Run a command of compose and return what it wrote on stdout."""
         done = subprocess.run(
             ["docker", "compose", *arguments],
             check=False,
@@ -76,7 +87,6 @@ class Compose:
         return done.stdout
 
     def hub(self, *arguments: str) -> list[dict[str, Any]]:
-        """Run a command of the hub as a client, whose key the processes of the hub don't have; return its objects."""
         out = self(*RUN_DEMO, "tensorhub", *arguments, "--json")
         return [json.loads(line) for line in out.splitlines()]
 
@@ -85,8 +95,3 @@ class Compose:
         command = json.loads(self(*DEMO, "config", "--format", "json"))["services"]["demo"]["command"]
         out = self(*RUN_DEMO, *command, *SHORT, "--json")
         return [json.loads(line) for line in out.splitlines()]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
+
+from tests.kit.waiting import wait_until
 
 from tensorhub.local.nats_server import find_program
 
@@ -22,8 +23,6 @@ NAME: Final = f"tensorhub-test-{os.getpid()}"
 BOOT_S_MAX: Final = 60.0
 COMMAND_S_MAX: Final = 120.0
 END_S_MAX: Final = 30.0
-LOOK_S: Final = 0.05
-
 ROOT: Final = Path(__file__).parents[2]
 HIDDEN: Final = ("/home/", "/root/", "/tmp/", "/var/tmp/")  # noqa: S108 (the units see none of them)
 WAITING_FOR_NETWORKS: Final = tuple(
@@ -69,8 +68,6 @@ def install_programs(machine: "Machine", at: str) -> None:
 
 
 class Machine:
-    """The booted copy. Use it as a context manager."""
-
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tensorhub-machine-"))
         self.root = self._folder / "root"
@@ -93,25 +90,21 @@ class Machine:
         return done.stdout.strip()
 
     def start(self, *command: str, user: str | None = None) -> subprocess.Popen[str]:
-        """Start a command in it; the caller waits for its end."""
         return subprocess.Popen(self._inside(command, user), stdout=subprocess.PIPE, text=True)
 
     def _inside(self, command: tuple[str, ...], user: str | None) -> list[str]:
         as_user = ["runuser", "-u", user, "--"] if user is not None else []
         return ["nsenter", "--target", str(self._init), "--all", "--", *as_user, *command]
 
-    def __enter__(self) -> Self:
+    @classmethod
+    @contextmanager
+    def booted(cls) -> Iterator[Self]:
+        made = cls()
         try:
-            self._boot()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
+            made._boot()
+            yield made
+        finally:
+            made._end()
 
     def _boot(self) -> None:
         memory = self._folder / "memory"
@@ -172,11 +165,3 @@ class Machine:
         for at in reversed(self._mounted):
             subprocess.run(["umount", "--lazy", str(at)], check=True)
         shutil.rmtree(self._folder)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Return once the condition holds; fail at the bound."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(LOOK_S)

@@ -1,27 +1,18 @@
-"""docker-compose.yml in a Docker engine: built, up, a training run, down and up again with the catalog intact.
-
-`make compose` runs these.
-"""
+"""docker-compose.yml in a Docker engine: built, up, a training run, down and up again with the catalog intact."""
 
 from collections.abc import Iterator
 
 import pytest
-from tests.deployment.composed import DEMO, HUB, MARKS, Compose
+from tests.deployment.composed import HUB, MARKS, Compose, running
 
-HEAVY = ("torch", "cupy", "ucxx", "libucx")
-
+HEAVY = ("torch", "numpy", "cupy", "ucxx", "libucx")
 pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def compose() -> Iterator[Compose]:
-    project = Compose()
-    project(*DEMO, "build")
-    try:
-        project("up", "--detach", "--wait", *project.services)
+    with running() as project:
         yield project
-    finally:
-        project(*DEMO, "down", "--volumes", "--timeout", "20")
 
 
 def test_a_control_image_has_nothing_heavy(compose: Compose) -> None:

@@ -1,14 +1,11 @@
-"""docker-compose.cluster.yml in a Docker engine: any node of NATS and either registry is lost, and nothing is missed.
-
-`make compose` runs these too.
-"""
+"""docker-compose.cluster.yml in a Docker engine: any node of NATS and either registry is lost, nothing is missed."""
 
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from tests.deployment.composed import DEMO, HUB, MARKS, Compose
+from tests.deployment.composed import HUB, MARKS, Compose, running
 
 NODES = ["nats", "nats-1", "nats-2"]
 REGISTRIES = ["registry", "registry-1"]
@@ -16,27 +13,18 @@ ELECTED_S_MAX = 60.0
 """The other two elect leaders for what the lost node led, on a machine that does all at once."""
 
 UNANSWERED = "no registry answered about job"
-
 T = TypeVar("T")
-
 pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def compose() -> Iterator[Compose]:
-    project = Compose("docker-compose.cluster.yml")
-    project(*DEMO, "build", *HUB, "demo")
-    project.services = sorted({*HUB, *NODES, *REGISTRIES})
-    try:
-        project("up", "--detach", "--wait", *project.services)
+    with running("docker-compose.cluster.yml", services=sorted({*HUB, *NODES, *REGISTRIES})) as project:
         yield project
-    finally:
-        project(*DEMO, "down", "--volumes", "--timeout", "20")
 
 
 @pytest.fixture(scope="module")
 def job(compose: Compose) -> str:
-    """A job with some versions, trained before anything is lost."""
     return trained(compose)
 
 

@@ -22,7 +22,6 @@ OF_COMPOSE = {"TENSORHUB_NATS_PORT", "TENSORHUB_JAEGER_PORT", "TENSORHUB_MEMORY"
 
 
 def assignments(text: str) -> dict[str, str]:
-    """Read an env file, with the settings that it shows as comments."""
     return dict(re.findall(r"^#?([A-Z][A-Z0-9_]*)=(.*)$", text, re.MULTILINE))
 
 
@@ -57,6 +56,13 @@ def test_the_two_configurations_of_nats_say_the_same_of_its_store() -> None:
         assert named(config.read_text()) == set()
 
 
+def certify(folder: Path) -> None:
+    """Make the certificate of NATS in a folder as its script does."""
+    make = re.search(r"openssl req .*? -out nats.pem", (ROOT / "docker/start-nats.sh").read_text(), re.DOTALL)
+    assert make is not None
+    subprocess.run(["sh", "-c", make[0]], cwd=folder, check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("config", [ROOT / "docker/nats.conf", ROOT / "systemd/nats.conf"], ids=str)
 def test_nats_knows_its_users_and_speaks_tls(config: Path, tmp_path: Path) -> None:
     """The server itself reads the sample, with keys and a certificate that were made as the docs say."""
@@ -64,9 +70,7 @@ def test_nats_knows_its_users_and_speaks_tls(config: Path, tmp_path: Path) -> No
     assert 'include "credentials/nats-users.conf"' in text
     folder = tmp_path / "credentials"
     Keyring(folder).make([*OF_EVERY_HUB, User(Role.AGENT, "node-0")])
-    make = re.search(r"openssl req .*? -out nats.pem", (ROOT / "docker/start-nats.sh").read_text(), re.DOTALL)
-    assert make is not None
-    subprocess.run(["sh", "-c", make[0]], cwd=folder, check=True, capture_output=True)
+    certify(folder)
     sample = tmp_path / "nats.conf"
     sample.write_text(text.replace("/etc/tensorhub", str(tmp_path)).replace("/var/lib", str(tmp_path)))
     done = subprocess.run([find_program(), "-t", "-c", sample], check=False, capture_output=True, text=True)

@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 import os
 import re
-import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.deployment.test_files import certify
+from tests.kit.nats import free_ports
 
 from tensorhub.local import tether
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
@@ -28,12 +28,6 @@ NODES: Final = 3
 MEET_S: Final = 30.0
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        taken = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
-        return [each.getsockname()[1] for each in taken]
-
-
 class Nodes:
     """Three servers with the configuration of one folder, of which only places and addresses are changed."""
 
@@ -43,9 +37,7 @@ class Nodes:
         self.keys = Keyring(folder / "credentials")
         self.keys.make([*OF_EVERY_HUB])
         self.pem = folder / "credentials/nats.pem"
-        make = re.search(r"openssl req .*? -out nats.pem", (ROOT / "docker/start-nats.sh").read_text(), re.DOTALL)
-        assert make is not None
-        subprocess.run(["sh", "-c", make[0]], cwd=self.keys.folder, check=True, capture_output=True)
+        certify(self.keys.folder)
         self._running: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -66,7 +58,6 @@ class Nodes:
             process.wait(10)
 
     def _configured(self, index: int) -> Path:
-        """Write the node's two files, and return the one that it is started with."""
         etc = self.folder / f"etc-{index}"
         etc.mkdir()
         (etc / "credentials").symlink_to(self.keys.folder)

@@ -1,7 +1,4 @@
-"""The units in a booted systemd: ready when they say so, killed, hung, stopped in the middle of a read.
-
-`make systemd` runs these. The machine is a throwaway copy of this one (see `machine`), so nothing here is changed.
-"""
+"""The units in a booted systemd: ready when they say so, killed, hung, stopped in the middle of a read."""
 
 import signal
 import subprocess
@@ -9,7 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.deployment.machine import ROOT, Machine, install_programs, missing, wait_until
+from tests.deployment.machine import ROOT, Machine, install_programs, missing
+from tests.kit.waiting import wait_until
 
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.auth.permissions import Role, User
@@ -39,7 +37,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     """Install as docs/operate/deploy.md says, and start all units. `start` returns once each says that it is ready."""
-    with Machine() as booted:
+    with Machine.booted() as booted:
         install(booted)
         booted.run("systemctl", "start", *UNITS)
         yield booted

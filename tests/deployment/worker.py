@@ -1,7 +1,7 @@
 """A worker in a booted machine: `worker.py publish VERSION`, `pull REPLICA`, or `pull REPLICA PID VERSION`.
 
-It ends without a release, so what it holds stays with the agent. Each prints one line: a digest of what it holds, or
-the name of the error that it got. With PID, that process is stopped in the middle of the read of VERSION.
+It ends without a release, and prints a digest of what it holds, or the name of its error. With PID, that process is
+stopped in the middle of the read of VERSION.
 """
 
 import asyncio

@@ -17,7 +17,6 @@ from tensorhub_common.bus.connection import Bus, connect
 
 @pytest.fixture(scope="session", autouse=True)
 def programs_end() -> Iterator[None]:
-    """End the fork server with the tests."""
     yield
     fork_server.close()
 
@@ -58,19 +57,16 @@ def hub(hub_on_one_host: RunningHub) -> RunningHub:
 
 @pytest.fixture
 def job() -> str:
-    """A job name that no other test uses."""
     return hubs.new_job()
 
 
 @pytest.fixture
 async def bus(nats_server: RunningNats) -> AsyncIterator[Bus]:
-    """A connection to the session's server."""
     async with await connect(nats_server.url, name="test") as connected:
         yield connected
 
 
 @pytest.fixture
 async def own_bus(own_nats_server: RunningNats) -> AsyncIterator[Bus]:
-    """A connection to the test's own server."""
     async with await connect(own_nats_server.url, name="test") as connected:
         yield connected

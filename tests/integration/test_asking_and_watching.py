@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from contextlib import aclosing
 
 import msgspec
 import pytest
@@ -11,9 +12,8 @@ from tensorhub._control import registry_client
 from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub._control.watch import Watched, watch
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.errors import LogMissing, LogShorter
 from tensorhub_common.bus.message import Message
-from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol.log.codec import encode
 from tensorhub_common.protocol.log.events import ReplicaReady, VersionGone, VersionPublished
@@ -23,7 +23,6 @@ from tensorhub_common.protocol.subjects import query_subject
 
 
 async def written(bus: Bus, job: str) -> JobLog:
-    """Three events of one model, with one of another between."""
     log = await open_job(bus, job)
     for number, event in enumerate(
         (
@@ -44,68 +43,23 @@ async def first(
     async def the_bus() -> Bus:
         return bus
 
-    found: list[Watched] = []
-    async with asyncio.timeout(WAIT_S):
-        events = watch(the_bus, job, "policy", after, kinds)
-        try:
-            while len(found) < count:
-                found.append(await anext(events))
-        finally:
-            await events.aclose()
-    return found
+    async with asyncio.timeout(WAIT_S), aclosing(watch(the_bus, job, "policy", after, kinds)) as events:
+        return [await anext(events) for _ in range(count)]
 
 
-async def test_a_models_version_events_in_order(bus: Bus, job: str) -> None:
+async def test_a_models_events_in_order_and_on_after_what_was_seen(bus: Bus, job: str) -> None:
+    with pytest.raises(LogMissing, match="there is no job"):
+        await first(bus, job, 1)
     await written(bus, job)
     assert await first(bus, job, 2) == [
         Watched(seq=1, time=7.0, kind="version.published", model="policy", version=1, replica="trainer"),
         Watched(seq=4, time=0.0, kind="version.unavailable", model="policy", version=1, reason="unpublished"),
     ]
-
-
-async def test_other_kinds_if_asked_for(bus: Bus, job: str) -> None:
-    await written(bus, job)
     assert [each.seq for each in await first(bus, job, 3, kinds=())] == [1, 2, 4]
     assert [each.kind for each in await first(bus, job, 1, kinds=("replica.ready",))] == ["replica.ready"]
-
-
-async def test_it_goes_on_after_what_was_seen(bus: Bus, job: str) -> None:
-    await written(bus, job)
     assert [each.seq for each in await first(bus, job, 1, after=1)] == [4]
     with pytest.raises(LogShorter):
         await first(bus, job, 1, after=99)
-
-
-async def test_a_log_that_no_longer_reaches_back_says_so(bus: Bus, job: str) -> None:
-    """Nothing drops entries of a log by itself; an operator may."""
-    log = await written(bus, job)
-    await api.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 3})
-    with pytest.raises(LogGap, match="after=None"):
-        await first(bus, job, 1, after=1)
-    assert [each.seq for each in await first(bus, job, 1, after=2)] == [4]
-    assert [each.seq for each in await first(bus, job, 1)] == [4]
-
-
-async def test_a_job_that_is_not_there(bus: Bus, job: str) -> None:
-    with pytest.raises(LogMissing, match="there is no job"):
-        await first(bus, job, 1)
-
-
-TELEPORTED = b'{"kind":"version.teleported","cmd":1,"i":1,"k":1,"time":1.0}'
-
-
-async def test_a_kind_of_event_that_a_newer_release_has_is_told_by_its_name(bus: Bus, job: str) -> None:
-    log = await open_job(bus, job)
-    await log.append(subject_of(job, "policy", "version", "teleported"), TELEPORTED, job)
-    assert await first(bus, job, 1, kinds=()) == [Watched(seq=1, time=1.0, kind="version.teleported", model="policy")]
-
-
-async def test_who_asks_for_known_kinds_alone_is_not_told_of_it(bus: Bus, job: str) -> None:
-    log = await open_job(bus, job)
-    await log.append(subject_of(job, "policy", "version", "teleported"), TELEPORTED, job)
-    published = VersionPublished(model="policy", version=1, replica="trainer", roots=("-",), time=7.0)
-    await log.append(subject_of(job, "policy", "version", "published"), encode(published), f"{job}-1")
-    assert [each.seq for each in await first(bus, job, 1)] == [2]
 
 
 async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(

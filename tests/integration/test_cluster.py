@@ -19,12 +19,10 @@ from tensorhub_common.config.settings import load
 
 BOUND_S = 4.0
 SLACK_S = 20.0
-
 pytestmark = pytest.mark.slow
 
 
 async def assert_refused_in_time(call: Callable[[], Awaitable[object]]) -> None:
-    """Make a call that can't succeed: it ends in `RegistryUnavailable`, within its bound."""
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable):
         await call()
@@ -32,8 +30,6 @@ async def assert_refused_in_time(call: Callable[[], Awaitable[object]]) -> None:
 
 
 async def until_done(call: Callable[[], Awaitable[object]]) -> None:
-    """Make a call until it succeeds, or has."""
-
     async def done() -> None:
         try:
             await call()
@@ -43,9 +39,7 @@ async def until_done(call: Callable[[], Awaitable[object]]) -> None:
     await retried(done, RegistryUnavailable, ReplicaConflict, VersionUnavailable, pause_s=0.1)
 
 
-@pytest.mark.timeout(150)
 async def test_without_a_majority_calls_end_in_time_and_go_on_afterwards(tmp_path: Path) -> None:
-    """What was published before stays; what could not be said is not said later behind the caller's back."""
     async with running_hub(tmp_path / "hub", registries=2, nats_nodes=3) as hub, hub.pair(full(1)) as it:
         await it.trainer.publish(1)
         assert await it.engine.replicate() == 1
@@ -63,7 +57,6 @@ async def test_without_a_majority_calls_end_in_time_and_go_on_afterwards(tmp_pat
         assert [each.version for each in await it.here.versions("m") if each.holders] == [2]
 
 
-@pytest.mark.timeout(150)
 async def test_any_address_finds_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first node of `hub.json` is gone for good, and the one that is named is no address of a node that lives."""
     async with running_hub(tmp_path / "hub", registries=2, nats_nodes=3) as hub:
@@ -85,9 +78,7 @@ async def register(hub: RunningHub, replica: str, nats: str | None) -> AsyncShar
         return shard
 
 
-@pytest.mark.timeout(200)
 async def test_the_leader_of_the_log_and_the_leading_registry_are_killed(tmp_path: Path) -> None:
-    """Equal bytes, versions that only rise, one outcome for each command, an answer for each caller."""
     blows = ("leader", "registry", "registry-stopped")
     run = Cluster(directory=tmp_path / "hub", nbytes=MIB, blows=blows, stop_s=4.0)
     await run.go()

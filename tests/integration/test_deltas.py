@@ -9,12 +9,11 @@ from typing import Final
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, running_hub
+from tests.kit.hubs import RunningHub, module_hub
 from tests.kit.tensors import assert_same_bytes
-from tests.kit.transports import UCXX
+from tests.kit.transports import NEEDS_UCX
 from tests.kit.waiting import retried, until
 
 import tensorhub
@@ -22,7 +21,6 @@ from tensorhub import AsyncShard, ReadReport, TensorSpec
 from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 MIB: Final = 1024 * 1024
 MODEL: Final = "policy"
 SPECS: Final = {
@@ -39,12 +37,11 @@ BEGINNINGS_MAX: Final = 20
 KEPT: Final = 4
 KILLS: Final = 4
 KILLED_WITHIN_S: Final = 0.08
+THREE_HOSTS: Final = pytest.param(3, id="ucxx", marks=NEEDS_UCX)
 
 
 @dataclass
 class Training:
-    """A trainer and readers on hosts of their own."""
-
     hub: RunningHub
     trainer: AsyncShard
     readers: list[AsyncShard]
@@ -104,17 +101,11 @@ async def training(hub: RunningHub, install: Install = "in-place") -> AsyncItera
         yield Training(hub, trainer, readers)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[UCXX])
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    """Three agents on hosts of their own; a test that kills one leaves it started again."""
-    # At debug an agent's log has a line for each delta that it has made.
-    settings = {"TENSORHUB_DELTAS": str(KEPT), "TENSORHUB_LOG_LEVEL": "debug"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, settings=settings) as running:
-        yield running
+# Three agents on hosts of their own; at debug an agent's log has a line for each delta that it has made.
+hub = module_hub(3, over=[THREE_HOSTS], TENSORHUB_DELTAS=str(KEPT), TENSORHUB_LOG_LEVEL="debug")
 
 
 def wire_share(report: ReadReport) -> float:
-    """Return which part of the payload has crossed."""
     saved = sum(each.nbytes - each.wire_bytes for source in report.sources for each in source.encoded)
     return (report.got_bytes + report.wasted_bytes - saved) / report.nbytes
 
@@ -135,20 +126,6 @@ async def test_one_percent_of_the_values_is_far_less_of_the_bytes(hub: RunningHu
             assert report.base == it.version - 1
 
 
-@pytest.mark.long
-async def test_a_chain_leads_over_versions_that_the_reader_skipped(hub: RunningHub) -> None:
-    async with training(hub) as it:
-        await it.begin()
-        before = it.version
-        for _ in range(3):
-            await it.publish_with_delta(FEW)
-            await it.update(1)
-        report = await it.update(0)
-        assert by_delta(report)
-        assert wire_share(report) <= 3 * SHARE_MAX
-        assert report.base == before
-
-
 async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) -> None:
     """The trainer has gone on to write when the last reader comes: the other reader gives it the delta."""
     async with training(hub) as it:
@@ -163,31 +140,14 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(hub: RunningHub) ->
 
 
 @pytest.mark.long
-async def test_when_everything_changed_the_pieces_themselves_come(hub: RunningHub) -> None:
+async def test_all_is_read_where_no_delta_leads_to_it_and_deltas_come_again_later(hub: RunningHub) -> None:
+    """Where everything changed, to a reader that is further behind than deltas are kept, and from one restarted."""
     async with training(hub) as it:
         await it.begin()
         await it.publish_with_delta(1.0)
-        report = await it.update(0)
-        assert wire_share(report) == pytest.approx(1.0, abs=0.01)
+        assert wire_share(await it.update(0)) == pytest.approx(1.0, abs=0.01)
         await it.publish_with_delta(FEW)
         assert wire_share(await it.update(0)) <= SHARE_MAX
-
-
-@pytest.mark.long
-async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(hub: RunningHub) -> None:
-    """The deltas of its agent are gone with it, and its shadow too; the memory is not."""
-    async with training(hub) as it:
-        await it.begin()
-        hub.kill("agent-0")
-        await it.publish(FEW)
-        assert not by_delta(await it.update(0))
-        await it.begin()
-
-
-@pytest.mark.long
-async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of_it(hub: RunningHub) -> None:
-    async with training(hub) as it:
-        await it.begin()
         for _ in range(KEPT + 1):
             await it.publish_with_delta(FEW)
         report = await it.update(0)
@@ -195,12 +155,14 @@ async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of
         assert wire_share(report) == pytest.approx(1.0, abs=0.01)
         await it.publish_with_delta(FEW)
         assert by_delta(await it.update(0))
+        hub.kill("agent-0")
+        await it.publish(FEW)
+        assert not by_delta(await it.update(0))
+        await it.begin()
 
 
 @pytest.mark.long
-async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_is_read_whole(
-    hub: RunningHub,
-) -> None:
+async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_read_whole(hub: RunningHub) -> None:
     """Killed at a moment of chance within the read; the next one of the shard ends with the trainer's bytes."""
     async with training(hub) as it:
         await it.begin()

@@ -1,7 +1,8 @@
-"""The programs in examples/ do what they say, against a real hub."""
+"""The programs in examples/ and on the pages for users do what they say, against a real hub."""
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from tests.kit.processes import PROGRAM_S, Ended
 from tests.stopping import stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 PLAY = """
 import runpy, sys
@@ -27,7 +28,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 async def played(hub: RunningHub, job: str, example: str, *arguments: str, **more: str) -> Ended:
-    """Run an example to its end, in a process that has imported torch already."""
     path = str(EXAMPLES / example)
     return await hub.run(PLAY, path, *arguments, **{"TENSORHUB_JOB": job, **more})
 
@@ -50,6 +50,13 @@ def started(hub: RunningHub, job: str, *arguments: str, **more: str) -> Iterator
         process.communicate()
 
 
+def assert_ended(process: "subprocess.Popen[str]", said: str | None = None) -> str:
+    """Wait until it has ended without a word on stderr; return what it wrote."""
+    out, err = process.communicate(said, timeout=PROGRAM_S)
+    assert (process.returncode, err) == (0, "")
+    return out
+
+
 @pytest.mark.slow
 async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
     job = new_job()
@@ -59,24 +66,17 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
         assert lines[2].startswith("step 2: loss ")
         assert lines[2].endswith("published version 3\n")
         with started(hub, job, "rollout.py", "--patience", "1") as engine:
-            out, err = engine.communicate(timeout=PROGRAM_S)
-            assert (engine.returncode, err) == (0, "")
+            out = assert_ended(engine)
             assert out.startswith("version 3: ")
             assert out.endswith("nothing newer came within 1 s\n")
         with started(hub, job, "watch_async.py", "--count", "2") as watching:
-            out, err = watching.communicate(timeout=PROGRAM_S)
-            assert (watching.returncode, err) == (0, "")
-            assert out.splitlines() == [
-                "version.published 1, now held by nobody",
-                "version.unavailable 1, now held by nobody",
-            ]
-        out, err = trainer.communicate("\n", timeout=PROGRAM_S)
-        assert (trainer.returncode, err) == (0, "")
+            said = [f"version.{what} 1, now held by nobody" for what in ("published", "unavailable")]
+            assert assert_ended(watching).splitlines() == said
+        assert_ended(trainer, "\n")
 
 
 @pytest.mark.long
 async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
-    """Without a terminal, and at Ctrl-C."""
     job = new_job()
     code, out, err = await played(hub, job, "trainer.py", "--steps", "1")
     assert (code, err) == (0, "")
@@ -113,7 +113,6 @@ async def test_a_trainer_with_no_sdk_ends_at_ctrl_c_without_a_traceback(tmp_path
 
 @pytest.mark.slow
 async def test_all_ranks_end_at_ctrl_c_without_a_traceback(hub: RunningHub) -> None:
-    """A terminal sends it to each of them."""
     with started(hub, new_job(), "fsdp_to_tp.py", "--versions", "100000") as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("version 1: ")
@@ -141,9 +140,7 @@ async def test_shards(hub: RunningHub) -> None:
 @pytest.mark.slow
 async def test_from_fsdp_to_tensor_parallelism(hub: RunningHub) -> None:
     with started(hub, new_job(), "fsdp_to_tp.py", "--versions", "2") as process:
-        out, err = process.communicate(timeout=PROGRAM_S)
-    assert (process.returncode, err) == (0, "")
-    lines = out.splitlines()
+        lines = assert_ended(process).splitlines()
     assert len(lines) == 4
     for version in (1, 2):
         divided, undivided = lines[2 * version - 2 : 2 * version]
@@ -153,3 +150,44 @@ async def test_from_fsdp_to_tensor_parallelism(hub: RunningHub) -> None:
         # Their numbers are about 1, and each of the two layers adds partial sums in another order.
         assert float(divided.split()[-1]) < 1e-5
         assert undivided == f"version {version}: the undivided engine's logits differ from the trainer's by at most 0"
+
+
+PROGRAM = re.compile(r"```python\n(.*?)```\n\n(?:It prints:\n\n)?```text\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+GUIDES = ("trainer", "engine", "watching", "retention")
+"""They are one program: the engine's guide reads what the trainer's has published."""
+
+READER = """
+from itertools import count
+from torch import nn
+
+calls = count()
+another_model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+def serving():
+    return next(calls) < 9
+
+
+def generate(model):
+    print("generated", tuple(model(torch.ones(1, 8)).shape))
+"""
+"""What a reader of the guides has of their own: an engine that stops after some batches."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/get-started.md"])
+async def test_the_first_program_prints_what_the_page_says(hub: RunningHub, page: str) -> None:
+    [(program, printed)] = PROGRAM.findall((ROOT / page).read_text())
+    code, out, err = await hub.run(program, TENSORHUB_JOB=new_job())
+    assert (code, out, err) == (0, printed, "")
+
+
+async def test_the_guides_run_one_after_the_other(hub: RunningHub) -> None:
+    pages = [(ROOT / "docs" / "guides" / f"{name}.md").read_text() for name in GUIDES]
+    program = "\n".join([READER, *(block for page in pages for block in BLOCK.findall(page))])
+    program = program.replace('job="run-7"', f'job="{new_job()}"') + 'print("retired", retired)\n'
+    code, out, err = await hub.run(program)
+    assert (code, err) == (0, "")
+    assert "generated (1, 1)" in out
+    assert out.endswith("retired []\n")

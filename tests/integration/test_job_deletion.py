@@ -1,25 +1,22 @@
 """Deleting a whole job on a hub of real processes: what is freed, what callers get, and how its name is used anew."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-import pytest_asyncio
-import torch
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.hubs import RunningHub, module_hub, new_job
 from tests.kit.tensors import assert_same_bytes, weights
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 from tests.leftovers import memory_of
 
 import tensorhub
 from tensorhub import JobGone
 from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol import subjects
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -27,34 +24,23 @@ pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 COMMANDS_LEFT_MAX: Final = 5
 """The one that deleted the job, and what came after it in these tests, each with its outcome."""
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    settings = {"TENSORHUB_CACHE_DISK_BYTES": "16MiB", "TENSORHUB_CACHE_BYTES": "0", "TENSORHUB_METRICS": "0"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
-        yield running
+hub = module_hub(TENSORHUB_CACHE_DISK_BYTES="16MiB", TENSORHUB_CACHE_BYTES="0", TENSORHUB_METRICS="0")
 
 
 def files_of(hub: RunningHub, job: str) -> list[Path]:
     """Return the manifests, in memory and on disk, that name the job: beside each stands what it is about."""
     disks = [hub.directory / "state" / agent.id / "copies" for agent in hub.file.agents]
-    found = [path for folder in disks for path in folder.glob("*.json")] + memory_of(hub.directory, end=".json")
-    return [path for path in found if _names(path, job)]
-
-
-def _names(path: Path, job: str) -> bool:
-    try:
-        return f'"job":"{job}"'.encode() in path.read_bytes()
-    except FileNotFoundError:
-        return False
+    found = []
+    for path in [*(path for folder in disks for path in folder.glob("*.json")), *memory_of(hub.directory, end=".json")]:
+        with contextlib.suppress(FileNotFoundError):
+            found += [path] if f'"job":"{job}"'.encode() in path.read_bytes() else []
+    return found
 
 
 async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
-    """Return the job's streams, and how many messages each has."""
-    wanted = (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job))
     found = {}
     async with await hub.bus(hub.admin_key) as bus:
-        for name in wanted:
+        for name in (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job)):
             try:
                 found[name] = int((await api.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
             except StreamFailure as failure:
@@ -64,18 +50,14 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
 
 
 async def cleared(hub: RunningHub, job: str) -> None:
-    """Return once the log is cut down to the deletion and what follows, and the blobs are gone."""
-
-    async def is_cleared() -> bool:
-        found = await streams_of(hub, job)
+    def are_cleared(found: dict[str, int]) -> bool:
         is_cut = found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX
         return is_cut and subjects.blob_stream(job) not in found
 
-    await until(is_cleared, f"job {job} is cleared up")
+    await until_answer(lambda: streams_of(hub, job), are_cleared, f"job {job} is cleared up")
 
 
 async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
-    """Memory and copies on the disk are freed on every agent; every call, wait and watch ends at once."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")
@@ -140,23 +122,6 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
         assert_same_bytes(reader.tensors, weights(4))
 
 
-async def test_what_was_compiled_for_a_deleted_job_is_there_for_the_next_of_its_name(hub: RunningHub) -> None:
-    """The same layouts come back under the name, and another agent is to carry out their program."""
-    job, whole = new_job(), weights(1)
-    half = {"a": tensorhub.TensorSpec((77, 500), torch.float32, global_shape=(77, 1003), offset=(0, 503))}
-    for deleted, reads_at in ((True, 0), (False, 1)):
-        async with hub.connected(job) as agents:
-            trainer = await agents[0].register("m", whole, replica="trainer")
-            await trainer.publish(1)
-            reader = await agents[reads_at].register("m", half, replica="reader", shard=0, shards=1)
-            assert await reader.replicate(1, timeout_s=WAIT_S) == 1
-            assert_same_bytes(reader.tensors, {"a": whole["a"][:, 503:]})
-            if deleted:
-                await agents[0].delete_job()
-                await cleared(hub, job)
-                assert (await hub.command("delete", "--job", job, "--forget"))[0] == 0
-
-
 async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> None:
     """It is killed, the job is deleted and cleared up, and the agent's next process finds memory of it."""
     job = new_job()
@@ -165,45 +130,6 @@ async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> No
         await there.register("m", weights(2), replica="other")
         await until(lambda: len(files_of(hub, job)) == 2, "both stand")
         hub.kill(there.agent)
-        await here.delete_job()
+        assert await hub.command("delete", "--job", job, "--yes") == (0, f"job {job} is deleted\n", "")
         await until(lambda: not files_of(hub, job), "the agent has come back, and freed it")
     await cleared(hub, job)
-
-
-async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: RunningHub) -> None:
-    """The command stands in the log and its leader is dead: the next one says it, and clears up."""
-    job = new_job()
-    async with hub.connected(job, agents=1) as (here,):
-        trainer = await here.register("m", weights(1), replica="trainer")
-        await trainer.publish(1)
-        hub.kill("registry-0")
-        async with await hub.bus(hub.admin_key) as bus:
-            await JobLog(bus, job).append(
-                subjects.command_subject(job, "delete_job"), b'{"verb":"delete_job"}', "delete"
-            )
-        await until(lambda: not files_of(hub, job), "the agent has freed it")
-        await cleared(hub, job)
-        hub.kill("registry-0")
-        with pytest.raises(JobGone):
-            await here.versions("m", timeout_s=WAIT_S)
-
-
-async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
-    """A job is deleted only by its name and with somebody's word; one that is not there leaves no tombstone."""
-    job = new_job()
-    async with hub.connected(job, agents=1) as (here,):
-        await here.register("m", weights(1), replica="trainer")
-        for arguments, code, says in (
-            ((), 2, "--job"),
-            (("--job", job), 2, "1 shards on 1 live agents: say --yes"),
-            (("m", "--job", job, "--forget"), 2, "leave MODEL out"),
-            (("--job", job, "--forget"), 1, "is not deleted"),
-            (("--job", "nobodys", "--yes"), 1, "there is no job"),
-        ):
-            found, out, err = await hub.command("delete", *arguments)
-            assert (found, out) == (code, ""), (arguments, err)
-            assert says in err
-        assert await streams_of(hub, "nobodys") == {}
-        assert (await here.registry.status()).models
-        found, out, err = await hub.command("delete", "--job", job, "--yes")
-        assert (found, out) == (0, f"job {job} is deleted\n"), err

@@ -1,17 +1,16 @@
 """Real processes are killed or stopped under a running job; `make chaos` and its like do the same for longer."""
 
 import random
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.chaos import crowds, late_bytes, only_holder
+from tests.chaos import crowds, late_bytes
 from tests.chaos.content import MIB
 from tests.chaos.kills import Run
 from tests.chaos.torn_reads import Hunt
-from tests.chaos.two_holders import HOLDERS, Missed, Read, TwoHolders, two_holders
-from tests.kit.transports import UCXX, UCXX_AND_SLOW_LOCAL
-from tests.kit.waiting import kill
+from tests.chaos.two_holders import HOLDERS, Read, TwoHolders, two_holders
+from tests.kit.transports import UCXX_AND_SLOW_LOCAL
+from tests.kit.waiting import kill, met
 
 from tensorhub.arguments import INSTALLS, Install
 from tensorhub_agent.core.command_sequencer import SHARDS_MAX
@@ -22,17 +21,13 @@ from tensorhub_common.protocol.worker import REGISTERING_MAX
 
 NBYTES = 128 * MIB
 WINDOW_BYTES = 16 * MIB
+
 IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * BatchLimits().memory_bytes) + 2 * PIECE_BYTES_MAX
 """Of one source: its part of the window, or two batches, each with a piece that made it full."""
 
-ATTEMPTS_MAX = 20
-"""On a busy machine a read may be over before the test is given the processor."""
-
 
 @pytest.mark.long
-@pytest.mark.timeout(150)
 async def test_three_kills(tmp_path: Path) -> None:
-    """Each command has one outcome, every commit equal bytes, every caller an answer; and the work goes on."""
     run = Run(directory=tmp_path, nbytes=8 * MIB, seed=1, kills=3, seconds_max=100.0)
     await run.go()
     assert not run.findings.wrongs, "\n".join([run.table(), *run.findings.wrongs])
@@ -42,51 +37,30 @@ async def test_three_kills(tmp_path: Path) -> None:
 
 
 async def struck(holders: TwoHolders, chance: random.Random) -> Read:
-    for _ in range(ATTEMPTS_MAX):
-        with suppress(Missed):
-            async with holders.reader() as reader:
-                return await holders.struck(reader, chance.choice(HOLDERS), chance.uniform(0, holders.calm_s), kill)
-    pytest.fail("no kill met the middle of a read")
+    async with holders.reader() as reader:
+        return await holders.struck(reader, chance.choice(HOLDERS), chance.uniform(0, holders.calm_s), kill)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", UCXX_AND_SLOW_LOCAL)
 async def test_a_source_is_killed_and_only_what_is_missing_is_read_again(tmp_path: Path, hosts: int) -> None:
     """The reader ends with equal bytes, and has asked for no more than all of them and what was under way."""
     async with two_holders(tmp_path, NBYTES, hosts=hosts, TENSORHUB_WINDOW_BYTES=str(WINDOW_BYTES)) as holders:
-        report = (await struck(holders, random.Random(3))).report
+        chance = random.Random(3)
+        report = (await met(lambda _: struck(holders, chance))).report
     assert (report.got_bytes, report.kept) == (report.nbytes, 0)
     assert sum(source.nbytes for source in report.sources) == report.nbytes
     assert report.wasted_bytes <= IN_FLIGHT_BYTES_MAX, report
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    ("hosts", "comes_back"),
-    [
-        pytest.param(2, False, id="ucxx-stays-away", marks=[*UCXX.marks, pytest.mark.long]),
-        pytest.param(1, False, id="local-stays-away", marks=pytest.mark.slow),
-        pytest.param(1, True, id="local-comes-back", marks=pytest.mark.slow),
-    ],
-)
-async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, hosts: int, comes_back: bool) -> None:  # noqa: FBT001
-    """`VersionUnavailable` soon after the log has lost its agent, or the whole version."""
-    nbytes = NBYTES if hosts == 2 else 4 * NBYTES
-    outcome = await only_holder.met(tmp_path, nbytes, comes_back=comes_back, hosts=hosts)
-    assert outcome.wrong(comes_back=comes_back) is None, outcome
-
-
 @pytest.mark.long
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", UCXX_AND_SLOW_LOCAL)
 async def test_a_source_that_was_stopped_in_mid_read_and_woken_changes_nothing(tmp_path: Path, hosts: int) -> None:
-    """The stop meets the read, the replica is committed without the source, and its memory stays as it is."""
     async with two_holders(tmp_path, NBYTES, hosts=hosts, **late_bytes.SETTINGS) as holders:
         found = await late_bytes.play(holders, 1, seed=1)
     assert len(found.reads) == 1
     assert found.looks > 1
-    assert not found.changed, found.table
+    assert not found.changed, found
 
 
 @pytest.mark.slow
@@ -109,7 +83,6 @@ async def test_without_the_drain_torn_pieces_are_met_and_none_is_committed(tmp_p
 # Crowds: `make crowds` plays a thousand of each.
 
 
-@pytest.mark.timeout(120)
 async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Path) -> None:
     """More calls than register at a time."""
     found = await crowds.calls(tmp_path, REGISTERING_MAX + 36)
@@ -117,7 +90,6 @@ async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("install", INSTALLS)
 async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_stopped(
     tmp_path: Path, install: Install
@@ -129,14 +101,12 @@ async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_sto
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 async def test_many_jobs_begin_at_once(tmp_path: Path) -> None:
     found = await crowds.jobs(tmp_path, 12)
     assert not found.wrong, found.table
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_an_agent_with_all_the_shards_that_it_may_have_is_killed(tmp_path: Path) -> None:
     """Every shard and version is found again, and of what was refused nothing is left."""
     found = await crowds.shards(tmp_path, SHARDS_MAX, refused=3)

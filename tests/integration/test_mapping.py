@@ -1,38 +1,29 @@
 """Models in Hugging Face's naming to engines with vLLM's fused and divided tensors, and back, by real processes."""
 
 import asyncio
-import json
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.integration.fsdp_rank import QUESTIONS
+from safetensors.torch import load_file
 from tests.kit.hubs import RunningHub, new_job
-from tests.kit.models import MODELS, TP, UNEVEN, checkpoint, loaded, loaded_from, made
-from tests.kit.processes import Peer
-from tests.kit.tensors import raw
-from tests.kit.transports import HUB_OF, UCXX_AND_LONG_LOCAL
+from tests.kit.models import MODELS, TP, checkpoint, loaded, made
+from tests.kit.shardings import Sharding, columns, mesh, published, registered, rows
+from tests.kit.transports import UCXX_AND_LONG_LOCAL, hub_over
+from tests.unit.agent.compute.torch_bits import bits_in
+from tests.unit.agent.compute.torch_fp8 import referred, weight
 
-from tensorhub import AsyncHub, AsyncShard, mapping
+from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
 from tensorhub.arguments import Install
+from tensorhub_common.layout.casts import fp8_scheme
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest.fixture(scope="module", params=UCXX_AND_LONG_LOCAL)
-def hub(request: pytest.FixtureRequest) -> RunningHub:
-    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
-    return hub
-
-
-PROGRAM = "from tests.integration.fsdp_rank import main; main()"
-TRAINERS, VERSIONS = 4, 3
+hub = hub_over(UCXX_AND_LONG_LOCAL)
 
 
 async def engine(hubs: list[AsyncHub], like: Any, install: Install) -> list[AsyncShard]:
-    """Register an engine of two ranks with tensors of vLLM's names and shapes, which at first hold no number."""
     return [
         await hubs[rank].register(
             "m",
@@ -74,67 +65,184 @@ async def test_a_model_of_transformers_to_a_fused_engine_and_back(hub: RunningHu
             assert torch.equal(checkpoint(back)[name], expected), name
 
 
-async def test_a_tied_head_may_be_registered_by_itself(hub: RunningHub) -> None:
-    """A state dict has the embedding twice: as a source either of them does, and as a destination both are filled."""
-    trainer, back = made("Qwen3", 1), made("Qwen3", 2)
-    names = mapping.for_model(trainer.config, "hf")
-    async with hub.connected() as hubs:
-        policy = await hubs[0].register("m", trainer.state_dict(), replica="trainer", mapping=names)
-        await policy.publish(1)
-        ranks = await engine(hubs, trainer, "in-place")
-        assert await asyncio.gather(*(rank.replicate(1) for rank in ranks)) == [1] * TP
-        await policy.release()
-        reader = await hubs[1].register("m", back.state_dict(), replica="evaluator", mapping=names)
-        assert await reader.replicate(1) == 1
-        assert torch.equal(reader.tensors["lm_head.weight"], trainer.model.embed_tokens.weight)
-        assert torch.equal(reader.tensors["model.embed_tokens.weight"], trainer.model.embed_tokens.weight)
+SCHEME = "fp8-block-128"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("mesh", "dtype"), [("fsdp", "float32"), ("fsdp", "bfloat16"), ("hsdp", "float32")])
-async def test_four_ranks_of_fsdp_to_a_fused_engine_and_a_whole_one(
-    hub: RunningHub, tmp_path: Path, mesh: str, dtype: str
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    bits = weight(shape, str(dtype).removeprefix("torch."), seed)
+    signed = torch.from_numpy(bits.view({2: np.int16, 4: np.int32}[bits.itemsize]))
+    return signed.view(dtype)
+
+
+def quantised(tensor: torch.Tensor, scheme: str = SCHEME) -> tuple[torch.Tensor, torch.Tensor]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    values, scales = referred(bits_in(tensor.contiguous(), name), name, fp8_scheme(scheme))
+    return torch.from_numpy(values).view(torch.float8_e4m3fn), torch.from_numpy(scales)
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, what: object) -> None:
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), what
+    assert torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (found, expected))), what
+
+
+def spec(name: str, whole: torch.Tensor, scheme: str, box: tuple[slice, slice]) -> dict[str, TensorSpec]:
+    """Describe a box of a matrix's values, and all of its scales, by hand."""
+    values, scales = quantised(whole, scheme)
+    shape, offset = values[box].shape, tuple(side.start or 0 for side in box)
+    zeros = (0, 0)
+    part = Part(name, tuple(whole.shape), offset, tuple(shape), zeros, tuple(shape), f"{scheme}:values")
+    all_scales = Part(
+        name, tuple(whole.shape), zeros, tuple(scales.shape), zeros, tuple(scales.shape), f"{scheme}:scales"
+    )
+    return {
+        f"{name}.values": TensorSpec(shape, torch.float8_e4m3fn, parts=[part]),
+        f"{name}.scales": TensorSpec(scales.shape, torch.float32, parts=[all_scales]),
+    }
+
+
+WHOLE = (slice(None), slice(None))
+BOXES = (WHOLE, (slice(100, 1001), slice(None)), (slice(None), slice(77, None)), WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("how", "shards", "shape", "scheme", "dtype"),
+    [
+        # Shards end with whole blocks.
+        (rows, 3, (1150, 2051), "fp8-block-128", torch.bfloat16),
+        (columns, 3, (1150, 2303), "fp8-block-128-nemo", torch.float32),
+        (mesh, 4, (1023, 1279), "fp8-block-128-ue8m0", torch.float16),
+        (rows, 5, (1150, 2051), "fp8-channel", torch.bfloat16),
+        # No shard has a whole block.
+        (rows, 7, (300, 517), "fp8-block-128", torch.bfloat16),
+        (columns, 5, (389, 333), "fp8-block-128-nemo", torch.float32),
+        (mesh, 4, (301, 207), "fp8-block-128-slime", torch.float16),
+        (columns, 3, (150, 1001), "fp8-channel", torch.bfloat16),
+        (rows, 5, (257, 300), "fp8-tensor", torch.float32),
+    ],
+)
+async def test_values_and_scales_of_any_box_are_torchs(
+    hub: RunningHub, how: Sharding, shards: int, shape: tuple[int, int], scheme: str, dtype: torch.dtype
 ) -> None:
-    """A real FSDP2 trainer whose ranks are processes. Engines hold its full tensors, and the whole one computes alike.
-
-    What a divided engine computes is shown by an example (test_examples.py).
-    """
-    job = new_job()
-    async with AsyncExitStack() as stack:
-        arguments = (str(TRAINERS), mesh, str(tmp_path), dtype)
-        environment = {"TENSORHUB_JOB": job, "TENSORHUB_AGENT": hub.file.agents[0].socket}
-        ranks = [
-            await stack.enter_async_context(hub.program(PROGRAM, str(rank), *arguments, **environment))
-            for rank in range(TRAINERS)
+    """Readers' boxes begin and end anywhere; two versions; each reader that has a version serves others as well."""
+    async with hub.connected() as hubs:
+        models = [{"w": drawn(shape, dtype, version)} for version in (1, 2)]
+        trainer = await registered(hubs, "trainer", how, shards, models[0])
+        readers = [
+            await hubs[n % len(hubs)].register("m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}")
+            for n, box in enumerate(BOXES)
         ]
-        assert [json.loads(await rank.line()) for rank in ranks] == ["ready"] * TRAINERS
-        hubs = await stack.enter_async_context(hub.connected(job))
-        like = made("Qwen3", 9, **UNEVEN).to(getattr(torch, dtype))
-        fused = await engine(hubs, like, "in-place")
-        whole = await hubs[1].register("m", like, replica="whole", mapping=mapping.for_model(like.config, "hf"))
-        for version in range(1, VERSIONS + 1):
-            await all_do(ranks, "step", version)
-            shapes = await all_do(ranks, "save", version)
-            assert set(await asyncio.gather(*(each.replicate(version) for each in (*fused, whole)))) == {version}
-            saved = torch.load(tmp_path / f"{version}.pt")
-            for rank in fused:
-                for name, expected in loaded_from(saved["tensors"], like.config, rank.shard).items():
-                    assert_same_bits(rank.tensors[name], expected)
-            for name, tensor in checkpoint(like).items():
-                assert_same_bits(tensor, saved["tensors"][name])
-            with torch.no_grad():
-                assert_same_bits(like(QUESTIONS).logits, saved["logits"])
-    if mesh == "fsdp":
-        assert any(0 in shape for shape in shapes[-1]), "the last rank has nothing of some tensors"
-        assert shapes[0] != shapes[-1]
+        for version, model in enumerate(models, 1):
+            assert await published(trainer, how, model) == version
+            await asyncio.gather(*(reader.replicate(version) for reader in readers))
+            values, scales = quantised(model["w"], scheme)
+            for reader, box in zip(readers, BOXES, strict=True):
+                assert_equal(reader.tensors["w.values"], values[box], (version, box))
+                assert_equal(reader.tensors["w.scales"], scales, (version, box))
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))
 
 
-async def all_do(ranks: list[Peer], *order: object) -> list[Any]:
-    """Give all ranks an order, and return what each answered."""
-    return await asyncio.gather(*(rank.ask(*order) for rank in ranks))
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 320,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+    "num_experts": 3,
+    "vocab_size": 101,
+}
+
+LAYER = "model.layers.0"
+EXPERT_MATRICES = {"gate_proj": (256, 320), "up_proj": (256, 320), "down_proj": (320, 256)}
 
 
-def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert found.dtype == expected.dtype
-    assert torch.equal(raw(found), raw(expected))
+def own_tensors(seed: int) -> dict[str, torch.Tensor]:
+    shapes = {
+        f"{LAYER}.self_attn.q_proj.weight": (512, 320),
+        f"{LAYER}.self_attn.k_proj.weight": (256, 320),
+        f"{LAYER}.self_attn.v_proj.weight": (256, 320),
+        f"{LAYER}.self_attn.o_proj.weight": (320, 512),
+        f"{LAYER}.mlp.gate.weight": (3, 320),
+        "model.embed_tokens.weight": (101, 320),
+    }
+    for expert in range(3):
+        shapes |= {f"{LAYER}.mlp.experts.{expert}.{name}.weight": size for name, size in EXPERT_MATRICES.items()}
+    found = {name: drawn(shape, torch.bfloat16, seed + n) for n, (name, shape) in enumerate(shapes.items())}
+    return found | {"model.norm.weight": torch.full((320,), float(seed), dtype=torch.bfloat16)}
+
+
+def quantised_engine(tensors: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """Return what rank `rank` of 2 holds in vLLM's naming: quantised first, then divided and fused."""
+    whole = {name: quantised(tensor) for name, tensor in tensors.items() if "proj" in name}
+    found: dict[str, torch.Tensor] = {
+        f"{LAYER}.mlp.gate.weight": tensors[f"{LAYER}.mlp.gate.weight"],
+        "model.norm.weight": tensors["model.norm.weight"],
+    }
+    for number, suffix in enumerate(("", "_scale_inv")):
+
+        def share(name: str, dim: int, number: int = number) -> torch.Tensor:
+            return whole[f"{LAYER}.{name}.weight"][number].chunk(2, dim)[rank]
+
+        fused = [share(f"self_attn.{name}_proj", 0) for name in "qkv"]
+        experts = [[share(f"mlp.experts.{expert}.{half}_proj", 0) for half in ("gate", "up")] for expert in range(3)]
+        found |= {
+            f"{LAYER}.self_attn.qkv_proj.weight{suffix}": joined(fused),
+            f"{LAYER}.self_attn.o_proj.weight{suffix}": share("self_attn.o_proj", 1),
+            f"{LAYER}.mlp.experts.w13_weight{suffix}": torch.stack([joined(both) for both in experts]),
+            f"{LAYER}.mlp.experts.w2_weight{suffix}": torch.stack(
+                [share(f"mlp.experts.{expert}.down_proj", 1) for expert in range(3)]
+            ),
+        }
+    return found
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Put them one after another; torch can't concatenate fp8 everywhere."""
+    bits = [each.contiguous().view(torch.uint8) for each in tensors]
+    return torch.cat(bits).view(tensors[0].dtype)
+
+
+async def ranks_of(hubs: list[AsyncHub], like: dict[str, torch.Tensor]) -> list[AsyncShard]:
+    return [
+        await hubs[rank % len(hubs)].register(
+            "m",
+            {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in quantised_engine(like, rank).items()},
+            replica="engine",
+            shard=rank,
+            shards=2,
+            mapping=mapping.for_model(CONFIG, "vllm", tp_rank=rank, tp_size=2, quantise=mapping.fp8(SCHEME)),
+        )
+        for rank in range(2)
+    ]
+
+
+async def test_fused_and_stacked_weights_by_a_mapping_and_a_checkpoint_of_them(hub: RunningHub, tmp_path: Path) -> None:
+    """A trainer sharded by rows to two ranks of an engine; `tensorhub pull` makes a checkpoint in fp8 of those."""
+    job = new_job()
+    async with hub.connected(job) as hubs:
+        tensors = own_tensors(1)
+        trainer = await registered(hubs, "trainer", divided, 2, tensors)
+        ranks = await ranks_of(hubs, tensors)
+        assert await published(trainer, divided, tensors) == 1
+        await asyncio.gather(*(rank.replicate(1) for rank in ranks))
+        for rank in ranks:
+            for name, expected in quantised_engine(tensors, rank.shard).items():
+                assert_equal(rank.tensors[name], expected, (rank.shard, name))
+        await asyncio.gather(*(shard.release() for shard in trainer))
+        out = tmp_path / "fp8.safetensors"
+        assert (await hub.command("pull", "m", out, "--job", job))[0] == 0
+        file = load_file(out)
+    for name, tensor in tensors.items():
+        if "proj" in name:
+            values, scales = quantised(tensor)
+            assert_equal(file[name], values, name)
+            assert_equal(file[f"{name}_scale_inv"], scales, name)
+
+
+def divided(_: str, tensor: torch.Tensor, shard: int, shards: int) -> tuple[slice, ...]:
+    half = tensor.shape[0] // shards
+    if half % 128 or tensor.ndim == 1:
+        return (slice(None),) * tensor.ndim
+    return (slice(shard * half, (shard + 1) * half), slice(None))

@@ -6,21 +6,20 @@ import gc
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+from msgspec import structs
 from tests.bounds import WAIT_S
-from tests.kit.hubs import RunningHub, held_hub, new_job, running_hub, until_held
+from tests.kit.agents import FAULT, FAULTY_MODEL, UNOWNED_FAULT_MODEL
+from tests.kit.hubs import RunningHub, module_hub, new_job, running_hub
 from tests.kit.tensors import assert_same_bytes, full, shown
-from tests.kit.transports import NEEDS_UCX
-from tests.kit.waiting import retried, until, wake
+from tests.kit.waiting import retried, until, until_answer, wake
 from tests.stopping import stop
 
 import tensorhub
@@ -28,16 +27,11 @@ from tensorhub import (
     AgentUnavailable,
     RegistryUnavailable,
     RoundTimeout,
-    TensorHubError,
     TensorSpec,
     VersionUnavailable,
 )
-from tensorhub.cli.hub_state import STILL_S
-from tensorhub_common.jetstream.job_log import JobLog
-from tensorhub_common.protocol.subjects import commands_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 MIB = 1024 * 1024
 SHORT_S = 0.3
 SILENCE_S = 0.5
@@ -47,23 +41,18 @@ SOURCES_LOST_S = 0.5
 LEFT = "on agent-0, was left because"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    """A hub whose log counts an agent however long it is stopped, whose reads give sources up soon, without caches."""
-    settings = {
-        "TENSORHUB_LOST_AFTER_S": "600",
-        "TENSORHUB_STALL_S": "0.3",
-        "TENSORHUB_SOURCES_LOST_S": str(SOURCES_LOST_S),
-        "TENSORHUB_CACHE_BYTES": "0",
-        "TENSORHUB_METRICS": "0",
-    }
-    async with running_hub(tmp_path_factory.mktemp("hub"), settings=settings) as running:
-        yield running
+# Its log counts an agent however long it is stopped, its reads give sources up soon, and it has no caches.
+hub = module_hub(
+    TENSORHUB_LOST_AFTER_S="600",
+    TENSORHUB_STALL_S="0.3",
+    TENSORHUB_SOURCES_LOST_S=str(SOURCES_LOST_S),
+    TENSORHUB_CACHE_BYTES="0",
+    TENSORHUB_METRICS="0",
+)
 
 
 @contextlib.contextmanager
 def one_line(error: type[Exception], *words: str) -> Iterator[None]:
-    """Expect this error, in one line with these words."""
     with pytest.raises(error) as raised:
         yield
     assert "\n" not in str(raised.value)
@@ -75,34 +64,6 @@ async def until_replicated(shard: tensorhub.AsyncShard) -> int:
     """Replicate once the shard is free again: a call that was given up goes on at the agent for a while."""
     errors = (tensorhub.ReplicaConflict, AgentUnavailable, VersionUnavailable)
     return await retried(lambda: shard.replicate(timeout_s=5), *errors, pause_s=0.05)
-
-
-# ------------------------------------------------------------------------------------------------------- an agent
-
-
-async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORHUB_DIR", str(tmp_path))
-    with one_line(AgentUnavailable, "there is no hub in", "tensorhub up"):
-        await tensorhub.connect_async("job")
-    with one_line(AgentUnavailable, "there is no agent 'agent-7'"):
-        await tensorhub.connect_async("job", agent="agent-7")
-    with one_line(AgentUnavailable, "missing.sock"):
-        await tensorhub.connect_async("job", agent=tmp_path / "missing.sock", timeout_s=SHORT_S)
-
-
-@pytest.mark.long
-async def test_an_agent_that_is_away(hub: RunningHub) -> None:
-    """Calls on its shards end at their bound; the questions still have answers; then all goes on."""
-    async with hub.pair(full(1)) as it:
-        await it.trainer.publish(1)
-        with hub.stopped("agent-1"):
-            with one_line(TensorHubError):
-                await it.engine.replicate(timeout_s=SHORT_S)
-            with one_line(AgentUnavailable, "agent"):
-                await tensorhub.connect_async(it.job, agent=hub.file.agents[1].socket, timeout_s=SHORT_S)
-            assert await it.versions() == {1: "available"}
-        assert await until_replicated(it.engine) == 1
-        assert shown(it.engine) == {1.0}
 
 
 @pytest.mark.long
@@ -142,12 +103,10 @@ async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path)
             for version in (1, "latest"):
                 with pytest.raises(VersionUnavailable, match=lost):
                     await it.engine.replicate(version, timeout_s=SHORT_S)
-
-        async def all_live() -> bool:
-            return all(member.live for each in await it.here.replicas("m") for member in each.members)
-
         # A release that the loss overtakes is to be repeated, so the end of this test waits until the agent is back.
-        await until(all_live)
+        await until_answer(
+            lambda: it.here.replicas("m"), lambda found: all(member.live for each in found for member in each.members)
+        )
 
 
 @pytest.mark.long
@@ -166,7 +125,6 @@ async def test_a_registration_that_was_given_up_is_taken_over_by_the_next(
 
 
 async def registered(hub: tensorhub.AsyncHub, value: float) -> tensorhub.AsyncShard:
-    """Register the shard as soon as its last worker's release has come to its end."""
     return await retried(lambda: hub.register("m", full(value), replica="trainer"), tensorhub.ReplicaConflict)
 
 
@@ -198,12 +156,9 @@ async def test_a_release_that_was_given_up_touches_no_successor(hub: RunningHub)
 
 @pytest.mark.long
 async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_path: Path) -> None:
-    """The only source is killed in the middle of a read: what the memory has then is no version and can't become one.
-
-    The reader's agent copies no further before it has noticed that, and the source's comes back only after the read
-    has failed.
-    """
-    async with held_hub(tmp_path, "copying", TENSORHUB_SOURCES_LOST_S="0", TENSORHUB_COPY_THREADS="1") as hub:
+    """It is killed in the middle: what the memory has then can't become a version. It comes back after the read."""
+    settings = {"HELD_DIR": str(tmp_path), "TENSORHUB_SOURCES_LOST_S": "0", "TENSORHUB_COPY_THREADS": "1"}
+    async with running_hub(tmp_path / "hub", agent="held-copying", settings=settings) as hub:
         spec = {"w": TensorSpec((64 * MIB,), torch.uint8)}
         async with hub.pair(spec, spec) as it:
 
@@ -211,16 +166,13 @@ async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_pa
                 reads = (await hub.activity(it.job, "agent-1")).reads
                 return [source.phase for read in reads for source in read.sources]
 
-            async def has_noticed() -> bool:
-                return await phases() != ["open"]
-
             it.trainer.tensors["w"].random_(generator=torch.Generator().manual_seed(1))
             version = await it.trainer.publish()
             read = asyncio.create_task(it.engine.replicate(version))
-            await until_held(tmp_path)
+            await until((tmp_path / "held").exists, "the read is held")
             assert await phases() == ["open"]
             hub.kill("agent-0")
-            await until(has_noticed)
+            await until_answer(phases, lambda found: found != ["open"])
             (tmp_path / "go-on").touch()
             with pytest.raises(VersionUnavailable):
                 await read
@@ -233,110 +185,15 @@ async def test_a_read_that_its_only_source_left_half_filled_is_no_version(tmp_pa
             assert_same_bytes(it.engine.tensors, it.trainer.tensors)
 
 
-@pytest.mark.long
-@NEEDS_UCX
-async def test_status_shows_a_read_whose_source_is_stopped_with_its_share_and_that_it_does_not_move(
-    tmp_path: Path,
-) -> None:
-    nbytes, patient = 48 * MIB, {"TENSORHUB_STALL_S": "600", "TENSORHUB_LOST_AFTER_S": "600"}
-    spec = {"w": TensorSpec((nbytes,), torch.uint8)}
-    async with held_hub(tmp_path, "sending", hosts=2, **patient) as hub, hub.pair(spec, spec) as it:
-        it.trainer.mark_loaded()
-        await it.trainer.publish(1)
-        read = asyncio.create_task(it.engine.replicate(1, timeout_s=WAIT_S))
-        await until_held(tmp_path)
-        try:
-
-            async def is_still() -> bool:
-                reads = (await hub.activity(it.job, "agent-1")).reads
-                return bool(reads) and reads[0].still_s > STILL_S
-
-            await until(is_still)
-            (still,) = (await hub.activity(it.job, "agent-1")).reads
-            found: dict[str, Any] = json.loads((await hub.command("status", "--job", it.job, "--json"))[1])
-            _, text, _ = await hub.command("status", "--job", it.job)
-        finally:
-            wake(hub.pid("agent-0"))
-        assert await read == 1
-    (reading,) = found["reads"]
-    done = reading["read"]["done_bytes"]
-    assert 0 < done < nbytes
-    assert still.done_bytes == done, "it does not move"
-    assert (reading["agent"], reading["read"]["stage"]) == ("agent-1", "filling")
-    assert {(each["agent"], each["transport"]) for each in reading["read"]["sources"]} == {("agent-0", "ucxx")}
-    not_moving = r"no byte has come to m/engine shard 0 on agent-1 for \d+ s"
-    for troubles in (found["troubles"], re.sub(r"\s+", " ", text).split("! ")):
-        assert any(re.search(not_moving, each) for each in troubles), troubles
-        assert any("agent-0" in each and "is stopped" in each for each in troubles), troubles
-    row = next(each for each in text.splitlines() if each.startswith("m/engine"))
-    assert f" {100 * done // nbytes} %" in row
-    assert "agent-0 (ucxx)" in row
-
-
-# ------------------------------------------------------------------------------------------------ NATS, the planner
-
-
-@pytest.mark.long
-async def test_nats_that_is_away(hub: RunningHub) -> None:
-    """Without NATS a call ends at its bound, and what it asked for does not happen later behind the caller's back."""
-    async with hub.connected(agents=1) as (here,):
-        trainer = await here.register("m", full(1), replica="trainer")
-        await here.versions("m")
-        with hub.stopped("nats"):
-            with one_line(RegistryUnavailable):
-                await here.versions("m", timeout_s=SHORT_S)
-            with one_line(TensorHubError):
-                await trainer.publish(1, timeout_s=SHORT_S)
-        await retried(lambda: trainer.publish(2, timeout_s=5), TensorHubError)
-        assert trainer.version == 2
-        assert [each.version for each in await here.versions("m") if each.holders] == [2]
-
-
-async def test_every_process_answers_for_itself(hub: RunningHub) -> None:
-    found = [await hub.activity(new_job(), process) for process in hub.file.pids if process != "nats"]
-    assert [each.role for each in found] == ["registry", "planner", "agent", "agent"]
-    for each in found:
-        assert each.up_s >= each.nats_s > 0
-        assert (each.faults, each.reads) == (0, ())
-
-
-@pytest.mark.long
-async def test_a_read_outlives_its_planner_and_reports_that_it_has_none(hub: RunningHub) -> None:
-    """A planner's silence says nothing about who holds a version. Once the read is over nothing is reported."""
-    async with hub.pair(full(1)) as it:
-        await it.trainer.publish(3)
-        with hub.stopped("planner-0"):
-            reading = asyncio.create_task(it.engine.replicate(3, timeout_s=WAIT_S))
-
-            async def is_reported() -> bool:
-                # For longer than a read goes on without a source.
-                return ((await hub.activity(it.job, "agent-1")).planner_silent_s or 0.0) > 2 * SOURCES_LOST_S
-
-            await until(is_reported)
-            (read,) = (await hub.activity(it.job, "agent-1")).reads
-        assert (read.model, read.replica, read.version, read.stage) == ("m", "engine", 3, "leasing")
-        assert read.trace is not None
-        assert await reading == 3
-        assert shown(it.engine) == {1.0}
-        over = await hub.activity(it.job, "agent-1")
-        assert (over.reads, over.planner_silent_s) == ((), None)
-
-
-# ---------------------------------------------------------------------------------------------------- the registry
-
-
 async def until_replicas_are(hub: tensorhub.AsyncHub, expected: dict[str, int | None]) -> None:
-    """Wait until the log counts these replicas, each with the version that it holds."""
+    async def counted() -> dict[str, int | None]:
+        return {each.replica: each.version for each in await hub.replicas("m")}
 
-    async def are_so() -> bool:
-        return {each.replica: each.version for each in await hub.replicas("m")} == expected
-
-    await until(are_so, f"the log counts {expected}")
+    await until_answer(counted, lambda found: found == expected, f"the log counts {expected}")
 
 
 @pytest.mark.long
 async def test_a_release_happens_as_the_caller_was_told(hub: RunningHub) -> None:
-    """Published memory, and its readers end first: the log forgets the shard, and the agent frees the memory."""
     async with hub.connected(agents=1) as (mine,):
         shard = await mine.register("m", full(1), replica="trainer")
         await shard.publish()
@@ -378,10 +235,10 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(hub: 
         stop(registry)
         try:
             first.say('["publish", "trainer", 1]')
-            await until_said(hub, job, "ready")
+            await hub.until_said(job, "ready")
             first.signal(signal.SIGKILL)
             await first.code()
-            await until_said(hub, job, "withdraw")
+            await hub.until_said(job, "withdraw")
         finally:
             asyncio.get_running_loop().call_later(SILENCE_S, wake, registry)
     async with hub.connected(job) as (mine, other):
@@ -391,21 +248,6 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(hub: 
         reader = await other.register("m", full(0), replica="reader")
         assert await reader.replicate() == 1
         assert shown(reader) == {1.0}
-
-
-async def until_said(hub: RunningHub, job: str, verb: str) -> None:
-    """Wait until a command is in the log."""
-    async with (
-        asyncio.timeout(WAIT_S),
-        await hub.bus() as bus,
-        contextlib.aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
-    ):
-        async for entry in entries:
-            if f".cmd.{verb}." in entry.subject:
-                return
-
-
-# ------------------------------------------------------------------------------------------------------------ memory
 
 
 @pytest.mark.long
@@ -433,10 +275,7 @@ async def test_stepping_without_overwriting_is_named_to_both(hub: RunningHub, ca
     "is_full", [False, pytest.param(True, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount"))]
 )
 async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> None:
-    """An agent takes no more than it may, or than a full /dev/shm has; there is room again after a release.
-
-    A full /dev/shm is an error at register, and no SIGBUS later.
-    """
+    """There is room again after a release. A full /dev/shm is an error at register, and no SIGBUS later."""
     settings, shm = {"TENSORHUB_MEMORY_BYTES_MAX": "8MiB"}, tmp_path / "shm"
     if is_full:
         shm.mkdir()
@@ -450,11 +289,11 @@ async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> Non
             first = await here.register("m", five, replica="first")
             await first.publish(1)
             before = await hub.catalog("job")
-            with one_line(tensorhub.MemoryExhausted, "release"):
-                await here.register("m", five, replica="second")
-            with one_line(tensorhub.MemoryExhausted):
-                await here.register("m", {"w": TensorSpec((2**50,), torch.uint8)}, replica="third")
+            for given in (five, {"w": TensorSpec((2**50,), torch.uint8)}):
+                with one_line(tensorhub.MemoryExhausted, "release"):
+                    await here.register("m", given, replica="second")
             assert await hub.catalog("job") == before
+            await assert_reported(hub, "no-memory", "", "" if is_full else "TENSORHUB_MEMORY_BYTES_MAX")
             assert_same_bytes(first.tensors, five)
             await first.release()
             # Tensors stay valid as long as they are referenced, and so does the memory that they are in.
@@ -463,9 +302,79 @@ async def test_memory_that_is_all_taken(tmp_path: Path, *, is_full: bool) -> Non
             second = await here.register("m", five, replica="second")
             assert await second.publish(2) == 2
             assert hub.pid("agent-0") == pid
+            assert (await hub.activity("well", "agent-0")).troubles == ()
     finally:
         assert not is_full or not await run("umount", "-l", str(shm))
 
 
 async def run(*command: str) -> int:
     return await (await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)).wait()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def faulty(tmp_path: Path) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path, agents=1, agent="faulty") as running:
+        yield running
+
+
+async def assert_reported(hub: RunningHub, kind: str, job: str, why: str) -> None:
+    """Look at the agent's activity, and at what `status` and `doctor` print; the job asked about is another one."""
+    (trouble,) = (await hub.activity("well", "agent-0")).troubles
+    _, written, _ = await hub.command("status", "--json", "--job", "well")
+    (process,) = [each for each in json.loads(written)["processes"] if each["process"] == "agent-0"]
+    (reported,) = process["troubles"]
+    for found in (structs.asdict(trouble), reported):
+        assert (found["kind"], found["job"], why in found["why"]) == (kind, job, True)
+    _, text, _ = await hub.command("status", "--job", "well")
+    assert all(each in " ".join(text.split()) for each in ("! agent-0", kind, "->", why))
+    code, findings, _ = await hub.command("doctor", "--quick", "--json", "--job", "well")
+    (finding,) = [each for each in map(json.loads, findings.splitlines()) if kind in each["found"]]
+    assert (code, why in finding["found"], finding["check"]) == (1, True, "activity")
+    assert finding["advice"]
+
+
+async def test_a_fault_in_one_job_sets_that_job_aside(faulty: RunningHub) -> None:
+    """The others go on without noticing; once they have nothing here the agent starts anew, with the memory of all."""
+    agent = faulty.pid("agent-0")
+    async with faulty.connected("well", 1) as (well,), faulty.connected("ill", 1) as (ill,):
+        trainer = await well.register("m", full(1), replica="trainer")
+        engine = await well.register("m", full(0), replica="engine")
+        await trainer.publish(1)
+        kept = await ill.register("m", full(7), replica="trainer")
+        await kept.publish(7)
+        broken = await ill.register(FAULTY_MODEL, full(1), replica="trainer")
+        with pytest.raises(AgentUnavailable, match=rf"has set job 'ill' aside.*{FAULT}"):
+            await broken.publish(1)
+        assert await engine.replicate(1) == 1
+        await trainer.unpublish()
+        assert await trainer.publish(2) == 2
+        assert await engine.update() == 2
+        with pytest.raises(AgentUnavailable, match="set job 'ill' aside"):
+            await faulty.connect("ill")
+        assert (await faulty.activity("well", "agent-0")).faults == 1
+        await assert_reported(faulty, "job-set-aside", "ill", FAULT)
+        assert faulty.pid("agent-0") == agent
+        await engine.release()
+        await trainer.release()
+        await until(lambda: faulty.pid("agent-0") != agent, "the agent is started anew")
+        await kept.unpublish(timeout_s=WAIT_S)
+        assert shown(kept) == {7.0}
+        assert await kept.publish(8) == 8
+    assert (await faulty.activity("well", "agent-0")).troubles == ()
+
+
+@pytest.mark.long
+async def test_a_fault_that_no_job_owns_ends_the_agent_which_is_started_anew(
+    faulty: RunningHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With code 1 and one line that says what was wrong. The worker's call is done by the next process."""
+    agent = faulty.pid("agent-0")
+    async with faulty.connected("well", 1) as (well,):
+        trainer = await well.register(UNOWNED_FAULT_MODEL, full(1), replica="trainer")
+        assert await trainer.publish(1, timeout_s=WAIT_S) == 1
+        await until(lambda: faulty.pid("agent-0") != agent, "the agent is started anew")
+        await trainer.unpublish(timeout_s=WAIT_S)
+    ended = next(each for each in caplog.messages if each.startswith(f"agent-0 ({agent})"))
+    assert "ended with exit code 1" in ended
+    (last,) = [line for line in faulty.log("agent-0").splitlines() if line.startswith("tensorhub-agent:")]
+    assert f"a part: its work failed: ArithmeticError('{FAULT}')" in last

@@ -1,38 +1,24 @@
-"""What users decide, through the SDK and the commands: retain, pin, rewind, drain, quota, delete.
-
-Copies have the bytes, outlive their agent's process, and move before an agent stops.
-"""
+"""What users decide, through the SDK and the commands: retain, pin, rewind, drain, quota, delete."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
-import pytest_asyncio
-import torch
-from tests.kit.hubs import RunningHub, copies_of, new_job, running_hub
+from tests.kit.hubs import RunningHub, copies_of, module_hub, new_job
 from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
-from tests.kit.waiting import until
+from tests.kit.waiting import until, until_answer
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard
 from tensorhub_common.protocol.log.commands import DrainAgent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
 AGENTS: Final = ("agent-0", "agent-1", "agent-2")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOW_LOCAL)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    settings = {"TENSORHUB_CACHE_BYTES": "64MiB", "TENSORHUB_METRICS": "0"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), len(AGENTS), request.param, settings=settings) as running:
-        yield running
+hub = module_hub(len(AGENTS), over=UCXX_AND_SLOW_LOCAL, TENSORHUB_CACHE_BYTES="64MiB", TENSORHUB_METRICS="0")
 
 
 async def publish_next(trainer: AsyncShard, version: int) -> None:
-    """Take back what is published, and publish the weights of a version."""
     async with trainer.overwriting(publish=True, version=version):
         write(trainer, weights(version))
 
@@ -47,13 +33,11 @@ async def only_copy(hub: AsyncHub, trainer: AsyncShard) -> str:
 
 
 async def holder_of_copy(hub: AsyncHub) -> str:
-    """Return the agent that has the one copy of version 1."""
     [copy] = await copies_of(hub, "m", 1)
     return copy.members[0].agent
 
 
 async def assert_read(hub: AsyncHub, version: int, seed: int | None = None) -> None:
-    """Read a version into a replica that is gone afterwards; its bytes are those of the version's weights."""
     reader = await hub.register("m", weights(98), replica="reader")
     assert await reader.replicate(version) == version
     assert_same_bytes(reader.tensors, weights(version if seed is None else seed))
@@ -68,26 +52,9 @@ async def done(hub: RunningHub, job: str, *arguments: str) -> list[dict[str, Any
 
 
 async def refused(hub: RunningHub, job: str, *arguments: str) -> str:
-    """Run a command that the hub refuses; return its one line."""
     code, out, err = await hub.command(*arguments, "--job", job)
     assert (code, out, err.count("\n")) == (1, "", 1), (arguments, out, err)
     return err
-
-
-# -------------------------------------------------------------------------------------------------------- retention
-
-
-async def test_a_trainer_overwrites_once_there_is_a_copy_and_the_copy_has_its_bytes(hub: RunningHub) -> None:
-    """No other replica held version 1; a reader gets its bytes all the same, from the copy."""
-    async with hub.connected(agents=3) as (here, there, _):
-        trainer = await here.register("m", weights(1), replica="trainer")
-        await here.retain("m", last=2)
-        await trainer.publish(1)
-        await publish_next(trainer, 2)
-        for version in (1, 2):
-            await assert_read(there, version)
-        assert [each.version for each in await here.versions("m") if each.retained] == [1, 2]
-        await here.retain("m", last=0)
 
 
 @pytest.mark.long
@@ -98,20 +65,15 @@ async def test_a_copy_outlives_the_process_of_its_agent(hub: RunningHub) -> None
         holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
         before = (await hub.agent_info(job, holder)).incarnation
         hub.kill(holder)
-
-        async def is_back() -> bool:
-            # Until it has joined again the log goes on believing its old incarnation.
-            joined = (await hub.agent_info(job, holder)).incarnation > before
-            return joined and bool(await copies_of(hubs[0], "m", 1))
-
-        await until(is_back)
+        # Until it has joined again the log goes on believing its old incarnation.
+        await until_answer(lambda: hub.agent_info(job, holder), lambda info: info.incarnation > before)
+        await until(lambda: copies_of(hubs[0], "m", 1))
         reading = next(each for each in hubs if each.agent != holder)
         await assert_read(reading, 1)
         await reading.retain("m", last=0)
 
 
 async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
-    """A pinned version outlives `retain(last=1)`, with its bytes, and `unpin` lets it go."""
     async with hub.connected(agents=3) as (here, there, _):
         trainer = await here.register("m", weights(1), replica="trainer")
         await trainer.publish(1)
@@ -121,62 +83,28 @@ async def test_what_is_retained_no_longer_is_let_go(hub: RunningHub) -> None:
             await publish_next(trainer, version)
         assert [each.version for each in await here.versions("m") if each.retained] == [1, 3]
         assert await copies_of(here, "m", 2) == []
-        await assert_read(there, 1)
+        for version in (1, 3):
+            await assert_read(there, version)
         await here.unpin("m", 1)
         assert await copies_of(here, "m", 1) == []
         await here.retain("m", last=0)
-
-        async def gone() -> bool:
-            return not await copies_of(here, "m")
-
-        await until(gone)
-
-
-async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
-    """The model is larger than what any agent takes in."""
-    async with hub.connected(agents=3) as (here, _, _):
-        trainer = await here.register("m", {"w": torch.ones(20_000_000)}, replica="trainer")
-        await here.retain("m", last=1)
-        await trainer.publish(1)
-        with pytest.raises(tensorhub.RetentionFull, match="TENSORHUB_CACHE_BYTES"):
-            await trainer.unpublish()
-        assert trainer.version == 1
-        await here.retain("m", last=0)
-        await trainer.unpublish()
-
-
-@pytest.mark.long
-async def test_a_rewound_model_goes_on_above(hub: RunningHub) -> None:
-    """Engines are led back to the checkpoint, and the next version is above all that were retired."""
-    async with hub.connected(agents=3) as (here, there, third):
-        trainer = await here.register("m", weights(8), replica="trainer")
-        old = await there.register("m", weights(99), replica="old")
-        engine = await third.register("m", weights(99), replica="engine")
-        await trainer.publish(8)
-        await old.replicate(8)
-        await publish_next(trainer, 9)
-        assert await engine.replicate() == 9
-        assert await here.rewind("m", to=8) == [9]
-        assert await engine.update() == 8
-        assert_same_bytes(engine.tensors, weights(8))
-        with pytest.raises(tensorhub.VersionUnavailable, match=r"rewind|holder"):
-            await engine.replicate(9, timeout_s=5)
-        async with trainer.overwriting(publish=True):
-            write(trainer, weights(10))
-        assert await engine.update() == trainer.version == 10
-        assert_same_bytes(engine.tensors, weights(10))
+        await until_answer(lambda: copies_of(here, "m"), lambda found: not found)
 
 
 @pytest.mark.long
 async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
     """Retain, pin, rewind and unpin by command; what the SDK then sees, and what it refuses, is the same."""
     job = new_job()
-    async with hub.connected(job) as (here, there):
+    async with hub.connected(job, agents=3) as (here, there, third):
         trainer = await here.register("m", weights(1), replica="trainer")
+        engine = await third.register("m", weights(99), replica="engine")
         await trainer.publish(1)
+        old = await there.register("m", weights(99), replica="old")
+        await old.replicate(1)
         [kept, *_] = await done(hub, job, "retain", "m", "--last", "1")
         assert (kept["kind"], kept["last"]) == ("model.retention", 1)
         await publish_next(trainer, 2)
+        assert await engine.replicate() == 2
         [pinned, *_] = await done(hub, job, "pin", "m", "2")
         assert (pinned["kind"], pinned["version"]) == ("version.pinned", 2)
         [info] = (await here.registry.status()).models
@@ -191,34 +119,16 @@ async def test_commands_decide_as_the_sdk_does(hub: RunningHub) -> None:
         reader = await there.register("m", weights(9), replica="reader")
         with pytest.raises(tensorhub.VersionUnavailable):
             await reader.replicate(2, timeout_s=5)
+        assert await engine.update() == 1, "engines are led back, and the next version is above what was retired"
+        assert_same_bytes(engine.tensors, weights(1))
         await trainer.unpublish()
         assert await trainer.publish() == 3
         await here.retain("m", last=0)
 
 
-# ----------------------------------------------------------------------------------------------------------- drain
-
-
 @pytest.mark.long
-async def test_an_agent_may_stop_once_the_last_copy_is_elsewhere(hub: RunningHub) -> None:
-    """The bytes have moved by the time that `drain` returns; while it drains, the agent takes nothing new."""
-    job = new_job()
-    async with hub.connected(job, agents=3) as hubs:
-        holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
-        assert await done(hub, job, "drain", holder) == [{"agent": holder, "draining": True, "may_stop": True}]
-        assert await holder_of_copy(hubs[0]) != holder
-        drained = next(each for each in hubs if each.agent == holder)
-        with pytest.raises(tensorhub.TensorHubError, match="drain"):
-            await drained.register("m", weights(5), replica="late")
-        ended = {"agent": holder, "draining": False, "may_stop": False}
-        assert await done(hub, job, "drain", holder, "--end") == [ended]
-        await assert_read(drained, 1)
-        await hubs[0].retain("m", last=0)
-
-
-@pytest.mark.long
-async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> None:
-    """All others are drained as well: the command ends at its bound, and the copy stays where it is."""
+async def test_an_agent_may_stop_once_another_has_the_last_copy(hub: RunningHub) -> None:
+    """While all others are drained as well the command ends at its bound, and the copy stays where it is."""
     job = new_job()
     async with hub.connected(job, agents=3) as hubs:
         holder = await only_copy(hubs[0], await hubs[0].register("m", weights(1), replica="trainer"))
@@ -231,17 +141,19 @@ async def test_an_agent_that_no_other_relieves_may_not_stop(hub: RunningHub) -> 
         assert await holder_of_copy(hubs[0]) == holder
         # One comes back: the copy moves at once, without another call.
         await hubs[0].registry.rule(DrainAgent(agent=others[0], on=False))
-        await done(hub, job, "drain", holder)
+        assert await done(hub, job, "drain", holder) == [{"agent": holder, "draining": True, "may_stop": True}]
         assert await holder_of_copy(hubs[0]) == others[0]
+        drained = next(each for each in hubs if each.agent == holder)
+        with pytest.raises(tensorhub.TensorHubError, match="drain"):
+            await drained.register("m", weights(5), replica="late")
+        ended = {"agent": holder, "draining": False, "may_stop": False}
+        assert await done(hub, job, "drain", holder, "--end") == [ended]
+        await assert_read(drained, 1)
         await hubs[0].retain("m", last=0)
-
-
-# --------------------------------------------------------------------------------------------------- quota, deletion
 
 
 @pytest.mark.long
 async def test_a_quota_bounds_shards_and_copies(hub: RunningHub) -> None:
-    """What is over it is refused with what to do; what exists already stays."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")
@@ -262,7 +174,6 @@ async def test_a_quota_bounds_shards_and_copies(hub: RunningHub) -> None:
 
 @pytest.mark.long
 async def test_a_model_is_deleted_once_no_replica_holds_it(hub: RunningHub) -> None:
-    """Its copies go with it; its name may be used again, and counts from anew."""
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("m", weights(1), replica="trainer")

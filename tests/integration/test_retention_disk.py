@@ -1,27 +1,23 @@
 """Copies past the limit of memory, on real processes: their files have the bytes, and outlive the host's memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file
-from tests.kit.hubs import RunningHub, copies_of, new_job, running_hub
+from tests.kit.hubs import RunningHub, copies_of, module_hub, new_job
 from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, weights, write
 from tests.kit.transports import UCXX_AND_SLOW_LOCAL
-from tests.kit.waiting import until
+from tests.kit.waiting import Missed, met, until, until_answer
 from tests.leftovers import memory_of
 from tests.stopping import stop
 
 import tensorhub
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
-
 VERSIONS: Final = (1, 2, 3)
 
 LARGE: Final = 32_000_000
@@ -30,14 +26,10 @@ LARGE: Final = 32_000_000
 ATTEMPTS_MAX: Final = 5
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOW_LOCAL)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    """Each agent keeps one copy of the small model in memory, and many on its disk."""
-    room = {"TENSORHUB_CACHE_BYTES": str(WEIGHTS_BYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB"}
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param, settings=room) as running:
-        yield running
-
-
+# Each agent keeps one copy of the small model in memory, and many on its disk.
+hub = module_hub(
+    over=UCXX_AND_SLOW_LOCAL, TENSORHUB_CACHE_BYTES=str(WEIGHTS_BYTES), TENSORHUB_CACHE_DISK_BYTES="256MiB"
+)
 Copies = dict[tuple[str, str], tuple[Path, dict[str, Any]]]
 
 
@@ -53,30 +45,18 @@ def copies_on_disk(hub: RunningHub, job: str) -> Copies:
 
 
 async def until_one_is_named(hub: RunningHub, job: str) -> tuple[str, Path]:
-    """Wait until there is one whole file of the job; return its agent and where it is."""
-
-    def is_named() -> bool:
-        found = copies_on_disk(hub, job)
-        return len(found) == 1 and all(path.exists() for path, _ in found.values())
-
-    await until(is_named)
+    await until(lambda: [path.exists() for path, _ in copies_on_disk(hub, job).values()] == [True])
     [((agent, _), (path, _))] = copies_on_disk(hub, job).items()
     return agent, path
 
 
 async def killed(hub: RunningHub, job: str, agent: str) -> None:
-    """Kill an agent, and return once its next process has joined the job."""
     before = (await hub.agent_info(job, agent)).incarnation
     hub.kill(agent)
-
-    async def is_back() -> bool:
-        return (await hub.agent_info(job, agent)).incarnation > before
-
-    await until(is_back)
+    await until_answer(lambda: hub.agent_info(job, agent), lambda found: found.incarnation > before)
 
 
 async def all_kept(here: tensorhub.AsyncHub) -> None:
-    """Let copies be all that is left of the versions."""
     trainer = await here.register("m", weights(1), replica="trainer")
     await here.retain("m", last=len(VERSIONS))
     for version in VERSIONS:
@@ -87,7 +67,6 @@ async def all_kept(here: tensorhub.AsyncHub) -> None:
 
 
 async def read(hub: tensorhub.AsyncHub, version: int) -> dict[str, torch.Tensor]:
-    """Read a version into a replica that is gone when this returns."""
     reader = await hub.register("m", weights(99), replica="reader")
     assert await reader.replicate(version) == version
     tensors = {name: tensor.clone() for name, tensor in reader.tensors.items()}
@@ -96,13 +75,8 @@ async def read(hub: tensorhub.AsyncHub, version: int) -> dict[str, torch.Tensor]
 
 
 async def let_go(hub: RunningHub, here: tensorhub.AsyncHub, job: str) -> None:
-    """Keep nothing, and wait until the agents have freed it."""
     await here.retain("m", last=0)
-
-    async def gone() -> bool:
-        return not await here.replicas("m") and copies_on_disk(hub, job) == {}
-
-    await until(gone)
+    await until_answer(lambda: here.replicas("m"), lambda found: not found and copies_on_disk(hub, job) == {})
 
 
 async def test_what_memory_does_not_hold_is_in_files_with_its_bytes(hub: RunningHub) -> None:
@@ -147,20 +121,20 @@ async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub:
 
 
 def is_filling(hub: RunningHub, job: str) -> bool:
-    """Return whether an agent writes a file of this job."""
     return any(manifest["state"] == "filling" for _, manifest in copies_on_disk(hub, job).values())
 
 
 async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub: RunningHub) -> None:
     """What half a file holds is never counted: the shard stays published until another attempt is whole."""
     values = {"w": torch.arange(LARGE, dtype=torch.float32)}
-    for _ in range(ATTEMPTS_MAX):
+
+    async def attempt(number: int) -> None:
         job = new_job()
         async with hub.connected(job) as (here, there):
             trainer = await there.register("m", values, replica="trainer")
             await here.retain("m", last=1)
             publishing = asyncio.create_task(trainer.publish(1))
-            await until(partial(is_filling, hub, job))
+            await until(lambda: is_filling(hub, job))
             [(agent, _)] = copies_on_disk(hub, job)
             hub.kill(agent)
             await publishing
@@ -175,9 +149,10 @@ async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub
                 await reader.release()
             await trainer.release()
             await let_go(hub, here, job)
-        if was_writing:
-            return
-    pytest.fail("no kill met the middle of a file")
+        if not was_writing:
+            raise Missed
+
+    await met(attempt, ATTEMPTS_MAX)
 
 
 async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) -> None:
@@ -194,25 +169,9 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
             file.seek(path.stat().st_size - 4096)
             file.write(b"\xff" * 64)
         await killed(hub, job, agent)
-
-        async def is_kept() -> bool:
-            return bool(await copies_of(here, "m", 1))
-
-        await until(is_kept)
+        await until(lambda: copies_of(here, "m", 1))
         # An agent that was away for long finds that its copy was placed on another one, and removes the damaged file.
         _, path = await until_one_is_named(hub, job)
         assert_same_bytes({"w": load_file(path)["w"]}, {"w": torch.arange(200_000.0)})
         await trainer.release()
         await let_go(hub, here, job)
-
-
-async def test_a_version_that_fits_nowhere_stays_published(hub: RunningHub) -> None:
-    """Neither memory nor disk may take it: the limit of the disk is named too."""
-    async with hub.connected() as (here, _):
-        trainer = await here.register("m", {"w": torch.ones(70_000_000)}, replica="trainer")
-        await here.retain("m", last=1)
-        await trainer.publish(1)
-        with pytest.raises(tensorhub.RetentionFull, match="TENSORHUB_CACHE_DISK_BYTES"):
-            await trainer.unpublish()
-        assert trainer.version == 1
-        await here.retain("m", last=0)

@@ -1,61 +1,52 @@
-"""The SDK against a real hub: what its interface promises, in one process and in several.
-
-What callers get wrong is refused in test_bad_input.py; versions in a row, shards and modules are in
-test_bytes_versions.py.
-"""
+"""The SDK against a real hub: what its interface promises, in one process and in several."""
 
 import asyncio
 import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, new_job
-from tests.kit.tensors import full, shown
+from tests.kit.processes import Run, clean_environment, executed
+from tests.kit.tensors import WEIGHTS_BYTES, assert_same_bytes, full, shown, weights
+from tests.kit.transports import BOTH, hub_over
 
 import tensorhub
-from tensorhub import AsyncHub
+from tensorhub import AsyncHub, AsyncShard, DrainTimeout
 from tensorhub.arguments import Install
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-README = """
-import tensorhub, torch
-hub = tensorhub.connect()
-hub.register("policy", {"w": torch.ones(4, 4)}, replica="trainer").publish(version=1)
-engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
-print(engine.replicate("latest"), engine.tensors["w"])
-hub.close()
-"""
+two_hosts = hub_over(BOTH)
 
 
-async def test_the_lines_of_the_readme_work_as_printed(hub: RunningHub) -> None:
-    """In a shell where nothing but TENSORHUB_DIR is set."""
-    code, out, err = await hub.run_interpreter(README)
-    assert (code, err) == (0, "")
-    assert out.startswith("1 tensor([[1., 1., 1., 1.],")
-
-
-async def test_a_training_run_on_two_agents(hub: RunningHub) -> None:
-    tensors = {"w": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.bfloat16)}
-    async with hub.pair(tensors) as it:
+async def test_versions_in_a_row_and_a_reader_that_passes_one_on(two_hosts: RunningHub) -> None:
+    """Each version arrives as itself, numbers may be left out, and what is held is fetched once."""
+    async with two_hosts.pair(weights(0)) as it:
         assert it.engine.version is None
-        for step in (1, 2, 3):
-            it.trainer.tensors["w"].fill_(step)
-            assert await it.trainer.publish() == step
-            assert await it.trainer.publish(step) == step, "it is published already"
-            assert await (it.engine.replicate() if step == 1 else it.engine.update()) == step
-            assert {it.trainer.version, it.engine.version} == {step}
-            assert it.engine.tensors["w"].tolist() == [step] * 1000
-            await it.trainer.unpublish()
-            assert repr(it.trainer) == "<m/trainer shard 0 of 1, version None>"
+        for version in (1, 2, 3, 10, 11, 400):
+            assert await it.step(weights(version), version) == version
+            assert await it.trainer.publish(version) == version, "it is published already"
+            assert await (it.engine.replicate() if version == 1 else it.engine.update()) == version
+            assert {it.trainer.version, it.engine.version} == {version}
+            assert_same_bytes(it.engine.tensors, weights(version))
+            assert await it.engine.update() is None
         assert it.engine.last_read is not None
-        assert it.engine.last_read.nbytes == 4006
-        assert await it.engine.update() is None
-        assert await it.versions() == {1: "unavailable", 2: "unavailable", 3: "available"}
-        assert (await it.here.versions("m"))[2].holders == ("engine",)
+        assert it.engine.last_read.nbytes == WEIGHTS_BYTES
+        await it.trainer.unpublish()
+        assert repr(it.trainer) == "<m/trainer shard 0 of 1, version None>"
+        it.trainer.tensors["a"].zero_()
+        assert_same_bytes(it.engine.tensors, weights(400))
+        assert await it.versions() == {**dict.fromkeys((1, 2, 3, 10, 11), "unavailable"), 400: "available"}
+        assert (await it.here.versions("m"))[-1].holders == ("engine",)
+        await it.trainer.release()
+        third = await it.here.register("m", weights(99), replica="third")
+        assert await third.replicate(400) == 400
+        assert_same_bytes(third.tensors, weights(400))
         await it.engine.release()
-        assert [each.replica for each in await it.here.replicas("m")] == ["trainer"]
+        assert [each.replica for each in await it.here.replicas("m")] == ["third"]
 
 
 async def test_update_waits_for_something_newer(hub: RunningHub) -> None:
@@ -70,7 +61,6 @@ async def test_update_waits_for_something_newer(hub: RunningHub) -> None:
 
 
 async def first(hub: AsyncHub, count: int, after: int | None = None) -> list[tensorhub.Watched]:
-    """Return the next events of a watch."""
     events: list[tensorhub.Watched] = []
     async with asyncio.timeout(WAIT_S):
         async for event in hub.watch("m", after=after):
@@ -89,47 +79,13 @@ async def test_questions_may_be_the_first_thing_that_is_asked(hub: RunningHub) -
         assert [each.version for each in await watching] == [1]
 
 
-async def test_watch_resumes_where_it_was_left_and_ends_with_its_hub(hub: RunningHub) -> None:
-    async with hub.pair(full(1)) as it:
-        for version in (1, 2):
-            await it.trainer.publish(version)
-            await it.trainer.unpublish()
-        events = await first(it.here, 4)
-        assert [(each.kind, each.version) for each in events] == [
-            (f"version.{what}", version) for version in (1, 2) for what in ("published", "unavailable")
-        ]
-        assert await first(it.here, 2, after=events[1].seq) == events[2:]
-        assert [each.seq for each in events] == sorted(each.seq for each in events)
+async def test_watch_ends_with_its_hub(hub: RunningHub) -> None:
     async with hub.connected(agents=1) as (here,):
         watching = asyncio.create_task(first(here, 1))
         await asyncio.sleep(0)
         await here.close()
         with pytest.raises(tensorhub.AgentUnavailable, match="closed"):
             await watching
-
-
-RANK = """
-import sys, torch, tensorhub
-role, index, job = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-with tensorhub.connect(job, agent=f"agent-{index if role == 'trainer' else 1 - index}") as hub:
-    spec = tensorhub.TensorSpec((2, 3), "float32", (4, 3), (2 * index, 0))
-    shard = hub.register("m", {"w": spec}, replica=role, shard=index, shards=2)
-    if role == "engine":
-        print(shard.replicate(), shard.tensors["w"].tolist())
-    else:
-        shard.tensors["w"].fill_(index + 1)
-        shard.publish(1)
-        next(event for event in hub.watch("m", kinds=("replica.ready",)) if event.replica == "engine")
-"""
-
-
-async def test_processes_bring_a_model_to_each_other(hub: RunningHub) -> None:
-    """Two trainer ranks and two engines, each a process, on both agents."""
-    job = new_job()
-    roles = [(role, index) for role in ("trainer", "engine") for index in (0, 1)]
-    ended = await asyncio.gather(*(hub.run(RANK, role, str(index), job) for role, index in roles))
-    assert [err for _, _, err in ended] == [""] * 4
-    assert [out for _, out, _ in ended] == ["", "", *(f"1 {[[float(n)] * 3] * 2}\n" for n in (1, 2))]
 
 
 @pytest.mark.parametrize("install", ["in-place", "staged"])
@@ -149,19 +105,6 @@ async def test_a_worker_that_was_killed_finds_its_memory(hub: RunningHub, instal
         assert shown(worker) == {6.0}
 
 
-async def test_an_agent_that_is_killed_comes_back_to_its_worker(hub: RunningHub) -> None:
-    async with hub.pair(full(4)) as it:
-        await it.trainer.publish(7)
-        await hub.until_back("agent-0", hub.kill("agent-0"))
-        # It holds version 7 already, so this shows no more than that it is attached again.
-        assert await it.trainer.publish(7) == 7
-        assert await it.engine.replicate(7, timeout_s=WAIT_S) == 7
-        assert shown(it.engine) == {4.0}
-        assert await it.step(full(5)) == 8
-        assert await it.engine.update(wait_s=WAIT_S) == 8
-        assert shown(it.engine) == {5.0}
-
-
 async def test_one_shard_has_one_worker(hub: RunningHub) -> None:
     """Another connection, another agent and another process are each refused, and nothing is taken from the first."""
     async with hub.pair(full(1)) as it, hub.connected(it.job, agents=1) as (again,):
@@ -176,3 +119,135 @@ async def test_one_shard_has_one_worker(hub: RunningHub) -> None:
                     await other_process.ask("register_full", "m", "trainer", 1000, 1.0, {})
         assert await hub.catalog(it.job) == before
         assert await it.step(full(2)) == 6
+
+
+README = """
+import sys, tensorhub, torch
+hub = tensorhub.connect(sys.argv[1])
+hub.register("policy", {"w": torch.full((4, 4), float(sys.argv[2]))}, replica="trainer").publish(version=1)
+engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
+print(engine.replicate("latest"), engine.tensors["w"])
+"""
+
+
+@pytest.fixture
+async def job(hub: RunningHub) -> AsyncIterator[str]:
+    name = new_job()
+    yield name
+    async with hub.connected(name, agents=1) as (here,):
+        await here.delete_job()
+
+
+async def test_the_lines_of_the_readme_run_twice_with_other_values(hub: RunningHub, job: str) -> None:
+    """The second run must not print the first one's weights as if they were its own."""
+    code, out, err = await hub.run(README, job, "1")
+    assert (code, out.split()[0]) == (0, "1"), err
+    code, out, err = await hub.run(README, job, "2")
+    assert (code, out) == (1, "")
+    assert "tensorhub.ReplicaConflict: shard 0 of policy/trainer was found with version 1" in err
+    assert "resume='memory'" in err
+    code, out, err = await hub.run(README, job, "1")
+    assert code == 0, err
+
+
+async def put(hub: RunningHub, job: str, value: float, **options: object) -> tuple[AsyncHub, AsyncShard]:
+    connected = await hub.connect(job)
+    return connected, await connected.register("m", full(value), replica="trainer", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["alone", "mapped"])
+async def test_a_restarted_trainers_checkpoint_becomes_the_next_version(
+    hub: RunningHub, job: str, install: Install, *, is_mapped: bool
+) -> None:
+    """What a mapped reader shows is not overwritten: one memory waits for it, and with two it goes on beside."""
+    first, shard = await put(hub, job, 1, install=install)
+    await shard.publish()
+    async with hub.connected(job) as (here, there):
+        reader = await here.register("m", full(0), replica="reader", install="mapped" if is_mapped else "in-place")
+        await reader.replicate()
+        await first.close(release=False)
+        if is_mapped and install == "in-place":
+            for _ in range(2):
+                async with hub.connected(job, agents=1) as (again,):
+                    with pytest.raises(DrainTimeout):
+                        await again.register("m", full(2), replica="trainer", resume="values", timeout_s=0.5)
+                assert shown(reader) == {1.0}
+            await reader.release()
+            reader.tensors.clear()
+        second, shard = await put(hub, job, 2, install=install, resume="values")
+        assert (shard.version, shown(shard)) == (None, {2.0})
+        assert await shard.publish() == 2
+        engine = await there.register("m", full(0), replica="engine")
+        assert await engine.replicate() == 2
+        assert shown(engine) == {2.0}
+        if is_mapped and install == "staged":
+            assert shown(reader) == {1.0}
+            await reader.update()
+            assert shown(reader) == {2.0}
+            await reader.release()
+            reader.tensors.clear()
+    await second.close()
+
+
+async def test_a_replica_reports_what_all_of_its_shards_lack(
+    hub: RunningHub, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine may want no more; but a name that was forgotten must not go unnoticed."""
+    parts = {"whole": ("a b", "head c"), "holed": ("a c", "b")}
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", {name: torch.ones(4) for name in ("a", "b", "head", "c")}, replica="trainer")
+        readers = {
+            replica: [
+                await at.register(
+                    "m", {name: torch.zeros(4) for name in names.split()}, replica=replica, shard=n, shards=2
+                )
+                for n, (at, names) in enumerate(zip((there, here), cut, strict=True))
+            ]
+            for replica, cut in parts.items()
+        }
+        for _ in range(2):
+            await trainer.publish()
+            await asyncio.gather(*(shard.replicate() for shards in readers.values() for shard in shards))
+            found = {
+                replica: [(read.unregistered, read.unregistered_count) for shard in shards if (read := shard.last_read)]
+                for replica, shards in readers.items()
+            }
+            assert found == {"whole": [((), 0)] * 2, "holed": [(("head",), 1), ((), 0)]}
+            await trainer.unpublish()
+    [line] = [str(each.msg) for each in caplog.records if "that no shard of the replica registered" in str(each.msg)]
+    assert "shard 0 of m/holed" in line
+    assert "'head'" in line
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "no_sdk_trainer.py"
+
+
+async def run_example(hub: RunningHub, job: str, *arguments: str) -> tuple[int, list[str]]:
+    command = (sys.executable, str(EXAMPLE), hub.file.nats, hub.file.credentials, job, *arguments)
+    code, out, err = await asyncio.to_thread(Run(executed(command, clean_environment())).ended)
+    return code, [line.strip() for line in (out + err).splitlines()]
+
+
+async def test_a_version_is_published(hub: RunningHub) -> None:
+    """The agent gates the memory, digests it and says ready; then readers get it like any other version."""
+    async with hub.pair(full(7)) as it:
+        status, lines = await run_example(hub, it.job, "m", "trainer", "7")
+        assert lines[0].endswith("asked for its outcome: publish.wished")
+        assert (status, lines[1:]) == (0, ["inbox: publish.wished", "event: version.published 7"])
+        assert await it.engine.replicate() == it.trainer.version == 7
+        assert shown(it.engine) == {7.0}
+        await it.engine.release()
+        await it.trainer.unpublish()
+        status, lines = await run_example(hub, it.job, "m", "trainer", "7")
+        assert (status, lines[-1]) == (0, "event: version.available 7")
+        await it.trainer.unpublish()
+
+
+async def test_every_agent_with_a_shard_of_the_replica_takes_part(hub: RunningHub) -> None:
+    job = new_job()
+    async with hub.connected(job) as both:
+        for number, each in enumerate(both):
+            await each.register("m", full(1, 5), replica="trainer", shard=number, shards=2)
+        status, lines = await run_example(hub, job, "m", "trainer", "1")
+        assert (status, lines[-1]) == (0, "event: version.published 1")

@@ -1,12 +1,10 @@
 """A job of an older release is raised to today's level: by command, once every registry and planner can fold it."""
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 import torch
-from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.hubs import RunningHub, module_hub, new_job
 from tests.kit.tensors import assert_same_bytes
 
 import tensorhub
@@ -18,12 +16,8 @@ from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    """Return a hub whose operator lets new jobs begin as those of the release before."""
-    directory = tmp_path_factory.mktemp("hub")
-    async with running_hub(directory, agents=1, TENSORHUB_NEW_JOB_LEVEL="0", TENSORHUB_METRICS="0") as running:
-        yield running
+# An operator lets new jobs begin as those of the release before.
+hub = module_hub(1, TENSORHUB_NEW_JOB_LEVEL="0", TENSORHUB_METRICS="0")
 
 
 async def level_of(hub: RunningHub, job: str) -> int:
@@ -34,7 +28,6 @@ async def level_of(hub: RunningHub, job: str) -> int:
 
 
 async def test_a_job_goes_on_at_the_new_level(hub: RunningHub) -> None:
-    """Raised between two versions, and a second time, which changes nothing."""
     job = new_job()
     values = {"w": torch.arange(77.0)}
     async with hub.connected(job, agents=1) as (connected,):

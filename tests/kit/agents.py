@@ -6,7 +6,6 @@ Of the tests over processes this file alone knows the agent's inner names.
 """
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -23,7 +22,6 @@ from tensorhub_agent.core.agent import AgentCore
 from tensorhub_agent.core.effects import AnyCall, AnyEffect, CallPublish
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.transfer.verification import Verification
-from tensorhub_agent.transports.ucxx.server import ReaderConnection
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -33,7 +31,6 @@ FAULT: Final = "a planted fault"
 TORN: Final = "a piece is torn"
 """What an agent without the drain writes to stderr for each."""
 
-SENT_BYTES: Final = 8 * 1024 * 1024
 LOOK_S: Final = 0.01
 FAR_HOST: Final = "host-1"
 
@@ -51,12 +48,6 @@ def _is_first_life(mark: str) -> bool:
         return False
     path.touch()
     return True
-
-
-def _once() -> None:
-    """The agent that MORTAL names has no second life, as on a machine that does not come back."""
-    if os.environ["TENSORHUB_AGENT_ID"] == os.environ["MORTAL"] and not _is_first_life("lived"):
-        signal.pause()
 
 
 def _faulty() -> None:
@@ -115,22 +106,6 @@ def _held_copying() -> None:
         wait_for("may-return")
 
 
-def _held_sending() -> None:
-    """The source's agent stops itself once a part of what it sends has arrived, and makes the file `held` before."""
-    held_file, works, sent_bytes = Path(os.environ["HELD_DIR"]) / "held", ReaderConnection._sent, 0
-
-    def held(self: ReaderConnection, nbytes: int) -> None:
-        nonlocal sent_bytes
-        works(self, nbytes)
-        sent_bytes += nbytes
-        if sent_bytes >= SENT_BYTES and not held_file.exists():
-            held_file.touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    if os.environ["TENSORHUB_AGENT_ID"] == "agent-0":
-        ReaderConnection._sent = held  # type: ignore[method-assign]
-
-
 def _two_sites() -> None:
     """The first NEAR_HOSTS hosts are in the trainer's site, all others in another one."""
     os.environ["TENSORHUB_SITE"] = "near" if _host() < int(os.environ["NEAR_HOSTS"]) else "far"
@@ -145,11 +120,9 @@ def _two_namespaces() -> None:
 
 
 KINDS: Final[dict[str, Callable[[], None]]] = {
-    "once": _once,
     "faulty": _faulty,
     "without-drain": _without_drain,
     "held-copying": _held_copying,
-    "held-sending": _held_sending,
     "two-sites": _two_sites,
     "two-namespaces": _two_namespaces,
 }

@@ -55,7 +55,6 @@ class FakeLeases:
 
     @property
     def ends(self) -> list[tuple[str, str]]:
-        """How leases ended, and which."""
         return [told for told in self.told if told[0] != "renewed"]
 
     def _tell(self, what: str, lease: str) -> None:

@@ -1,8 +1,7 @@
 """A process that has imported torch and tensorhub, and forks a Python program for each order within milliseconds.
 
-To import both takes longer than most of what the programs of tests do. An order comes by a socket, with the three files
-that become the program's own; the exit code goes back the same way. All programs end with the fork server, and the
-fork server with the tests. A test of an interpreter's beginning or end starts an interpreter of its own.
+An order comes by a socket, with the three files that become the program's own; the exit code goes back the same way.
+All programs end with the fork server, and it with the tests. A test of an interpreter's end starts one of its own.
 """
 
 import atexit
@@ -39,8 +38,6 @@ Started = tuple[int, "Future[int]"]
 
 
 class ForkServer:
-    """The process, as the tests see it."""
-
     def __init__(self) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -56,7 +53,6 @@ class ForkServer:
         self._listening.start()
 
     def start(self, text: str, arguments: tuple[str, ...], environment: Mapping[str, str], files: Files) -> Started:
-        """Run Python text in a process of its own."""
         order = json.dumps({"text": text, "arguments": arguments, "environment": dict(environment)}).encode()
         assert len(order) <= ORDER_BYTES_MAX
         with self._lock:
@@ -66,7 +62,6 @@ class ForkServer:
         return pid, self._codes[pid]
 
     def close(self) -> None:
-        """End it, and every program that still runs."""
         self._orders.shutdown(socket.SHUT_RDWR)
         self._listening.join(START_S)
         self._orders.close()
@@ -93,7 +88,6 @@ def fork_server() -> ForkServer:
 
 
 def close() -> None:
-    """End the fork server, if there is one, and all programs in it."""
     with _lock:
         if _server.cache_info().currsize:
             _server().close()
@@ -104,7 +98,6 @@ def close() -> None:
 
 
 def main() -> None:
-    """Fork until the tests have ended."""
     orders = socket.socket(fileno=int(sys.argv[1]))
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -1,19 +1,18 @@
-"""A whole hub of real processes, and what tests do with it: connect, ask, command, kill, stop, look.
-
-Each test takes a job of its own on a hub that others use too.
-"""
+"""A whole hub of real processes, which tests share by jobs, and what they do with it: connect, command, kill, look."""
 
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import nats
+import pytest
+import pytest_asyncio
 import torch
 from msgspec import structs
 from nats.aio.client import Client
@@ -35,8 +34,10 @@ from tensorhub_common.auth.permissions import inbox_of
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.introspection.activity import gather_activity
 from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol.activity import Activity
 from tensorhub_common.protocol.queries import AgentInfo, ReplicaInfo
+from tensorhub_common.protocol.subjects import commands_of
 
 COMMAND: Final = """
 import os, sys
@@ -57,7 +58,6 @@ Given = Tensors | Mapping[str, TensorSpec] | nn.Module
 
 
 def new_job() -> str:
-    """Return a job name that no other test of this run uses."""
     return f"job-{os.getpid()}-{next(_jobs)}"
 
 
@@ -78,13 +78,10 @@ class Pair:
         return await self.trainer.publish(version)
 
     async def versions(self) -> dict[int, str]:
-        """Return the state of each version."""
         return {each.version: each.state for each in await self.here.versions("m")}
 
 
 class RunningHub:
-    """A hub that is up."""
-
     def __init__(self, up: LocalHub, directory: Path) -> None:
         self.up = up
         self.directory = directory
@@ -101,7 +98,6 @@ class RunningHub:
 
     @asynccontextmanager
     async def connected(self, job: str | None = None, agents: int = 2) -> AsyncIterator[list[tensorhub.AsyncHub]]:
-        """Connect to the first agents; all is released at the end."""
         async with AsyncExitStack() as stack:
             name = job or new_job()
             yield [await stack.enter_async_context(await self.connect(name, at)) for at in range(agents)]
@@ -126,44 +122,42 @@ class RunningHub:
             yield Pair(name, here, there, trainer, engine)
 
     async def connect(self, job: str, agent: int = 0) -> tensorhub.AsyncHub:
-        """Connect to one agent."""
         socket = self.file.agents[agent].socket
         return await tensorhub.connect_async(job, agent=socket, nats=self.file.nats_all)
 
     async def bus(self, key: Path | None = None) -> Bus:
-        """Connect to NATS: with the key of clients, or another one."""
         return await connect(self.file.nats_all, name="test", credentials=key or Path(self.file.credentials))
 
     def registry(self, job: str, key: Path | None = None) -> RegistryClient:
-        """Return a client of the registry."""
         return RegistryClient(job, NatsAddress(self.file.nats_all, key or Path(self.file.credentials)))
 
-    async def raw_client(self) -> Client:
-        """Return a NATS client that has nothing of ours about it."""
+    @asynccontextmanager
+    async def raw_client(self) -> AsyncIterator[Client]:
+        """Connect a NATS client that has nothing of ours about it."""
         key = self.admin_key
         prefix = inbox_of(public_key_of(read_seed(key), key))
-        return await nats.connect(self.file.nats, nkeys_seed=str(key), inbox_prefix=prefix)
+        client = await nats.connect(self.file.nats, nkeys_seed=str(key), inbox_prefix=prefix)
+        try:
+            yield client
+        finally:
+            await client.close()
 
     # Processes.
 
     def pid(self, process: str) -> int:
-        """Return the process that has this name now, as hub.json calls it."""
         return self.file.pids[process]
 
     def kill(self, process: str) -> int:
-        """Kill a process of the hub, which is started again; return its process id."""
         pid = self.pid(process)
         kill(pid)
         return pid
 
     @contextmanager
     def stopped(self, *names: str) -> Iterator[None]:
-        """Have processes of the hub stopped for as long as this lasts."""
         with stopped(*(self.pid(name) for name in names)):
             yield
 
     async def until_back(self, process: str, killed: int = 0) -> None:
-        """Wait until another process than the one that was killed answers."""
         async with await self.bus() as bus:
 
             async def is_back() -> bool:
@@ -173,7 +167,6 @@ class RunningHub:
             await until(is_back, f"{process} is back")
 
     def log(self, process: str) -> str:
-        """Return what a process of the hub has written."""
         return (self.directory / "logs" / f"{process}.log").read_text(errors="replace")
 
     # Programs beside it.
@@ -192,12 +185,10 @@ class RunningHub:
         return await asyncio.to_thread(processes.run_interpreter, program, arguments, self.environment(**more))
 
     async def command(self, *arguments: str | Path, **more: str) -> Ended:
-        """Run `tensorhub` with these arguments."""
         return await self.run(COMMAND, *map(str, arguments), **more)
 
     @asynccontextmanager
     async def program(self, text: str, *arguments: str, **more: str) -> AsyncIterator[Peer]:
-        """Start Python text and talk with it; it is killed at the end."""
         async with conversing("a program", forked(text, arguments, self.environment(**more))) as peer:
             yield peer
 
@@ -211,18 +202,26 @@ class RunningHub:
     # Looking.
 
     async def activity(self, job: str, process: str) -> Activity:
-        """Return what a process says that it does."""
         async with await self.bus() as bus:
             found = await gather_activity(bus, job, [process])
         return next(each for each in found if each.process == process)
 
     async def agent_info(self, job: str, agent: str) -> AgentInfo:
-        """Return what the log says of an agent."""
         async with self.registry(job) as registry:
             return next(each for each in (await registry.status()).agents if each.agent == agent)
 
+    async def until_said(self, job: str, verb: str, count: int = 1) -> None:
+        async with (
+            asyncio.timeout(WAIT_S),
+            await self.bus() as bus,
+            aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
+        ):
+            async for entry in entries:
+                count -= f".cmd.{verb}." in entry.subject
+                if not count:
+                    return
+
     async def catalog(self, job: str) -> dict[str, Any]:
-        """Return all that the registry says of a job, but for how long its log is."""
         async with self.registry(job) as registry:
             status = await registry.status()
             models = [model.model for model in status.models]
@@ -262,20 +261,19 @@ async def running_hub(
         yield RunningHub(up, directory)
 
 
-@asynccontextmanager
-async def held_hub(directory: Path, hold: str, hosts: int = 1, **more: str) -> AsyncIterator[RunningHub]:
-    """Bring a hub up whose agents are held in the middle of a read (agents.py), with their files in `directory`."""
-    settings = {"HELD_DIR": str(directory), **more}
-    async with running_hub(directory / "hub", hosts=hosts, agent=f"held-{hold}", settings=settings) as hub:
-        yield hub
+def module_hub(agents: int = 2, hosts: int = 1, *, over: Sequence[Any] = (), **settings: str) -> Any:
+    """Return a fixture: a hub of a module's own, in its loop. `over`: on how many hosts, one after the other."""
 
+    @pytest_asyncio.fixture(scope="module", loop_scope="module", params=over or (hosts,), ids=None if over else ("",))
+    async def hub(
+        tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    ) -> AsyncIterator[RunningHub]:
+        async with running_hub(tmp_path_factory.mktemp("hub"), agents, request.param, settings=settings) as running:
+            yield running
 
-async def until_held(directory: Path) -> None:
-    """Wait until the read is held."""
-    await until((directory / "held").exists, "the read is held", WAIT_S)
+    return hub
 
 
 async def copies_of(hub: tensorhub.AsyncHub, model: str, version: int | None = None) -> list[ReplicaInfo]:
-    """Return the cache replicas that hold a version, or any."""
     found = [each for each in await hub.replicas(model) if each.replica.startswith("_cache-")]
     return [each for each in found if version in (None, each.version)]

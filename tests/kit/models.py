@@ -37,20 +37,11 @@ MODELS = {
     "Qwen3Moe": {**SIZES, **EXPERTS, "num_experts": 5, "mlp_only_layers": [0]},
     "DeepseekV3": {**SIZES, **EXPERTS, **LATENT},
 }
-UNEVEN: dict[str, Any] = {
-    "hidden_size": 38,
-    "intermediate_size": 50,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "tie_word_embeddings": False,
-}
-"""Of these sizes four ranks of FSDP2 get parts of unlike lengths, and the last one nothing of the norms of q and k."""
 
 
-def made(family: str, seed: int, **sizes: Any) -> Any:
+def made(family: str, seed: int) -> Any:
     """Return a model of transformers with values of its own in every parameter and buffer."""
-    config = getattr(transformers, f"{family}Config")(**{**MODELS[family], **sizes})
+    config = getattr(transformers, f"{family}Config")(**MODELS[family])
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -88,20 +79,12 @@ def engine_shape(config: Any, rank: int) -> Shape:
 
 def loaded(model: Any, rank: int) -> dict[str, torch.Tensor]:
     """Return what vLLM's loaders make of the model's checkpoint on one rank. Values are moved as their bits."""
-    return loaded_from(checkpoint(model), model.config, rank)
-
-
-def loaded_from(tensors: dict[str, torch.Tensor], config: Any, rank: int) -> dict[str, torch.Tensor]:
-    """The same of a checkpoint, whose tensors have one dtype."""
-    (dtype,) = {tensor.dtype for tensor in tensors.values()}
-    integer = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
-    bits = {name: tensor.detach().contiguous().view(integer).numpy() for name, tensor in tensors.items()}
-    found = Worker(engine_shape(config, rank)).load(bits)
-    return {name: torch.from_numpy(array).to(integer).view(dtype) for name, array in found.items()}
+    bits = {name: tensor.detach().contiguous().view(torch.int32).numpy() for name, tensor in checkpoint(model).items()}
+    found = Worker(engine_shape(model.config, rank)).load(bits)
+    return {name: torch.from_numpy(array).to(torch.int32).view(torch.float32) for name, array in found.items()}
 
 
 def checkpoint(model: Any) -> dict[str, torch.Tensor]:
-    """Return the model's tensors as its checkpoint has them: each expert by itself."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name.endswith("experts.gate_up_proj"):

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -67,21 +68,24 @@ class RunningNats:
         stop(self.pid) if number == signal.SIGSTOP else os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(END_S)
             self._process = None
 
     def restart(self) -> None:
-        """Kill it and start it again."""
         self.kill()
         self.start()
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in taken]
+
+
 @contextmanager
 def running_nats(directory: Path, users: Path | None = None) -> Iterator[RunningNats]:
-    """Run a server."""
     server = RunningNats(directory, users)
     server.start()
     try:

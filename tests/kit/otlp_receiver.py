@@ -35,8 +35,6 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes spans and metrics until it is closed."""
-
     daemon_threads = True
 
     def __init__(self) -> None:
@@ -49,13 +47,9 @@ class Receiver(ThreadingHTTPServer):
     @property
     def environ(self) -> dict[str, str]:
         """What a process must have in its environment to export to here, soon."""
-        return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_port}",
-            "OTEL_BSP_SCHEDULE_DELAY": "100",
-        }
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_port}", "OTEL_BSP_SCHEDULE_DELAY": "100"}
 
     def spans(self, job: str) -> list[Received]:
-        """Return the spans of all traces in which something is about this job."""
         with self._lock:
             traces = {each.trace for each in self._spans if each.attributes.get("tensorhub.job") == job}
             return [each for each in self._spans if each.trace in traces]
@@ -74,7 +68,6 @@ class Receiver(ThreadingHTTPServer):
             return list(self._spans)
 
     def take(self, request: ExportTraceServiceRequest) -> None:
-        """Keep the spans of one export."""
         for resource in request.resource_spans:
             about = {each.key: _value(each.value) for each in resource.resource.attributes}
             for scope in resource.scope_spans:
@@ -130,7 +123,6 @@ def _received(about: dict[str, object], span: Span) -> Received:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Run a receiver."""
     with Receiver() as receiver:
         serving = threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.02})
         serving.start()

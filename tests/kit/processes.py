@@ -45,8 +45,6 @@ def forked(text: str, arguments: Sequence[str], environment: Mapping[str, str]) 
 
 
 def executed(command: Sequence[str], environment: Mapping[str, str]) -> Start:
-    """Start a command."""
-
     def start(files: Files) -> Started:
         process = subprocess.Popen(command, env=environment, stdin=files[0], stdout=files[1], stderr=files[2])
         ended: Future[int] = Future()
@@ -67,7 +65,6 @@ class Run:
         os.close(null)
 
     def ended(self) -> Ended:
-        """Wait for its end."""
         try:
             code = self._code.result(PROGRAM_S)
         except TimeoutError:
@@ -77,7 +74,6 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long ago it was started."""
         return time.monotonic() - self.began
 
 
@@ -96,11 +92,9 @@ class Peer:
         self._stdin, self._lines, self._errors = stdin, lines, errors
 
     async def read(self) -> bytes:
-        """Return the next line as it is; empty once the program has ended."""
         return await self._lines.readline()
 
     async def line(self, timeout_s: float = WAIT_S) -> str:
-        """Return the next line."""
         try:
             async with asyncio.timeout(timeout_s):
                 line = await self.read()
@@ -111,7 +105,6 @@ class Peer:
         return line.decode().strip()
 
     def say(self, line: str = "") -> None:
-        """Give it a line."""
         os.write(self._stdin, f"{line}\n".encode())
 
     async def ask(self, *order: Any, timeout_s: float = WAIT_S) -> Any:
@@ -129,12 +122,10 @@ class Peer:
             self._stdin = -1
 
     async def code(self, timeout_s: float = PROGRAM_S) -> int:
-        """Wait for its end; return its exit code."""
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(self._code)
 
     def signal(self, number: int) -> None:
-        """Send it a signal unless it has ended."""
         # How it ended may still be on its way here.
         with contextlib.suppress(ProcessLookupError):
             if not self._code.done():
@@ -168,7 +159,6 @@ async def conversing(name: str, start: Start, errors: Path | None = None) -> Asy
 async def worker(
     name: str, environment: Mapping[str, str], python: str | None = None, errors: Path | None = None
 ) -> AsyncIterator[Peer]:
-    """Start a worker that takes orders (worker.py), by another interpreter if one is named."""
     start = (
         forked(WORKER.read_text(), (), environment)
         if python is None
@@ -180,5 +170,4 @@ async def worker(
 
 
 def run_interpreter(text: str, arguments: Sequence[str], environment: Mapping[str, str]) -> Ended:
-    """Run Python text to its end in an interpreter of its own."""
     return Run(executed((sys.executable, "-c", text, *arguments), environment)).ended()

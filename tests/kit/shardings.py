@@ -35,7 +35,6 @@ def chunk(size: int, shard: int, shards: int) -> slice:
 
 
 def whole(_: str, tensor: torch.Tensor, __: int, ___: int) -> Box:
-    """Have everything, in each shard."""
     return (slice(None),) * tensor.ndim
 
 
@@ -66,13 +65,11 @@ def mesh(_: str, tensor: torch.Tensor, shard: int, shards: int) -> Box | None:
 def cut(
     tensors: Mapping[str, torch.Tensor], how: Sharding, shard: int, shards: int
 ) -> dict[str, tuple[torch.Tensor, Box]]:
-    """Return a shard's part of each tensor, and where it stands in the whole one."""
     boxes = {name: how(name, tensor, shard, shards) for name, tensor in tensors.items()}
     return {name: (tensors[name][box], box) for name, box in boxes.items() if box is not None}
 
 
 def specs(tensors: Mapping[str, torch.Tensor], how: Sharding, shard: int, shards: int) -> dict[str, TensorSpec]:
-    """Describe a shard's part."""
     return {
         name: TensorSpec(
             tuple(part.shape),
@@ -92,7 +89,6 @@ async def registered(
     tensors: Mapping[str, torch.Tensor],
     install: Install = "in-place",
 ) -> list[AsyncShard]:
-    """Register a replica, its shards on the hubs in turn."""
     return [
         await hubs[shard % len(hubs)].register(
             "m", specs(tensors, how, shard, shards), replica=replica, shard=shard, shards=shards, install=install
@@ -102,7 +98,6 @@ async def registered(
 
 
 async def published(shards: list[AsyncShard], how: Sharding, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Write a version into a replica's memory, and publish it."""
     for number, shard in enumerate(shards):
         for name, (part, _) in cut(tensors, how, number, len(shards)).items():
             shard.tensors[name].copy_(part)

@@ -10,7 +10,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
@@ -25,7 +24,6 @@ def assert_same_bytes(found: Tensors, expected: Tensors) -> None:
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
-    """Return two matrices of random values."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(77, 1003, generator=generator) for name in ("a", "b")}
 
@@ -34,21 +32,17 @@ WEIGHTS_BYTES = 2 * 77 * 1003 * 4
 
 
 def full(value: float, count: int = 1000) -> dict[str, torch.Tensor]:
-    """Return one tensor of equal values."""
     return {"w": torch.full((count,), float(value))}
 
 
 def write(shard: AsyncShard, tensors: Tensors) -> None:
-    """Overwrite a shard's memory."""
     for name, tensor in shard.tensors.items():
         tensor.copy_(tensors[name])
 
 
 def shown(shard: AsyncShard) -> set[float]:
-    """Return the values that a shard's tensors show."""
     return {value for tensor in shard.tensors.values() for value in tensor.float().unique().tolist()}
 
 
 def specs_of(tensors: Tensors) -> dict[str, TensorSpec]:
-    """Describe tensors."""
     return {name: TensorSpec(tuple(each.shape), each.dtype) for name, each in tensors.items()}

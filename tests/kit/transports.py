@@ -1,13 +1,13 @@
 """The two transports, as a parameter of tests: on one host bytes go by shared memory, between two over ucxx."""
 
 import importlib.util
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pytest
 
 HAS_UCX: Final = importlib.util.find_spec("ucxx") is not None
 NEEDS_UCX: Final = pytest.mark.skipif(not HAS_UCX, reason="ucxx is not installed: pip install 'tensorhub[agent]'")
-
 LOCAL: Final = pytest.param(1, id="local")
 UCXX: Final = pytest.param(2, id="ucxx", marks=NEEDS_UCX)
 BOTH: Final = (LOCAL, UCXX)
@@ -21,3 +21,13 @@ UCXX_AND_LONG_LOCAL: Final = (pytest.param(1, id="local", marks=pytest.mark.long
 
 UCXX_AND_SLOW_LOCAL: Final = (pytest.param(1, id="local", marks=pytest.mark.slow), UCXX)
 """For tests of seconds: what is shown over ucxx in the default suite is shown over both among the slow ones."""
+
+
+def hub_over(transports: Sequence[Any]) -> Any:
+    """Return a fixture: the session's hub over each of these transports."""
+
+    @pytest.fixture(scope="module", params=transports)
+    def hub(request: pytest.FixtureRequest) -> Any:
+        return request.getfixturevalue(HUB_OF[request.param])
+
+    return hub

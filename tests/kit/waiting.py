@@ -14,13 +14,11 @@ from tests.bounds import WAIT_S
 from tests.stopping import stop
 
 LOOK_S: Final = 0.01
-
 T = TypeVar("T")
 Condition = Callable[[], object | Awaitable[object]]
 
 
 async def until(condition: Condition, what: str = "a condition holds", timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition holds that nothing announces. It may be a coroutine function."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = condition()
@@ -30,10 +28,22 @@ async def until(condition: Condition, what: str = "a condition holds", timeout_s
         await asyncio.sleep(LOOK_S)
 
 
+async def until_answer(
+    ask: Callable[[], Awaitable[T]],
+    holds: Callable[[T], object],
+    what: str = "the answer is as wanted",
+    timeout_s: float = WAIT_S,
+) -> T:
+    deadline = time.monotonic() + timeout_s
+    while not holds(found := await ask()):
+        assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s that {what}: {found}"
+        await asyncio.sleep(LOOK_S)
+    return found
+
+
 async def retried(
     call: Callable[[], Awaitable[T]], *errors: type[Exception], timeout_s: float = WAIT_S, pause_s: float = LOOK_S
 ) -> T:
-    """Call until none of these errors comes; return the result."""
     async with asyncio.timeout(timeout_s):
         while True:
             with contextlib.suppress(*errors):
@@ -41,8 +51,19 @@ async def retried(
             await asyncio.sleep(pause_s)
 
 
+class Missed(Exception):
+    """A blow did not meet what it was to meet, so the attempt shows nothing."""
+
+
+async def met(attempt: Callable[[int], Awaitable[T]], attempts: int = 20) -> T:
+    """Attempt until a blow meets: on a busy machine a read may be over before the test is given the processor."""
+    for number in range(attempts):
+        with contextlib.suppress(Missed):
+            return await attempt(number)
+    raise AssertionError(f"of {attempts} blows none met the middle")
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    """Wait for a condition, from outside any event loop."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s"
@@ -50,20 +71,17 @@ def wait_until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> No
 
 
 def kill(pid: int) -> None:
-    """Kill a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def wake(pid: int) -> None:
-    """Wake a process that was stopped, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """Have processes stopped for as long as this lasts."""
     try:
         for pid in pids:
             stop(pid)
@@ -74,7 +92,6 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; a dead one that no parent has waited for counts as dead."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -83,7 +100,6 @@ def is_alive(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the living children of a process."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and entry.name != str(os.getpid()):

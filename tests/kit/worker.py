@@ -22,7 +22,6 @@ TIMEOUT_S = 40.0
 
 
 def values(seed: int) -> dict[str, torch.Tensor]:
-    """Return a megabyte of weights."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "layers.0.weight": torch.randn(257, 513, generator=generator),
@@ -32,7 +31,6 @@ def values(seed: int) -> dict[str, torch.Tensor]:
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return a digest of all bytes."""
     found = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         found.update(tensors[name].detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
@@ -50,11 +48,9 @@ class Worker:
         self.hub = tensorhub.connect(job, agent=agent)
 
     def register(self, model: str, replica: str, install: Install, seed: int) -> int | None:
-        """Register the weights of a seed; return the version that was found."""
         return self._register(model, values(seed), replica=replica, install=install)
 
     def register_full(self, model: str, replica: str, count: int, value: float, options: dict[str, Any]) -> int | None:
-        """Register one tensor "w" of so many equal values; return the version that was found."""
         options = dict(options)
         return self._register(
             model, {options.pop("name", "w"): torch.full((count,), value)}, replica=replica, **options
@@ -75,7 +71,6 @@ class Worker:
             tensor.fill_(value)
 
     def shown(self, replica: str) -> list[float]:
-        """Return the values that the tensors show, each once."""
         tensors = self.shards[replica].tensors.values()
         return sorted({value for tensor in tensors for value in tensor.float().unique().tolist()})
 
@@ -122,7 +117,6 @@ class Worker:
 
 
 def serve(orders: Callable[[str], Callable[..., Any]]) -> None:
-    """Do as told until the orders end."""
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         what, *arguments = json.loads(line)
@@ -134,7 +128,6 @@ def serve(orders: Callable[[str], Callable[..., Any]]) -> None:
 
 
 def main() -> None:
-    """Serve one worker."""
     worker = Worker()
     serve(lambda what: getattr(worker, what))
     worker.close()

@@ -1,9 +1,7 @@
 """What of the messages and stored forms one release can't read of the other, in sentences.
 
-Each form is compared in both directions: any part of a hub may be of either release, and an upgrade may be rolled back.
-What one may write is to be among what the other reads, down to the types in each field. So a reader may be wider than
-the writer, and what is wider in both hands is told of the reader that is not. A kind of message that the older release
-does not know at all is none of this: a level or a protocol switches it on (`levels.py`, `protocol/handshake.py`).
+Both directions count: any part of a hub may be of either release, and an upgrade may be rolled back. What one may write
+is to be among what the other reads. A kind of message that is new is none of this: a level switches it on.
 """
 
 import json
@@ -73,7 +71,6 @@ class Forms(TypedDict):
 
 
 def forms_of(python: str) -> Forms:
-    """Return the messages and stored forms of a release, as `fields.py` describes them."""
     done = subprocess.run([python, "-P", PROGRAM], capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise AssertionError(f"{python} can't describe its messages: {done.stderr[-1000:]}")
@@ -252,7 +249,6 @@ def _takes_value(reader: Kind, value: Any) -> bool:
 
 
 def _said(kind: Kind) -> str:
-    """Return a type in words."""
     if "any_of" in kind:
         return " or ".join(map(_said, kind["any_of"]))
     if "tuple" in kind:

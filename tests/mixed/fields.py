@@ -1,10 +1,7 @@
 """A program of either release: describes every message and stored form, and what may stand in each of their fields.
 
-They are found: whatever the release's own code decodes, all structs of `tensorhub_common.protocol` (`wire` before), and
-what is reachable from either by annotations.
-
-Out: a JSON object with "forms", by "module.Class" (a dataclass of the catalog's state: "state.Class"), and "roots": the
-types that are read as a whole.
+They are found: whatever the release's own code decodes, all structs of its protocol, and what is reachable from these.
+Out: JSON with "forms", by "module.Class" ("state.Class" of the catalog), and "roots": what is read as a whole.
 """
 
 import ast
@@ -47,7 +44,6 @@ BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_l
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Name the release's modules, and where each stands."""
     for package in PACKAGES:
         (folder,) = importlib.import_module(package).__path__
         for found in pkgutil.walk_packages([folder], f"{package}.", onerror=_not_to_be_had):
@@ -77,7 +73,6 @@ def decoded(source: str) -> list[str]:
 
 
 def roots_of(name: str, path: Path) -> list[Any]:
-    """Return the types that are read as a whole in a module, and the structs of a module of the wire."""
     said = decoded(path.read_text())
     is_wire = name.startswith(WIRE)
     if not said and not is_wire:
@@ -94,7 +89,6 @@ def roots_of(name: str, path: Path) -> list[Any]:
 
 
 def structs_of(module: ModuleType) -> list[Any]:
-    """Return the structs that a module defines, but for those that only others are derived from."""
     return [
         kind
         for kind in vars(module).values()
@@ -114,7 +108,6 @@ class Forms:
         self._kinds: dict[str, type] = {}
 
     def said(self, kind: Type) -> dict[str, Any]:
-        """Describe a type, and note the forms in it."""
         said: dict[str, Any] = {"type": type(kind).__name__.removesuffix("Type").lower()}
         if isinstance(kind, Metadata):
             said = self.said(kind.type)
@@ -162,7 +155,6 @@ class Forms:
 
 
 def main() -> None:
-    """Describe them all."""
     roots = [each for name, path in modules() for each in roots_of(name, path)]
     forms = Forms()
     said = [forms.said(kind) for kind in multi_type_info(roots)]

@@ -17,7 +17,6 @@ from tensorhub_common.catalog.snapshot import decode, encode
 
 
 def of_either(*paths: str) -> Any:
-    """Return the first of these ("module:name") that this release has."""
     for path in paths:
         module, _, name = path.partition(":")
         try:
@@ -59,7 +58,6 @@ class Folded(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Fold, and say what came of it."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     events: list[str] = []
     error = None

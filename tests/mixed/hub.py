@@ -58,7 +58,6 @@ class Mixed(RunningHub):
         self.runs = dict.fromkeys((*up._registries, "planner-0", *up._agents()), first)
 
     async def run_as(self, name: str, release: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill a process, and return once it runs this release and answers."""
         child = self.up._by_name[name]
         module = f"tensorhub_{name.partition('-')[0]}"
         child.spec = dataclasses.replace(child.spec, command=_module(self.pythons[release], module))
@@ -140,7 +139,6 @@ class Traffic:
             await asyncio.gather(*(each.code() for each in self._workers.values()))
 
     async def step(self) -> Tally:
-        """Read what is there with a new replica, publish the next version, and read it in every way."""
         tally = Tally()
         before, self.version = self.version, self.version + 1
         for model, other in ((OLD, NEW), (NEW, OLD)):
@@ -156,7 +154,6 @@ class Traffic:
         return tally
 
     async def _passing(self, tally: Tally, name: str, model: str, install: str, version: int) -> None:
-        """Read with a replica that comes and goes."""
         replica = f"{install}-{model}-{version}"
         await self._timed(tally, name, "register", model, replica, install, 0)
         await self._read(tally, name, replica, version)

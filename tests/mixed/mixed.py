@@ -1,9 +1,7 @@
 """`make mixed`: the release before and today's in one hub, each part upgraded in turn and rolled back.
 
-After each step a model trained by either release is published and read in every way, in place, staged and mapped, on
-the publisher's host and another one, by SDKs of both; all bytes are compared. Processes end by SIGKILL or SIGTERM in
-turns, registries and planner while versions are published and read. At the end the job is raised, and the older release
-must stop at it with a sentence.
+After each step models of both are published and read in every way by SDKs of both, and all bytes are compared. At the
+end the job is raised, and the older release must stop at it with a sentence.
 """
 
 import argparse
@@ -24,7 +22,7 @@ from tests.kit.waiting import until
 from tests.kit.worker import digest, values
 from tests.mixed.differences import differences, forms_of
 from tests.mixed.hub import NEW, OLD, Mixed, Tally, Traffic, Wrong, mixed_hub
-from tests.mixed.release import BEFORE, KEPT, NoRelease, commit_of, environment, python_of, wheel_of
+from tests.mixed.release import BEFORE, NoRelease, commit_of, python_of
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
@@ -76,7 +74,6 @@ async def _leader(hub: Mixed, was: str) -> str:
 
 
 async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table: Table) -> None:
-    """Upgrade a hub of the older release part by part, roll it back in the other order, and upgrade it for good."""
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
     table.head(f"in turn: {title}")
     step = "begin with the older release"
@@ -126,7 +123,6 @@ COMMAND: Final = "from tensorhub.cli.main import main; main()"
 
 
 async def commands(pythons: dict[str, str], table: Table) -> None:
-    """One directory in which `tensorhub up` of either release runs in turn, with commands of both."""
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
     print("\none directory: which release runs 'tensorhub up', which publishes, which pulls")
     version = 0
@@ -174,7 +170,6 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 async def _stopped(hub: Mixed, registry: str) -> None:
-    """Wait until the older registry logs why it goes on with the job no more."""
     try:
         await until(lambda: STOPPED in hub.log(registry), timeout_s=STOP_WAIT_S)
     except AssertionError:
@@ -182,7 +177,6 @@ async def _stopped(hub: Mixed, registry: str) -> None:
 
 
 def _print_logs(hub: Mixed | None) -> None:
-    """Show what each process has warned of last."""
     if hub is None:
         return
     for name in hub.runs:
@@ -190,37 +184,16 @@ def _print_logs(hub: Mixed | None) -> None:
         print(*(f"    {name} ({hub.runs[name]}): {each[:400]}" for each in lines[-3:]), sep="\n")
 
 
-def planted(name: str, other: str) -> str:
-    """Return today's release with a field renamed everywhere, as if the older one did not matter."""
-    home = KEPT / "planted"
-    shutil.rmtree(home, ignore_errors=True)
-    source = home / "source"
-    root = Path(__file__).parents[2]
-    for folder in ("libs", "services", "simulator"):
-        shutil.copytree(root / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(root / "pyproject.toml", source)
-    for path in source.rglob("*.py"):
-        text = path.read_text()
-        if name in text:
-            path.write_text(text.replace(name, other))
-    environment(home / "env", wheel_of(source, home))
-    return str(home / "env" / "bin" / "python")
-
-
 def main() -> int:
-    """Run it, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mixed.mixed", description=__doc__)
     parser.add_argument("--release", default=BEFORE, help="the commit of the older release")
     parser.add_argument("--order", choices=[*ORDERS, "commands", "all"], default="all", help="one of them alone")
-    parser.add_argument("--planted", action="store_true", help="rename a field that the older release needs: must fail")
     arguments = parser.parse_args()
     try:
         pythons = {OLD: str(python_of(arguments.release)), NEW: sys.executable}
     except NoRelease as why:
         print(f"mixed: {why}", file=sys.stderr)
         return 2
-    if arguments.planted:
-        pythons[NEW] = planted("ticket_s", "ticket_valid_s")
     print(f"the older release is {commit_of(arguments.release)[:12]}, the newer one is this checkout")
     table = Table()
     for sentence in differences(forms_of(pythons[OLD]), forms_of(pythons[NEW])):

@@ -41,7 +41,6 @@ def commit_of(release: str) -> str:
 
 
 def python_of(release: str = BEFORE) -> Path:
-    """Return the interpreter of an environment that has this release, made now if there is none yet."""
     commit = commit_of(release)
     home = KEPT / commit[:12]
     KEPT.mkdir(exist_ok=True)
@@ -66,7 +65,6 @@ def _make(commit: str, home: Path) -> None:
 
 
 def environment(home: Path, wheel: Path) -> None:
-    """Make an environment with this wheel, and the packages that the running interpreter has."""
     venv.create(home, with_pip=False)
     (packages,) = (home / "lib").glob("python*/site-packages")
     shared = [path for path in sys.path if path.endswith("site-packages")]

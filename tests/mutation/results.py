@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ ASSERTED = 34
 
 ALIVE = frozenset({"survived", "no tests", "suspicious", "segfault"})
 """What counts as not noticed: also a mutant that no test reaches, and one whose end says nothing."""
-
 
 SOURCES = "sources.json"
 """Of which text of each module the mutants in this folder were made, by digest."""
@@ -94,24 +93,18 @@ def outcomes(folder: Path) -> dict[str, Outcome]:
 
 def doubtful(folder: Path) -> list[str]:
     """Name the mutants that were not noticed, and those that ran past their bound: on a busy machine others do too."""
-    with _inside(folder):
-        return [
-            name
-            for path in sorted(walk_mutatable_files())
-            for name, code in _data(path).exit_code_by_key.items()
-            if code is not None and status_by_exit_code[code] in ALIVE | {"timeout"}
-        ]
+    return _named(folder, lambda code: code is not None and status_by_exit_code[code] in ALIVE | {"timeout"})
 
 
 def untested(folder: Path) -> list[str]:
     """Name the mutants that have no result yet: new ones, and all of a function that was changed."""
+    return _named(folder, lambda code: code is None)
+
+
+def _named(folder: Path, is_asked: Callable[[int | None], bool]) -> list[str]:
     with _inside(folder):
-        return [
-            name
-            for path in sorted(walk_mutatable_files())
-            for name, code in _data(path).exit_code_by_key.items()
-            if code is None
-        ]
+        paths = sorted(walk_mutatable_files())
+        return [name for path in paths for name, code in _data(path).exit_code_by_key.items() if is_asked(code)]
 
 
 def is_meant(name: str, modules: list[str]) -> bool:

@@ -5,11 +5,8 @@
     python -m tests.mutation.run --again              only mutants that survived, after tests were added, or hung
     python -m tests.mutation.run --report             no mutant: write docs/design/mutation.md anew from the results
 
-mutmut makes the mutants, picks the tests that reach each, and forks a process for it. It takes a module's name from its
-path, so it works in .mutants, where the packages stand side by side.
-
-A run tests some modules, and record.json keeps of each what its last run found, whoever made it: so counts of several
-runs add up. What a run has tested in part (it was stopped) is not taken into the record.
+mutmut works in .mutants, where the packages stand side by side. record.json keeps of each module what its last whole
+run found, whoever made it: so counts of several runs add up.
 
 Always true: the exit status is 0 only if every survivor of a module that was tested as it stands is explained in
 survivors.toml and no explanation is of a mutant that was noticed.
@@ -45,7 +42,6 @@ PROCESSES = 1
 
 
 def lay_out() -> None:
-    """Make .mutants, or bring it up to date."""
     WORK.mkdir(exist_ok=True)
     for path in BESIDE:
         link = WORK / Path(path).name
@@ -54,13 +50,11 @@ def lay_out() -> None:
 
 
 def in_work(*command: str) -> None:
-    """Run a command where mutmut works, with the programs of our own environment."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     subprocess.run(command, cwd=WORK, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}, check=True)
 
 
 def mutate(names: list[str]) -> None:
-    """Let mutmut test these mutants."""
     if names:
         in_work("mutmut", "run", "--max-children", str(PROCESSES), *names)
 

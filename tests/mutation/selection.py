@@ -77,5 +77,4 @@ def allowed() -> tuple[str, ...]:
 
 
 def within(module: str, packages: tuple[str, ...]) -> bool:
-    """Tell whether a module is one of these, or in one of them."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)

@@ -40,7 +40,6 @@ class Verdict:
 
 
 def explanations(text: str) -> list[Explanation]:
-    """Read survivors.toml."""
     return [
         Explanation(where=each["where"], line=each["line"], mutants=tuple(each["mutants"]), why=each["why"])
         for each in tomllib.loads(text).get("harmless", ())
@@ -48,7 +47,6 @@ def explanations(text: str) -> list[Explanation]:
 
 
 def recorded(text: str) -> Record:
-    """Read the record of all runs."""
     return msgspec.json.decode(text, type=dict[str, Outcome])
 
 

@@ -1,10 +1,6 @@
-"""Makes the mutants, and marks those that no test has to notice.
+"""Makes the mutants, in the folder where mutmut works, and marks those that no test has to notice.
 
-Which mypy refuses: `make check` refuses them too. Mutmut can mark those itself, and parses each of its huge files for
-that; here its own index says where each mutant stands. And which only take `strict=True` from a zip: it asserts that
-two things are of one length, and a test that noticed would have found a fault already.
-
-Runs in the folder where mutmut works, in a process of its own, for the modules that its arguments name.
+Those that mypy refuses, as `make check` does, and those that only take `strict=True` from a zip, which is an assertion.
 """
 
 import bisect
@@ -39,7 +35,6 @@ MYPY = (
 
 
 def refused_lines(paths: list[Path]) -> dict[Path, list[int]]:
-    """Return the lines with errors of each file."""
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *MYPY, *map(str, paths)],
         cwd="mutants",
@@ -101,7 +96,6 @@ def forget_if_told_otherwise() -> None:
 
 
 def main() -> None:
-    """Make the mutants and mark them."""
     forget_if_told_otherwise()
     Path("mutants").mkdir(exist_ok=True)
     copy_src_dir()

@@ -24,11 +24,9 @@ class Tensor:
 
     @property
     def shape(self) -> Shape:
-        """Its shape in elements."""
         return self.values.shape[:-1]
 
     def entry(self, start: Shape, stop: Shape) -> TensorEntry:
-        """Return a box of it, as a tensor of a shard."""
         shape = tuple(b - a for a, b in zip(start, stop, strict=True))
         return TensorEntry(self.name, self.dtype, DTYPES[self.dtype], shape, self.shape, start)
 

@@ -36,21 +36,18 @@ UNIT_BYTES: Final = (128 * 128, 3 * 128 * 128, 4 << 20)
 """So that small matrices are cut in every way in which huge ones are."""
 PART_BYTES: Final = (1000, 150_000, 1 << 20)
 WIRE_BYTES: Final = 100_000
-
+ITEMSIZES: Final = {"float8_e4m3fn": 1, "bfloat16": 2, "int32": 4, "float32": 4}
 Box = tuple[Shape, Shape]
 
 
 @dataclass(frozen=True)
 class Global:
-    """A published tensor, and torch's answer."""
-
     dtype: str
     bits: Bits
     answers: dict[str, Bits]
 
     @classmethod
     def of(cls, shape: Shape, dtype: str, scheme: str, seed: int) -> "Global":
-        """Make one, and all that is computed of it."""
         bits = weight(shape, dtype, seed)
         kinds = [DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]]
         return cls(
@@ -98,7 +95,6 @@ def grids(draw: st.DrawFn, shape: Shape, grain: Shape) -> list[Box]:
 
 @st.composite
 def inner_boxes(draw: st.DrawFn, shape: Shape) -> Box:
-    """Draw a box that is not empty."""
     spans_ = [sorted(draw(st.lists(st.integers(0, size), min_size=2, max_size=2, unique=True))) for size in shape]
     return tuple(a for a, _ in spans_), tuple(b for _, b in spans_)
 
@@ -110,7 +106,6 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def segment(layout: Layout, contents: dict[str, Bits]) -> memoryview:
-    """Return memory of a layout with its tensors' bytes."""
     found = np.zeros(segment_bytes(layout), np.uint8)
     for entry, at in zip(layout.tensors, placements(layout), strict=True):
         found[at : at + entry.nbytes] = np.ascontiguousarray(contents[entry.name]).reshape(-1).view(np.uint8)
@@ -118,7 +113,6 @@ def segment(layout: Layout, contents: dict[str, Bits]) -> memoryview:
 
 
 def expected(tensor: Global, entry: TensorEntry) -> Bits:
-    """Return what a reader's tensor is to hold."""
     boxes = [
         tensor.answers[part.cast][tuple(slice(a, a + n) for a, n in zip(part.offset, part.extent, strict=True))]
         for part in entry.parts
@@ -234,35 +228,6 @@ def bytes_of(reader: Layout, tensor: Global) -> bytes:
     return answer.tobytes()
 
 
-@given(st.data(), st.integers(0, 2**32 - 1))
-@settings(max_examples=examples(0.2))
-def test_those_who_have_values_and_scales_are_sources_of_them(data: st.DataObject, seed: int) -> None:
-    """A replica that was filled gives them to others as they stand, beside the published tensor."""
-    shape, scheme = (300, 400), "fp8-block-128"
-    tensor = Global.of(shape, "bfloat16", scheme, seed)
-    values, scales = DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]
-    half = layout_of([source_entry(tensor, ((0, 0), (256, 400)))])
-    sources = {layout_digest(half): (half, segment(half, {"w": tensor.bits[:256]}))}
-    originals = set(sources)
-    rest = [
-        reader_entry("v", values, shape, [((data.draw(st.integers(1, 256)), 0), shape)]),
-        reader_entry("s", scales, shape, [((data.draw(st.integers(1, 2)), 0), scales.shape(shape))]),
-    ]
-    filled = layout_of(rest)
-    sources[layout_digest(filled)] = filled, segment(filled, {each.name: expected(tensor, each) for each in rest})
-    reader = layout_of(
-        [
-            reader_entry("mine", values, shape, [((0, 0), shape)]),
-            reader_entry("scales", scales, shape, [((0, 0), scales.shape(shape))]),
-        ]
-    )
-    assert fill(reader, sources, originals, by_wire=False) == bytes_of(reader, tensor)
-    with pytest.raises(LayoutMismatch, match=r"no holder has .* of 'w' as fp8-block-128:"):
-        fill(
-            reader, {digest: each for digest, each in sources.items() if digest not in originals}, set(), by_wire=False
-        )
-
-
 @given(st.data())
 @settings(max_examples=examples(0.6))
 def test_what_is_lacking_of_a_block_that_is_cut_is_named(data: st.DataObject) -> None:
@@ -283,35 +248,32 @@ def test_what_is_lacking_of_a_block_that_is_cut_is_named(data: st.DataObject) ->
     assert f"no holder has [{edges[0]}:{min(edges[1], -(-edges[0] // 128) * 128)}, 0:" in said
 
 
-def test_only_what_was_published_is_quantised() -> None:
-    """A bfloat16 replica of a float32 version is no source: its rounding would show in the scales."""
-    tensor = Global("bfloat16", np.zeros((128, 128), np.uint16), {})
-    layout = layout_of([source_entry(tensor, ((0, 0), (128, 128)))])
-    reader = layout_of([reader_entry("r", DERIVED["fp8-block-128:values"], (128, 128), [((0, 0), (128, 128))])])
-    with pytest.raises(LayoutMismatch, match=r"'w' is float8_e4m3fn \(fp8-block-128:values\) of .* bfloat16"):
-        compile_program("x", reader, LayoutIndex({"s": layout}))
-
-
 def test_a_source_of_another_kind_is_none() -> None:
     """Values are no source of the published tensor, nor of values by another formula; integers are none of anything."""
     shape = (128, 128)
     ours, theirs = (DERIVED[f"{name}:values"] for name in ("fp8-block-128", "fp8-block-128-nemo"))
-    has = layout_of([reader_entry("r", ours, shape, [((0, 0), shape)])])
-    plain = layout_of([TensorEntry("w", "float8_e4m3fn", 1, shape, shape, (0, 0))])
-    other = layout_of([reader_entry("r", theirs, shape, [((0, 0), shape)])])
-    counts = layout_of([TensorEntry("w", "int32", 4, shape, shape, (0, 0))])
-    for reader, source in ((plain, has), (other, has), (other, plain), (other, counts)):
+    mine, other = (layout_of([reader_entry("r", kind, shape, [((0, 0), shape)])]) for kind in (ours, theirs))
+    plain, counts, half = (plain_of(shape, dtype) for dtype in ("float8_e4m3fn", "int32", "bfloat16"))
+    for reader, source in ((plain, mine), (other, mine), (other, plain), (other, counts), (mine, half)):
+        originals = () if source is half else ("s",)
         with pytest.raises(LayoutMismatch, match="'w' is"):
-            compile_program("x", reader, LayoutIndex({"s": source}, {"s"}))
+            compile_program("x", reader, LayoutIndex({"s": source}, originals))
+
+
+def plain_of(shape: Shape, dtype: str) -> Layout:
+    return layout_of([TensorEntry("w", dtype, ITEMSIZES[dtype], shape, shape, (0, 0))])
+
+
+def scales_of(shape: Shape, dtype: str, scheme: str) -> NumberedProgram:
+    """Return the program that computes all scales of a tensor."""
+    kind = DERIVED[f"{scheme}:scales"]
+    reader = layout_of([reader_entry("s", kind, shape, [((0, 0), kind.shape(shape))])])
+    return NumberedProgram(compile_program("x", reader, LayoutIndex({"s": plain_of(shape, dtype)}, {"s"})))
 
 
 def test_a_unit_of_scales_is_computed_of_a_bounded_box() -> None:
     """However many scales fit into a message, each unit of them is made of at most 16 MiB."""
-    shape = (8192, 4096)
-    source = layout_of([TensorEntry("w", "float32", 4, shape, shape, (0, 0))])
-    kind = DERIVED["fp8-block-128:scales"]
-    reader = layout_of([reader_entry("s", kind, shape, [((0, 0), kind.shape(shape))])])
-    execution = NumberedProgram(compile_program("x", reader, LayoutIndex({"s": source}, {"s"})))
+    execution = scales_of((8192, 4096), "float32", "fp8-block-128")
     forms: list[StridedForm] = list(execution.regions("s", [(0, len(execution))]).form)
     assert len(forms) == 8
     assert {form.origin_nbytes for form in forms} == {16 << 20}
@@ -319,9 +281,4 @@ def test_a_unit_of_scales_is_computed_of_a_bounded_box() -> None:
 
 def test_a_unit_is_no_longer_than_a_piece_where_scales_are_larger_than_what_they_are_made_of() -> None:
     """A scale for each row of one element."""
-    shape = (4 << 20, 1)
-    source = layout_of([TensorEntry("w", "bfloat16", 2, shape, shape, (0, 0))])
-    kind = DERIVED["fp8-channel:scales"]
-    reader = layout_of([reader_entry("s", kind, shape, [((0, 0), shape)])])
-    execution = NumberedProgram(compile_program("x", reader, LayoutIndex({"s": source}, {"s"})))
-    assert execution.nbytes() == [4 << 20] * 4
+    assert scales_of((4 << 20, 1), "bfloat16", "fp8-channel").nbytes() == [4 << 20] * 4

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.layout import layout as layouts
@@ -28,7 +28,6 @@ DTYPES: Final = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex
 
 @st.composite
 def entries(draw: st.DrawFn, name: str) -> TensorEntry:
-    """Draw a box of a global tensor of up to four dimensions."""
     whole = tuple(draw(st.lists(st.integers(0, 7), max_size=4)))
     offset = tuple(draw(st.integers(0, size)) for size in whole)
     shape = tuple(draw(st.integers(0, size - begin)) for size, begin in zip(whole, offset, strict=True))
@@ -38,7 +37,6 @@ def entries(draw: st.DrawFn, name: str) -> TensorEntry:
 
 @st.composite
 def some_layouts(draw: st.DrawFn) -> Layout:
-    """Draw a layout of up to five tensors."""
     names = draw(st.lists(st.text(min_size=1, max_size=5), max_size=5, unique=True))
     return layout_of([draw(entries(name)) for name in names])
 
@@ -51,7 +49,6 @@ def _small_pieces() -> object:
 
 
 def global_tensor(entry: TensorEntry) -> np.ndarray:
-    """Return a global tensor in which every element differs from its neighbours."""
     count = math.prod(entry.global_shape)
     if entry.itemsize == 16:
         return np.arange(count, dtype=np.complex128).reshape(entry.global_shape)
@@ -65,7 +62,6 @@ def local_bytes(entry: TensorEntry) -> bytes:
 
 
 @given(some_layouts())
-@settings(deadline=None)
 def test_a_piece_is_the_slice_of_the_global_tensor_that_its_box_names(layout: Layout) -> None:
     """And it stands contiguous where the table says, so a source of any layout can tell what it is."""
     segment = bytearray(segment_bytes(layout))
@@ -81,7 +77,6 @@ def test_a_piece_is_the_slice_of_the_global_tensor_that_its_box_names(layout: La
 
 
 @given(some_layouts())
-@settings(deadline=None)
 def test_pieces_cover_every_element_exactly_once(layout: Layout) -> None:
     table = pieces(layout)
     seen = [np.zeros(entry.shape, dtype=np.int64) for entry in layout.tensors]
@@ -94,7 +89,6 @@ def test_pieces_cover_every_element_exactly_once(layout: Layout) -> None:
 
 
 @given(some_layouts())
-@settings(deadline=None)
 def test_pieces_are_in_segment_order_bounded_and_touch_nothing_else(layout: Layout) -> None:
     table = pieces(layout)
     end = 0

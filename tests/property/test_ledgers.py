@@ -1,8 +1,4 @@
-"""What two planners take for load, whatever beats and logs come when: never a reader that the log says has ended.
-
-A small world of readers, sources and two planners. Rounds are decided and end in the log; leases begin after plans and
-end before or after the log's word; agents beat, and each beat reaches each planner late, twice or never.
-"""
+"""What two planners take for load, whatever beats and logs come when: never a reader that the log says has ended."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -62,7 +58,6 @@ class World:
         self.decided[reader] = len(self.log)
 
     def read(self, reader: ReaderId, number: int, agent: str) -> None:
-        """All at once, as it mostly goes."""
         self.decide(reader)
         self.plan(reader, number, agent)
         while self.wanted:
@@ -70,7 +65,6 @@ class World:
         self.say(agent)
 
     def say(self, agent: str) -> None:
-        """Beat, and be heard at once after what is under way."""
         self.beat(agent)
         for number, planner in enumerate(self.planners):
             while planner.coming:

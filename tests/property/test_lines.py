@@ -1,7 +1,4 @@
-"""Lines of any speed, with pauses at any time: packed pieces come over slow ones, and a pause makes none slow for long.
-
-The reader is modelled: it keeps some batches under way over one line, each as it is or packed, as `LineEstimate` says.
-"""
+"""Lines of any speed, with pauses at any time: packed pieces come over slow ones, a pause makes none slow for long."""
 
 import heapq
 from dataclasses import dataclass, field
@@ -42,14 +39,12 @@ class Way:
     free_at: float = 0.0
 
     def ready_at(self, now: float, *, packed: bool) -> float:
-        """Return when a batch that is asked for now may go on the line."""
         if not packed:
             return now
         self.packed_at = max(now, self.packed_at) + BATCH / PACK_RATE
         return self.packed_at
 
     def comes_at(self, ready_at: float, nbytes: float) -> float:
-        """Return when it has come."""
         at = max(ready_at, self.free_at)
         end = at + nbytes / self.rate
         for start, lasts in sorted(self.pauses):
@@ -69,7 +64,6 @@ class Read:
 
 
 def read(line: LineEstimate, way: Way, batches: int, depth: int) -> Read:
-    """Read so many batches, `depth` at a time."""
     done, now = Read(), 0.0
     flying: list[tuple[float, int, bool]] = []
     for number in range(batches):
@@ -88,7 +82,6 @@ def read(line: LineEstimate, way: Way, batches: int, depth: int) -> Read:
 
 
 def came(line: LineEstimate, way: Way, flying: list[tuple[float, int, bool]]) -> float:
-    """Let the next batch come; return when it has. Nothing is asked for before that."""
     ready_at, _, packed = heapq.heappop(flying)
     nbytes = int(RATIO_GUESSED * BATCH) if packed else BATCH
     now = way.comes_at(ready_at, nbytes)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.vllm_loading import Array, Shape, Worker, checkpoint
 
@@ -21,7 +21,6 @@ FAMILY = {"dense": mapping.qwen3, "moe": mapping.qwen3_moe, "latent": mapping.de
 
 
 def config_of(m: Shape) -> dict[str, Any]:
-    """Return the model's config.json."""
     return {
         "num_hidden_layers": m.layers,
         "hidden_size": m.hidden,
@@ -44,7 +43,6 @@ def config_of(m: Shape) -> dict[str, Any]:
 
 @st.composite
 def _models(draw: st.DrawFn) -> list[Worked]:
-    """Return a model as each worker of an engine has it, with the worker's ranks."""
     tp = draw(st.sampled_from((1, 2, 3, 4, 8)))
     kind = draw(st.sampled_from(tuple(FAMILY)))
     kv_heads = draw(st.sampled_from([n for n in (1, 2, 3, 4, 6, 8) if n % tp == 0 or tp % n == 0]))
@@ -99,7 +97,6 @@ def _models(draw: st.DrawFn) -> list[Worked]:
 
 
 def _placed(experts: int, rank: int, ranks: int, *, round_robin: bool) -> tuple[int, ...]:
-    """Place experts as vLLM does it."""
     if round_robin:
         return tuple(number for number in range(experts) if number % ranks == rank)
     counts = [experts // ranks + (1 if place < experts % ranks else 0) for place in range(ranks)]
@@ -144,7 +141,6 @@ def filled(entry: TensorEntry, weights: Values[str, Array]) -> Array:
     return array
 
 
-@settings(deadline=None)
 @given(workers=_models())
 def test_each_rank_of_vllm_gets_what_its_loaders_would_have_left(workers: list[Worked]) -> None:
     weights = checkpoint(workers[0][0])
@@ -210,7 +206,6 @@ def _assert_engine_gives_all_back(workers: list[Worked], weights: dict[str, Arra
         np.testing.assert_array_equal(array, weights[name], err_msg=name)
 
 
-@settings(deadline=None)
 @given(workers=_models(), stacked=st.booleans())
 def test_a_hugging_face_model_is_divided_alike(workers: list[Worked], *, stacked: bool) -> None:
     """A rank has of q_proj what is q in vLLM's qkv_proj, and so with all the others."""
@@ -259,7 +254,6 @@ def _experts(m: Shape, name: str, array: Array, *, stacked: bool) -> dict[str, A
     }
 
 
-@settings(deadline=None)
 @given(workers=_models(), data=st.data())
 def test_a_box_of_a_registered_tensor_has_the_parts_of_its_box(workers: list[Worked], data: st.DataObject) -> None:
     """A DTensor's shard of a fused tensor, say: any box of it, empty ones too."""

@@ -3,16 +3,15 @@
 from typing import Final
 from unittest import mock
 
-import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.property.shardings import Cutting, Model, carry_out, cuttings, fused, memory, models
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout.layout import Layout, layout_digest, layout_of, placements, segment_bytes
+from tensorhub_common.layout.layout import Layout, layout_digest, placements, segment_bytes
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import decoded, encoded
 from tensorhub_planner.compiler import overlaps
@@ -24,7 +23,6 @@ SMALL_UNIT_BYTES: Final = 24
 
 
 def by_digest(*replicas: Cutting) -> dict[str, Layout]:
-    """Return the layouts of some replicas."""
     return {layout_digest(layout): layout for replica in replicas for layout in replica}
 
 
@@ -96,46 +94,3 @@ def test_partial_replicas_together_are_a_source(data: st.DataObject, seed: int) 
         gap = next(entry for entry, each in zip(reader.tensors, needed, strict=True) if not each.all())
         with pytest.raises(LayoutMismatch, match=gap.name):
             compile_program("x", reader, LayoutIndex(by_digest(tuple(left))))
-
-
-@given(st.data())
-def test_a_gap_is_named_with_tensor_and_region(data: st.DataObject) -> None:
-    """One row of one tensor that no source has: nothing is planned, and both are named."""
-    model = data.draw(models(tensors_max=2))
-    tensor = model[0]
-    assume(tensor.shape and tensor.shape[0] > 0 and 0 not in tensor.shape)
-    row = data.draw(st.integers(0, tensor.shape[0] - 1))
-    zeros, rest = (0,) * (len(tensor.shape) - 1), tensor.shape[1:]
-    above = tensor.entry((0, *zeros), (row, *rest))
-    below = tensor.entry((row + 1, *zeros), tensor.shape)
-    others = [other.entry((0,) * len(other.shape), other.shape) for other in model[1:]]
-    sources = LayoutIndex(by_digest((layout_of([above, *others]), layout_of([below, *others]))))
-    reader = layout_of(each.entry((0,) * len(each.shape), each.shape) for each in model)
-    with pytest.raises(LayoutMismatch) as refused:
-        compile_program("x", reader, sources)
-    text = str(refused.value)
-    there = row not in (0, tensor.shape[0] - 1) or tensor.shape[0] > 1
-    assert tensor.name in text
-    assert (f"[{row}:{row + 1}" in text) == there
-
-
-@given(st.data())
-def test_another_shape_or_dtype_is_named(data: st.DataObject) -> None:
-    """A tensor of the same name that is another one is no source."""
-    model = data.draw(models(tensors_max=1))
-    tensor = model[0]
-    assume(0 not in tensor.shape)
-    entry = tensor.entry((0,) * len(tensor.shape), tensor.shape)
-    wrong = data.draw(
-        st.sampled_from(
-            [
-                msgspec.structs.replace(entry, dtype="float16"),
-                msgspec.structs.replace(
-                    entry, shape=(*entry.shape, 2), global_shape=(*entry.shape, 2), offset=(*entry.offset, 0)
-                ),
-            ]
-        )
-    )
-    sources = LayoutIndex({"s": layout_of([wrong])})
-    with pytest.raises(LayoutMismatch, match=rf"'{tensor.name}' is {tensor.dtype} of global shape .* {wrong.dtype} of"):
-        compile_program("x", layout_of([entry]), sources)

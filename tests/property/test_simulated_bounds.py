@@ -1,7 +1,4 @@
-"""Modelled clusters of all kinds: nobody is faster than bytes over wires, and no byte comes out of nowhere.
-
-Ours and each baseline alike, with several sites, replicas that share a host, spot instances and several versions.
-"""
+"""Modelled clusters of all kinds: nobody is faster than bytes over wires, and no byte comes out of nowhere."""
 
 from typing import Any, Final
 

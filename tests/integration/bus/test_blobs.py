@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import zstandard
-from tests.bounds import WAIT_S
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import BlobMissing, BlobTooLarge
@@ -49,30 +49,22 @@ async def test_what_was_put_is_got(store: BlobStore, bus: Bus, job: str, length:
     assert await messages(bus, job) == chunks_of(length)
 
 
-async def test_putting_again_sends_nothing(store: BlobStore, bus: Bus, job: str) -> None:
-    data = b"layout" * 300_000
+async def test_putting_again_sends_nothing_and_puts_that_cross_each_other_agree(
+    store: BlobStore, bus: Bus, job: str
+) -> None:
+    """What was removed with its job, and whose job has begun anew, is put there again."""
+    data = random.Random(1).randbytes(2_000_000)
+    digests = await asyncio.gather(*(BlobStore(bus).put(job, data) for _ in range(4)))
+    assert set(digests) == {blob_digest(data)}
     digest = await store.put(job, data)
     before = await messages(bus, job)
-    assert await store.put(job, data) == digest
-    assert await BlobStore(bus).put(job, data) == digest
+    for again in (store, BlobStore(bus)):
+        assert await again.put(job, data) == digest
     assert await messages(bus, job) == before
-
-
-async def test_what_was_removed_with_its_job_is_put_there_again(store: BlobStore, bus: Bus, job: str) -> None:
-    """The name of a deleted job is used anew while this process goes on: what it had put there once is gone."""
-    data = b"layout" * 300_000
-    digest = await store.put(job, data)
     await store.remove(job)
     await store.open(job)
     assert await store.put(job, data) == digest
     assert await BlobStore(bus).get(job, digest) == data
-
-
-async def test_puts_that_cross_each_other_agree(store: BlobStore, bus: Bus, job: str) -> None:
-    data = random.Random(1).randbytes(2_000_000)
-    digests = await asyncio.gather(*(BlobStore(bus).put(job, data) for _ in range(4)))
-    assert set(digests) == {blob_digest(data)}
-    assert await BlobStore(bus).get(job, digests[0]) == data
 
 
 async def test_a_put_that_broke_off_is_not_there_and_can_be_done_again(
@@ -100,6 +92,10 @@ async def test_what_is_not_there_is_told(store: BlobStore, bus: Bus, job: str, m
         await store.get(job, "0" * 64)
     with pytest.raises(InvalidName):
         await store.get(job, "../../x")
+    digest = await store.put(job, random.Random(3).randbytes(2_000_000))
+    await api.api(bus, f"STREAM.PURGE.{blob_stream(job)}", {"filter": blob(job, digest, 2)})
+    with pytest.raises(BlobMissing, match="only a part"):
+        await BlobStore(bus).get(job, digest)
     monkeypatch.setattr(api, "RETRY_WAIT_S", 0.01)
     with pytest.raises(BlobMissing, match="must open the job"):
         await store.get("nobody-opened-it", "0" * 64)
@@ -117,9 +113,8 @@ async def test_what_one_node_does_not_have_yet_is_asked_for_again(
 
     async def behind(*asked: Any) -> api.Stored | None:
         looks.append(1)
-        return (
-            None if len(looks) < blob_store.LOOKS_MAX or len(looks) == blob_store.LOOKS_MAX + 1 else await real(*asked)
-        )
+        is_there = len(looks) == blob_store.LOOKS_MAX or len(looks) > blob_store.LOOKS_MAX + 1
+        return await real(*asked) if is_there else None
 
     monkeypatch.setattr(api, "last_of", behind)
     monkeypatch.setattr(api, "is_clustered", lambda _: is_cluster)
@@ -130,14 +125,6 @@ async def test_what_one_node_does_not_have_yet_is_asked_for_again(
         return
     assert await BlobStore(bus).get(job, digest) == b"weights" * 100_000
     assert len(looks) == blob_store.LOOKS_MAX + 2, "one chunk is asked for to the end, the other twice"
-
-
-async def test_a_missing_part_is_told(store: BlobStore, bus: Bus, job: str) -> None:
-    data = random.Random(3).randbytes(2_000_000)
-    digest = await store.put(job, data)
-    await api.api(bus, f"STREAM.PURGE.{blob_stream(job)}", {"filter": blob(job, digest, 2)})
-    with pytest.raises(BlobMissing, match="only a part"):
-        await BlobStore(bus).get(job, digest)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +179,7 @@ async def test_a_put_goes_on_through_a_restart(own_nats_server: RunningNats, own
     await store.open(job)
     data = random.Random(5).randbytes(20_000_000)
     putting = asyncio.create_task(store.put(job, data))
-    async with asyncio.timeout(WAIT_S):
-        while await messages(own_bus, job) == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: messages(own_bus, job))
     await asyncio.to_thread(own_nats_server.restart)
     digest = await putting
     assert await BlobStore(own_bus).get(job, digest) == data

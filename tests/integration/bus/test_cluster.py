@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import shutil
 import signal
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bounds import BUSY_S, WAIT_S
-from tests.integration.registry.test_storing import publication
+from tests.bounds import WAIT_S
 from tests.integration.security.test_tls import certificate
 from tests.kit.nats import USERS, RunningNats
 from tests.kit.waiting import retried, until
@@ -22,26 +20,19 @@ from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
-from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.protocol import subjects
-from tensorhub_common.runtime.supervision import Supervisor
-from tensorhub_registry.core.job_fold import EventBatch, PublicationStored
-from tensorhub_registry.jobs.log_writer import LogWriter
 
 NODES = 3
 MOVED_S_MAX = 6.0
 """A client has left a node that stopped, and is at another, within this."""
 
 ELECTED_S_MAX = 60.0
-NONE_S = 1.5
 
 
 class RunningCluster:
-    """Three nodes on loopback."""
-
     def __init__(self, directory: Path, users: Path | None = None) -> None:
         self.plan = Cluster.of(NODES)
         self.nodes = [RunningNats(directory / str(index), users, self.plan, index) for index in range(NODES)]
@@ -59,7 +50,6 @@ class RunningCluster:
             node.kill()
 
     def node_of(self, bus: Bus) -> RunningNats:
-        """The node that a client is connected to."""
         return self.nodes[index_of(bus.server_info["server_name"])]
 
 
@@ -77,7 +67,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster
 
 @pytest.fixture
 async def whole(running: RunningCluster) -> AsyncIterator[RunningCluster]:
-    """The cluster, with all its nodes up again at the end."""
     yield running
     for node in running.nodes:
         with contextlib.suppress(AssertionError, ProcessLookupError):
@@ -88,21 +77,17 @@ async def whole(running: RunningCluster) -> AsyncIterator[RunningCluster]:
 
 @pytest.fixture
 async def spread(whole: RunningCluster) -> AsyncIterator[Bus]:
-    """A connection that knows all three nodes."""
     async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
         yield bus
 
 
 async def opened(bus: Bus, job: str) -> JobLog:
-    """Open a job on three nodes, as soon as three have met."""
     log = await retried(lambda: open_job(bus, job, NODES), TensorHubError)
     await opened_on(NODES, bus, job)
     return log
 
 
 async def opened_on(count: int, bus: Bus, job: str) -> None:
-    """Wait until the log has a leader, and so many nodes have all of it."""
-
     async def are_current() -> bool:
         with contextlib.suppress(TensorHubError):
             info = await cluster_of(bus, job)
@@ -143,114 +128,6 @@ async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: Runnin
     for _ in range(4):
         async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
             assert whole.node_of(bus) is not whole.nodes[1]
-
-
-@pytest.mark.slow
-async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningCluster, spread: Bus, job: str) -> None:
-    """Each entry is in the log once, at the number that was returned, though it was sent again during the election."""
-    log = await opened(spread, job)
-    acknowledged: dict[str, int] = {}
-    enough = asyncio.Event()
-
-    async def say(lane: int) -> None:
-        number = 0
-        while not enough.is_set():
-            number += 1
-            msg_id = f"{lane}.{number}"
-            acknowledged[msg_id] = await log.append(
-                subjects.command_subject(job, "publish"), b"", msg_id, timeout_s=ELECTED_S_MAX
-            )
-
-    saying = [asyncio.create_task(say(lane)) for lane in range(3)]
-    while len(acknowledged) < 30:  # noqa: ASYNC110 (until what many tasks do is enough)
-        await asyncio.sleep(0.01)
-    leader = index_of((await cluster_of(spread, job))["leader"])
-    whole.nodes[leader].kill()
-    before = len(acknowledged)
-    await until(lambda: len(acknowledged) >= before + 30)
-    enough.set()
-    await asyncio.gather(*saying)
-    last = await log.last_seq()
-    found: dict[str, int] = {}
-    async with contextlib.aclosing(log.follow()) as entries:
-        async for entry in entries:
-            assert entry.headers["Nats-Msg-Id"] not in found
-            found[entry.headers["Nats-Msg-Id"]] = entry.seq
-            if entry.seq >= last:
-                break
-    assert found == acknowledged
-
-
-@pytest.mark.slow
-async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
-    whole: RunningCluster, spread: Bus, job: str
-) -> None:
-    log = await opened(spread, job)
-    first = await log.append(subjects.command_subject(job, "publish"), b"", "first")
-    stays = whole.node_of(spread)
-    for node in whole.nodes:
-        if node is not stays:
-            node.signal(signal.SIGSTOP)
-    for number in range(3):
-        began = time.monotonic()
-        with pytest.raises(RegistryUnavailable):
-            await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=NONE_S)
-        assert time.monotonic() - began < NONE_S + BUSY_S, number
-    for node in whole.nodes:
-        node.signal(signal.SIGCONT)
-    second = await log.append(subjects.command_subject(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
-    assert second == first + 1
-
-    # A node that was the leader before it was stopped may answer for a moment as if it still were.
-    async def is_known() -> bool:
-        return await log.last_seq() == second
-
-    await until(is_known)
-
-
-@pytest.mark.slow
-async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningCluster, spread: Bus, job: str) -> None:
-    """A node that slept while it was written answers, too, once it is awake."""
-    await retried(lambda: BlobStore(spread).open(job, NODES), TensorHubError)
-    sleeper = next(node for node in whole.nodes if node is not whole.node_of(spread))
-    sleeper.signal(signal.SIGSTOP)
-
-    async def put_all() -> list[str]:
-        return [await BlobStore(spread).put(job, bytes([number]) * 1000) for number in range(20)]
-
-    digests = await retried(put_all, TensorHubError)
-    sleeper.signal(signal.SIGCONT)
-    for number, digest in enumerate(digests):
-        assert await BlobStore(spread).get(job, digest) == bytes([number]) * 1000
-
-
-class Delaying:
-    """A bus on which an event that names the one before it comes late: that one stands, and somebody's command too."""
-
-    def __init__(self, bus: Bus, log: JobLog) -> None:
-        self._bus, self._log = bus, log
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        if api.EXPECTED_LAST_ID in headers:
-            while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry is not announced)
-                await asyncio.sleep(0.01)
-            await self._log.append(subjects.command_subject(self._log.job, "publish"), b"", "between")
-        return await self._bus.request(subject, body, timeout_s, headers)
-
-
-@pytest.mark.slow
-async def test_what_a_registry_says_at_once_ends_no_log(whole: RunningCluster, spread: Bus, job: str) -> None:
-    log = await opened(spread, job)
-    said = publication(job, 2)
-    stored = await LogWriter(Delaying(spread, log), log, Supervisor("a test")).store(said)  # type: ignore[arg-type]  # It passes all else on.
-    assert stored == PublicationStored(1, 1)
-    last = await log.append(subjects.command_subject(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
-    assert await LogWriter(spread, log, Supervisor("a test")).store(
-        EventBatch(1, last + 1, said.events[1:])
-    ) == PublicationStored(1, last + 1)
 
 
 @pytest.mark.slow

@@ -26,6 +26,9 @@ async def second_bus(nats_server: RunningNats) -> AsyncIterator[Bus]:
 
 
 async def hold(wish: LeaderLease, timeout_s: float = WAIT_S) -> LeaderLease:
+    """Return one that is held, started now unless it was."""
+    if wish._task is None:
+        await wish.start()
     assert await wish.wait(held=True, timeout_s=timeout_s)
     return wish
 
@@ -59,8 +62,9 @@ async def test_a_holder_that_closes_hands_over_at_once_and_the_term_rises(bus: B
 async def test_a_holder_that_falls_silent_loses_it_before_another_has_it(bus: Bus, second_bus: Bus, job: str) -> None:
     """The holder's process stops dead; its own clock ends the lease no later than the server's."""
     changes: list[bool] = []
-    one = await hold(await started(LeaderLease(bus, job, "one", TTL_S, on_change=changes.append)))
-    two = await started(LeaderLease(second_bus, job, "two", TTL_S))
+    one = await hold(LeaderLease(bus, job, "one", TTL_S, on_change=changes.append))
+    two = LeaderLease(second_bus, job, "two", TTL_S)
+    await two.start()
     assert one._task is not None
     one._task.cancel()
     while not two.held:
@@ -74,18 +78,12 @@ async def test_a_holder_that_falls_silent_loses_it_before_another_has_it(bus: Bu
     assert changes == [True, False]
 
 
-async def started(wish: LeaderLease) -> LeaderLease:
-    await wish.start()
-    return wish
-
-
 async def test_a_restarted_process_takes_over_its_own_lease_at_once(bus: Bus, second_bus: Bus, job: str) -> None:
-    before = await hold(await started(LeaderLease(bus, job, "one", 60)))
+    before = await hold(LeaderLease(bus, job, "one", 60))
     term = before.term
     assert before._task is not None
     before._task.cancel()
-    after = await started(LeaderLease(second_bus, job, "one", 60))
-    await hold(after, 1.0)
+    after = await hold(LeaderLease(second_bus, job, "one", 60), 1.0)
     assert after.term > term
     # The earlier life, should it live after all, finds that it is over and doesn't take it back.
     before._until = 0.0
@@ -153,14 +151,17 @@ async def test_it_is_lost_with_the_connection_and_comes_back(own_nats_server: Ru
 
 
 async def test_a_lease_ends_though_the_server_was_killed_meanwhile(own_nats_server: RunningNats, own_bus: Bus) -> None:
-    one = await hold(await started(LeaderLease(own_bus, "registry", "one", TTL_S)))
+    one = await hold(LeaderLease(own_bus, "registry", "one", TTL_S))
     assert one._task is not None
     one._task.cancel()
     own_nats_server.restart()
-    async with LeaderLease(own_bus, "registry", "two", TTL_S) as two:
-        await hold(two)
-        assert two.term > one.term
+    two = await hold(LeaderLease(own_bus, "registry", "two", TTL_S))
+    assert two.term > one.term
     await one.close()
+    own_nats_server.kill()
+    began = time.monotonic()
+    await two.close()
+    assert time.monotonic() - began < leader_lease.CLOSE_TIMEOUT_S + BUSY_S, "also without a server"
 
 
 async def test_an_outage_shorter_than_the_lease_changes_nothing(own_nats_server: RunningNats, own_bus: Bus) -> None:
@@ -172,14 +173,6 @@ async def test_an_outage_shorter_than_the_lease_changes_nothing(own_nats_server:
         await until(lambda: one.held_for_s >= 4.9)
         assert one.term == term
         assert changes == [True]
-
-
-async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats, own_bus: Bus) -> None:
-    one = await hold(await started(LeaderLease(own_bus, "registry", "one", 60)))
-    own_nats_server.kill()
-    began = time.monotonic()
-    await one.close()
-    assert time.monotonic() - began < leader_lease.CLOSE_TIMEOUT_S + BUSY_S
 
 
 async def test_what_can_not_be_a_lease_is_refused(bus: Bus) -> None:

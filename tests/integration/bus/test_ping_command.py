@@ -1,27 +1,20 @@
 """`python -m tensorhub_common.introspection.ping`, which health checks run."""
 
 import asyncio
-import os
 import sys
 
 import pytest
 from tests.kit.nats import RunningNats
+from tests.kit.processes import Run, clean_environment, executed
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.introspection.ping import answer_pings
 
 
-async def ping(*processes: str, **environ: str) -> tuple[int | None, str]:
-    """Run it and return its exit code and what it wrote."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TENSORHUB_")}
-    started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tensorhub_common.introspection.ping", *processes),
-        env=inherited | environ,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await started.communicate()
-    return started.returncode, out.decode()
+async def ping(*processes: str, **environ: str) -> tuple[int, str]:
+    command = (sys.executable, "-m", "tensorhub_common.introspection.ping", *processes)
+    code, out, err = await asyncio.to_thread(Run(executed(command, clean_environment(**environ))).ended)
+    return code, out + err
 
 
 async def test_it_tells_who_serves_from_who_does_not(bus: Bus, nats_server: RunningNats) -> None:

@@ -43,7 +43,6 @@ def started(program: str = DEMO) -> Iterator[subprocess.Popen[str]]:
 
 
 def told_until(demo: subprocess.Popen[str], kind: str) -> Path:
-    """Read until something of this kind happens, and return the hub's directory."""
     assert demo.stdout is not None
     directory, event = Path(), {"kind": ""}
     while event["kind"] != kind:
@@ -53,7 +52,6 @@ def told_until(demo: subprocess.Popen[str], kind: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_it_shows_what_it_promises() -> None:
     with started() as demo:
         out, err = demo.communicate(timeout=290)
@@ -71,7 +69,7 @@ def test_it_shows_what_it_promises() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["up", pytest.param("held", marks=[pytest.mark.slow, pytest.mark.timeout(180)])])
+@pytest.mark.parametrize("moment", ["up", pytest.param("held", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_all_of_it(moment: str) -> None:
     with started() as demo:
         directory = told_until(demo, moment)

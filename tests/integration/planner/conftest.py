@@ -1,19 +1,17 @@
 """A job whose agents and registry are the test: it writes commands into a real log, and asks a real planner."""
 
-import asyncio
-import contextlib
 from itertools import count
 from typing import Any, Final
 
 import msgspec
 import pytest
-from tests.bounds import WAIT_S
+from tests.kit.waiting import retried, until_answer
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import BlobStore
-from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
+from tensorhub_common.layout.layout import TensorEntry, encoded, layout_of, payload_bytes
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
 from tensorhub_common.protocol.log.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
@@ -46,7 +44,6 @@ class Job:
         await self._blobs.open(self.name)
 
     async def say(self, agent: str, command: Command) -> int:
-        """Append a command as its agent would; return its sequence number."""
         sender = Sender(agent, 1, next(self._n))
         body = codec.encode(msgspec.structs.replace(command, by=sender))
         verb = str(command.__struct_config__.tag)
@@ -54,26 +51,17 @@ class Job:
         self.last_seq = await self.log.append(subjects.command_subject(self.name, verb, agent), body, msg_id)
         return self.last_seq
 
-    async def register(
-        self, replica: str, layout: Layout = LAYOUT, *, host: str | None = None, stored: bool = True
-    ) -> None:
+    async def register(self, replica: str) -> None:
         """Let a replica of one shard stand on an agent of the same name."""
-        digest = layout_digest(layout)
-        if stored:
-            assert await self._blobs.put(self.name, encoded(layout)) == digest
-        await self.say(replica, Join(host=host or f"host-of-{replica}", site="berlin"))
-        nbytes = payload_bytes(layout)
+        digest = await self._blobs.put(self.name, encoded(LAYOUT))
+        await self.say(replica, Join(host=f"host-of-{replica}", site="berlin"))
+        nbytes = payload_bytes(LAYOUT)
         await self.say(replica, Register(model=MODEL, replica=replica, shard=0, shards=1, layout=digest, nbytes=nbytes))
-
-    async def put(self, data: bytes) -> str:
-        """Keep a blob; return its digest."""
-        return await self._blobs.put(self.name, data)
 
     async def publish(self, replica: str, version: int) -> int:
         return await self.say(replica, Ready(model=MODEL, replica=replica, shard=0, version=version, root=ROOT))
 
     async def fetch(self, replica: str, version: int) -> int:
-        """Do a whole round."""
         number = await self.say(replica, Want(model=MODEL, replica=replica, shard=0, want=version))
         await self.say(replica, Granted(model=MODEL, replica=replica, shard=0, round=number, attempt=1))
         filled = Filled(model=MODEL, replica=replica, shard=0, round=number, version=version, root=ROOT)
@@ -86,22 +74,27 @@ class Job:
         return msgspec.structs.replace(demand, **rest)
 
     async def ask(self, demand: PlanRequest) -> PlanAnswer | QueryError:
-        """Ask until the planner has folded as far as the question rests on: it says so where a busy machine is late."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                answer = await self.ask_raw(msgspec.json.encode(demand))
-                if not isinstance(answer, Refusal) or answer.error != "RegistryUnavailable":
-                    return answer
-                if not answer.reason.endswith("ask again"):
-                    return answer
+        """Ask until the planner has folded as far as the question rests on: it says so where a busy machine is late.
 
-    async def ask_raw(self, body: bytes, job: str | None = None) -> PlanAnswer | QueryError:
-        """Ask until there is an answer, as agents do: a busy planner drops what it takes up too late."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                with contextlib.suppress(NoAnswer):
-                    answer = await self.bus.request(subjects.query_subject(job or self.name, "plan"), body, ANSWER_S)
-                    return msgspec.json.decode(answer, type=Plan | Refusal | QueryError)
+        And until there is an answer, as agents do: a busy planner drops what it takes up too late.
+        """
+
+        async def answer() -> PlanAnswer | QueryError:
+            subject = subjects.query_subject(self.name, "plan")
+            body = await self.bus.request(subject, msgspec.json.encode(demand), ANSWER_S)
+            return msgspec.json.decode(body, type=Plan | Refusal | QueryError)
+
+        return await until_answer(
+            lambda: retried(answer, NoAnswer),
+            lambda found: not (getattr(found, "error", "") == "RegistryUnavailable" and "ask again" in str(found)),
+            "the planner has folded so far",
+        )
+
+    async def refused(self, demand: PlanRequest, error: str) -> str:
+        answer = await self.ask(demand)
+        assert isinstance(answer, Refusal), answer
+        assert answer.error == error, answer
+        return answer.reason
 
     async def plan(self, replica: str, version: int = 1) -> Plan:
         answer = await self.ask(self.demand(replica, version))
@@ -113,12 +106,16 @@ def source(replica: str) -> SourceId:
     return SourceId(replica, 1, replica, 0)
 
 
-@pytest.fixture
-async def world(bus: Bus, job: str) -> Job:
-    """A job on the session's server in which `trainer` has published version 1, and `rollout` wants it."""
+async def begun(bus: Bus, job: str) -> Job:
+    """Return a job in which `trainer` has published version 1, and `rollout` wants it."""
     made = Job(bus, job)
     await made.open()
     await made.register("trainer")
     await made.register("rollout")
     await made.publish("trainer", 1)
     return made
+
+
+@pytest.fixture
+async def world(bus: Bus, job: str) -> Job:
+    return await begun(bus, job)

@@ -1,100 +1,58 @@
 """The planner as a process: how it begins, and how it ends."""
 
-import asyncio
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.planner.conftest import Job
+from tests.integration.planner.conftest import Job, begun
 from tests.kit.nats import RunningNats
+from tests.kit.services import RunningService
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream import api
 
-END_S_MAX = 20.0
 START_S_MAX = 60.0
-Start = Callable[[str | None], "Process"]
-
-
-class Process:
-    """`python -m tensorhub_planner`, with what it wrote on stderr."""
-
-    def __init__(self, nats: str | None, stderr: Path) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TENSORHUB_")}
-        told = {} if nats is None else {"TENSORHUB_NATS": nats}
-        self._stderr = stderr
-        with stderr.open("wb") as file:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "tensorhub_planner"),
-                env={**kept, **told, "TENSORHUB_PLANNER_ID": "planner-7", "TENSORHUB_LOG_FORMAT": "json"},
-                stderr=file,
-            )
-
-    @property
-    def stderr(self) -> str:
-        return self._stderr.read_text()
-
-    async def says(self, words: str) -> None:
-        """Wait until these words stand on stderr."""
-        async with asyncio.timeout(START_S_MAX):
-            while words not in self.stderr:
-                assert self._process.poll() is None, self.stderr
-                await asyncio.sleep(0.01)
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    async def ended(self, timeout_s: float) -> int:
-        """Wait until it has ended; return its exit code."""
-        return await asyncio.to_thread(self._process.wait, timeout_s)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+Start = Callable[[str | None], Awaitable[RunningService]]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start planners; whatever still runs at the end is killed."""
-    started: list[Process] = []
+    started: list[RunningService] = []
 
-    def begin(nats: str | None) -> Process:
-        started.append(Process(nats, tmp_path / f"stderr-{len(started)}"))
+    async def begin(nats: str | None) -> RunningService:
+        log, more = tmp_path / f"stderr-{len(started)}", {"TENSORHUB_LOG_FORMAT": "json"}
+        started.append(RunningService(nats, "planner-7", log, module="tensorhub_planner", **more))
+        await started[-1].start()
         return started[-1]
 
     yield begin
     for each in started:
-        each.kill()
+        await each.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_it(start: Start, nats_server: RunningNats, world: Job, number: int) -> None:
-    process = start(nats_server.url)
-    await process.says('"ready"')
+    process = await start(nats_server.url)
+    await process.wait_says('"ready"')
     pong = await ping(world.bus, "planner-7")
     assert pong is not None
     assert pong.role == "planner"
     assert (await world.plan("rollout")).shares
-    begun = time.monotonic()
-    process.signal(number)
-    assert await process.ended(END_S_MAX) == 0, process.stderr
-    assert time.monotonic() - begun < END_S_MAX
-    assert "Traceback" not in process.stderr
+    assert await process.stop(number) == 0, process.log.read_text()
+    assert "Traceback" not in process.log.read_text()
 
 
 async def test_a_signal_ends_it_while_nats_hangs(start: Start, own_nats_server: RunningNats) -> None:
     """A server that takes everything and answers nothing is the worst of its kinds."""
-    process = start(own_nats_server.url)
-    await process.says('"ready"')
+    process = await start(own_nats_server.url)
+    await process.wait_says('"ready"')
     own_nats_server.signal(signal.SIGSTOP)
-    process.signal(signal.SIGTERM)
-    assert await process.ended(END_S_MAX) == 0, process.stderr
+    assert await process.stop() == 0, process.log.read_text()
     own_nats_server.signal(signal.SIGCONT)
 
 
@@ -102,38 +60,34 @@ async def test_a_signal_ends_it_while_nats_hangs(start: Start, own_nats_server: 
 async def test_it_waits_for_nats(start: Start, own_nats_server: RunningNats) -> None:
     """It may be up before NATS, and ends in good order then too."""
     own_nats_server.kill()
-    process, other = start(own_nats_server.url), start(own_nats_server.url)
-    await process.says("waiting for NATS")
-    await other.says("waiting for NATS")
-    other.signal(signal.SIGTERM)
-    assert await other.ended(END_S_MAX) == 0, other.stderr
+    process, other = await start(own_nats_server.url), await start(own_nats_server.url)
+    await process.wait_says("waiting for NATS")
+    await other.wait_says("waiting for NATS")
+    assert await other.stop() == 0, other.log.read_text()
     own_nats_server.start()
-    await process.says('"ready"')
+    await process.wait_says('"ready"')
 
 
 async def test_a_log_that_was_deleted_stops_that_job_alone(
     start: Start, own_nats_server: RunningNats, own_bus: Bus
 ) -> None:
     """It is said in the planner's log; questions about other jobs are answered as before."""
-    world, other = Job(own_bus, "run-7"), Job(own_bus, "run-8")
-    for job in (world, other):
-        await job.open()
-        await job.register("trainer")
-    process = start(own_nats_server.url)
-    await process.says('"ready"')
+    world, other = await begun(own_bus, "run-7"), await begun(own_bus, "run-8")
+    process = await start(own_nats_server.url)
+    await process.wait_says('"ready"')
     await world.ask(world.demand("trainer"))
     await api.api(own_bus, f"STREAM.DELETE.{world.log.stream}")
-    await process.says("log was deleted")
+    await process.wait_says("log was deleted")
     await other.ask(other.demand("trainer"))
-    assert "Traceback" not in process.stderr
+    assert "Traceback" not in process.log.read_text()
 
 
 @pytest.mark.parametrize("nats", [None, "http://nowhere"])
 async def test_wrong_usage(start: Start, nats: str | None) -> None:
-    process = start(nats)
+    process = await start(nats)
     assert await process.ended(START_S_MAX) == 2
-    assert process.stderr.startswith("tensorhub-planner: TENSORHUB_NATS")
-    assert len(process.stderr.splitlines()) == 1
+    assert process.log.read_text().startswith("tensorhub-planner: TENSORHUB_NATS")
+    assert len(process.log.read_text().splitlines()) == 1
 
 
 def test_it_is_light() -> None:

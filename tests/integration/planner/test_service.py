@@ -1,7 +1,8 @@
-"""The planner on a real log: it answers by what stands there, at once or with a bound."""
+"""The planner on a real log: it answers by what stands there and by who reads from whom, at once or with a bound."""
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,20 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
+from tests.integration.planner.conftest import MODEL, Job, begun, source
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import retried, until, until_answer
 
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.jetstream.blob_store import BlobStore
-from tensorhub_common.layout.layout import TensorEntry, layout_of
-from tensorhub_common.protocol.log.commands import Register, Unpublish
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.heartbeat import Heartbeat, ServingLoad
+from tensorhub_common.protocol.log.commands import Unpublish
 from tensorhub_common.protocol.log.events import Event
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
-from tensorhub_common.protocol.queries import Health, QueryError
+from tensorhub_common.protocol.queries import Health
 from tensorhub_common.protocol.subjects import hub_ask, query_subject
 from tensorhub_planner.app.service import PlannerService
 from tensorhub_planner.primitives.limits import PlanLimits
@@ -34,10 +36,8 @@ async def planning(url: str, name: str = "planner-0") -> AsyncIterator[PlannerSe
     async with await connect(url, name=name) as bus:
         planner = PlannerService(bus, PlanLimits(), name)
         running = asyncio.create_task(planner.run())
-        async with asyncio.timeout(WAIT_S):
-            while await ping(bus, name, 0.5) is None:
-                assert not running.done(), running.result()
-                await asyncio.sleep(0)
+        await until(lambda: running.done() or ping(bus, name, 0.5), f"{name} answers")
+        assert not running.done(), running.result()
         yield planner
         assert not running.done(), running.exception()
         running.cancel()
@@ -62,38 +62,10 @@ async def test_a_plan_from_the_log(planner: PlannerService, world: Job) -> None:
     assert "1 of 1 source on the same site" in found.why
 
 
-async def test_other_layouts_name_the_tensors(planner: PlannerService, world: Job) -> None:
-    odd = layout_of([*LAYOUT.tensors[1:], TensorEntry("layer-0", "float32", 4, (2, 2), (2, 2), (0, 0))])
-    await world.register("odd", odd)
-    answer = await world.ask(world.demand("odd", root=None))
-    assert isinstance(answer, Refusal)
-    assert answer.error == "LayoutMismatch"
-    assert "'layer-0' is float32 of global shape [2, 2] here" in answer.reason
-    assert "bfloat16 of global shape [1024, 4096]" in answer.reason
-    assert "layer-1" not in answer.reason
-
-
-async def test_a_layout_that_nobody_stored(planner: PlannerService, world: Job) -> None:
-    await world.register("odd", layout_of([TensorEntry("w", "int8", 1, (7,), (7,), (0,))]), stored=False)
-    answer = await world.ask(world.demand("odd"))
-    assert isinstance(answer, Refusal)
-    assert "has no blob" in answer.reason
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"no json", b"[]", b'{"model": 3}', b"\xff", msgspec.json.encode({"model": "m"}), b"[" * 100_000]
-)
-async def test_what_is_no_demand_is_an_error(planner: PlannerService, world: Job, body: bytes) -> None:
-    answer = await world.ask_raw(body)
-    assert isinstance(answer, QueryError)
-    assert answer.error == "BadCommand"
-    assert (await world.plan("rollout")).shares
-
-
 MakePlan = Callable[[str, PlanRequest], Awaitable[PlanAnswer]]
 
 
-def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePlan:
+def counted(make_plan: MakePlan, answered: Counter[int], which: int) -> MakePlan:
     async def counting(job: str, demand: PlanRequest) -> PlanAnswer:
         answer = await make_plan(job, demand)
         # One that is behind in the log is asked again.
@@ -108,84 +80,51 @@ async def test_several_planners_share_the_questions(
 ) -> None:
     """Each question has one answer, and both planners give some."""
     async with planning(nats_server.url, "planner-1") as other:
-        answered = {id(planner): 0, id(other): 0}
+        answered = Counter[int]()
         for each in (planner, other):
             monkeypatch.setattr(each, "_answer", counted(each._answer, answered, id(each)))
         plans = await asyncio.gather(*(world.plan("rollout") for _ in range(40)))
         assert len(plans) == 40
-        assert sum(answered.values()) == 40
-        assert all(answered.values())
-
-
-async def test_a_burst_of_readers(planner: PlannerService, world: Job) -> None:
-    """A hundred at once, with layouts not read yet: all are answered, from the one holder."""
-    plans = await asyncio.gather(*(world.plan("rollout") for _ in range(100)))
-    assert {share.source for each in plans for share in each.shares} == {source("trainer")}
+        assert answered.total() == 40
+        assert len(answered) == 2
 
 
 async def test_nats_restarts(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
     """The planner goes on where it was, and sees what was said since."""
-    world = Job(own_bus, job)
-    await world.open()
-    await world.register("trainer")
-    await world.register("rollout")
-    await world.publish("trainer", 1)
+    world = await begun(own_bus, job)
     async with planning(own_nats_server.url):
         assert (await world.plan("rollout")).shares
-        own_nats_server.kill()
-        own_nats_server.start()
+        own_nats_server.restart()
         await own_bus.wait_connected(WAIT_S)
         await world.say("trainer", Unpublish(model=MODEL, replica="trainer", shard=0))
-        deadline = time.monotonic() + WAIT_S
-        while True:
-            # Its subscription comes back by itself a moment after the server, and its follower after that.
-            try:
-                answer = await world.ask(world.demand("rollout"))
-            except TensorHubError:
-                answer = None
-            if isinstance(answer, Refusal) and answer.error == "VersionUnavailable":
-                break
-            assert time.monotonic() < deadline, answer
-            await asyncio.sleep(0.01)
+        # Its subscription comes back by itself a moment after the server, and its follower after that.
+        answer = await until_answer(
+            lambda: retried(lambda: world.ask(world.demand("rollout")), TensorHubError),
+            lambda found: getattr(found, "error", "") == "VersionUnavailable",
+        )
+        assert isinstance(answer, Refusal)
         assert "is draining" in answer.reason
-
-
-async def test_a_blob_store_that_holds_other_bytes(planner: PlannerService, world: Job) -> None:
-    """What stands under a layout's digest and is no layout is refused by name."""
-    digest = await BlobStore(world.bus).put(world.name, b"no layout at all")
-    await world.say("rollout", Register(model=MODEL, replica="odd", shard=0, shards=1, layout=digest, nbytes=0))
-    answer = await world.ask(world.demand("odd", agent="rollout"))
-    assert isinstance(answer, Refusal)
-    assert answer.error == "LayoutMismatch"
-    assert "is no layout" in answer.reason
 
 
 async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
     own_nats_server: RunningNats, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planner says so to whoever reads in that job, and to whoever asks how it gets on."""
-    well, broken = Job(own_bus, "well"), Job(own_bus, "broken")
 
     def apply_or_fail(catalog: Catalog, seq: int, *rest: Any) -> tuple[Event, ...]:
-        if catalog.job == broken.name:
+        if catalog.job == "broken":
             raise KeyError("a fault of ours")
         return apply(catalog, seq, *rest)
 
     monkeypatch.setattr("tensorhub_planner.catalog_view.catalog_replica.apply", apply_or_fail)
-    for job in (well, broken):
-        await job.open()
-        await job.register("trainer")
-        await job.publish("trainer", 1)
-        await job.register("rollout")
+    well, broken = await begun(own_bus, "well"), await begun(own_bus, "broken")
 
     async def health(subject: str) -> Health:
         return msgspec.json.decode(await own_bus.request(subject), type=Health)
 
     async with planning(own_nats_server.url):
-        refusal = await broken.ask(broken.demand("rollout"))
-        assert isinstance(refusal, Refusal)
-        assert refusal.error == "RegistryUnavailable"
-        assert "can't be folded: KeyError('a fault of ours')" in refusal.reason
+        reason = await broken.refused(broken.demand("rollout"), "RegistryUnavailable")
+        assert "can't be folded: KeyError('a fault of ours')" in reason
         assert (await well.plan("rollout")).version == 1
         of_hub = await health(hub_ask("health.planner"))
         assert (of_hub.id, of_hub.role, of_hub.ailing) == ("planner-0", "planner", 1)
@@ -194,3 +133,59 @@ async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
         (of_well,) = (await health(query_subject(well.name, "health.planner"))).jobs
         assert (of_broken.state, of_well.state) == ("set-aside", "well")
         assert of_broken.again_at > of_broken.since > 0
+
+
+HOLDERS = ("trainer", "second")
+
+
+async def beats(bus: Bus, agent: str, readers: int, *, on: str | None = None) -> None:
+    said = Heartbeat(agent=agent, incarnation=1, serving=(ServingLoad("ucxx", readers, 0),) if readers else ())
+    await bus.publish(subjects.beat(on or agent), msgspec.json.encode(said))
+
+
+async def most_from(job: Job, replica: str) -> str:
+    plan = await job.plan(replica)
+    return max(plan.shares, key=lambda share: share.nbytes).source.agent
+
+
+@pytest.fixture
+async def two(world: Job) -> Job:
+    await world.register("second")
+    await world.fetch("second", 1)
+    for replica in ("reader", "next"):
+        await world.register(replica)
+    return world
+
+
+@pytest.mark.parametrize("busy", HOLDERS)
+async def test_a_planner_that_has_just_begun_goes_by_what_the_sources_say(
+    nats_server: RunningNats, two: Job, busy: str
+) -> None:
+    """The waiting itself is shown in tests/unit/planner/context/test_load_subscriber.py."""
+    async with planning(nats_server.url):
+        asked = asyncio.create_task(most_from(two, "rollout"))
+        for agent in HOLDERS:
+            await beats(two.bus, agent, 6 if agent == busy else 0)
+        assert await asked != busy
+
+
+async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> None:
+    """NATS lets an agent beat on its own subject alone, and what it says there of another one is no word."""
+    async with planning(nats_server.url) as planner:
+        await beats(two.bus, "trainer", 6, on="second")
+        await two.bus.publish(subjects.beat("trainer"), b"no beat")
+        await beats(two.bus, "second", 1)
+        await told(planner, "second", 1)
+        assert planner.ledger.reports.unheard(("trainer",), time.monotonic())
+        assert {share.source for share in (await two.plan("rollout")).shares} <= {source(agent) for agent in HOLDERS}
+
+
+async def told(planner: PlannerService, agent: str, readers: int) -> None:
+    def is_heard() -> bool:
+        ledger = planner.ledger
+        return (
+            not ledger.reports.unheard((agent,), time.monotonic())
+            and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
+        )
+
+    await until(is_heard)

@@ -2,25 +2,20 @@
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
-import time
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 import pytest
-from tests.bounds import BUSY_S
-from tests.stopping import stop
+from tests.kit.nats import RunningNats
+from tests.kit.services import RunningService
+from tests.kit.waiting import retried
 from tests.unit.registry.modelled_log import decided
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
-from tensorhub_common.introspection.ping import ping
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.protocol import subjects
@@ -30,121 +25,27 @@ from tensorhub_common.protocol.log.events import AnyEvent
 from tensorhub_common.protocol.queries import JobOpened, QueryError, Status
 
 WAIT_S_MAX = 60.0
-LOOK_S = 0.02
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = WAIT_S_MAX) -> None:
-    """Wait for a condition, with a bound."""
-    deadline = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < deadline, f"within {timeout_s} s it did not happen that {what}"
-        await asyncio.sleep(LOOK_S)
-
-
-class RunningRegistry:
-    """One registry process; killed at the end of the test at the latest."""
-
-    def __init__(self, url: str, name: str, log: Path, *, module: str, **environ: str) -> None:
-        self.name = name
-        self._module = module
-        self.log = log
-        self._environ = {
-            **os.environ,
-            "TENSORHUB_NATS": url,
-            "TENSORHUB_REGISTRY_ID": name,
-            "TENSORHUB_LOG_LEVEL": "debug",
-            **environ,
-        }
-        self._process: Process | None = None
-
-    @property
-    def process(self) -> Process:
-        assert self._process is not None
-        return self._process
-
-    async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                env=self._environ,
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=log,
-            )
-
-    async def wait_says(self, text: str) -> None:
-        """Wait for a line in its log."""
-
-        async def says() -> bool:
-            return text in self.log.read_text()
-
-        await until(says, f"{self.name} says {text!r}")
-
-    async def wait_ready(self, bus: Bus) -> None:
-        async def is_ready() -> bool:
-            assert self.process.returncode is None, self.log.read_text()
-            pong = await ping(bus, self.name, 0.2)
-            return pong is not None and pong.pid == self.process.pid
-
-        await until(is_ready, f"{self.name} is ready")
-
-    def signal(self, number: int) -> None:
-        """Send a signal; once this returns, a registry that was to stop has stopped."""
-        stop(self.process.pid) if number == signal.SIGSTOP else self.process.send_signal(number)
-
-    async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    async def stop(self, timeout_s: float = 2.0 + BUSY_S) -> int:
-        """SIGTERM, and return the exit code, which must come in time."""
-        self.signal(signal.SIGTERM)
-        async with asyncio.timeout(timeout_s):
-            return await self.process.wait()
-
-
-MakeRegistry = Callable[..., RunningRegistry]
-
-
-@pytest.fixture
-async def registry_on(tmp_path: Path) -> AsyncIterator[Callable[..., RunningRegistry]]:
-    """Make registries, and kill at the end what still runs of them."""
-    made: list[RunningRegistry] = []
-
-    def make(
-        url: str, name: str = "registry-0", *, module: str = "tensorhub_registry", **environ: str
-    ) -> RunningRegistry:
-        registry = RunningRegistry(url, name, tmp_path / f"{name}.log", module=module, **environ)
-        made.append(registry)
-        return registry
-
-    yield make
-    for registry in made:
-        await registry.kill()
-
-
-async def pair_on(registry_on: MakeRegistry, url: str, bus: Bus, *, lease_s: int) -> list[RunningRegistry]:
-    """Start two registries, the second when the first is ready."""
-    pair = [registry_on(url, name, TENSORHUB_LEADER_TTL_S=str(lease_s)) for name in ("registry-0", "registry-1")]
-    for registry in pair:
-        await registry.start()
-        await registry.wait_ready(bus)
-    return pair
+WISH = Publish(model="policy", replica="nobody")
 
 
 async def leader_of(bus: Bus, job: str) -> str | None:
-    """Return the registry that answers; None while none does."""
-    try:
-        return msgspec.json.decode(
-            await bus.request(subjects.query_subject(job, "status"), b"", 0.5), type=Status
-        ).registry
-    except (NoResponder, NoAnswer, msgspec.MsgspecError):
-        return None
+    with contextlib.suppress(NoResponder, NoAnswer, msgspec.MsgspecError):
+        answer = await bus.request(subjects.query_subject(job, "status"), b"", 0.5)
+        return msgspec.json.decode(answer, type=Status).registry
+    return None
+
+
+async def asked(bus: Bus, subject: str, kind: Any, body: bytes = b"") -> Any:
+    answer = await retried(lambda: bus.request(subject, body, 5.0), NoResponder, NoAnswer, NoBus)
+    return msgspec.json.decode(answer, type=kind)
+
+
+class Passing:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
 
 
 class WatchedJob:
@@ -160,22 +61,11 @@ class WatchedJob:
 
     async def open(self) -> None:
         """Open it as the SDK does, which may have to wait until a registry leads."""
-        answer: JobOpened | QueryError | None = None
-
-        async def is_open() -> bool:
-            nonlocal answer
-            try:
-                answer = msgspec.json.decode(
-                    await self.bus.request(subjects.query_subject(self.name, "open"), b"", 5.0),
-                    type=JobOpened | QueryError,
-                )
-            except (NoResponder, NoAnswer, NoBus):
-                return False
-            return True
-
-        await until(is_open, "a registry opens the job")
-        assert answer == JobOpened(job=self.name)
+        assert await self.ask("open", JobOpened | QueryError) == JobOpened(job=self.name)
         self._following = asyncio.create_task(self._follow())
+
+    async def ask(self, what: str, kind: Any, body: bytes = b"") -> Any:
+        return await asked(self.bus, subjects.query_subject(self.name, what), kind, body)
 
     async def close(self) -> None:
         if self._following is not None:
@@ -187,8 +77,7 @@ class WatchedJob:
             self.entries.append(entry)
             self._arrived.set()
 
-    async def say(self, command: Command, headers: dict[str, str] | None = None) -> int:
-        """Append a command and return its sequence."""
+    async def say(self, command: Command = WISH, headers: dict[str, str] | None = None) -> int:
         verb = str(command.__struct_config__.tag)
         process = "" if command.by is None else f".{command.by.process}"
         subject = f"tensorhub.v1.{self.name}.cmd.{verb}{process}"
@@ -199,7 +88,6 @@ class WatchedJob:
         return [decode_event(entry.data) for entry in self.entries if ".event." in entry.subject]
 
     async def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:
-        """Return as soon as what has arrived meets the condition."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():
@@ -208,13 +96,10 @@ class WatchedJob:
         except TimeoutError:
             raise AssertionError(f"within {timeout_s} s it did not happen that {what}") from None
 
-    async def wait_entries(self, count: int) -> None:
-        """Return once so many entries have arrived."""
-        await self.wait_for(lambda: len(self.entries) >= count, f"{count} entries arrive")
+    async def answered(self, command: Command = WISH) -> list[AnyEvent]:
+        return await self.outcome(await self.say(command))
 
     async def outcome(self, seq: int) -> list[AnyEvent]:
-        """Wait for the whole group of a command."""
-
         def group() -> list[AnyEvent]:
             return [event for event in self.events if event.cmd == seq]
 
@@ -241,23 +126,53 @@ class WatchedJob:
         assert self.events == decided(self.entries, self.name)
 
 
-@pytest.fixture
-async def open_job() -> AsyncIterator[Callable[[Bus, str], Awaitable[WatchedJob]]]:
-    """Open jobs and watch their logs."""
-    opened: list[WatchedJob] = []
+class Stage:
+    def __init__(self, nats: RunningNats, bus: Bus, folder: Path, job: str) -> None:
+        self.nats, self.bus, self.job = nats, bus, job
+        self._folder = folder
+        self._registries: list[RunningService] = []
+        self._jobs: list[WatchedJob] = []
 
-    async def make(bus: Bus, name: str) -> WatchedJob:
-        job = WatchedJob(bus, name)
-        opened.append(job)
+    def registry(
+        self, name: str = "registry-0", *, module: str = "tensorhub_registry", **environ: str
+    ) -> RunningService:
+        registry = RunningService(self.nats.url, name, self._folder / f"{name}.log", module=module, **environ)
+        self._registries.append(registry)
+        return registry
+
+    async def started(self, *name: str, **options: str) -> RunningService:
+        """Start a registry, which need not be ready yet."""
+        registry = self.registry(*name, **options)
+        await registry.start()
+        return registry
+
+    async def pair(self, *, lease_s: int = 1) -> list[RunningService]:
+        pair = [self.registry(name, TENSORHUB_LEADER_TTL_S=str(lease_s)) for name in ("registry-0", "registry-1")]
+        for registry in pair:
+            await registry.start()
+            await registry.wait_ready(self.bus)
+        return pair
+
+    async def open(self, name: str = "") -> WatchedJob:
+        """Open a job, the test's own or another one, and watch its log."""
+        job = WatchedJob(self.bus, name or self.job)
+        self._jobs.append(job)
         await job.open()
         return job
 
-    yield make
-    for job in opened:
-        await job.close()
+    async def close(self) -> None:
+        for job in self._jobs:
+            await job.close()
+        for registry in self._registries:
+            await registry.kill()
 
 
-OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
+@pytest.fixture
+async def stage(own_nats_server: RunningNats, own_bus: Bus, tmp_path: Path, job: str) -> AsyncIterator[Stage]:
+    made = Stage(own_nats_server, own_bus, tmp_path, job)
+    yield made
+    await made.close()
+
 
 SHARD: dict[str, Any] = {"model": "policy", "replica": "trainer", "shard": 0}
 
@@ -282,7 +197,6 @@ def commands(count: int) -> list[Command]:
 async def say_all(
     watched: WatchedJob, said: list[Command], pause_s: float, enough: asyncio.Event | None = None
 ) -> None:
-    """Say one after the other, no more of them once it is enough."""
     for command in said:
         if enough is not None and enough.is_set():
             return

@@ -8,7 +8,6 @@ if __name__ == "__main__":
     works = liveness.Liveness.handle
 
     def fails(self: liveness.Liveness, event: liveness.Input, now: float) -> list[liveness.ExpireAgent]:
-        """Fail once time passes."""
         if isinstance(event, Tick):
             raise ArithmeticError("it is broken")  # noqa: TRY004 (any error will do)
         return works(self, event, now)

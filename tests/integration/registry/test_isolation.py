@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.bounds import WAIT_S
-from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
+from tests.integration.registry.conftest import WISH, Passing, Stage, WatchedJob, asked
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until, until_answer
 
 from tensorhub.cli.doctor import hub_checks
 from tensorhub_common import errors
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, SnapshotBroken
-from tensorhub_common.bus.message import NO_HEADERS
+from tensorhub_common.bus.errors import NoAnswer, NoResponder, SnapshotBroken
 from tensorhub_common.catalog.handlers import membership
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
@@ -32,7 +33,7 @@ from tensorhub_common.log_follower import job_list, restore
 from tensorhub_common.log_follower.set_aside import RetryLimits
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import encode
-from tensorhub_common.protocol.log.commands import DeleteJob, Join, Lead, Publish, Sender
+from tensorhub_common.protocol.log.commands import DeleteJob, Join, Lead, Sender
 from tensorhub_common.protocol.log.events import AgentForgotten, AgentLost, JobDeleted
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import Health, JobHealth, QueryError, Status
@@ -49,17 +50,16 @@ from tensorhub_registry.jobs.log_writer import LogWriter
 from tensorhub_registry.jobs.snapshot_maker import SnapshotMaker
 from tensorhub_registry.jobs.term_claim import TermClaim
 
-WISH = Publish(model="policy", replica="nobody")
 JOBS = 100
 LEADERLESS_AGENTS = 30
 """Each would hold up the words about all other jobs' agents for two seconds."""
 
 
-class SilentStreams:
+class SilentStreams(Passing):
     """A registry's bus, on which the streams of some jobs have no leader: nobody answers what is asked of them."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+        super().__init__(bus)
         self.leaderless: set[str] = set()
 
     async def lose_leader(self, job: str) -> None:
@@ -69,48 +69,37 @@ class SilentStreams:
         for consumer in (await api.api(self._bus, f"CONSUMER.NAMES.{stream}", {}))["consumers"]:
             await api.api(self._bus, f"CONSUMER.DELETE.{stream}.{consumer}")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    def _is_silent(self, subject: str) -> bool:
+    async def _answer(self, ask: Callable[..., Awaitable[Any]], subject: str, *args: Any, **more: Any) -> Any:
         tokens = {token.rpartition("_")[2] for token in subject.split(".")}
-        return not tokens.isdisjoint(self.leaderless)
+        if tokens.isdisjoint(self.leaderless):
+            return await ask(subject, *args, **more)
+        timeout_s = args[1] if len(args) > 1 else more.get("timeout_s", 2.0)
+        await asyncio.sleep(timeout_s)
+        raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s")
 
-    async def _answer(self, ask: Callable[..., Awaitable[Any]], subject: str, args: tuple[Any, ...]) -> Any:
-        if self._is_silent(subject):
-            timeout_s = args[1] if len(args) > 1 else 2.0
-            await asyncio.sleep(timeout_s)
-            raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s")
-        return await ask(subject, *args)
+    async def request(self, *args: Any, **more: Any) -> Any:
+        return await self._answer(self._bus.request, *args, **more)
 
-    async def request(
-        self, subject: str, body: bytes = b"", timeout_s: float = 2.0, headers: Mapping[str, str] = NO_HEADERS
-    ) -> bytes:
-        return bytes(await self._answer(self._bus.request, subject, (body, timeout_s, headers)))
-
-    async def request_message(
-        self, subject: str, body: bytes = b"", timeout_s: float = 2.0, headers: Mapping[str, str] = NO_HEADERS
-    ) -> Any:
-        return await self._answer(self._bus.request_message, subject, (body, timeout_s, headers))
+    async def request_message(self, *args: Any, **more: Any) -> Any:
+        return await self._answer(self._bus.request_message, *args, **more)
 
 
+@dataclass
 class InProcess:
-    """A registry in the test's own process, and the bus that it is made with."""
-
-    def __init__(self, bus: SilentStreams, registry: Registry) -> None:
-        self.bus, self.registry = bus, registry
-        self.faults_before = fault_counts()
+    bus: SilentStreams
+    registry: Registry
+    faults_before: Mapping[str, int] = field(default_factory=fault_counts)
 
 
 @asynccontextmanager
-async def registry_in(url: str, **environ: str) -> AsyncIterator[InProcess]:
-    settings = load({"TENSORHUB_NATS": url, "TENSORHUB_BEAT_S": "0.2", "TENSORHUB_LOST_AFTER_S": "1", **environ})
+async def registry_in(url: str) -> AsyncIterator[InProcess]:
+    settings = load({"TENSORHUB_NATS": url, "TENSORHUB_BEAT_S": "0.2", "TENSORHUB_LOST_AFTER_S": "1"})
     async with await connect(url, name="registry") as bus:
         silent = SilentStreams(bus)
         registry = Registry(silent, settings)  # type: ignore[arg-type]  # It passes all else on.
         running = asyncio.create_task(registry.run())
         try:
-            await until(lambda: _is_leading(registry), "the registry leads")
+            await until(lambda: registry.leads, "the registry leads")
             yield InProcess(silent, registry)
         finally:
             running.cancel()
@@ -119,22 +108,10 @@ async def registry_in(url: str, **environ: str) -> AsyncIterator[InProcess]:
             await registry.close()
 
 
-async def _is_leading(registry: Registry) -> bool:
-    return registry.leads
-
-
 async def health(bus: Bus, job: str | None = None) -> Health:
-    """Ask until the registry answers."""
     subject = subjects.hub_ask("health.registry") if job is None else subjects.query_subject(job, "health.registry")
-    found: list[bytes] = []
-
-    async def is_answered() -> bool:
-        with contextlib.suppress(NoAnswer, NoResponder, NoBus):
-            found.append(await bus.request(subject, b"", 5.0))
-        return bool(found)
-
-    await until(is_answered, "the registry says how it gets on")
-    return msgspec.json.decode(found[0], type=Health)
+    found: Health = await asked(bus, subject, Health)
+    return found
 
 
 async def states(bus: Bus) -> dict[str, str]:
@@ -142,14 +119,10 @@ async def states(bus: Bus) -> dict[str, str]:
 
 
 async def wait_states(bus: Bus, expected: dict[str, str]) -> None:
-    async def are_so() -> bool:
-        return await states(bus) == expected
-
-    await until(are_so, f"the jobs that are not well are {expected}")
+    await until_answer(lambda: states(bus), lambda found: found == expected, f"these jobs are not well: {expected}")
 
 
 async def made(bus: Bus, names: list[str]) -> None:
-    """Make the logs of jobs; a registry finds them when it begins."""
     for name in names:
         await BlobStore(bus).open(name)
         await open_log(bus, name)
@@ -162,50 +135,41 @@ async def spoil(bus: Bus, job: str) -> None:
 
 
 @pytest.mark.long
-async def test_a_hundred_jobs_of_which_two_can_not_go_on(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob
-) -> None:
-    """In the others every command has its outcome, questions are answered, and silent agents are lost meanwhile.
-
-    The agents of the job whose streams have no leader are lost first. One after the other, the words about them would
-    keep all the others waiting for a minute.
-    """
+async def test_a_hundred_jobs_of_which_two_can_not_go_on(stage: Stage) -> None:
+    """In the others every command has its outcome, questions are answered, and silent agents are lost meanwhile."""
     names = [f"job-{number}" for number in range(JOBS - 2)]
-    await made(own_bus, [*names, "spoilt", "leaderless"])
-    leaderless = JobLog(own_bus, "leaderless")
+    await made(stage.bus, [*names, "spoilt", "leaderless"])
+    leaderless = JobLog(stage.bus, "leaderless")
     for number in range(LEADERLESS_AGENTS):
         join = Join(by=Sender(f"agent-{number}", 1, 1), host="h", site="s")
         await leaderless.append(f"tensorhub.v1.leaderless.cmd.join.agent-{number}", encode(join), f"{number}")
-    async with registry_in(own_nats_server.url) as running:
-        watched = [await open_job(own_bus, name) for name in names]
-        await until(lambda: _has_agents(running.registry, "leaderless"), "the agents of the leaderless job are known")
+    async with registry_in(stage.nats.url) as running:
+        watched = [await stage.open(name) for name in names]
+        jobs = running.registry.jobs
+        await until(
+            lambda: "leaderless" in jobs and len(jobs["leaderless"].fold.catalog.agents) >= LEADERLESS_AGENTS,
+            "its agents are known",
+        )
         await running.bus.lose_leader("leaderless")
-        await spoil(own_bus, "spoilt")
-        await wait_states(own_bus, {"spoilt": "set-aside", "leaderless": "waiting"})
+        await spoil(stage.bus, "spoilt")
+        await wait_states(stage.bus, {"spoilt": "set-aside", "leaderless": "waiting"})
         for job in watched:
             await job.say(Join(by=Sender("silent", 1, 1), host="h", site="s"))
         for job in watched:
-            await job.outcome(await job.say(WISH))
-            answer = await own_bus.request(subjects.query_subject(job.name, "status"), b"", 2.0)
+            await job.answered()
+            answer = await stage.bus.request(subjects.query_subject(job.name, "status"), b"", 2.0)
             assert msgspec.json.decode(answer, type=Status).job == job.name
         for job in watched:
-            await job.wait_for(lambda job=job: _is_lost(job), f"the silent agent of {job.name} is lost")  # type: ignore[misc]
-        assert await states(own_bus) == {"spoilt": "set-aside", "leaderless": "waiting"}
+            await job.wait_for(partial(_is_lost, job), f"the silent agent of {job.name} is lost")
+        assert await states(stage.bus) == {"spoilt": "set-aside", "leaderless": "waiting"}
         running.bus.leaderless.clear()
-        await wait_states(own_bus, {"spoilt": "set-aside"})
-        again = await open_job(own_bus, "leaderless")
-        await again.outcome(await again.say(WISH))
+        await wait_states(stage.bus, {"spoilt": "set-aside"})
+        again = await stage.open("leaderless")
+        await again.answered()
 
 
 def _is_lost(job: WatchedJob) -> bool:
     return any(isinstance(event, AgentLost) for event in job.events)
-
-
-async def _has_agents(registry: Registry, job: str) -> bool:
-    return job in registry.jobs and len(registry.jobs[job].fold.catalog.agents) >= LEADERLESS_AGENTS
-
-
-# --------------------------------------------------------------------------------------------- set aside, tried again
 
 
 @pytest.fixture
@@ -225,8 +189,6 @@ FAULTS: list[tuple[type, str]] = [
 
 
 class Sabotage:
-    """Breaks one method of one job's part."""
-
     def __init__(self, patch: pytest.MonkeyPatch, kind: type, name: str) -> None:
         self.tries = 0
         works = getattr(kind, name)
@@ -243,40 +205,10 @@ class Sabotage:
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(("kind", "name"), FAULTS, ids=[f"{kind.__name__}.{name}" for kind, name in FAULTS])
 async def test_a_fault_sets_that_job_aside_until_it_is_mended(
-    kind: type,
-    name: str,
-    own_nats_server: RunningNats,
-    own_bus: Bus,
-    open_job: OpenJob,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type, name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too."""
-    await made(own_bus, ["ailing"])
-    unanswered = await JobLog(own_bus, "ailing").append(
-        subjects.command_subject("ailing", "publish"), encode(WISH), "1"
-    )
-    with monkeypatch.context() as patch:
-        sabotage = Sabotage(patch, kind, name)
-        async with registry_in(own_nats_server.url):
-            neighbour = await open_job(own_bus, "neighbour")
-            await until(partial(_is_told, own_bus), "it is said that the job is set aside, why, and what to do")
-            await until(partial(_is_refused, own_bus), "a question about it is refused")
-            await neighbour.outcome(await neighbour.say(WISH))
-            await until(partial(_reached, sabotage, sabotage.tries + 2), "the job is tried again, and again")
-            patch.undo()
-            await wait_states(own_bus, {})
-            ailing = await open_job(own_bus, "ailing")
-            await ailing.outcome(unanswered)
-            await ailing.outcome(await ailing.say(WISH))
-            await ailing.wait_settled()
-
-
-@pytest.mark.usefixtures("soon")
-async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its try is held up: it has no fault yet, and has not got on either."""
-    await made(own_bus, ["ailing"])
+    await made(stage.bus, ["ailing"])
     newest, is_tried, may_go_on = restore.newest_snapshot, asyncio.Event(), asyncio.Event()
 
     async def held(bus: Bus, job: str, seq: int) -> Any:
@@ -284,26 +216,34 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
         await may_go_on.wait()
         return await newest(bus, job, seq)
 
+    unanswered = await JobLog(stage.bus, "ailing").append(
+        subjects.command_subject("ailing", "publish"), encode(WISH), "1"
+    )
     with monkeypatch.context() as patch:
-        Sabotage(patch, JobFold, "handle")
-        async with registry_in(own_nats_server.url):
-            await until(partial(_is_told, own_bus), "it is said that the job is set aside")
+        sabotage = Sabotage(patch, kind, name)
+        async with registry_in(stage.nats.url):
+            neighbour = await stage.open("neighbour")
+            await until(lambda: _is_told(stage.bus), "it is said that the job is set aside, why, and what to do")
+            await until(lambda: _is_refused(stage.bus), "a question about it is refused")
+            await neighbour.answered()
+            tries = sabotage.tries
+            await until(lambda: sabotage.tries >= tries + 2, "the job is tried again, and again")
             patch.setattr(restore, "newest_snapshot", held)
             async with asyncio.timeout(WAIT_S):
                 await is_tried.wait()
-            assert await _is_told(own_bus)
-            assert await states(own_bus) == {"ailing": "set-aside"}
+            assert await _is_told(stage.bus)
             patch.undo()
             may_go_on.set()
-            await wait_states(own_bus, {})
-            ailing = await open_job(own_bus, "ailing")
-            await ailing.outcome(await ailing.say(WISH))
+            await wait_states(stage.bus, {})
+            ailing = await stage.open("ailing")
+            await ailing.outcome(unanswered)
+            await ailing.answered()
+            await ailing.wait_settled()
 
 
 async def test_doctor_names_a_job_that_is_set_aside_and_says_what_to_do(
     own_nats_server: RunningNats, own_bus: Bus, tmp_path: Path
 ) -> None:
-    """Also where it is asked about another job."""
     await made(own_bus, ["spoilt"])
     settings = load({"TENSORHUB_DIR": str(tmp_path)})
     async with registry_in(own_nats_server.url):
@@ -334,88 +274,73 @@ async def _is_refused(bus: Bus) -> bool:
     return False
 
 
-async def _reached(sabotage: Sabotage, tries: int) -> bool:
-    return sabotage.tries >= tries
-
-
-# --------------------------------------------------------------------------------------------- questions, deletion
-
-
-async def test_questions_about_a_job_that_can_not_be_read_keep_no_other_one_waiting(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob
-) -> None:
+async def test_questions_about_a_job_that_can_not_be_read_keep_no_other_one_waiting(stage: Stage) -> None:
     """Each of them waits five seconds for the log, and hundreds of them could take up all that is answered at once."""
-    await made(own_bus, ["leaderless"])
-    async with registry_in(own_nats_server.url) as running:
-        job = await open_job(own_bus, "well")
+    await made(stage.bus, ["leaderless"])
+    async with registry_in(stage.nats.url) as running:
+        job = await stage.open("well")
         await running.bus.lose_leader("leaderless")
         running.registry.jobs["leaderless"].stand_down()
         running.registry.jobs["leaderless"].lead(running.registry.jobs["well"].term or 0)
-        inbox = own_bus.new_inbox()
+        inbox = stage.bus.new_inbox()
         for _ in range(400):
             for what in ("status", "versions", "replicas", "story", "outcome", "open"):
-                await own_bus.publish(subjects.query_subject("leaderless", what), b"{}", reply=inbox)
-        answer = await own_bus.request(subjects.query_subject("well", "status"), b"", 2.0)
+                await stage.bus.publish(subjects.query_subject("leaderless", what), b"{}", reply=inbox)
+        answer = await stage.bus.request(subjects.query_subject("well", "status"), b"", 2.0)
         assert msgspec.json.decode(answer, type=Status).job == job.name
-        (found,) = (await health(own_bus, "well")).jobs
+        (found,) = (await health(stage.bus, "well")).jobs
         assert found == JobHealth(job="well", state="well", seq=found.seq)
 
 
 async def test_two_deleted_jobs_are_forgotten_while_others_look_for_theirs(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question about an unknown job looks at all jobs again, while the two are on their way out."""
-    async with registry_in(own_nats_server.url) as running:
+    async with registry_in(stage.nats.url) as running:
         for name in ("one", "two"):
-            job = await open_job(own_bus, name)
+            job = await stage.open(name)
             deleted = await job.outcome(await job.say(DeleteJob()))
             assert isinstance(deleted[0], JobDeleted)
             await job.close()
         monkeypatch.setattr(deletion, "TOMBSTONES_MAX", 0)
         ask = subjects.query_subject("unknown", "status")
-        answers = await asyncio.gather(*(own_bus.request(ask, b"", 10.0) for _ in range(2)))
+        answers = await asyncio.gather(*(stage.bus.request(ask, b"", 10.0) for _ in range(2)))
         assert {msgspec.json.decode(each, type=QueryError).error for each in answers} == {"VersionUnavailable"}
-
-        async def are_gone() -> bool:
-            return await list_jobs(own_bus) == []
-
-        await until(are_gone, "the deleted jobs are forgotten")
+        await until_answer(lambda: list_jobs(stage.bus), lambda found: found == [], "the deleted jobs are forgotten")
         assert running.registry.jobs == {}
         assert fault_counts() == running.faults_before
 
 
 async def test_an_index_of_snapshots_that_can_not_be_read_is_written_anew(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log still reaches back to its beginning, so the job folds on, and a snapshot is kept again."""
-    await made(own_bus, ["ailing"])
+    await made(stage.bus, ["ailing"])
     monkeypatch.setattr(snapshot_policy, "SNAPSHOT_ENTRIES_MAX", 4)
-    snapshots = SnapshotStore(own_bus, "ailing")
+    snapshots = SnapshotStore(stage.bus, "ailing")
     await snapshots._open()
     await snapshots._store_index(b"no index")
-    async with registry_in(own_nats_server.url):
-        ailing = await open_job(own_bus, "ailing")
+    async with registry_in(stage.nats.url):
+        ailing = await stage.open("ailing")
         for _ in range(10):
-            await ailing.outcome(await ailing.say(WISH))
+            await ailing.answered()
 
         async def is_kept() -> bool:
             with contextlib.suppress(SnapshotBroken):
-                return await SnapshotStore(own_bus, "ailing").index((await ailing.log.extent()).created) is not None
+                return await SnapshotStore(stage.bus, "ailing").index((await ailing.log.extent()).created) is not None
             return False
 
         await until(is_kept, "a snapshot is kept")
-        assert await states(own_bus) == {}
+        assert await states(stage.bus) == {}
 
 
-async def test_a_silent_agent_is_lost_and_by_and_by_forgotten(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_agent_is_lost_and_by_and_by_forgotten(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else is said in the job meanwhile: its leader forgets what was lost long ago, and so the list ends."""
     monkeypatch.setattr(membership, "SPOT_KEPT_S", 0.2)
     monkeypatch.setattr(agent_forgetting, "MARGIN_S", 0.1)
     monkeypatch.setattr(driven, "LOOK_S", 0.1)
-    async with registry_in(own_nats_server.url) as running:
-        job = await open_job(own_bus, "ailing")
+    async with registry_in(stage.nats.url) as running:
+        job = await stage.open("ailing")
         await job.say(Join(by=Sender("silent", 1, 1), host="h", site="s"))
         await job.wait_for(lambda: any(isinstance(event, AgentForgotten) for event in job.events), "it is forgotten")
         await job.wait_settled()
@@ -424,7 +349,7 @@ async def test_a_silent_agent_is_lost_and_by_and_by_forgotten(
 
 
 async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no job that is set aside; its questions are answered again once the registry has looked for it anew."""
     monkeypatch.setattr(job_list, "LIST_S", 0.2)
@@ -438,63 +363,45 @@ async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
         await clear(self, fold)
 
     monkeypatch.setattr(JobDeletion, "_clear", breaks_once)
-    async with registry_in(own_nats_server.url) as running:
-        job = await open_job(own_bus, "one")
+    async with registry_in(stage.nats.url) as running:
+        job = await stage.open("one")
         await job.say(DeleteJob())
 
-        async def is_told() -> bool:
-            with contextlib.suppress(NoAnswer, NoResponder):
-                answer = await own_bus.request(subjects.query_subject("one", "status"), b"", 1.0)
-                return msgspec.json.decode(answer, type=QueryError | Status) == QueryError(
-                    error=gone.code, message=str(gone)
-                )
-            return False
-
-        async def has_failed() -> bool:
-            return fault_counts() != running.faults_before
-
         gone = errors.gone("one")
-        await until(has_failed, "the clearing up fails")
-        await until(is_told, "who asks is told that the job was deleted", 10.0)
-        assert await states(own_bus) == {}
-
-
-# --------------------------------------------------------------------------------------------- a newer registry
+        told = QueryError(error=gone.code, message=str(gone))
+        await until(lambda: fault_counts() != running.faults_before, "the clearing up fails")
+        await until_answer(
+            lambda: job.ask("status", QueryError | Status), lambda found: found == told, "it is told", 10.0
+        )
+        assert await states(stage.bus) == {}
 
 
 @pytest.mark.long
 async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
-    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that can't fold a raised job blocked it for as long as it led, and a newer one stood by.
-
-    Given away once, it is kept should the other not have it for long, so that the two never pass it round.
-    """
+    """A registry that can't fold a raised job blocked it for as long as it led, and a newer one stood by."""
     monkeypatch.setattr(release_survey, "LOOK_S", 0.1)
     monkeypatch.setattr(service, "GIVE_WAY_LOOK_S", 0.1)
-    async with registry_in(own_nats_server.url) as running:
+    async with registry_in(stage.nats.url) as running:
         registry = running.registry
-        raised = await open_job(own_bus, "raised")
+        raised = await stage.open("raised")
         lead = Lead(by=Sender("_registry", 99, 0), registry="registry-9", term=99, level=NEWEST_LEVEL + 1)
         await raised.log.append("tensorhub.v1.raised.cmd.lead._registry", encode(lead), "raise")
-        await until(partial(_has_state, own_bus, "raised", "set-aside"), "the registry can't fold the raised job")
-        assert await _is_leading(registry)
-        async with await connect(own_nats_server.url, name="registry-9") as bus:
+        await wait_states(stage.bus, {"raised": "set-aside"})
+        assert registry.leads
+        async with await connect(stage.nats.url, name="registry-9") as bus:
             newer = LeaderLease(bus, service.LEASE_KEY, "registry-9", 2)
             await newer.start()
             with monkeypatch.context() as patch:
                 patch.setattr(ping, "NEWEST_LEVEL", NEWEST_LEVEL + 1)
                 await ping.answer_follower_survey(bus, "registry-9", "registry")
             assert await newer.wait(held=True, timeout_s=20.0)
-            assert not await _is_leading(registry)
+            await until(lambda: not registry.leads, "it is given away")
             await newer.close()
-            await until(lambda: _is_leading(registry), "the lease that nobody has is taken again")
+            await until(lambda: registry.leads, "the lease that nobody has is taken again")
             await asyncio.sleep(10 * service.GIVE_WAY_LOOK_S)
-            assert await _is_leading(registry)
-
-
-async def _has_state(bus: Bus, job: str, state: str) -> bool:
-    return (await states(bus)).get(job) == state
+            assert registry.leads
 
 
 async def test_a_process_that_is_stopped_counts_when_a_job_is_to_be_raised(
@@ -523,15 +430,9 @@ async def test_no_job_is_raised_where_no_process_says_what_it_knows(own_bus: Bus
         await release_survey.ReleaseSurvey(own_bus, None).behind(NEWEST_LEVEL)
 
 
-# --------------------------------------------------------------------------------------------- the process
-
-
-async def test_a_fault_elsewhere_ends_the_process_with_one_line(
-    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry
-) -> None:
+async def test_a_fault_elsewhere_ends_the_process_with_one_line(stage: Stage) -> None:
     """The core that watches all jobs' agents fails: nothing can go on without it, and a new process can."""
-    registry = registry_on(own_nats_server.url, module="tests.integration.registry.faulty_registry")
-    await registry.start()
+    registry = await stage.started(module="tests.integration.registry.faulty_registry")
     async with asyncio.timeout(20):
         assert await registry.process.wait() == 1
     last = registry.log.read_text().splitlines()[-1]
@@ -539,6 +440,5 @@ async def test_a_fault_elsewhere_ends_the_process_with_one_line(
         "tensorhub-registry: registry 'registry-0': looking for lost agents failed: ArithmeticError("
     )
     assert last.endswith("This is a fault of TensorHub: report it")
-    after = registry_on(own_nats_server.url, "registry-1")
-    await after.start()
-    await after.wait_ready(own_bus)
+    after = await stage.started("registry-1")
+    await after.wait_ready(stage.bus)

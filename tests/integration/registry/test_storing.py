@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.integration.registry.conftest import Passing
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import WrongLastSequence
@@ -35,19 +36,21 @@ def publication(job: str, count: int, first: int = 1, *, expected: int = 0, ahea
     return EventBatch(expected, ahead, tuple(outgoing(job, first + number) for number in range(count)))
 
 
+def writer(bus: Any, log: JobLog) -> LogWriter:
+    return LogWriter(bus, log, Supervisor("a test"))
+
+
 async def standing(log: JobLog) -> list[bytes]:
     entries = [await log.entry(seq) for seq in range(1, await log.last_seq() + 1)]
     return [entry.data for entry in entries if entry is not None]
 
 
-class Meddling:
+class Meddling(Passing):
     """A bus on which somebody else's command gets in before one of the events."""
 
     def __init__(self, bus: Bus, log: JobLog, before: bytes) -> None:
-        self._bus, self._log, self._before = bus, log, before
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
+        super().__init__(bus)
+        self._log, self._before = log, before
 
     async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         if body == self._before:
@@ -55,16 +58,13 @@ class Meddling:
         return await self._bus.request(subject, body, timeout_s, headers)
 
 
-class Clustered:
+class Clustered(Passing):
     """A bus to one of several nodes, as it says."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+        super().__init__(bus)
         self.server_info = {**bus.server_info, "cluster": "tensorhub"}
         self.sent: list[Mapping[str, str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
 
     async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         self.sent.append(headers)
@@ -74,7 +74,7 @@ class Clustered:
 @pytest.mark.parametrize("count", [2, 3, CHAIN_EVENTS_MAX])
 async def test_a_chain_stands_as_it_was_sent(bus: Bus, log: JobLog, count: int) -> None:
     said = publication(log.job, count)
-    assert await LogWriter(bus, log, Supervisor("a test")).store(said) == PublicationStored(count, count)
+    assert await writer(bus, log).store(said) == PublicationStored(count, count)
     assert await standing(log) == [each.body for each in said.events]
 
 
@@ -84,12 +84,12 @@ async def test_where_a_command_gets_in_the_chain_ends_and_the_rest_is_said_again
 ) -> None:
     said = publication(log.job, 5)
     meddling = Meddling(bus, log, said.events[cut].body)
-    storing = LogWriter(meddling, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
+    storing = writer(meddling, log)
     assert await storing.store(said) == PublicationStored(cut, cut)
     assert storing.chain_max == max(CHAIN_EVENTS_MIN, 2 * cut)
     before, rest = [each.body for each in said.events[:cut]], said.events[cut:]
     assert await standing(log) == [*before, b"{}"]
-    storing = LogWriter(bus, log, Supervisor("a test"))
+    storing = writer(bus, log)
     assert await storing.store(EventBatch(cut, cut + 2, rest)) == PublicationStored(len(rest), 6)
     assert await standing(log) == [*before, b"{}", *(each.body for each in rest)]
 
@@ -98,14 +98,14 @@ async def test_a_command_before_the_first_leaves_the_first_alone(bus: Bus, log: 
     """The places that were reckoned with are each taken by the one before; none of the others may stand there."""
     said = publication(log.job, 4)
     await bus.publish(command_subject(log.job, "publish"), b"{}")
-    assert await LogWriter(bus, log, Supervisor("a test")).store(said) == PublicationStored(1, 2)
+    assert await writer(bus, log).store(said) == PublicationStored(1, 2)
     assert await standing(log) == [b"{}", said.events[0].body]
 
 
 async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
     """There the name of the event before, where it is another one, would end the log (see `storing`)."""
     said, clustered = publication(log.job, 5), Clustered(bus)
-    storing = LogWriter(clustered, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
+    storing = writer(clustered, log)
     assert await storing.store(said) == PublicationStored(1, 1)
     assert storing.chain_max == 1
     assert await standing(log) == [said.events[0].body]
@@ -114,15 +114,15 @@ async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
 
 async def test_of_a_chain_against_another_last_event_nothing_stands(bus: Bus, log: JobLog) -> None:
     other = publication(log.job, 1, 77)
-    await LogWriter(bus, log, Supervisor("a test")).store(other)
+    await writer(bus, log).store(other)
     with pytest.raises(WrongLastSequence):
-        await LogWriter(bus, log, Supervisor("a test")).store(publication(log.job, 4))
+        await writer(bus, log).store(publication(log.job, 4))
     assert await standing(log) == [other.events[0].body]
 
 
 async def test_what_is_said_again_does_not_stand_twice(bus: Bus, log: JobLog) -> None:
     """Its acknowledgement was lost: the same process says all of it again, and learns that something stands."""
-    storing, said = LogWriter(bus, log, Supervisor("a test")), publication(log.job, 4)
+    storing, said = writer(bus, log), publication(log.job, 4)
     await storing.store(said)
     await asyncio.gather(storing.store(said), return_exceptions=True)
     assert await standing(log) == [each.body for each in said.events]

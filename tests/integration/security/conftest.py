@@ -29,8 +29,6 @@ LogIn = Callable[[User], Coroutine[Any, Any, Bus]]
 
 
 class Guarded:
-    """The server, and the keys of its users."""
-
     def __init__(self, server: RunningNats, keys: Keyring) -> None:
         self.server, self.keys = server, keys
 

@@ -18,19 +18,20 @@ import tensorhub
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import Busy, NoAnswer
 from tensorhub_common.bus.message import Message
+from tensorhub_common.errors import BadCommand
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.leases import LeaseAnswer, LeaseGrant, LeaseRequest
 from tensorhub_common.protocol.log.codec import read_event
 from tensorhub_common.protocol.log.commands import PROTOCOL
+from tensorhub_common.protocol.plans import SourceId
 from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
 from tensorhub_common.runtime.framed_socket import FramedSocket, PeerGone
 from tensorhub_common.runtime.framed_socket import connect as connect_socket
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 BOUND_S: Final = 60.0
-ASKS: Final = 5_000
 COMMANDS: Final = 3_000
 
 
@@ -41,7 +42,6 @@ async def client(hub: RunningHub) -> AsyncIterator[Bus]:
 
 
 async def use(hub: RunningHub) -> None:
-    """Publish and read a version in a job of its own, as any worker does."""
     async with hub.pair(full(9)) as it:
         assert await it.trainer.publish() == 1
         assert await it.engine.replicate() == 1
@@ -58,7 +58,6 @@ async def test_all_of_it_works_under_permissions(hub: RunningHub) -> None:
 
 
 async def outcome_of(bus: Bus, job: str, seq: int) -> str:
-    """Wait until a command has its outcome in the log; return the kind of its first event."""
     async with asyncio.timeout(BOUND_S):
         events: list[dict[str, str]] = []
         while not events:
@@ -130,6 +129,26 @@ async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub) -> No
         await trainer.unpublish()
 
 
+async def test_a_lease_in_the_name_of_another(hub: RunningHub) -> None:
+    """NATS says who asks, so no agent is given a ticket that is another's; and no ticket stands in a log."""
+    async with hub.pair(full(1)) as it, await hub.bus(Path(hub.file.credentials).parent / "agents/agent-1.nk") as bus:
+        await it.trainer.publish(1)
+        source = SourceId("agent-0", (await hub.agent_info(it.job, "agent-0")).incarnation, "trainer", 0)
+
+        async def answer(reader: str) -> LeaseAnswer:
+            me = SourceId(reader, 1, "engine", 0)
+            ask = LeaseRequest(job=it.job, model="m", source=source, version=1, root=None, reader=me, transport="local")
+            said = await bus.request(subjects.agent_ask("agent-0", "lease", "agent-1"), msgspec.msgpack.encode(ask))
+            found: LeaseAnswer = msgspec.msgpack.decode(said, type=LeaseAnswer)
+            return found
+
+        with pytest.raises(BadCommand, match="in the name of 'agent-7'"):
+            await answer("agent-7")
+        grant = await answer("agent-1")
+        assert isinstance(grant, LeaseGrant), grant
+        assert grant.ticket not in hub.log("agent-0")
+
+
 @pytest.mark.long
 async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: RunningHub, client: Bus) -> None:
     """A job's client has each kind of answer stored there, and over the lease: all goes on, and it is logged once."""
@@ -183,27 +202,6 @@ async def _versions_seen(hub: tensorhub.AsyncHub, count: int) -> list[int | None
         if len(seen) == count:
             break
     return seen
-
-
-async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
-    """A client that asks without end about one job, large and small, gets no answers; others get theirs."""
-    flooded, quiet = new_job(), new_job()
-    async with hub.registry(flooded) as registry:
-        await registry.open_job()
-
-    async def flood() -> None:
-        reply = client.new_inbox()
-        for number in range(ASKS):
-            body = b'{"model":"' + b"m" * (200_000 if number % 100 == 0 else 10) + b'"}'
-            await client.publish(subjects.query_subject(flooded, "versions"), body, reply=reply)
-
-    flooding = asyncio.create_task(flood())
-    async with asyncio.timeout(BOUND_S), hub.registry(quiet) as registry:
-        await registry.open_job()
-        for _ in range(20):
-            assert (await registry.status()).models == ()
-        await flooding
-        await use(hub)
 
 
 async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:

@@ -36,7 +36,6 @@ def certificate(folder: Path, name: str, *names: str) -> tuple[Path, Path]:
 
 @contextmanager
 def server(folder: Path, keys: Keyring, tls: str) -> Iterator[RunningNats]:
-    """Run a server that knows the users of every hub, with this said of TLS."""
     keys.make(OF_EVERY_HUB)
     with keys.conf.open("a") as file:
         file.write(tls)
@@ -56,12 +55,15 @@ def encrypted(tmp_path: Path, keys: Keyring) -> Iterator[tuple[str, Path]]:
         yield running.url, pem
 
 
-async def test_who_is_believed(encrypted: tuple[str, Path], keys: Keyring, tmp_path: Path) -> None:
+async def test_who_is_believed(
+    encrypted: tuple[str, Path], keys: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With the authority's file it goes through; with another's, or none, it ends at once and says why."""
     url, pem = encrypted
     key = keys.path_of(CLIENT)
     async with await connect(url, name="x", credentials=key, tls=TlsFiles(pem)) as bus:
         assert bus.server_info["tls_required"]
+    assert caplog.messages == [], "each command ends one, and what asyncio said of it would stand below the answer"
     _, foreign = certificate(tmp_path, "foreign", "IP:127.0.0.1")
     for tls in (None, TlsFiles(foreign)):
         async with asyncio.timeout(PROMPT_S / 2):
@@ -69,16 +71,6 @@ async def test_who_is_believed(encrypted: tuple[str, Path], keys: Keyring, tmp_p
                 await connect(url, name="x", credentials=key, tls=tls, timeout_s=PROMPT_S)
     with pytest.raises(RegistryUnavailable, match="must be PEM"):
         await connect(url, name="x", credentials=key, tls=TlsFiles(key))
-
-
-async def test_a_connection_ends_without_a_word(
-    encrypted: tuple[str, Path], keys: Keyring, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each command ends one; what asyncio has to say of it would stand below the answer."""
-    url, pem = encrypted
-    async with await connect(url, name="x", credentials=keys.path_of(CLIENT), tls=TlsFiles(pem)):
-        pass
-    assert caplog.messages == []
 
 
 async def test_a_slow_reader_keeps_little(encrypted: tuple[str, Path], keys: Keyring) -> None:

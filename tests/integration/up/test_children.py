@@ -39,7 +39,6 @@ class Scene:
         return await self.children.start(ChildSpec(name, command, {"MARK": name}, self.log(name), is_last))
 
     async def settled(self, code: str = SLEEP) -> Child:
-        """Start one child, and end the phase in which a death is an error."""
         child = await self.start("one", *python(code))
         self.children.settle()
         return child
@@ -62,13 +61,19 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     await made.children.stop()
 
 
-async def test_a_child_sees_its_environment_and_writes_to_its_log(scene: Scene) -> None:
+async def test_a_child_sees_its_environment_and_writes_to_its_log(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has grown large is set aside."""
+    monkeypatch.setattr(children_module, "LOG_BYTES_MAX", 100)
+    scene.log("one").write_text("x" * 101)
     child = await scene.start("one", *python("import os, sys; print(sorted(os.environ)); sys.stderr.write('err')"))
     await child.process.wait()
     text = scene.log("one").read_text()
     assert "'MARK'" in text
     assert "PATH" not in text
     assert text.endswith("err")
+    assert (scene.folder / "one.old.log").read_text() == "x" * 101
 
 
 async def test_a_dead_child_is_started_again_after_longer_and_longer_waits(scene: Scene) -> None:
@@ -98,11 +103,12 @@ async def test_a_child_that_ends_again_and_again_is_reported_once_with_its_own_r
     broken.touch()
     os.kill(child.pid, signal.SIGKILL)
     await until(lambda: child.restarts >= 2 * children_module.LOOP_DEATHS)
-    singly = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    singly, loop = (
+        [each.getMessage() for each in caplog.records if each.levelname == level] for level in ("WARNING", "ERROR")
+    )
     assert len(singly) == children_module.LOOP_DEATHS - 1
-    assert singly[0].endswith("ended by SIGKILL; it is started again")
-    assert singly[1].endswith("ended with exit code 1; it is started again")
-    loop = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    for line, why in zip(singly, ("by SIGKILL", "with exit code 1"), strict=False):
+        assert line.endswith(f"ended {why}; it is started again")
     line = "one has ended 3 times in a row, the last time with exit code 1: the GPU is gone. It is started again "
     assert loop == [f"{line}every 0.02 s; see {child.spec.log}"]
     monkeypatch.setattr(children_module, "LOOP_TOLD_S", 0.0)
@@ -137,13 +143,7 @@ async def test_a_child_that_dies_while_the_set_starts_is_reported_with_the_end_o
     assert child.restarts == 0
 
 
-async def test_a_program_that_does_not_exist_is_reported(scene: Scene) -> None:
-    await scene.start("none", "/no/such/program")
-    with pytest.raises(ChildDied, match=r"(?s)exit code 127.*/no/such/program can't be started: .*No such file"):
-        await scene.children.while_starting(asyncio.sleep(60))
-
-
-async def test_work_while_starting_gives_its_result_or_its_error(scene: Scene) -> None:
+async def test_a_program_that_does_not_exist_is_reported_and_else_the_work_while_starting(scene: Scene) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 
@@ -151,6 +151,9 @@ async def test_work_while_starting_gives_its_result_or_its_error(scene: Scene) -
     assert await scene.children.while_starting(asyncio.sleep(0, "result")) == "result"
     with pytest.raises(ZeroDivisionError):
         await scene.children.while_starting(fail())
+    await scene.start("none", "/no/such/program")
+    with pytest.raises(ChildDied, match=r"(?s)exit code 127.*/no/such/program can't be started: .*No such file"):
+        await scene.children.while_starting(asyncio.sleep(60))
 
 
 async def test_stop_ends_a_child_that_is_just_being_started_again(
@@ -182,8 +185,7 @@ async def test_stop_does_not_start_again_a_child_that_waits_for_that(
     child = await scene.settled()
     os.kill(child.pid, signal.SIGKILL)
     await child.process.wait()
-    async with asyncio.timeout(BUSY_S):
-        await scene.children.stop()
+    await asyncio.wait_for(scene.children.stop(), BUSY_S)
     assert scene.restarts == []
 
 
@@ -219,15 +221,6 @@ async def test_what_the_others_need_ends_last(scene: Scene) -> None:
         await scene.until_logged(name, "ready")
     await scene.children.stop()
     assert order.read_text() == "agent nats "
-
-
-async def test_a_log_that_has_grown_large_is_set_aside(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children_module, "LOG_BYTES_MAX", 100)
-    scene.log("one").write_text("x" * 101)
-    child = await scene.start("one", *python("print('new')"))
-    await child.process.wait()
-    assert scene.log("one").read_text() == "new\n"
-    assert (scene.folder / "one.old.log").read_text() == "x" * 101
 
 
 def test_the_tail_of_a_log(tmp_path: Path) -> None:

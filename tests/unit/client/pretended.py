@@ -1,6 +1,6 @@
 """Ranks of a mesh: pretended ones, with torch's own fake process group, whose collectives do nothing, and a real one.
 
-That real ones agree is shown in tests/integration/test_mapping.py.
+That real ones agree is shown by an example (tests/integration/test_examples.py).
 """
 
 from collections.abc import Iterator

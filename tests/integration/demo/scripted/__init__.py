@@ -10,12 +10,10 @@ WRONG = os.environ.get("SCRIPTED_WRONG", "")
 
 
 def tell(kind: str, **facts: object) -> None:
-    """Say one thing."""
     print(json.dumps({"kind": kind, **facts}), flush=True)
 
 
 def copy(kind: str, version: int, differing: list[str]) -> None:
-    """Say what a comparison has found."""
     sources = [{"replica": "trainer", "nbytes": 7, "transport": "local"}]
     tell(kind, version=version, nbytes=7, differing=differing, says="", sources=sources)
 
