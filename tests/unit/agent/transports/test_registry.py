@@ -45,4 +45,6 @@ async def test_without_ucx_the_agent_goes_on_and_says_why_it_can_not_reach_other
         await transports.open("ucxx", GRANT, reader="me", on_lost=lost, on_have=unheard)
     await transports.stop()
     assert ucxx.told == []
-    assert "TENSORHUB_UCXX=off" in TransportRegistry(FakeTransport("/run/a.peers"), None).lack("ucxx")
+    switched_off = TransportRegistry(FakeTransport("/run/a.peers"), None)
+    await switched_off.start()
+    assert "TENSORHUB_UCXX=off" in switched_off.lack("ucxx")
