@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final, get_args
 
 import msgspec
@@ -251,11 +252,13 @@ _SPECIAL: Final[Json] = {
 
 
 def example(kind: type[msgspec.Struct]) -> Any:  # noqa: ANN401 (an instance of whatever struct was asked for)
-    """Return an example of a struct. Raises KeyError for a field that nobody has thought of an example for."""
+    """Return an example of a struct; a field without an example has its default. Raises KeyError where it has none."""
     body: Json = {}
     for field in msgspec.structs.fields(kind):
-        special = f"{kind.__name__}.{field.name}"
-        body[field.name] = _SPECIAL[special] if special in _SPECIAL else _VALUES[field.name]
+        known = _SPECIAL.get(f"{kind.__name__}.{field.name}", _VALUES.get(field.name, field.default))
+        if known is msgspec.NODEFAULT:
+            raise KeyError(f"give {kind.__name__}.{field.name} an example in {Path(__file__).name}")
+        body[field.name] = msgspec.to_builtins(known)
     config = kind.__struct_config__
     if config.tag_field is not None:
         body[config.tag_field] = config.tag

@@ -88,7 +88,7 @@ class NotInThisVersion(TensorHubError):
 
 
 _BY_CODE: dict[str, type[TensorHubError]] = {kind.__name__: kind for kind in TensorHubError.__subclasses__()}
-"""The errors of this module. The fold answers with these codes: a new one needs a level (`protocol/log/levels.py`)."""
+"""The errors of this module. A log repeats these codes, so a new one has a row in `protocol/log/levels.py`."""
 
 for _kind in (TensorHubError, *_BY_CODE.values()):
     # A traceback names an error by the package that users import it from.

@@ -4,8 +4,11 @@ import inspect
 
 import pytest
 
+from tensorhub import errors as public
 from tensorhub_common import errors
 from tensorhub_common.errors import TensorHubError, from_code
+from tensorhub_common.protocol.log import levels
+from tensorhub_common.protocol.log.levels import ERRORS_SINCE, Level, known_error
 
 KINDS = [
     kind
@@ -25,6 +28,17 @@ def test_all_errors_that_the_design_promises_cross_the_wire_by_their_names_and_s
         again = from_code(error.code, str(error))
         assert (type(again), str(again)) == (kind, str(error))
         assert kind.__doc__
+
+
+def test_every_error_is_public_and_has_a_level_from_which_a_log_repeats_it() -> None:
+    names = {kind.__name__ for kind in KINDS}
+    assert names <= set(public.__all__), "tensorhub/errors.py lists it"
+    assert names == set(ERRORS_SINCE), "a log that an older release folds too does not repeat a new code"
+
+
+def test_a_code_counts_as_unknown_below_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "ERRORS_SINCE", {"RoundTimeout": Level.FORGETTING})
+    assert [known_error(level, "RoundTimeout") for level in (2, 3)] == ["TensorHubError", "RoundTimeout"]
 
 
 @pytest.mark.parametrize("code", ["", "ValueError", "Nonsense", "TensorHubError", "from_code", "\x00"])

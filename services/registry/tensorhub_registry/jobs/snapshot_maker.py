@@ -39,7 +39,6 @@ class SnapshotMaker:
         self._looked_at = 0
         self._not_before = 0.0
         self._task: asyncio.Task[None] | None = None
-        """How many this process has made."""
 
     async def learn(self) -> None:
         """Count from the newest snapshot, whichever registry made it."""

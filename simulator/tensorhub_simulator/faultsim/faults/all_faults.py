@@ -1,4 +1,7 @@
-"""Every fault that a seed may have. A new fault is one more row; it changes no seed in which it does not strike."""
+"""Every fault that a seed may have.
+
+A new fault is one more row in the file of its kind. It changes no seed in which it does not strike.
+"""
 
 from typing import Final
 

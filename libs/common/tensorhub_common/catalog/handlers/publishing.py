@@ -23,7 +23,7 @@ from tensorhub_common.catalog.state import (
 )
 from tensorhub_common.catalog.transitions import ShardState, ShardTransition
 from tensorhub_common.catalog.validation import CommandRefused, checked_digest, checked_number, owned_shard, the_replica
-from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict, from_code
+from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict
 from tensorhub_common.protocol.log.commands import (
     NO_ROOT,
     VERSION_MAX,
@@ -49,6 +49,7 @@ from tensorhub_common.protocol.log.events import (
     UnpublishHeld,
     VersionPublished,
 )
+from tensorhub_common.protocol.log.levels import known_error
 
 FIRST_VERSION = 1
 REASON_CHARS_MAX = 1000
@@ -83,7 +84,7 @@ def decline(catalog: Catalog, command: Decline, out: Out) -> None:
             replica=replica.name,
             shard=shard.index,
             wish=checked_number("wish", command.wish),
-            error=from_code(command.error, "").code,
+            error=known_error(catalog.level, command.error),
             message=command.message[:REASON_CHARS_MAX],
         )
     )

@@ -57,7 +57,6 @@ from tensorhub_common.errors import (
     RoundTimeout,
     VersionConflict,
     VersionUnavailable,
-    from_code,
 )
 from tensorhub_common.protocol.log.commands import VERSION_MAX, Drop, Filled, GiveUp, Granted, Replan, Settle, Want
 from tensorhub_common.protocol.log.events import (
@@ -73,7 +72,7 @@ from tensorhub_common.protocol.log.events import (
     RoundWithdrawn,
     ShardFilled,
 )
-from tensorhub_common.protocol.log.levels import Level
+from tensorhub_common.protocol.log.levels import Level, known_error
 from tensorhub_common.protocol.queries import VersionState
 
 
@@ -334,8 +333,8 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
         why = f"no other copy of the retained version {replica.version} stood within the bound"
         end(model, replica, RoundTransition.FAILED, out, RetentionFull.__name__, f"{why}: allow more time")
         return
-    error = from_code(command.error, command.message)
-    end(model, replica, RoundTransition.FAILED, out, error.code, f"shard {shard.index}: {command.message}"[:1000])
+    error = known_error(catalog.level, command.error)
+    end(model, replica, RoundTransition.FAILED, out, error, f"shard {shard.index}: {command.message}"[:1000])
 
 
 def _went_in_good_order(model: Model, current: Round) -> bool:

@@ -9,7 +9,7 @@ Always true: at a level that two releases know they fold one log alike; a folder
 `NEWEST_LEVEL` stops that job with `LevelUnknown` and folds nothing of it differently; a level never goes down.
 
 A new level takes three things: a member of `Level`, the look at `catalog.level` in the handler, and a row in the table
-here of what is new: a verb, a field of a command, or a field of the state.
+here of what is new: a verb, a field of a command, a field of the state, or the code of an error.
 """
 
 from collections.abc import Mapping
@@ -45,6 +45,31 @@ NEWEST_LEVEL: Final = max(Level)
 VERBS_SINCE: Final[Mapping[str, Level]] = {"forget_agent": Level.FORGETTING}
 """Verbs that were added later. Below their level they are no commands, as older releases say."""
 
+ERRORS_SINCE: Final[Mapping[str, Level]] = dict.fromkeys(
+    (
+        "AgentUnavailable",
+        "BadCommand",
+        "DrainTimeout",
+        "IntegrityError",
+        "InvalidName",
+        "JobGone",
+        "LayoutMismatch",
+        "MemoryExhausted",
+        "NotFilled",
+        "NotInThisVersion",
+        "NotPublished",
+        "RegistryUnavailable",
+        "ReplicaConflict",
+        "RetentionFull",
+        "RoundTimeout",
+        "StaleSender",
+        "VersionConflict",
+        "VersionUnavailable",
+    ),
+    Level.FIRST,
+)
+"""Codes of errors that a command may name and an event repeats. Below its level a code counts as unknown."""
+
 COMMAND_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {}
 """Fields of commands that were added later, by verb and field. Below their level they count as unknown."""
 
@@ -69,3 +94,8 @@ def check_level(job: str, level: int) -> None:
             f"job {job!r} was raised to level {level}, and this release folds levels up to {int(NEWEST_LEVEL)}: it "
             "stops this job here. Run the release that raised it, or a newer one"
         )
+
+
+def known_error(level: int, code: str) -> str:
+    """Return the code of an error that a command names, as folders at this level repeat it."""
+    return code if code in ERRORS_SINCE and level >= ERRORS_SINCE[code] else TensorHubError.__name__
