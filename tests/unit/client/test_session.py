@@ -15,7 +15,7 @@ from tests.unit.client.fake_agent import FakeAgent, FakeWorker, engine, restarte
 import tensorhub
 from tensorhub import AsyncHub
 from tensorhub._agent import shards as agent_shards
-from tensorhub._agent.calls import AgentCall, PublishRequest, ReadRequest, ReleaseRequest, UnpublishRequest
+from tensorhub._agent.calls import UNSENT, AgentCall, PublishRequest, ReadRequest, ReleaseRequest, UnpublishRequest
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -215,22 +215,25 @@ def test_what_an_answer_means_after_a_break() -> None:
     """`before` and `now` are what the shard held and holds; no break at a chosen frame brings all of these."""
 
     def settled(wanted: int | None, before: int | None, now: int | None) -> int | None:
-        done = PublishRequest(wanted).settled(before, now)
+        done = PublishRequest(w.PublishCall(**UNSENT, version=wanted)).settled(before, now)
         return done.version if done else None
 
     assert [settled(7, None, now) for now in (7, None, 6)] == [7, None, None]
     assert [settled(None, *held) for held in ((None, 3), (3, 4), (3, 3), (None, None))] == [3, 4, None, None]
     conflict = VersionConflict("version 4 is published: unpublish 4 first")
-    assert PublishRequest(None).excused(conflict, before=None, now=4) == w.Done(call=0, version=4)
-    assert PublishRequest(5).excused(conflict, before=None, now=4) is None
-    assert UnpublishRequest().settled(3, None) is None, "the memory may still drain"
-    assert UnpublishRequest().excused(conflict, 3, None) is None
-    update = ReadRequest("newer", wait_s=5)
+    assert PublishRequest(w.PublishCall(**UNSENT, version=None)).excused(conflict, before=None, now=4) == w.Done(
+        call=0, version=4
+    )
+    assert PublishRequest(w.PublishCall(**UNSENT, version=5)).excused(conflict, before=None, now=4) is None
+    unpublish, release = UnpublishRequest(w.UnpublishCall(**UNSENT)), ReleaseRequest(w.ReleaseCall(**UNSENT))
+    assert unpublish.settled(3, None) is None, "the memory may still drain"
+    assert unpublish.excused(conflict, 3, None) is None
+    update = ReadRequest(w.ReadCall(**UNSENT, want="newer", wait_s=5))
     answers = [update.answered(w.Done(call=1), before, now).version for before, now in ((3, 4), (4, 4), (4, None))]
     assert answers == [4, None, None]
-    calls: tuple[AgentCall, ...] = (UnpublishRequest(), ReleaseRequest(), update)
+    calls: tuple[AgentCall, ...] = (unpublish, release, update)
     held = [call.holds(w.Done(call=1), 5) for call in calls]
-    assert [*held, ReadRequest(6).holds(w.Done(call=1, version=6), 5)] == [None, None, 5, 6]
+    assert [*held, ReadRequest(w.ReadCall(**UNSENT, want=6)).holds(w.Done(call=1, version=6), 5)] == [None, None, 5, 6]
     spent = [update.frame(1, 2, left_s=7, spent_s=spent_s) for spent_s in (3, 9)]
     assert spent == [w.ReadCall(call=1, handle=2, timeout_s=7, want="newer", wait_s=wait_s) for wait_s in (2, 0)]
 

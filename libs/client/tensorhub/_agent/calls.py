@@ -5,21 +5,36 @@ the agent's word on what the shard holds settles that, or the same question is a
 it is asked twice. No I/O here: the session carries it out.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Final, TypedDict
+
+import msgspec
 
 from tensorhub_common.errors import NotPublished, TensorHubError, VersionConflict
-from tensorhub_common.protocol.log.commands import VersionRequest
-from tensorhub_common.protocol.worker import Call, Done, PublishCall, ReadCall, ReleaseCall, UnpublishCall
+from tensorhub_common.protocol.worker import Done, PublishCall, ReadCall, ShardCall
+
+
+class Address(TypedDict):
+    """What a frame gets each time that it is sent."""
+
+    call: int
+    handle: int
+    timeout_s: float
+
+
+UNSENT: Final[Address] = {"call": 0, "handle": 0, "timeout_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
-class AgentCall(ABC):
+class AgentCall:
     """One call of a user's, however often it has to be sent. `before` and `now` are what the shard held and holds."""
 
-    @abstractmethod
-    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
+    asked: ShardCall
+    """The frame, but for its address."""
+
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> ShardCall:  # noqa: ARG002 (a read's wait)
         """Return the frame to send, when `left_s` of the bound remain and `spent_s` have gone."""
+        return msgspec.structs.replace(self.asked, call=call, handle=handle, timeout_s=left_s)
 
     def holds(self, done: Done, now: int | None) -> int | None:
         """Return what the shard holds after this answer."""
@@ -40,22 +55,16 @@ class AgentCall(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PublishRequest(AgentCall):
-    """Publish what the memory holds, as `version` or the next one."""
+    """Publish what the memory holds, as the frame's version or the next one."""
 
-    version: int | None
-    traceparent: str | None = None
-
-    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
-        """Return the frame to send."""
-        return PublishCall(
-            call=call, handle=handle, timeout_s=left_s, version=self.version, traceparent=self.traceparent
-        )
+    asked: PublishCall
 
     def settled(self, before: int | None, now: int | None) -> Done | None:
         """It was published if the shard holds what was wanted; without a number, if it holds something newer."""
         if now is None:
             return None
-        published = now == self.version if self.version is not None else before is None or now > before
+        version = self.asked.version
+        published = now == version if version is not None else before is None or now > before
         return Done(call=0, version=now) if published else None
 
     def excused(self, error: TensorHubError, before: int | None, now: int | None) -> Done | None:
@@ -66,10 +75,6 @@ class PublishRequest(AgentCall):
 @dataclass(frozen=True, slots=True)
 class UnpublishRequest(AgentCall):
     """Wait until the memory may be overwritten."""
-
-    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
-        """Return the frame to send."""
-        return UnpublishCall(call=call, handle=handle, timeout_s=left_s)
 
     def holds(self, done: Done, now: int | None) -> int | None:  # noqa: ARG002
         """Return that it holds nothing."""
@@ -86,30 +91,18 @@ class UnpublishRequest(AgentCall):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest(AgentCall):
-    """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound."""
+    """Join the replica's round."""
 
-    want: VersionRequest
-    wait_s: float | None = None
-    traceparent: str | None = None
-    segment: int | None = None
-    """The segment of a staged shard's tensors, so that the other one may be written."""
+    asked: ReadCall
 
-    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
-        """Return the frame to send."""
-        wait_s = None if self.wait_s is None else max(0.0, self.wait_s - spent_s)
-        return ReadCall(
-            call=call,
-            handle=handle,
-            timeout_s=left_s,
-            want=self.want,
-            wait_s=wait_s,
-            traceparent=self.traceparent,
-            segment=self.segment,
-        )
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> ShardCall:
+        """Return the frame to send: of a wish for newer what is left of its wait."""
+        wait_s = None if self.asked.wait_s is None else max(0.0, self.asked.wait_s - spent_s)
+        return msgspec.structs.replace(self.asked, call=call, handle=handle, timeout_s=left_s, wait_s=wait_s)
 
     def answered(self, done: Done, before: int | None, now: int | None) -> Done:
         """Nothing newer the second time: what the first one brought is the answer."""
-        if self.want == "newer" and done.version is None and now is not None and now != before:
+        if self.asked.want == "newer" and done.version is None and now is not None and now != before:
             return Done(call=0, version=now, report=done.report)
         return done
 
@@ -117,10 +110,6 @@ class ReadRequest(AgentCall):
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest(AgentCall):
     """Drain the shard and free it. If it was gone already, attaching again has brought it back, empty, to be freed."""
-
-    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
-        """Return the frame to send."""
-        return ReleaseCall(call=call, handle=handle, timeout_s=left_s)
 
     def holds(self, done: Done, now: int | None) -> int | None:  # noqa: ARG002
         """Return that it holds nothing."""

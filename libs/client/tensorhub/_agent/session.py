@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorhub._agent.call_spans import Tracing
-from tensorhub._agent.calls import AgentCall, ReadRequest, ReleaseRequest, UnpublishRequest
+from tensorhub._agent.calls import UNSENT, AgentCall, ReadRequest, ReleaseRequest, UnpublishRequest
 from tensorhub._agent.channel import AgentChannel, ChannelLost
 from tensorhub._agent.shards import AttachedShard, ShardSpec, ShardTable
 from tensorhub.errors import closed_error
@@ -31,8 +31,10 @@ from tensorhub_common.protocol.worker import (
     Mapped,
     Progress,
     Registered,
+    ReleaseCall,
     Spare,
     Swapped,
+    UnpublishCall,
 )
 
 OnProgress = Callable[[int, int], None]
@@ -133,7 +135,9 @@ class AgentSession:
         `ReplicaConflict`.
         """
         try:
-            await self.ask(attachment, UnpublishRequest(), max(0.0, deadline - self._loop.time()))
+            await self.ask(
+                attachment, UnpublishRequest(UnpublishCall(**UNSENT)), max(0.0, deadline - self._loop.time())
+            )
         except NotPublished:
             pass
         except BaseException:
@@ -152,7 +156,7 @@ class AgentSession:
             return
         attachment.releasing = True
         try:
-            await self.ask(attachment, ReleaseRequest(), timeout_s)
+            await self.ask(attachment, ReleaseRequest(ReleaseCall(**UNSENT)), timeout_s)
         finally:
             attachment.releasing = False
         attachment.lost = ReplicaConflict(f"{attachment.spec.where} is released: register it again")

@@ -11,11 +11,12 @@ memory may still be written; until then further calls on the shard raise `Replic
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
+
 from tensorhub import arguments
-from tensorhub._agent.calls import PublishRequest, ReadRequest, UnpublishRequest
+from tensorhub._agent.calls import UNSENT, PublishRequest, ReadRequest, UnpublishRequest
 from tensorhub._agent.session import AgentSession, OnProgress
 from tensorhub._agent.shards import AttachedShard
 from tensorhub._control import lost_versions
@@ -25,7 +26,7 @@ from tensorhub.arguments import listed
 from tensorhub_common.errors import NotPublished, ReplicaConflict, VersionUnavailable
 from tensorhub_common.layout.layout import Layout
 from tensorhub_common.observability import logs
-from tensorhub_common.protocol.worker import ReadReport
+from tensorhub_common.protocol.worker import PublishCall, ReadCall, ReadReport, UnpublishCall
 
 log = logs.logger(__name__)
 
@@ -158,7 +159,8 @@ class AsyncShard(NotCopyable):
         self._show()
         await self._check_standing()
         with self._session.tracing.call("publish", self._attachment) as call:
-            done = await self._session.ask(self._attachment, PublishRequest(wanted, call.traceparent), bound_s)
+            asked = PublishRequest(PublishCall(**UNSENT, version=wanted, traceparent=call.traceparent))
+            done = await self._session.ask(self._attachment, asked, bound_s)
             assert done.version is not None
             call.version = done.version
         self._filled()
@@ -180,7 +182,7 @@ class AsyncShard(NotCopyable):
         bound_s = arguments.seconds("timeout_s", timeout_s)
         self._check_writable()
         try:
-            await self._session.ask(self._attachment, UnpublishRequest(), bound_s)
+            await self._session.ask(self._attachment, UnpublishRequest(UnpublishCall(**UNSENT)), bound_s)
         finally:
             # A staged shard whose memory is mapped by readers goes on in its other one.
             self._show()
@@ -372,28 +374,24 @@ class AsyncShard(NotCopyable):
     async def _fetch(self, version: int | Literal["latest"], timeout_s: float, on_progress: OnProgress | None) -> int:
         """Do what `replicate` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        held = await self._read("replicate", ReadRequest(arguments.wanted_version(version)), bound_s, on_progress)
+        asked = ReadCall(**UNSENT, want=arguments.wanted_version(version))
+        held = await self._read("replicate", asked, bound_s, on_progress)
         assert held is not None
         return held
 
     async def _fetch_newer(self, wait_s: float, timeout_s: float, on_progress: OnProgress | None) -> int | None:
         """Do what `update` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        return await self._read(
-            "update", ReadRequest("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress
-        )
+        asked = ReadCall(**UNSENT, want="newer", wait_s=arguments.patience(wait_s, bound_s))
+        return await self._read("update", asked, bound_s, on_progress)
 
-    async def _read(
-        self, name: str, question: ReadRequest, timeout_s: float, on_progress: OnProgress | None
-    ) -> int | None:
+    async def _read(self, name: str, asked: ReadCall, timeout_s: float, on_progress: OnProgress | None) -> int | None:
         arguments.function("on_progress", on_progress)
         shown = getattr(self._swaps, "shown", None)
-        if shown is not None:
-            question = replace(question, segment=shown)
         with self._session.tracing.call(name, self._attachment) as call:
-            asked = replace(question, traceparent=call.traceparent)
+            asked = msgspec.structs.replace(asked, segment=shown, traceparent=call.traceparent)
             try:
-                done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
+                done = await self._session.ask(self._attachment, ReadRequest(asked), timeout_s, on_progress)
             except VersionUnavailable as error:
                 wanted = asked.want if isinstance(asked.want, int) else None
                 became = await lost_versions.ask(self._registry, self.model, wanted)
