@@ -4,7 +4,7 @@ The same on every machine. Exactly one group per command: a repeat (same lane, i
 it was answered before, an older one is refused, and a refused command changes nothing but the memory of its refusal.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,70 +16,18 @@ from tensorhub_common.catalog.validation import CommandRefused, check_sender, is
 from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
 from tensorhub_common.protocol.log.commands import (
     AnyCommand,
-    Decline,
-    Delete,
-    DeleteJob,
-    DrainAgent,
-    Drained,
-    Drop,
-    Expire,
-    Filled,
-    ForgetAgent,
-    GiveUp,
-    Granted,
-    Join,
-    Lead,
-    Pin,
-    Publish,
-    Quota,
-    Ready,
-    Register,
-    Release,
-    Replan,
-    Retain,
-    Rewind,
     Sender,
-    Settle,
-    Stay,
-    Unpin,
-    Unpublish,
     Unreadable,
-    Want,
-    Withdraw,
 )
 from tensorhub_common.protocol.log.events import HUB_MODEL, CommandRejected, CommandRepeated, Event, kind_of
 from tensorhub_common.protocol.log.levels import VERBS_SINCE
 from tensorhub_common.protocol.subjects import is_name
 
-_HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
-    Publish: publishing.publish,
-    Ready: publishing.ready,
-    Decline: publishing.decline,
-    Withdraw: publishing.withdraw,
-    Unpublish: publishing.unpublish,
-    Stay: publishing.stay,
-    Drained: publishing.drained,
-    Want: rounds.want,
-    Settle: rounds.settle,
-    GiveUp: rounds.give_up,
-    Granted: rounds.granted,
-    Replan: rounds.replan,
-    Drop: rounds.drop,
-    Filled: rounds.filled,
-    Join: membership.join,
-    Register: membership.register,
-    Release: membership.release,
-    Lead: membership.lead,
-    Expire: membership.expire,
-    ForgetAgent: membership.forget_agent,
-    Retain: admin.retain,
-    Pin: admin.pin,
-    Unpin: admin.unpin,
-    Rewind: admin.rewind,
-    Delete: admin.delete,
-    DeleteJob: admin.delete_job,
-    DrainAgent: admin.drain_agent,
-    Quota: admin.quota,
+_HANDLERS: Final[Mapping[type, Callable[[Catalog, Any, list[Event]], None]]] = {
+    **publishing.HANDLERS,
+    **rounds.HANDLERS,
+    **membership.HANDLERS,
+    **admin.HANDLERS,
 }
 
 MESSAGE_CHARS_MAX: Final = 2000

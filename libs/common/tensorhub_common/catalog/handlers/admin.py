@@ -4,6 +4,9 @@ These commands come from outside and name no sender, so each is one that may be 
 Only `rewind` retires what was published since; JetStream's window and the message's id keep a repeat of it out.
 """
 
+from collections.abc import Callable
+from typing import Final
+
 from tensorhub_common.catalog import cache_replicas, retention
 from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.handlers import rounds
@@ -197,3 +200,16 @@ def quota(catalog: Catalog, command: Quota, out: Out) -> None:
     """Bound the bytes of all of the job's shards. What is registered already stays."""
     catalog.quota_bytes = checked_number("quota", command.nbytes)
     out.append(JobQuota(nbytes=command.nbytes))
+
+
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    Retain: retain,
+    Pin: pin,
+    Unpin: unpin,
+    Rewind: rewind,
+    Delete: delete,
+    DeleteJob: delete_job,
+    DrainAgent: drain_agent,
+    Quota: quota,
+}
+"""What carries out which command; `apply` looks here."""

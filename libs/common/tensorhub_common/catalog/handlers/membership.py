@@ -4,6 +4,7 @@ An agent speaks for the shards in its memory. What an older incarnation says is 
 agent only once its own is lost or has released it.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from tensorhub_common.catalog import cache_replicas
@@ -438,3 +439,14 @@ def release(catalog: Catalog, command: Release, out: Out) -> None:
     _remove(catalog, model, replica, shard)
     out.insert(0, ShardReleased(model=model.name, replica=replica.name, shard=shard.index))
     _settle(catalog, model, replica.name, "released", out)
+
+
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    Join: join,
+    Register: register,
+    Release: release,
+    Lead: lead,
+    Expire: expire,
+    ForgetAgent: forget_agent,
+}
+"""What carries out which command; `apply` looks here."""

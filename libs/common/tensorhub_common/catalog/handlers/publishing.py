@@ -4,7 +4,8 @@ A replica publishes when all of its shards have offered the memory that they hol
 Versions are compared with the last *published* one, so an abandoned number may be used again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from tensorhub_common.catalog import cache_replicas, retention
 from tensorhub_common.catalog.availability import Out, move_shard, refresh_availability
@@ -318,3 +319,15 @@ def drained(catalog: Catalog, command: Drained, out: Out) -> None:
     version = shard.version
     move_shard(shard, ShardTransition.DRAINED)
     out.append(ShardDrained(model=model.name, replica=replica.name, shard=shard.index, version=version))
+
+
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    Publish: publish,
+    Ready: ready,
+    Decline: decline,
+    Withdraw: withdraw,
+    Unpublish: unpublish,
+    Stay: stay,
+    Drained: drained,
+}
+"""What carries out which command; `apply` looks here."""

@@ -16,7 +16,8 @@ Invariants:
 - A replica holds a version with all of its shards.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
+from typing import Final
 
 from tensorhub_common.catalog import cache_replicas, retention
 from tensorhub_common.catalog.availability import IN_ORDER, Out, empty_for_refill, move_shard, refresh_availability
@@ -511,3 +512,15 @@ def drop(catalog: Catalog, command: Drop, out: Out) -> None:
         )
     current.superseded += 1
     redecide(catalog, model, replica, current, out)
+
+
+HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    Want: want,
+    Settle: settle,
+    GiveUp: give_up,
+    Granted: granted,
+    Replan: replan,
+    Drop: drop,
+    Filled: filled,
+}
+"""What carries out which command; `apply` looks here."""
