@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from tensorhub_common.catalog.handlers import admin, membership, publishing, rounds
 from tensorhub_common.protocol.log.codec import COMMAND_BYTES_MAX, decode_command, decode_event, encode
 from tensorhub_common.protocol.log.commands import (
     OUTSIDE_VERBS,
@@ -171,3 +172,8 @@ def test_an_event_reads_back_as_it_was_written_and_a_later_field_is_passed_over(
 def test_what_is_no_event_raises(data: bytes) -> None:
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
         decode_event(data)
+
+
+def test_every_command_has_one_handler() -> None:
+    tables = [module.HANDLERS for module in (admin, membership, publishing, rounds)]
+    assert sorted(each.__name__ for table in tables for each in table) == sorted(kind.__name__ for kind in COMMANDS)
