@@ -2,21 +2,22 @@
 
 from dataclasses import replace
 
-from tests.unit.agent.transfer.driver import ALL, PIECES, planning, reading, running, share
+from tests.unit.agent.transfer.driver import ALL, PIECES, planning, reading, running, share, source_id
 
 from tensorhub_agent.rates.source_rate import BatchLimits
 from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.transfer import TransferPhase
 
 
-def test_without_digests_what_a_source_did_not_confirm_is_wasted() -> None:
+def test_without_digests_what_a_source_did_not_confirm_is_wasted_and_asked_for_again() -> None:
     driven, [number] = reading(verify=False)
     while driven.source(number).in_flight:
         driven.brings(number)
     assert driven.actions.confirm == [number]
     assert (driven.transfer.done_bytes(), driven.counts()) == (60, (0, 0, 0))
     driven.confirmed(number, holds=False)
-    driven.closed(number)
+    assert driven.source(number).lost == "its lease did not hold to the end"
+    assert driven.closed(number).plan == (ALL, (source_id("a"),))
     assert driven.counts() == (0, 60, PIECES)
 
 

@@ -127,14 +127,6 @@ def test_without_digests_a_piece_counts_by_the_word_of_its_source() -> None:
     assert driven.phase() is TransferPhase.DONE
 
 
-def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() -> None:
-    driven, [number] = running(share("a", *ALL), verify=False)
-    driven.brings(number)
-    driven.confirmed(number, holds=False)
-    assert driven.source(number).lost == "its lease did not hold to the end"
-    assert driven.closed(number).plan == (ALL, (source_id("a"),))
-
-
 def test_what_a_lost_source_had_is_asked_for_elsewhere_only_once_it_is_closed() -> None:
     """A batch that ends meanwhile still counts."""
     driven, [number] = running(share("a", *ALL))

@@ -1,10 +1,8 @@
 """The planner folds what the registry folds, also from a snapshot."""
 
-from collections.abc import Mapping
-
-import msgspec
 import pytest
 from tests.unit.planner.given import MIB
+from tests.unit.registry.modelled_log import Entry
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
@@ -25,23 +23,17 @@ from tensorhub_simulator.drivers.catalog import JOB, MODEL, CatalogDriver, decid
 JOIN = Join(by=Sender("a", 1, 1), host="node-1", site="berlin")
 
 
-class Entry(msgspec.Struct):
-    seq: int
-    subject: str
-    data: bytes
-    headers: Mapping[str, str] = {}
-    time: float = 5.0
-
-
 @pytest.fixture
 def fold() -> CatalogReplica:
     return CatalogReplica(Catalog("run-7"))
 
 
 def test_commands_are_folded_and_events_are_counted(fold: CatalogReplica) -> None:
-    (joined,) = fold.take(Entry(1, subjects.command_subject("run-7", "join", "a"), codec.encode(JOIN)))
+    (joined,) = fold.take(Entry(1, 5.0, subjects.command_subject("run-7", "join", "a"), codec.encode(JOIN)))
     assert isinstance(joined, AgentJoined)
-    assert fold.take(Entry(2, subjects.event("run-7", subjects.HUB, "agent", "joined"), codec.encode(joined))) == ()
+    assert (
+        fold.take(Entry(2, 6.0, subjects.event("run-7", subjects.HUB, "agent", "joined"), codec.encode(joined))) == ()
+    )
     assert fold.position == 2
     assert fold.catalog.seq == 1
     assert fold.catalog.agents["a"].host == "node-1"
@@ -59,7 +51,7 @@ def test_commands_are_folded_and_events_are_counted(fold: CatalogReplica) -> Non
 )
 def test_what_is_no_command_is_folded_as_such(fold: CatalogReplica, subject: str, data: bytes) -> None:
     """It changes nothing, but the catalog has seen it."""
-    (rejected,) = fold.take(Entry(1, subject, data))
+    (rejected,) = fold.take(Entry(1, 5.0, subject, data))
     assert isinstance(rejected, CommandRejected)
     assert (fold.position, fold.catalog.seq) == (1, 1)
     assert not fold.catalog.agents
@@ -68,7 +60,7 @@ def test_what_is_no_command_is_folded_as_such(fold: CatalogReplica, subject: str
 @pytest.mark.parametrize("seq", [0, 2])
 def test_only_the_next_entry_is_taken(fold: CatalogReplica, seq: int) -> None:
     with pytest.raises(ValueError, match="can't follow on 0"):
-        fold.take(Entry(seq, subjects.command_subject("run-7", "join", "a"), codec.encode(JOIN)))
+        fold.take(Entry(seq, 5.0, subjects.command_subject("run-7", "join", "a"), codec.encode(JOIN)))
     assert fold.position == 0
 
 
@@ -83,11 +75,11 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
     fold = CatalogReplica(Catalog(world.catalog.job, level=world.catalog.level))
     for seq, time, command in world.log:
         while fold.position < seq - 1:
-            fold.take(Entry(fold.position + 1, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))
+            fold.take(Entry(fold.position + 1, 5.0, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))
         assert not isinstance(command, Unreadable)
         verb = str(command.__struct_config__.tag)
         process = None if command.by is None else command.by.process
-        fold.take(Entry(seq, subjects.command_subject("run-7", verb, process), codec.encode(command), time=time))
+        fold.take(Entry(seq, time, subjects.command_subject("run-7", verb, process), codec.encode(command)))
     assert fold.catalog == world.catalog
 
 

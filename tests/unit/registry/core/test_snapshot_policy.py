@@ -29,9 +29,13 @@ def pace(*marks: tuple[int, float]) -> SnapshotPolicy:
     ],
 )
 def test_it_is_due_by_entries_or_by_bytes(entries: int, nbytes: int, *, due: bool) -> None:
+    """And more often in a small log."""
     made = pace((100, 1.0))
     made.log_bytes = nbytes
     assert made.is_due(100 + entries) is due
+    small = SnapshotPolicy(bytes_max=64 * 1024)
+    small.log_bytes = 64 * 1024 // SNAPSHOTS_PER_LOG_MIN
+    assert small.is_due(5)
 
 
 def test_none_is_made_that_is_larger_than_what_it_sums_up() -> None:
@@ -55,7 +59,7 @@ def test_a_full_log_wants_one_at_once_but_no_second_of_the_same() -> None:
     assert made.is_due(102)
 
 
-def test_what_failed_is_due_again() -> None:
+def test_what_failed_is_due_again_and_what_was_kept_does_not_count_again() -> None:
     """At once, with no further entry; also where a snapshot must be no larger than what it sums up."""
     made = pace((100, 1.0))
     made.nbytes = made.log_bytes = 5_000
@@ -65,16 +69,12 @@ def test_what_failed_is_due_again() -> None:
     made.failed()
     assert made.is_due(100 + SNAPSHOT_ENTRIES_MAX + 1)
     assert made.log_bytes == 5_150
-
-
-def test_what_was_kept_does_not_count_again() -> None:
-    """Only the trim behind it failed."""
     made = pace((100, 1.0))
     made.log_bytes = SNAPSHOT_LOG_BYTES_MAX
     made.took(200)
     made.stored(200, 2.0)
     made.failed()
-    assert not made.is_due(201)
+    assert not made.is_due(201), "it was kept, and only the trim behind it failed"
 
 
 NOW = 1e6
@@ -100,9 +100,3 @@ def test_which_entry_is_the_first_that_stays(
 ) -> None:
     """Nothing goes that is behind one snapshot alone; the last event stays, against which the next one is published."""
     assert pace(*marks).first_kept(newer, older, last_event, NOW, fullness) == first
-
-
-def test_a_small_log_has_snapshots_more_often() -> None:
-    made = SnapshotPolicy(bytes_max=64 * 1024)
-    made.log_bytes = 64 * 1024 // SNAPSHOTS_PER_LOG_MIN
-    assert made.is_due(5)
