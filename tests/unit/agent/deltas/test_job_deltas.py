@@ -251,6 +251,7 @@ async def test_a_reader_is_offered_what_leads_from_what_it_holds_and_of_a_shard_
     agent.change(0.01)
     third = await agent.publish()
     agent.deltas.freed(KEY)
+    assert agent.offer(first, second) is None
     await agent.deltas.stop()
     assert (agent.offer(first, second), agent.offer(second, third)) == (None, None)
     assert (agent.book.nbytes, agent.store.total_bytes) == (0, before)
@@ -285,6 +286,7 @@ async def test_what_was_read_and_not_published_here_is_no_reason_for_a_shadow_no
 ) -> None:
     before = agent.store.total_bytes
     agent.save("filling")
+    agent.deltas.digested(KEY, bytes(16))
     agent.save("ready", await agent.digest())
     await agent.deltas._maker.settled()
     assert agent.store.total_bytes == before
