@@ -1,6 +1,9 @@
 """One job's deltas: made of what is digested and then published, kept of what is applied, and of nothing else."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -13,107 +16,269 @@ from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.deltas.job_deltas import JobDeltas
-from tensorhub_agent.leases.delta_store import DeltaStore
+from tensorhub_agent.encodings.patch import apply, make
+from tensorhub_agent.leases.delta_store import DeltaStore, PatchOffer
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import BaseVersion, ShardKey
 from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.layout.layout import TensorEntry, layout_of
 
+MIB = 1024 * 1024
 KEY: Final = ShardKey("policy", "trainer", 0)
-LAYOUT: Final = layout_of([TensorEntry(f"t{n}", "bfloat16", 2, (50_000,), (50_000,), (0,)) for n in range(3)])
+LAYOUT: Final = layout_of(
+    [
+        TensorEntry("large", "bfloat16", 2, (5 * MIB,), (5 * MIB,), (0,)),
+        TensorEntry("norm", "float32", 4, (100,), (100,), (0,)),
+        *(TensorEntry(f"tiny.{n}", "bfloat16", 2, (3,), (3,), (0,)) for n in range(600)),
+    ]
+)
 
 
 @dataclass
 class Agent:
-    """One job of an agent, with one shard."""
+    """One job of an agent, with one shard that publishes."""
 
     pool: CopyPool
     place: StoredShard
     store: SegmentStore
-    book: DeltaStore = field(default_factory=lambda: DeltaStore(4, 1 << 20))
+    made: int = 0
+    versions: dict[str, bytes] = field(default_factory=dict)
+    book: DeltaStore = field(default_factory=lambda: DeltaStore(3, 64 * MIB))
     deltas: JobDeltas = field(init=False)
 
     def __post_init__(self) -> None:
-        self.deltas = self.job("run-7", is_making=True)
+        self.chance = np.random.default_rng(1)
+        self.deltas = self.job("run-7")
+        self.place.segment.view[:] = self.chance.bytes(self.place.segment.nbytes)
 
-    def job(self, name: str, *, is_making: bool) -> JobDeltas:
-        return JobDeltas(name, self.book, self.pool, self.store, lambda: None, is_making=is_making)
+    def job(self, name: str, *, is_making: bool = True) -> JobDeltas:
+        return JobDeltas(name, self.book, self.pool, self.store, self._count, is_making=is_making)
 
-    def change(self, seed: int) -> None:
-        values = np.frombuffer(self.place.segment.view, np.uint16)
-        values[np.random.default_rng(seed).random(len(values)) < 0.01] ^= seed
+    def _count(self) -> None:
+        self.made += 1
+
+    def change(self, share: float, first: int = 0) -> None:
+        values = np.frombuffer(self.place.segment.view, np.uint16)[first:]
+        which = self.chance.random(len(values)) < share
+        values[which] ^= self.chance.integers(1, 2**16, int(which.sum()), dtype=np.uint16)
 
     async def digest(self) -> bytes:
         return await self.pool.digest(self.place.segment.view, Spans.of(self.place.table)).result()
 
-    def save(self, state: str, digests: bytes = b"", version: int | None = None) -> None:
+    def save(self, state: str, digests: bytes = b"") -> None:
         root = root_digest(digests) if digests else None
-        saved = SaveManifest(key=KEY, state=state, partial=False, version=version, root=root, digests=digests)
+        saved = SaveManifest(
+            key=KEY, state=state, partial=False, version=1 if digests else None, root=root, digests=digests
+        )
         self.deltas.saved(saved, self.place)
 
-    async def publish(self, seed: int) -> str:
-        self.save("empty")
-        self.change(seed)
+    def applied(self, root: str, patches: dict[int, bytes]) -> None:
+        self.deltas.applied(KEY, BaseVersion(1, "old"), root, len(self.place.table), patches)
+
+    def offer(self, base: str, root: str) -> PatchOffer | None:
+        return self.deltas.offer(KEY, base, root, self.place)
+
+    async def publish(self) -> str:
         digests = await self.digest()
+        root = root_digest(digests)
+        self.versions[root] = bytes(self.place.segment.view)
         self.deltas.digested(KEY, digests)
-        self.save("ready", digests, seed)
+        self.save("ready", digests)
+        return root
+
+    async def publish_and_settle(self) -> str:
+        root = await self.publish()
         await self.deltas._maker.settled()
-        return root_digest(digests)
+        return root
+
+    async def next(self, share: float = 0.01, first: int = 0) -> str:
+        """Take the memory back, change some of it, and publish that."""
+        self.save("empty")
+        self.change(share, first)
+        return await self.publish_and_settle()
+
+    @contextmanager
+    def meddled(self, at: int) -> Iterator[None]:
+        """Within this the trainer takes its memory back, and writes, when the maker's chore of this number begins."""
+        background, numbers = self.pool.background, itertools.count(1)
+
+        async def meddling(work: Callable[[], None]) -> None:
+            if next(numbers) == at:
+                self.save("empty")
+                self.change(0.5)
+            await background(work)
+
+        self.pool.background = meddling  # type: ignore[method-assign]
+        yield
+        self.pool.background = background  # type: ignore[method-assign]
+
+    def brought(self, base: str, root: str) -> tuple[int, int]:
+        """Apply what is offered to the older bytes; return how many pieces had no patch, and the patches' bytes."""
+        table, offer = self.place.table, self.offer(base, root)
+        assert offer is not None
+        memory, new = bytearray(self.versions[base]), self.versions[root]
+        without = nbytes = 0
+        for piece, steps in enumerate(offer.patches):
+            at, size = table.at[piece], table.nbytes[piece]
+            if steps is None:
+                without += 1
+                memory[at : at + size] = new[at : at + size]
+            else:
+                nbytes += sum(map(len, steps))
+                apply(b"".join(steps), memoryview(memory)[at : at + size], LAYOUT.tensors[table.tensor[piece]].itemsize)
+        for at, size in zip(table.at, table.nbytes, strict=True):
+            assert memory[at : at + size] == new[at : at + size]
+        return without, nbytes
 
 
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
-    store, pool = SegmentStore(tmp_path, segment_prefix("hub1", "a"), 1 << 30), CopyPool(1)
+    store, pool = SegmentStore(tmp_path, segment_prefix("hub1", "a"), 1 << 30), CopyPool(2)
     place = await JobShardStore("run-7", store).make(KEY, 1, LAYOUT, "0" * 64, spot=False, incarnation=1)
-    agent = Agent(pool, place, store)
+    before, agent = store.total_bytes, Agent(pool, place, store)
     yield agent
     await agent.deltas.stop()
+    assert store.total_bytes == before, "a shadow was left behind"
+    agent.book.check()
     pool.close()
     store.close()
+
+
+async def test_a_delta_leads_from_each_publication_to_the_next_and_a_chain_further(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    roots = [await agent.publish_and_settle(), *[await agent.next() for _ in range(3)]]
+    payload = sum(agent.place.table.nbytes)
+    for base, root in itertools.pairwise(roots):
+        without, nbytes = agent.brought(base, root)
+        # Of tensors of three values the patch would be longer than they are.
+        assert without <= 600 * 0.05
+        assert nbytes <= 0.016 * payload
+    assert agent.brought(roots[0], roots[3])[1] <= 3 * 0.016 * payload
+    assert agent.made == 3
+    assert caplog.records == [], "what goes well is no line for an operator"
+
+
+@pytest.mark.parametrize(("share", "at"), [(0.01, 3), (1.0, 2)])
+async def test_what_is_taken_back_meanwhile_does_not_count_and_does_no_harm_later(
+    agent: Agent, share: float, at: int
+) -> None:
+    """The trainer writes while a piece is compared or copied: the delta has a hole, and the next ones are right."""
+    first = await agent.publish_and_settle()
+    agent.save("empty")
+    agent.change(share)
+    with agent.meddled(at=at):
+        second = await agent.publish_and_settle()
+    if share < 1:
+        assert agent.brought(first, second)[0] > 0
+    third = await agent.publish_and_settle()
+    assert agent.brought(second, third)[0] > 0
+    fourth = await agent.next()
+    assert agent.brought(second, fourth)[0] > 0
+    assert agent.brought(third, fourth)[0] <= 600 * 0.05
+
+
+async def test_what_did_not_change_costs_nothing(agent: Agent) -> None:
+    first = await agent.publish_and_settle()
+    assert agent.offer("before", first) is None
+    assert await agent.next(0) == first
+    assert agent.made == 0
+    second = await agent.next(first=4 * MIB)
+    offer = agent.offer(first, second)
+    assert offer is not None
+    assert offer.patches[:2] == [(), ()]
+
+
+async def test_publications_that_follow_fast_are_worked_on_one_after_another(agent: Agent) -> None:
+    roots = []
+    for _ in range(5):
+        roots.append(await agent.publish())
+        await asyncio.sleep(0)
+        agent.save("empty")
+        agent.change(0.01)
+    roots.append(await agent.publish_and_settle())
+    roots.append(await agent.next())
+    assert agent.brought(roots[-2], roots[-1])[0] <= 600 * 0.05
+
+
+async def test_without_room_for_a_shadow_nothing_is_made_and_once_there_is_room_deltas_are(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    room, agent.store.bytes_max = agent.store.bytes_max, agent.store.total_bytes
+    for _ in range(3):
+        await agent.next()
+    assert agent.made == 0
+    assert len([line for line in caplog.messages if "no deltas are made" in line]) == 1
+    agent.deltas.freed(KEY)
+    agent.store.bytes_max = room
+    roots = [await agent.next() for _ in range(2)]
+    assert agent.brought(roots[0], roots[1])[0] <= 600 * 0.05
+
+
+async def test_a_delta_that_has_no_room_is_not_made_to_its_end_and_the_next_is_right(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compared: list[int] = []
+
+    def counted(old: memoryview, new: memoryview, unit: int) -> bytes | None:
+        compared.append(len(new))
+        return make(old, new, unit)
+
+    monkeypatch.setattr("tensorhub_agent.deltas.builder.make", counted)
+    agent.book = DeltaStore(3, 100_000)
+    agent.deltas = agent.job("run-7")
+    first = await agent.publish_and_settle()
+    second = await agent.next(0.1)
+    assert agent.offer(first, second) is None
+    assert len(compared) < len(agent.place.table) / 2
+    assert len([line for line in caplog.messages if "TENSORHUB_DELTA_BYTES" in line]) == 1
+    third = await agent.next(0.001)
+    assert agent.brought(second, third)[0] <= 600 * 0.05
 
 
 async def test_a_reader_is_offered_what_leads_from_what_it_holds_and_of_a_shard_that_is_gone_nothing(
     agent: Agent,
 ) -> None:
     before = agent.store.total_bytes
-    first, second = await agent.publish(1), await agent.publish(2)
-    offer = agent.deltas.offer(KEY, first, second, agent.place)
-    assert offer is not None
-    assert all(offer.patches)
-    assert agent.deltas.offer(KEY, second, first, agent.place) is None
+    first, second = await agent.publish_and_settle(), await agent.next()
+    assert agent.offer(first, second) is not None
+    assert agent.offer(second, first) is None
     assert agent.deltas.offer(replace(KEY, shard=1), first, second, agent.place) is None
-    assert agent.job("run-8", is_making=True).offer(KEY, first, second, agent.place) is None
+    assert agent.job("run-8").offer(KEY, first, second, agent.place) is None
+    agent.save("empty")
+    agent.change(0.01)
+    third = await agent.publish()
     agent.deltas.freed(KEY)
+    assert agent.offer(first, second) is None
     await agent.deltas.stop()
-    assert agent.deltas.offer(KEY, first, second, agent.place) is None
-    assert agent.store.total_bytes == before
+    assert (agent.offer(first, second), agent.offer(second, third)) == (None, None)
+    assert (agent.book.nbytes, agent.store.total_bytes) == (0, before)
 
 
 async def test_a_delta_is_coming_as_soon_as_the_publication_is_digested(agent: Agent) -> None:
     """A reader may hear of the version before this agent does."""
-    first = await agent.publish(1)
+    first = await agent.publish_and_settle()
     agent.save("empty")
-    agent.change(2)
+    agent.change(0.01)
     digests = await agent.digest()
     second = root_digest(digests)
     assert not agent.deltas.is_coming(KEY, first, second)
     agent.deltas.digested(KEY, digests)
     assert agent.deltas.is_coming(KEY, first, second)
-    agent.save("ready", digests, 2)
+    agent.save("ready", digests)
     assert agent.deltas.is_coming(KEY, first, second)
     await agent.deltas._maker.settled()
     assert not agent.deltas.is_coming(KEY, first, second)
 
 
 async def test_a_publication_that_fails_is_compared_with_nothing(agent: Agent) -> None:
-    first = await agent.publish(1)
+    first = await agent.publish_and_settle()
     agent.save("empty")
-    agent.change(2)
+    agent.change(0.01)
     agent.deltas.digested(KEY, await agent.digest())
-    agent.save("empty")
-    third = await agent.publish(3)
-    assert agent.deltas.offer(KEY, first, third, agent.place) is not None
+    assert agent.offer(first, await agent.next()) is not None
 
 
 async def test_what_was_read_and_not_published_here_is_no_reason_for_a_shadow_nor_is_it_where_none_are_made(
@@ -121,12 +286,13 @@ async def test_what_was_read_and_not_published_here_is_no_reason_for_a_shadow_no
 ) -> None:
     before = agent.store.total_bytes
     agent.save("filling")
-    agent.save("ready", await agent.digest(), 1)
+    agent.deltas.digested(KEY, bytes(16))
+    agent.save("ready", await agent.digest())
     await agent.deltas._maker.settled()
     assert agent.store.total_bytes == before
     agent.deltas = agent.job("run-7", is_making=False)
-    await agent.publish(1)
-    await agent.publish(2)
+    await agent.publish_and_settle()
+    await agent.next()
     assert (agent.store.total_bytes, agent.book.nbytes) == (before, 0)
 
 
@@ -134,19 +300,19 @@ async def test_what_was_applied_is_offered_once_the_read_has_ended(agent: Agent)
     digests = await agent.digest()
     root = root_digest(digests)
     agent.save("filling")
-    agent.deltas.applied(KEY, BaseVersion(1, "old"), root, 3, {0: b"a", 2: b"c"})
-    agent.deltas.applied(KEY, BaseVersion(1, "old"), root, 3, {1: b""})
+    agent.applied(root, {0: b"a", 2: b"c"})
+    agent.applied(root, {1: b""})
     assert agent.deltas.is_coming(KEY, "old", root)
-    agent.save("ready", digests, 2)
+    agent.save("ready", digests)
     assert not agent.deltas.is_coming(KEY, "old", root)
-    offer = agent.deltas.offer(KEY, "old", root, agent.place)
+    offer = agent.offer("old", root)
     assert offer is not None
-    assert list(offer.patches) == [(b"a",), (), (b"c",)]
+    assert list(offer.patches[:3]) == [(b"a",), (), (b"c",)]
 
 
 async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> None:
     """A staged shard keeps its old version: it reads from that again, and the first read brings no more."""
-    agent.deltas.applied(KEY, BaseVersion(1, "old"), "second", 3, {0: b"a"})
-    agent.deltas.applied(KEY, BaseVersion(1, "old"), "third", 3, {0: b"b"})
+    agent.applied("second", {0: b"a"})
+    agent.applied("third", {0: b"b"})
     assert not agent.deltas.is_coming(KEY, "old", "second")
     assert agent.deltas.is_coming(KEY, "old", "third")
