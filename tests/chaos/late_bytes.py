@@ -57,6 +57,11 @@ async def play(holders: TwoHolders, rounds: int, seed: int) -> Rounds:
             continue
         misses = 0
         found.reads.append(read)
+        print(
+            f"round {len(found.reads):3}: {read.victim} stopped at {1e3 * read.moment_s:5.0f} ms, read over after "
+            f"{read.after_s:5.2f} s, {read.report.wasted_bytes / MIB:3.0f} MiB again",
+            flush=True,
+        )
     return found
 
 
@@ -89,12 +94,15 @@ async def main() -> int:
     print(f"seed {args.seed}; logs in {directory}/logs")
     async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as holders:
         found = await play(holders, args.rounds, args.seed)
-    slowest_s = max((read.after_s for read in found.reads), default=0.0)
+    again = [read.report.wasted_bytes for read in found.reads]
+    under_way = sum(each > 0 for each in again)
     print(
-        f"{len(found.reads)} rounds ({found.missed} missed), {found.looks} looks; at most {slowest_s:.2f} s to the end"
+        f"{len(found.reads)} rounds ({found.missed} moments missed): {under_way} with bytes under way at the stopped "
+        f"source, {sum(again) / MIB:.0f} MiB taken elsewhere; memory hashed {found.looks} times after waking, "
+        f"{len(found.changed)} rounds with a changed byte"
     )
-    if found.changed:
-        print("\n".join(found.changed))
+    if found.changed or not under_way:
+        print("\n".join(found.changed) or "no round stopped a source with bytes under way: this shows nothing")
         return 1
     shutil.rmtree(directory)
     return 0

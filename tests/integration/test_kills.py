@@ -4,12 +4,12 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.chaos import crowds, late_bytes
+from tests.chaos import crowds, late_bytes, only_holder
 from tests.chaos.content import MIB
 from tests.chaos.kills import Run
 from tests.chaos.torn_reads import Hunt
 from tests.chaos.two_holders import HOLDERS, Read, TwoHolders, two_holders
-from tests.kit.transports import UCXX_AND_SLOW_LOCAL
+from tests.kit.transports import UCXX, UCXX_AND_SLOW_LOCAL
 from tests.kit.waiting import kill, met
 
 from tensorhub.arguments import INSTALLS, Install
@@ -51,6 +51,24 @@ async def test_a_source_is_killed_and_only_what_is_missing_is_read_again(tmp_pat
     assert (report.got_bytes, report.kept) == (report.nbytes, 0)
     assert sum(source.nbytes for source in report.sources) == report.nbytes
     assert report.wasted_bytes <= IN_FLIGHT_BYTES_MAX, report
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("hosts", "comes_back"),
+    [
+        pytest.param(2, False, id="ucxx-stays-away", marks=[*UCXX.marks, pytest.mark.long]),
+        pytest.param(1, False, id="local-stays-away", marks=pytest.mark.slow),
+        pytest.param(1, True, id="local-comes-back", marks=pytest.mark.slow),
+    ],
+)
+async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, hosts: int, comes_back: bool) -> None:  # noqa: FBT001
+    """`VersionUnavailable` soon after the log has lost its agent, or the whole version."""
+    nbytes = NBYTES if hosts == 2 else 4 * NBYTES
+    outcome = await met(
+        lambda number: only_holder.run(tmp_path / str(number), nbytes, comes_back=comes_back, hosts=hosts)
+    )
+    assert outcome.wrong(comes_back=comes_back) is None, outcome
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ Of the tests over processes this file alone knows the agent's inner names.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -48,6 +49,12 @@ def _is_first_life(mark: str) -> bool:
         return False
     path.touch()
     return True
+
+
+def _once() -> None:
+    """The agent that MORTAL names has no second life, as on a machine that does not come back."""
+    if os.environ["TENSORHUB_AGENT_ID"] == os.environ["MORTAL"] and not _is_first_life("lived"):
+        signal.pause()
 
 
 def _faulty() -> None:
@@ -120,6 +127,7 @@ def _two_namespaces() -> None:
 
 
 KINDS: Final[dict[str, Callable[[], None]]] = {
+    "once": _once,
     "faulty": _faulty,
     "without-drain": _without_drain,
     "held-copying": _held_copying,

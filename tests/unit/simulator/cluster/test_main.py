@@ -105,7 +105,7 @@ def test_a_picture_is_an_svg_file_with_both_sides_and_the_links(file: str, tmp_p
 def test_what_has_no_factor_says_why(file: str, shown: Any) -> None:
     """Nobody stays to be filled; and cards so slow that no piece comes within a read's patience."""
     Path(file).write_text(NOBODY)
-    assert "no factor with 8 GPUs: on one of the two sides nobody was filled" in shown(file, "--alone")
+    assert "no factor with 8 GPUs: on one of the two sides no replica was filled" in shown(file, "--alone")
     assert json.loads(shown(file, "--alone", "--json").splitlines()[0])["factor"] is None
     Path(file).write_text(FILE.replace("nics_per_host: 1", "nics_per_host: 1, nic_gbit_s: 0.01"))
     assert "7 of our updates have no end, for no piece comes within a read's patience" in shown(file, "--alone")
