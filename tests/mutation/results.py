@@ -1,10 +1,8 @@
 """What mutmut has found, read from the files that it keeps beside the mutants.
 
-Always true: a module's result is told only when every mutant of it has one, and with the text that they were made of.
+Mutmut forgets the results of a function that has changed, so what it keeps is of the code as it stands.
 """
 
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,9 +21,6 @@ ASSERTED = 34
 ALIVE = frozenset({"survived", "no tests", "suspicious", "segfault"})
 """What counts as not noticed: also a mutant that no test reaches, and one whose end says nothing."""
 
-SOURCES = "sources.json"
-"""Of which text of each module the mutants in this folder were made, by digest."""
-
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
@@ -42,9 +37,7 @@ class Survivor:
 class Outcome:
     """What became of all mutants of a module."""
 
-    source: str
-    """The digest of the module's text that they were made of."""
-    counts: dict[str, int]
+    counts: Counter[str]
     """How many ended so, by mutmut's words."""
     survivors: tuple[Survivor, ...]
 
@@ -60,34 +53,22 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Return the digest of each module's text as it stands now."""
+def modules(folder: Path) -> list[str]:
+    """Name the modules that pyproject.toml says."""
     with _inside(folder):
-        return {
-            module_of(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-            for path in sorted(walk_mutatable_files())
-            if path.read_bytes()
-        }
-
-
-def note_sources(folder: Path) -> None:
-    """Keep of which text the mutants are made that are about to be made."""
-    (folder / SOURCES).write_text(json.dumps(digests(folder), indent=1))
+        return [module_of(path) for path in sorted(walk_mutatable_files()) if path.read_bytes()]
 
 
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    """Return what became of the modules of which all mutants were tested here."""
-    if not (folder / SOURCES).exists():
-        return {}
-    made_of: dict[str, str] = json.loads((folder / SOURCES).read_text())
+    """Return what became of each module of which all mutants were tested."""
     found: dict[str, Outcome] = {}
     with _inside(folder):
         for path in sorted(walk_mutatable_files()):
-            codes, module = _data(path).exit_code_by_key, module_of(path)
-            if module in made_of and None not in codes.values():
+            codes = _data(path).exit_code_by_key
+            if None not in codes.values():
                 counts = Counter(status_by_exit_code[code] for code in codes.values() if code != ASSERTED)
                 alive = [_survivor(path, name) for name, code in codes.items() if status_by_exit_code[code] in ALIVE]
-                found[module] = Outcome(made_of[module], dict(sorted(counts.items())), tuple(alive))
+                found[module_of(path)] = Outcome(counts, tuple(alive))
     return found
 
 

@@ -3,29 +3,27 @@
     python -m tests.mutation.run                      every module that pyproject.toml names
     python -m tests.mutation.run handlers.rounds      only modules whose name has this in it
     python -m tests.mutation.run --again              only mutants that survived, after tests were added, or hung
-    python -m tests.mutation.run --report             no mutant: write docs/design/mutation.md anew from the results
+    python -m tests.mutation.run --report             no mutant: say again what is known
 
-mutmut works in .mutants, where the packages stand side by side. record.json keeps of each module what its last whole
-run found, whoever made it: so counts of several runs add up.
+mutmut works in .mutants, where the packages stand side by side.
 
-Always true: the exit status is 0 only if every survivor of a module that was tested as it stands is explained in
-survivors.toml and no explanation is of a mutant that was noticed.
+Always true: the exit status is 0 only if every survivor of a module that was tested is explained in survivors.toml and
+no explanation is of a mutant that was noticed.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
-from tests.mutation.results import digests, doubtful, is_meant, note_sources, outcomes, untested
-from tests.mutation.survivors import added, explanations, judged, page, recorded, written
+from tests.mutation.results import ALIVE, doubtful, is_meant, modules, outcomes, untested
+from tests.mutation.survivors import explanations, judged
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".mutants"
-PAGE = ROOT / "docs" / "design" / "mutation.md"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
-RECORD = Path(__file__).with_name("record.json")
 BESIDE = (
     "docs",
     "libs/common/tensorhub_common",
@@ -66,16 +64,12 @@ def main() -> int:
     parser.add_argument(
         "--again", action="store_true", help="test only those that survived, after tests were added, or hung"
     )
-    parser.add_argument(
-        "--report", action="store_true", help="test none: write docs/design/mutation.md from the results"
-    )
+    parser.add_argument("--report", action="store_true", help="test none: say again what is known")
     asked = parser.parse_args()
     lay_out()
     for part in asked.modules:
-        if not any(part in module for module in digests(WORK)):
+        if not any(part in module for module in modules(WORK)):
             parser.error(f"no module that pyproject.toml names has '{part}' in its name")
-    if not asked.report:
-        note_sources(WORK)
     if asked.again:
         mutate([name for name in doubtful(WORK) if is_meant(name, asked.modules)])
     elif not asked.report:
@@ -85,14 +79,15 @@ def main() -> int:
 
 
 def report() -> int:
-    """Put what was tested here into the record, and write the page; 0 when nothing is left to explain."""
-    now = digests(WORK)
-    record = added(recorded(RECORD.read_text()), outcomes(WORK), now)
-    RECORD.write_text(written(record))
-    verdict = judged(record, now, explanations(EXPLAINED.read_text()))
-    PAGE.write_text(page(PAGE.read_text(), record, now, verdict))
-    for text in verdict.unexplained:
-        print(f"not explained: {text}")
+    """Say what became of the mutants; 0 when nothing is left to explain."""
+    tested = outcomes(WORK)
+    for module, outcome in tested.items():
+        print(module, *(f"{status} {count}" for status, count in sorted(outcome.counts.items())), sep=", ")
+    total = sum((outcome.counts for outcome in tested.values()), Counter[str]())
+    print(f"{total.total()} mutants of {len(tested)} modules: {sum(total[each] for each in ALIVE)} survived")
+    verdict = judged(tested, modules(WORK), explanations(EXPLAINED.read_text()))
+    for survivor in verdict.unexplained:
+        print(f"not explained: {survivor.where}: '{survivor.line}' as '{survivor.mutant}'")
     for explanation in verdict.stale:
         print(f"no such survivor: {explanation.where}: {explanation.line}")
     return 1 if verdict.unexplained or verdict.stale else 0

@@ -1,12 +1,13 @@
 """What `make mutants` reports: every survivor of a module as it is now needs an explanation of its own."""
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.mutation import results, selection
-from tests.mutation.results import Outcome, Survivor, digests, doubtful, note_sources, outcomes, untested
-from tests.mutation.survivors import added, explanations, judged, page, recorded, written
+from tests.mutation.results import Outcome, Survivor, doubtful, outcomes, untested
+from tests.mutation.survivors import Verdict, explanations, judged
 from tests.mutation.typed import lacks_assertion
 
 KILLED, SURVIVED, REFUSED, HUNG = 1, 0, 37, 36
@@ -15,67 +16,31 @@ CODES: dict[str, dict[str, int | None]] = {
     "begun": {"begun.x_f__mutmut_1": KILLED, "begun.x_f__mutmut_2": None, "begun.x_f__mutmut_3": HUNG},
 }
 KNOWN = explanations('[[harmless]]\nwhere = "m.f"\nline = "a < b"\nmutants = ["a <= b", "a > b"]\nwhy = "So."')
-PAGE = "<!-- generated: counts -->\nold\n<!-- end -->\ntext\n<!-- generated: survivors -->\n<!-- end -->\n"
 
 
 def survivor(mutant: str, where: str = "m.f") -> Survivor:
     return Survivor(where, "a < b", mutant)
 
 
-def outcome(*survivors: Survivor, source: str = "now") -> Outcome:
-    return Outcome(source, {"killed": 3, "survived": len(survivors)}, survivors)
+def outcome(*survivors: Survivor) -> Outcome:
+    return Outcome(Counter(killed=3, survived=len(survivors)), survivors)
 
 
 def test_a_survivor_is_explained_by_words_about_itself_alone() -> None:
     found = [survivor("a <= b"), survivor("a != b"), survivor("a <= b", where="m.g")]
-    verdict = judged({"m": outcome(*found)}, {"m": "now"}, KNOWN)
-    assert verdict.explained == [(found[0], "So.")]
-    assert verdict.unexplained == found[1:]
-    assert verdict.stale == KNOWN, "one of its two mutants was noticed"
-    assert judged({"m": outcome(survivor("a <= b"), survivor("a > b"))}, {"m": "now"}, KNOWN).stale == []
-    # Nothing is asked of a module that was not tested as it is now.
-    changed = judged({"m": outcome(survivor("a != b"))}, {"m": "later"}, KNOWN)
-    untested_yet = judged({}, {"m": "now"}, KNOWN)
-    assert (changed.unexplained, changed.stale, untested_yet.stale) == ([], [], [])
-    assert judged({}, {"other": "now"}, KNOWN).stale == KNOWN, "a module that is no more has no survivor"
+    verdict = judged({"m": outcome(*found)}, ["m"], KNOWN)
+    assert (verdict.unexplained, verdict.stale) == (found[1:], KNOWN), "one of its two mutants was noticed"
+    assert judged({"m": outcome(survivor("a <= b"), survivor("a > b"))}, ["m"], KNOWN) == Verdict([], [])
+    assert judged({}, ["m"], KNOWN) == Verdict([], []), "it was not tested"
+    assert judged({}, ["other"], KNOWN).stale == KNOWN, "a module that is no more has no survivor"
 
 
-def test_runs_of_several_modules_add_up() -> None:
-    before = {"a": outcome(), "b": outcome(source="old"), "gone": outcome()}
-    run = {"b": outcome(survivor("a <= b")), "c": outcome()}
-    record = added(before, run, ["a", "b", "c", "d"])
-    assert record == {"a": before["a"], "b": run["b"], "c": run["c"]}
-    assert recorded(written(record)) == record
-
-
-def test_the_page_has_a_row_for_each_module_and_each_survivor() -> None:
-    record = {"m": outcome(survivor("a <= b"), survivor("a | b")), "changed": outcome(source="old")}
-    now = {"m": "now", "changed": "now", "new": "now"}
-    shown = page(PAGE, record, now, judged(record, now, KNOWN))
-    assert "| m | 5 | 3 | 0 | 0 | 2 | as it stands |" in shown
-    assert "| changed | 3 | 3 | 0 | 0 | 0 | changed since |" in shown
-    assert "| new | – | – | – | – | – | not yet |" in shown
-    assert "| **all** | 8 | 6 | 0 | 0 | 2 |  |" in shown
-    assert "| m.f | `a < b` | `a <= b` | So. |" in shown
-    assert "`a \\| b` | **not explained yet** |" in shown
-    assert "old\n" not in shown
-    with pytest.raises(AssertionError, match="0 places for counts"):
-        page("", {}, {}, judged({}, {}, []))
-
-
-def test_a_module_is_told_once_all_of_its_text_was_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in CODES:
-        (tmp_path / f"{module}.py").write_text("def f() -> None: ...\n")
+def test_a_module_is_told_once_all_of_its_mutants_were_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "walk_mutatable_files", lambda: [Path(f"{module}.py") for module in CODES])
     monkeypatch.setattr(results, "_data", lambda path: SimpleNamespace(exit_code_by_key=CODES[path.stem]))
     monkeypatch.setattr(results, "_survivor", lambda _path, name: Survivor(name, "a", "b"))
-    assert outcomes(tmp_path) == {}, "of unknown text nothing is told"
-    note_sources(tmp_path)
-    tested = digests(tmp_path)["whole"]
-    (tmp_path / "whole.py").write_text("def g() -> None: ...\n")
-    counts = {"caught by type check": 1, "killed": 1, "survived": 1}
-    alive = Survivor("whole.x_f__mutmut_0", "a", "b")
-    assert outcomes(tmp_path) == {"whole": Outcome(tested, counts, (alive,))}
+    counts = Counter({"caught by type check": 1, "killed": 1, "survived": 1})
+    assert outcomes(tmp_path) == {"whole": Outcome(counts, (Survivor("whole.x_f__mutmut_0", "a", "b"),))}
     assert doubtful(tmp_path) == ["begun.x_f__mutmut_3", "whole.x_f__mutmut_0"]
     assert untested(tmp_path) == ["begun.x_f__mutmut_2"]
 
