@@ -15,6 +15,7 @@ from tensorhub_common.protocol.log import codec, commands
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
     AgentLost,
+    RegistryLeads,
     ReplicaLost,
     ReplicaReady,
     ShardRegistered,
@@ -302,6 +303,10 @@ def test_an_agent_that_returns_with_a_retired_version_is_not_believed() -> None:
     assert 9 not in world.catalog.models[MODEL].versions
 
 
+STEP_S = 2
+"""So much later the next command is."""
+
+
 def lost(waits_s: float, *, spot: bool = True) -> CatalogDriver:
     """Return a trainer, and an engine on two agents of which one was lost so long ago."""
     world = one()
@@ -309,6 +314,7 @@ def lost(waits_s: float, *, spot: bool = True) -> CatalogDriver:
     world.publish("trainer", 1)
     world.fetch("engine")
     world.expire("b")
+    assert world.catalog.agents["b"].lost_at == world.catalog.time
     world.catalog.agents["b"].lost_at -= waits_s
     return world
 
@@ -319,7 +325,7 @@ def test_once_its_time_is_over_nothing_of_it_is_left(*, spot: bool, kept_s: floa
     assert refused(world.forget("b"), "BadCommand").message.endswith(f"and is remembered for {kept_s:.0f} s: wait")
     world.join("b")
     assert world.catalog.agents["b"].lost_at == 0.0
-    world = lost(kept_s, spot=spot)
+    world = lost(kept_s - STEP_S, spot=spot)
     assert kinds(world.forget("b")) == ["agent.forgotten", "shard.released"]
     assert "b" not in world.catalog.agents
     assert list(world.replica("engine").members) == [1]
@@ -358,11 +364,18 @@ def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:
     unknown = codec.decode_command("forget_agent", "_registry", codec.encode(said), Level.WAKING_ONCE)
     assert isinstance(unknown, commands.Unreadable)
     refused(world.say(unknown), "BadCommand")
-    world.say(commands.Lead(by=commands.Sender("_registry", 9, 0), registry="r-9", term=9, level=Level.FORGETTING))
-    assert world.catalog.agents["a"].lost_at == world.catalog.time, "it has all of its time from here on"
+    world.join("b")
+    lead = commands.Lead(by=commands.Sender("_registry", 9, 0), registry="r-9", term=9, level=Level.FORGETTING)
+    assert only(world.say(lead), RegistryLeads).level == Level.FORGETTING
+    since = world.catalog.time
+    world.say(msgspec.structs.replace(lead, by=commands.Sender("_registry", 10, 0), term=10))
+    assert world.catalog.agents["a"].lost_at == since, "it has all of its time from where that began"
+    assert world.catalog.agents["b"].lost_at == 0.0, "it lives"
+    world.expire("b", term=10)
+    assert world.catalog.agents["b"].lost_at == world.catalog.time
     world.catalog.agents["a"].lost_at -= LOST_KEPT_S
-    world.forget("a", term=9)
-    assert world.catalog.agents == {}
+    world.forget("a", term=10)
+    assert list(world.catalog.agents) == ["b"]
 
 
 def test_a_snapshot_keeps_when_it_was_lost() -> None:

@@ -245,6 +245,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "lead as an agent": (pair, say(commands.Lead, by=Sender("a", 1, 99), registry="r-0", term=1)),
     "lead as a.b": (pair, say(commands.Lead, by=HUB, registry="a.b", term=1)),
     "lead in -1": (pair, say(commands.Lead, by=HUB, registry="r-0", term=-1)),
+    "lead at level -1": (pair, say(commands.Lead, by=Sender("_registry", 5, 0), registry="r-1", term=5, level=-1)),
     "lead in the term of another": (led, say(commands.Lead, by=Sender("_registry", 7, 0), registry="r-0", term=5)),
     "expire as an agent": (pair, say(commands.Expire, by=Sender("a", 1, 99), agent="b", incarnation=1, term=99)),
     "expire as a namesake": (pair, say(commands.Expire, by=Sender("registry", 1, 1), agent="b", incarnation=1, term=9)),
@@ -256,6 +257,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "expire again": (lost, lambda w: w.expire("a", term=7)),
     "expire an older incarnation": (returned, lambda w: w.expire("a", incarnation=1)),
     "forget as an agent": (lost, say(commands.ForgetAgent, by=Sender("b", 1, 999), agent="a", incarnation=1, term=7)),
+    "forget in -1": (lost, say(commands.ForgetAgent, by=OTHER, agent="a", incarnation=1, term=-1)),
     "forget a live one": (lost, lambda w: w.forget("b", term=7)),
     "forget nobody": (lost, lambda w: w.forget("nobody", term=7)),
     "forget an older incarnation": (lost, say(commands.ForgetAgent, by=OTHER, agent="a", incarnation=2, term=7)),
@@ -382,6 +384,7 @@ what is no command => BadCommand: the body is no command
 lead as an agent => BadCommand: only a registry may say that it leads
 lead as a.b => InvalidName: registry name 'a.b' can't be used: take 1 to 64 letters, digits, '_' or '-'
 lead in -1 => BadCommand: term -1 is out of range: take 0 to 9007199254740991
+lead at level -1 => BadCommand: level -1 is out of range: take 0 to 9007199254740991
 lead in the term of another => BadCommand: term 5 is over: term 5 has spoken, so take a higher one
 expire as an agent => BadCommand: only a registry may say that an agent is lost
 expire as a namesake => BadCommand: only a registry may say that an agent is lost
@@ -393,6 +396,7 @@ expire against the leader => BadCommand: term 4 is over: term 5 has spoken
 expire again => BadCommand: agent 'a' has no live incarnation 1
 expire an older incarnation => BadCommand: agent 'a' has no live incarnation 1
 forget as an agent => BadCommand: only a registry may say that an agent is forgotten
+forget in -1 => BadCommand: term -1 is out of range: take 0 to 9007199254740991
 forget a live one => BadCommand: agent 'b' has no lost incarnation 1
 forget nobody => BadCommand: agent 'nobody' has no lost incarnation 1
 forget an older incarnation => BadCommand: agent 'a' has no lost incarnation 2

@@ -280,7 +280,9 @@ def test_a_refill_that_waits_for_a_copy_fails_when_that_can_not_come_any_more() 
     assert (failure.replica, failure.error) == ("engine", FULL)
     assert LAST_OF_1 in failure.message
     assert world.states("engine") == ["ready", "ready"]
-    assert failed(world.start("engine", 2)).error == FULL, "nor is there room when another one begins"
+    failure = failed(world.start("engine", 2))
+    assert failure.error == FULL
+    assert LAST_OF_1 in failure.message, "nor is there room when another one begins"
 
 
 def swapping() -> CatalogDriver:

@@ -16,6 +16,7 @@ from tensorhub_common.protocol.log.events import (
     RoundWithdrawn,
     ShardFilled,
 )
+from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_simulator.drivers.catalog import CatalogDriver, decided, failed, kinds, reader_of_two, refused, root
 
 
@@ -153,8 +154,11 @@ def test_patience_that_ends_settles_the_round_for_all_once_all_have_joined() -> 
     assert world.replica("engine").version == 12
 
 
-def test_whoever_waits_first_is_decided_first() -> None:
-    world = standing(trainer="a", late="b", early="c")
+@pytest.mark.parametrize("level", [Level.TOLERANT, NEWEST_LEVEL])
+def test_whoever_waits_first_is_decided_first_and_each_once(level: Level) -> None:
+    world = CatalogDriver(level=level)
+    for name, agent in (("trainer", "a"), ("late", "b"), ("early", "c")):
+        world.replica_of(name, agent)
     world.want("early", "latest")
     world.want("late", "latest")
     assert [event.replica for event in of(world.publish("trainer", 1), RoundDecided)] == ["early", "late"]

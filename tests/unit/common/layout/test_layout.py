@@ -1,12 +1,15 @@
 """Layouts and their canonical pieces: what is checked, what is equal, where everything stands."""
 
+import re
 import time
+from ast import literal_eval
+from collections.abc import Iterator
 from itertools import product
 from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
@@ -26,7 +29,7 @@ from tensorhub_common.layout.layout import (
     segment_bytes,
     shared_mismatch,
 )
-from tensorhub_common.layout.parts import NAME_BYTES_MAX, PARTS_MAX, Part, Shape, check_parts, named, padding
+from tensorhub_common.layout.parts import NAME_BYTES_MAX, SIZE_MAX, Part, Shape, check_parts, named, padding
 
 MIB = 1024 * 1024
 
@@ -228,8 +231,17 @@ WRONG = {
     "an overlap": ((*QKV[:2], rows("v", 4, 0, 3, 5)), r"part 1 \('k'\) and part 2 \('v'\) overlap"),
     "an overlap with padding": ((*QKV, padding((7, 0), (1, 4))), r"part 2 \('v'\) and part 3 \(padding\) overlap"),
     "outside of the tensor": ((*QKV[:2], rows("v", 4, 1, 3, 6)), r"part 2 \('v'\) of shape .* does not fit into the"),
+    "an overlap of what is not in order": (
+        (rows("q", 8, 0, 3, 0), rows("k", 8, 0, 3, 5), rows("v", 8, 0, 2, 1)),
+        r"part 0 \('q'\) and part 2 \('v'\) overlap",
+    ),
     "before the tensor": ((rows("q", 8, 0, 4, -1),), r"part 0 \('q'\) of shape .* does not fit into the tensor"),
     "outside of the global one": ((*QKV[:2], rows("v", 4, 3, 2, 6)), r"part 2 \('v'\) of extent .* global shape"),
+    "before the global one": ((*QKV[:2], rows("v", 4, -1, 2, 6)), r"part 2 \('v'\) of extent .* global shape"),
+    "too large a global one": (
+        (*QKV[:2], rows("v", SIZE_MAX + 1, 0, 2, 6)),
+        rf"part 2 \('v'\) has global shape .*: a dimension has at most {SIZE_MAX} elements",
+    ),
     "an empty part": ((*QKV, rows("w", 4, 0, 0, 0)), r"part 3 \('w'\) of shape .* is empty"),
     "other sizes there": (
         (*QKV[:2], Part("v", (4, 4), (0, 0), (4, 2), (6, 0), (2, 4))),
@@ -248,15 +260,19 @@ def test_what_is_planted_wrong_is_refused_by_name(parts: tuple[Part, ...], said:
         layout_of([fused(*parts)])
 
 
-def test_there_is_a_bound_on_names_in_bytes_and_on_parts() -> None:
+def test_there_is_a_bound_on_names_in_bytes_and_on_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Part("x" * 81, (4,), (0,), (4,), (0,), (4,))
     assert named(3, whole) == f"part 3 ('{'x' * 80}')"
     assert named(0, padding((0,), (4,))) == "part 0 (padding)"
     check_parts("w", (4,), [msgspec.structs.replace(whole, name="ä" * (NAME_BYTES_MAX // 2))])
     with pytest.raises(LayoutMismatch, match=f"longer than {NAME_BYTES_MAX} bytes: rename it"):
         check_parts("w", (4,), [msgspec.structs.replace(whole, name="ä" * (NAME_BYTES_MAX // 2) + "x")])
-    with pytest.raises(LayoutMismatch, match=f"has {PARTS_MAX + 1} parts"):
-        check_parts("w", (8, 4), QKV[:1] * (PARTS_MAX + 1))
+    check_parts("w", (8, 4), [*QKV[:2], rows("v", SIZE_MAX, 0, 2, 6)])
+    monkeypatch.setattr(parts_module, "PARTS_MAX", 3)
+    check_parts("w", (8, 4), QKV)
+    monkeypatch.setattr(parts_module, "PARTS_MAX", 2)
+    with pytest.raises(LayoutMismatch, match="has 3 parts; at most 2 are possible: split it"):
+        check_parts("w", (8, 4), QKV)
 
 
 def test_a_global_tensor_is_one_shape_and_dtype_within_a_shard() -> None:
@@ -293,6 +309,17 @@ def _boxes(draw: st.DrawFn) -> tuple[Shape, list[Part]]:
     return shape, boxes
 
 
+def inside(start: Shape, stop: Shape) -> Iterator[Shape]:
+    return product(*map(range, start, stop))
+
+
+QUARTERS = [padding((2 * row, 2 * column), (2, 2)) for row, column in product((0, 1), repeat=2)]
+
+
+@example(((4, 4), QUARTERS[:3]), 0)
+@example(((4, 4), [QUARTERS[1], QUARTERS[0], QUARTERS[2]]), 0)
+@example(((2, 2, 2), [padding((0, 0, 0), (1, 2, 2))]), 0)
+@example(((2, 3), [padding((0, 1), (2, 2))]), 0)
 @given(_boxes(), st.sampled_from([0, parts_module.TILED_DIMS_MAX]))
 def test_parts_pass_when_each_element_is_painted_once_and_else_never(
     drawn: tuple[Shape, list[Part]], dims_max: int
@@ -301,18 +328,26 @@ def test_parts_pass_when_each_element_is_painted_once_and_else_never(
     shape, parts = drawn
     painted = dict.fromkeys(product(*map(range, shape)), 0)
     for part in parts:
-        for index in product(*map(range, part.start, part.stop)):
+        for index in inside(part.start, part.stop):
             painted[index] += 1
     with mock.patch.object(parts_module, "TILED_DIMS_MAX", dims_max):
         if set(painted.values()) == {1}:
             check_parts("w", shape, parts)
         else:
-            with pytest.raises(LayoutMismatch, match="overlap" if max(painted.values()) > 1 else "no part has"):
+            with pytest.raises(LayoutMismatch) as refused:
                 check_parts("w", shape, parts)
+            said = str(refused.value)
+            if max(painted.values()) > 1:
+                one, other = (parts[int(number)] for number in re.findall(r"part (\d+)", said))
+                assert set(inside(one.start, one.stop)) & set(inside(other.start, other.stop))
+            else:
+                start, stop = (literal_eval(each) for each in re.findall(r"(?:from|to) (\(.*?\))", said))
+                assert {painted[index] for index in inside(start, stop)} == {0}
 
 
 def test_good_parts_are_not_compared_with_one_another() -> None:
     """A grid of parts is as many comparisons as it has parts, times those in a row of it."""
     grid = [Part("w", (64, 64), (2 * i, 2 * j), (1, 1), (i, j), (1, 1)) for i in range(32) for j in range(32)]
-    with mock.patch.object(parts_module, "_overlap", side_effect=AssertionError):
+    compared = mock.patch.object(parts_module, "_overlap", side_effect=AssertionError)
+    with compared, mock.patch.object(parts_module, "TILED_DIMS_MAX", 2):
         check_parts("w", (32, 32), grid)
