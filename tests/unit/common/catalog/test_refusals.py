@@ -162,6 +162,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "decline for another": (pair, foreign(commands.Decline, wish=1, error="NotPublished", message="")),
     "unpublish unsigned": (pair, say(commands.Unpublish, model=MODEL, replica="trainer", shard=0)),
     "ready of a lost one": (lost, lambda w: w.ready("trainer", 12)),
+    "ready of an older one": (returned, foreign(commands.Ready, by=Sender("a/77", 1, 9999), version=1, root="r")),
     "unpublish of a later one": (pair, foreign(commands.Unpublish, by=Sender("b/3", 2, 1))),
     # Publishing.
     "root a.b": (pair, lambda w: w.ready("trainer", 1, digest="a.b")),
@@ -306,6 +307,7 @@ drained for another => BadCommand: shard 0 of policy/trainer stands on agent 'a'
 decline for another => BadCommand: shard 0 of policy/trainer stands on agent 'a': 'b' can't speak for it
 unpublish unsigned => BadCommand: this command must name its sender
 ready of a lost one => StaleSender: incarnation 1 of agent 'a' is over (the log knows 1, lost): join again with a higher one
+ready of an older one => StaleSender: incarnation 1 of agent 'a' is over (the log knows 2, live): join again with a higher one
 unpublish of a later one => StaleSender: incarnation 2 of agent 'b' is over (the log knows 1, live): join again with a higher one
 root a.b => BadCommand: root 'a.b' is no digest: send the hexadecimal digits of it
 publish -1 => VersionConflict: version -1 is out of range: take 0 to 9007199254740991

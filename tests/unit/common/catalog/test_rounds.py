@@ -5,16 +5,14 @@ from collections.abc import Callable
 import pytest
 from tests.unit.common.catalog.scenes import BAD, GONE, holding, of, only, republished, round_of, standing, updatable
 
-from tensorhub_common.catalog.state import ATTEMPTS_MAX, Model
+from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.catalog.version_selection import CannotDecide, NothingNewer, WaitForVersion, select_version
 from tensorhub_common.protocol.log.commands import GiveUp, VersionRequest
 from tensorhub_common.protocol.log.events import (
-    ReplicaReady,
     RoundDecided,
     RoundJoined,
     RoundReopened,
     RoundWithdrawn,
-    ShardFilled,
 )
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_simulator.drivers.catalog import CatalogDriver, decided, failed, kinds, reader_of_two, refused, root
@@ -60,11 +58,6 @@ def test_the_wishes_of_all_shards_are_judged_together(
     world.empty("old")
     verdict = select_version(world.catalog.models["policy"], wants, patient, held)
     assert verdict == expected if isinstance(expected, int) else isinstance(verdict, expected)
-
-
-@pytest.mark.parametrize(("wants", "patient"), [({0: "latest"}, False), ({0: 1}, False), ({0: "newer"}, True)])
-def test_where_nothing_was_ever_published_a_round_waits(wants: dict[int, VersionRequest], *, patient: bool) -> None:
-    assert isinstance(select_version(Model("m"), wants, patient, None), WaitForVersion)
 
 
 def test_one_answer_for_all_is_decided_when_the_last_has_joined() -> None:
@@ -188,15 +181,6 @@ def test_nothing_is_drained_or_written_before_the_leases_of_all_shards() -> None
     assert [version.holders for version in world.catalog.models["policy"].versions.values()] == [0, 1]
 
 
-def test_the_replica_is_ready_only_when_all_shards_are_filled() -> None:
-    world = filling_12()
-    assert kinds(world.settle("engine", 0)) == ["round.joined"], "patience that ends by now changes nothing"
-    filled = only(world.filled("engine", 12, 0), ShardFilled)
-    assert world.replica("engine").version is None
-    ready = only(world.filled("engine", 12, 1), ReplicaReady)
-    assert (ready.version, ready.round) == (12, filled.round)
-
-
 @pytest.mark.parametrize("wish", [12, "latest", "newer"])
 def test_a_decision_that_can_not_be_leased_is_made_again(wish: VersionRequest) -> None:
     world = reader_of_two()
@@ -231,15 +215,6 @@ def test_an_orderly_unpublish_before_the_leases_reopens_the_round() -> None:
     world.want_all("engine", 12)
     world.empty("trainer")
     assert failed(world.replan("engine", 0)).error == GONE
-
-
-def test_a_reopened_round_without_patience_is_settled() -> None:
-    """Nothing was written yet, so that the engine still holds what it held."""
-    world = updatable()
-    world.want_all("engine", "newer", patient=False)
-    world.empty("trainer")
-    assert kinds(world.replan("engine", 0)) == ["round.reopened", "round.settled"]
-    assert world.replica("engine").version == 12
 
 
 def test_an_update_never_answers_none_once_its_memory_is_overwritten() -> None:
@@ -315,23 +290,6 @@ def test_what_a_failed_round_has_filled_stays_ready_and_counts_in_the_next() -> 
     world.give_up("engine", 1)
     assert world.states("engine") == ["ready", "empty"]
     assert decided(world.want_all("engine")).held == (0,)
-
-
-def test_a_version_given_up_in_good_order_lets_latest_go_on_with_a_newer_one() -> None:
-    world = filling_12()
-    world.filled("engine", 12, 0)
-    republished(world, 13)
-    decision = decided(world.give_up("engine", 1, GONE))
-    assert (decision.version, decision.attempt, decision.held) == (13, 2, ())
-    assert world.states("engine") == ["ready", "filling"]
-    world.grant_all("engine")
-    assert world.states("engine") == ["filling", "filling"]
-    world.filled("engine", 13, 0)
-    assert kinds(world.filled("engine", 13, 1)) == ["shard.filled", "replica.ready"]
-    world = reader_of_two()
-    world.start("engine", 12)
-    republished(world, 13)
-    assert failed(world.give_up("engine", 0, GONE)).error == GONE, "a number does not go on with another"
 
 
 def test_the_second_word_about_one_attempt_does_not_end_the_next() -> None:

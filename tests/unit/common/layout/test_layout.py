@@ -112,14 +112,8 @@ def test_every_tensor_starts_aligned_and_an_empty_one_takes_no_room() -> None:
     assert boxes(layout_of([entry("w", (2, 3), whole=(8, 3), offset=(4, 0))])) == [Box("w", (4, 0), (6, 3))]
     nothing = layout_of([])
     assert (segment_bytes(nothing), payload_bytes(nothing), len(pieces(nothing))) == (0, 0, 0)
+    assert pieces(nothing).piece_at(0) == -1
     assert layout_of([entry("at the end", (0,), whole=(2,), offset=(2,))]).tensors[0].nbytes == 0
-
-
-def test_a_piece_is_found_by_its_place() -> None:
-    table = pieces(layout_of([entry("a", (3 * MIB,)), entry("b", (1,))]))
-    assert table.nbytes == [4 * MIB, 4 * MIB, 4 * MIB, 4]
-    assert [table.piece_at(at) for at in (0, 4 * MIB - 1, 4 * MIB, 12 * MIB - 1, 12 * MIB)] == [0, 0, 1, 2, 3]
-    assert pieces(layout_of([])).piece_at(0) == -1
 
 
 @pytest.mark.parametrize(
