@@ -82,16 +82,6 @@ def test_a_turn_is_the_command_that_decided_last() -> None:
         assert round_of(world).decided == last.cmd, "a lease decides nothing"
 
 
-@pytest.mark.parametrize(("wish", "version"), [("latest", 13), (12, 12)])
-def test_latest_is_the_newest_available_when_the_last_shard_joins(wish: VersionRequest, version: int) -> None:
-    """And yields to a number."""
-    world = reader_of_two()
-    world.want("engine", "latest", 0)
-    world.replica_of("other", "e", "f")
-    world.publish("other", 13)
-    assert decided(world.want("engine", wish, 1)).version == version
-
-
 def test_two_numbers_fail_the_round_at_once_for_all() -> None:
     world = standing(engine="abc")
     world.want("engine", 11, 0)
