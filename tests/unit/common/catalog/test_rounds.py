@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.unit.common.catalog.scenes import BAD, GONE, holding, of, only, republished, round_of, standing, updatable
+from tests.unit.common.catalog.scenes import BAD, GONE, of, only, republished, round_of, standing, updatable
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.catalog.version_selection import CannotDecide, NothingNewer, WaitForVersion, select_version
@@ -145,20 +145,6 @@ def test_whoever_waits_first_is_decided_first_and_each_once(level: Level) -> Non
     world.want("early", "latest")
     world.want("late", "latest")
     assert [event.replica for event in of(world.publish("trainer", 1), RoundDecided)] == ["early", "late"]
-
-
-def test_a_shard_that_holds_the_answer_is_not_filled_again() -> None:
-    """One agent came back without its memory; the other one's bytes count."""
-    world = reader_of_two()
-    world.fetch("engine")
-    world.want("engine", "latest", 0)
-    assert kinds(world.want("engine", 12, 1)) == ["round.joined", "replica.ready"], "all of them hold it"
-    assert world.replica("engine").round is None
-    world.join("d", holding(None, None, replica="engine", shard=1))
-    assert decided(world.want_all("engine")).held == (0,)
-    assert kinds(world.granted("engine", 1)) == ["round.started"]
-    assert world.states("engine") == ["ready", "filling"]
-    assert kinds(world.filled("engine", 12, 1)) == ["shard.filled", "replica.ready"]
 
 
 def test_nothing_is_drained_or_written_before_the_leases_of_all_shards() -> None:
