@@ -52,8 +52,11 @@ def test_a_shard_of_many_is_compared_with_its_neighbours_and_with_some_at_powers
         if index != mine:
             world.register("a", "trainer", index, shards)
     registered = only(world.register("a", "trainer", mine, shards), ShardRegistered)
-    assert {abs(each.shard - mine) for each in registered.siblings} == {*range(1, NEIGHBOURS_MAX + 1), 64, 128}
-    assert registered.siblings[0] == Sibling(0, "L")
+    far = [*range(1, NEIGHBOURS_MAX + 1), 64]
+    expected = sorted([0, *(mine - each for each in far), *(mine + each for each in far)])
+    assert registered.siblings == tuple(Sibling(each, "L") for each in expected)
+    again = only(world.register("a", "trainer", mine, shards), ShardRegistered)
+    assert again.siblings == registered.siblings, "it is none of its own"
 
 
 def test_the_largest_replica_has_events_that_fit_into_a_message() -> None:
