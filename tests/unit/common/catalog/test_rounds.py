@@ -9,6 +9,7 @@ from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.catalog.version_selection import CannotDecide, NothingNewer, WaitForVersion, select_version
 from tensorhub_common.protocol.log.commands import GiveUp, VersionRequest
 from tensorhub_common.protocol.log.events import (
+    ReplicaReady,
     RoundDecided,
     RoundJoined,
     RoundReopened,
@@ -224,7 +225,9 @@ def test_a_fill_that_ends_after_the_last_holder_left_brings_the_version_back(goe
     else:
         world.empty("trainer")
     world.filled("engine", 12, 0)
-    assert kinds(world.filled("engine", 12, 1)) == ["shard.filled", "version.available", "replica.ready"]
+    number, events = world.round("engine"), world.filled("engine", 12, 1)
+    assert kinds(events) == ["shard.filled", "version.available", "replica.ready"]
+    assert (only(events, ReplicaReady).version, only(events, ReplicaReady).round) == (12, number)
 
 
 def test_before_the_decision_a_shard_leaves_alone_and_learns_who_was_missing() -> None:
