@@ -125,7 +125,7 @@ def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_comm
     check_invariants(crowd.catalog)
 
 
-@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (NEWEST_LEVEL, 1)])
+@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (Level.WAKING_ONCE, 1), (NEWEST_LEVEL, 1)])
 def test_one_that_reads_is_decided_once_beside_those_that_are_ready_at_once(level: Level, decisions: int) -> None:
     """Below the level it was decided again for each of the others, and so used up its attempts."""
     world = CatalogDriver(level=level)

@@ -100,6 +100,11 @@ def test_an_equal_root_makes_a_holder_of_another_replica() -> None:
     world = with_copy()
     world.empty("trainer")
     assert kinds(world.publish("copy", 12)) == ["version.available", "replica.ready"], "its holders were gone"
+    for digest, ends in ((None, "replica.ready"), ("other", "publish.failed")):
+        world = standing(trainer="ab", copy="cd")
+        world.ready("trainer", 12, shard=0, digest=digest)
+        world.publish("copy", 12)
+        assert kinds(world.ready("trainer", 12, shard=1)) == [ends], "overtaken by equal bytes, and by others"
     world = standing(trainer="a", copy="b")
     world.ready("trainer", 12, digest=NO_ROOT)
     refused(world.ready("copy", 12, digest=NO_ROOT), CONFLICT)

@@ -174,6 +174,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "publish other bytes": (holders, lambda w: w.ready("same", 12, digest="ff")),
     "publish without digests": (holders, lambda w: w.ready("same", 12, digest=NO_ROOT)),
     "publish what was retired": (rewound, lambda w: w.ready("late", 13)),
+    "publish again what was retired": (rewound, lambda w: w.ready("other", 13)),
     "withdraw nothing": (pair, lambda w: w.withdraw("trainer")),
     "withdraw what failed": (failed_offer, lambda w: w.withdraw("trainer", 0)),
     "unpublish nothing": (pair, lambda w: w.unpublish("trainer")),
@@ -311,6 +312,7 @@ publish in another layout => VersionConflict: version 12 of model 'policy' is no
 publish other bytes => VersionConflict: version 12 of model 'policy' is not newer than the last published one, 12, and with other bytes than these (version 12 is taken): publish 13 or higher
 publish without digests => VersionConflict: version 12 of model 'policy' is not newer than the last published one, 12, and without digests, by which equal bytes could be told (version 12 is taken): publish 13 or higher
 publish what was retired => VersionConflict: version 13 of model 'policy' is not newer than the last published one, 13, and was retired by a rewind (version 13 is taken): publish 14 or higher
+publish again what was retired => VersionConflict: policy/other shard 0 still has version 13 published: unpublish 13 first
 withdraw nothing => NotPublished: shard 0 of policy/trainer waits for no publication
 withdraw what failed => NotPublished: shard 0 of policy/trainer waits for no publication
 unpublish nothing => NotPublished: shard 0 of policy/trainer has nothing published
