@@ -110,7 +110,7 @@ def test_a_quota_bounds_new_shards_and_copies_and_leaves_what_stands() -> None:
     world = standing(trainer="ab")
     caching(world, "c", 1024)
     world.say(Quota(nbytes=192))
-    world.register("a", "late", 0, 2)
+    assert kinds(world.register("a", "late", 0, 2)) == ["shard.registered"], "it just fits"
     assert "quota" in refused(world.register("b", "late", 1, 2), "MemoryExhausted").message
     retain(world, 1)
     world.publish("trainer", 1)
