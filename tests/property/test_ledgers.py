@@ -1,4 +1,4 @@
-"""What two planners take for load, whatever beats and logs come when: never a reader that the log says has ended."""
+"""What a planner takes for load, whatever beats and logs come when: never a reader that the log says has ended."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tensorhub_common.protocol.heartbeat import Heartbeat, ReaderLoad, ServingLo
 from tensorhub_common.protocol.log.events import Event, RoundDecided, RoundFailed, ShardFilled
 from tensorhub_common.protocol.plans import Plan, Share
 from tensorhub_planner.load.ledger import LoadLedger
-from tensorhub_planner.load.load import AgentTransport, ReaderId
+from tensorhub_planner.load.load import ReaderId
 from tensorhub_planner.primitives.limits import PlanLimits
 
 JOB = "run-7"
@@ -21,24 +21,14 @@ AGENTS = ("a", "b")
 NOW = 1.0
 
 
-def lane(agent: str) -> AgentTransport:
-    return (agent, "ucxx")
-
-
 @dataclass
-class Planner:
-    """A ledger, how much of the log it has seen, what beats are on their way to it, and what it has assigned."""
+class World:
+    """The truth, and a planner beside others: what it has seen of the log, what it has assigned, which beats come."""
 
     ledger: LoadLedger = field(default_factory=lambda: LoadLedger(PlanLimits()))
     folded: int = 0
     coming: list[Heartbeat] = field(default_factory=list)
     assigned: dict[ReaderId, set[str]] = field(default_factory=lambda: defaultdict(set))
-
-
-@dataclass
-class World:
-    """The truth."""
-
     log: list[tuple[ReaderId, Event]] = field(default_factory=list)
     decided: dict[ReaderId, int] = field(default_factory=dict)
     """Of the reads under way, by the log."""
@@ -47,7 +37,6 @@ class World:
     """Leases that were planned and not granted yet."""
     were: dict[tuple[ReaderId, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     """From whom each read has ever read, or was to."""
-    planners: tuple[Planner, Planner] = field(default_factory=lambda: (Planner(), Planner()))
 
     # What happens.
 
@@ -57,41 +46,42 @@ class World:
         self.log.append((reader, event))
         self.decided[reader] = len(self.log)
 
-    def read(self, reader: ReaderId, number: int, agent: str) -> None:
+    def read(self, reader: ReaderId, agent: str, is_mine: bool) -> None:  # noqa: FBT001 (drawn)
         self.decide(reader)
-        self.plan(reader, number, agent)
+        self.plan(reader, agent, is_mine)
         while self.wanted:
             self.grant()
         self.say(agent)
 
     def say(self, agent: str) -> None:
         self.beat(agent)
-        for number, planner in enumerate(self.planners):
-            while planner.coming:
-                self.hear(number, "once")
+        while self.coming:
+            self.hear("once")
 
-    def plan(self, reader: ReaderId, number: int, agent: str) -> None:
+    def plan(self, reader: ReaderId, agent: str, is_mine: bool) -> None:  # noqa: FBT001 (drawn)
         if reader in self.decided:
-            planner = self.planners[number]
-            self.fold_all(number)
-            planner.ledger.done(reader)
-            planner.assigned[reader] = set()
-            self._assign(planner, reader, agent)
+            if is_mine:
+                self.fold_all()
+                self.ledger.done(reader)
+                self.assigned[reader] = set()
+            self._assign(reader, agent, is_mine=is_mine)
 
-    def try_beside(self, reader: ReaderId, number: int, agent: str) -> None:
+    def try_beside(self, reader: ReaderId, agent: str, is_mine: bool) -> None:  # noqa: FBT001 (drawn)
         """A reader asks for a part from somebody else than the one that it reads from, and goes on there."""
         if reader in self.decided:
-            planner = self.planners[number]
-            self.fold_all(number)
             others = [each for each in AGENTS if each != agent]
-            planner.ledger.failed(reader, map(source, others))
-            planner.assigned[reader].difference_update(others)
-            self._assign(planner, reader, agent)
+            if is_mine:
+                self.fold_all()
+                self.ledger.failed(reader, map(source, others))
+                self.assigned[reader].difference_update(others)
+            self._assign(reader, agent, is_mine=is_mine)
 
-    def _assign(self, planner: Planner, reader: ReaderId, agent: str) -> None:
-        share = Share(source=source(agent), transport="ucxx", pieces=((0, 1),), nbytes=1, why="")
-        planner.ledger.assign(reader, Plan(version=1, shares=(share,), why=""), NOW)
-        planner.assigned[reader].add(agent)
+    def _assign(self, reader: ReaderId, agent: str, *, is_mine: bool) -> None:
+        """By the planner, or by another one, which it does not hear of."""
+        if is_mine:
+            share = Share(source=source(agent), transport="ucxx", pieces=((0, 1),), nbytes=1, why="")
+            self.ledger.assign(reader, Plan(version=1, shares=(share,), why=""), NOW)
+            self.assigned[reader].add(agent)
         self.were[reader, self.decided[reader]].add(agent)
         self.wanted.append((agent, reader, self.decided[reader]))
 
@@ -126,77 +116,65 @@ class World:
         # As agents do, a reader with two leases is one.
         named = tuple({each.replica: each for each in sorted(served, key=lambda one: one.decided)}.values())
         serving = (ServingLoad("ucxx", len(named), len(named), named),) if named else ()
-        for planner in self.planners:
-            planner.coming.append(Heartbeat(agent=agent, incarnation=1, serving=serving))
+        self.coming.append(Heartbeat(agent=agent, incarnation=1, serving=serving))
 
-    def hear(self, number: int, how: str) -> None:
-        planner = self.planners[number]
-        if planner.coming:
-            beat = planner.coming[0]
+    def hear(self, how: str) -> None:
+        if self.coming:
+            beat = self.coming[0]
             if how != "twice":
-                del planner.coming[0]
+                del self.coming[0]
             if how != "lost":
-                planner.ledger.hear(beat, NOW)
+                self.ledger.hear(beat, NOW)
 
-    def fold_one(self, number: int) -> None:
-        self.fold(number, self.planners[number].folded + 1)
-
-    def fold_all(self, number: int) -> None:
-        self.fold(number, len(self.log))
-
-    def fold(self, number: int, upto: int) -> None:
-        planner = self.planners[number]
-        while planner.folded < min(upto, len(self.log)):
-            reader, event = self.log[planner.folded]
-            planner.folded += 1
-            planner.ledger.see(JOB, planner.folded, event)
+    def fold_one(self) -> None:
+        if self.folded < len(self.log):
+            reader, event = self.log[self.folded]
+            self.folded += 1
+            self.ledger.see(JOB, self.folded, event)
             if not isinstance(event, RoundDecided):
-                planner.assigned.pop(reader, None)
+                self.assigned.pop(reader, None)
+
+    def fold_all(self) -> None:
+        while self.folded < len(self.log):
+            self.fold_one()
 
     # What must hold.
 
-    def check(self) -> None:
-        for planner in self.planners:
-            planner.ledger.check()
-            ends = {reader: seq for seq, (reader, _) in enumerate(self.log[: planner.folded], start=1)}
-            for agent in AGENTS:
-                load = planner.ledger.busy(lane(agent), NOW).readers
-                assigned = {reader for reader, agents in planner.assigned.items() if agent in agents}
-                may_read = {
-                    reader
-                    for (reader, decided), agents in self.were.items()
-                    if agent in agents and decided >= ends.get(reader, 0)
-                }
-                assert len(assigned) <= load <= len(assigned | may_read)
+    def check(self, *, calm: bool = False) -> None:
+        """In the calm, when all is said and heard, it counts exactly who reads."""
+        self.ledger.check()
+        ends = {reader: seq for seq, (reader, _) in enumerate(self.log[: self.folded], start=1)}
+        for agent in AGENTS:
+            load = self.ledger.busy((agent, "ucxx"), NOW).readers
+            assigned = {reader for reader, agents in self.assigned.items() if agent in agents}
+            read = {reader for its, reader, _ in self.leases if its == agent}
+            may_read = {
+                reader
+                for (reader, decided), agents in self.were.items()
+                if agent in agents and decided >= ends.get(reader, 0)
+            }
+            assert len(assigned) <= load <= len(assigned | may_read)
+            assert not calm or load == len(assigned | read)
 
-    def check_calm(self) -> None:
-        """Once all is said and heard, each planner counts exactly who reads."""
+    def calm_down(self) -> None:
         for reader in READERS:
             self.leave(reader)
         while self.wanted:
             self.grant()
+        self.fold_all()
         for agent in AGENTS:
-            self.beat(agent)
-        for number, planner in enumerate(self.planners):
-            self.fold_all(number)
-            while planner.coming:
-                self.hear(number, "once")
-            for agent in AGENTS:
-                read = {reader for its, reader, _ in self.leases if its == agent}
-                assigned = {reader for reader, agents in planner.assigned.items() if agent in agents}
-                assert planner.ledger.busy(lane(agent), NOW).readers == len(read | assigned)
+            self.say(agent)
 
 
-readers, planners, agents = st.sampled_from(READERS), st.integers(0, 1), st.sampled_from(AGENTS)
+readers, agents = st.sampled_from(READERS), st.sampled_from(AGENTS)
 steps = st.one_of(
     st.tuples(st.just(World.decide), readers),
-    st.tuples(st.sampled_from([World.read, World.plan, World.try_beside]), readers, planners, agents),
-    st.tuples(st.just(World.grant)),
+    st.tuples(st.sampled_from([World.read, World.plan, World.try_beside]), readers, agents, st.booleans()),
+    st.tuples(st.sampled_from([World.grant, World.fold_one, World.fold_all])),
     st.tuples(st.sampled_from([World.fills, World.fails]), readers),
     st.tuples(st.just(World.leave), readers),
     st.tuples(st.sampled_from([World.beat, World.say]), agents),
-    st.tuples(st.just(World.hear), planners, st.sampled_from(["once", "twice", "lost"])),
-    st.tuples(st.sampled_from([World.fold_one, World.fold_all]), planners),
+    st.tuples(st.just(World.hear), st.sampled_from(["once", "twice", "lost"])),
 )
 
 
@@ -206,4 +184,5 @@ def test_nobody_is_load_whose_read_the_log_says_is_over(story: list[Any]) -> Non
     for happens, *what in story:
         happens(world, *what)
         world.check()
-    world.check_calm()
+    world.calm_down()
+    world.check(calm=True)

@@ -6,7 +6,7 @@ be folded of them, values that can be asked for by them, and all others; within 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, pairwise
 from math import prod
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -208,9 +208,8 @@ class NumberedProgram:
 
     def _is_cast(self, block: _Block, source: int | None) -> bool:
         """Tell whether the first of its cells' owners in that source casts, as in all of them."""
-        sources = self.program.groups[block.number].sources
-        owners = (each for each in block.alike.cells[0].owners if sources[each.box] == source)
-        return any(bool(each.cast) for each in islice(owners, 1))
+        owner = _owner(block.alike.cells[0], self.program.groups[block.number], source)
+        return owner is not None and bool(owner.cast)
 
     def fold_runs(self) -> Iterator[UnitRun]:
         """Yield the units that have to do with folds. In each block they are as many for each tensor."""
@@ -221,14 +220,13 @@ class NumberedProgram:
 
     def entries(self, ranges: Iterable[Range]) -> Iterator[AmaxEntries]:
         """Yield where in the table the entries of these units are, all of which have to do with folds."""
-        for group, tensor, cell, _ in self._units(ranges):
+        for group, tensor, cell, unit in self._units(ranges):
             fold, cut = cell.fold, cell.cut
             assert fold is not None
             begin = group.table + tensor * group.table_bytes
             to = (begin if fold.kind is UnitKind.PARTIAL else group.to[tensor]) + cell.to
             counts = tuple(-(-size // step) for size, step in zip(cut.shape, fold.grain, strict=True))
-            form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, 0)
-            yield AmaxEntries(begin + fold.at, fold.strides, counts, to, form, fold.scheme)
+            yield AmaxEntries(begin + fold.at, fold.strides, counts, to, self._form_here(cut, unit), fold.scheme)
 
     def regions(self, layout: str, ranges: Iterable[Range]) -> StridedCopies:
         """Return these units as a source of this layout gives them. Raises `KeyError` for one that it has not.
@@ -243,7 +241,7 @@ class NumberedProgram:
         origin: list[int] = []
         form: list[StridedForm] = []
         for group, tensor, cell, unit in self._units(ranges):
-            owner = next((each for each in cell.owners if group.sources[each.box] == source), None)
+            owner = _owner(cell, group, source)
             if owner is None:
                 raise KeyError(f"layout {layout[:12]} does not have all of these units")
             cut = cell.cut
@@ -269,7 +267,7 @@ class NumberedProgram:
         """Yield where these units go, from any source. Partials go nowhere."""
         for group, tensor, cell, unit in self._units(ranges):
             cut = cell.cut
-            form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, unit)
+            form = self._form_here(cut, unit)
             to = group.to[tensor] + cell.to + (unit * cut.rows * cut.to_strides[cut.dim] if unit else 0)
             yield UnitTarget(to, form.nbytes, form.is_packed_here)
 
@@ -311,16 +309,17 @@ class NumberedProgram:
         return form
 
 
+def _owner(cell: Cell, group: TensorGroup, source: int | None) -> SourceBox | None:
+    """Return the first of a cell's owners that is a box of that source."""
+    return next((each for each in cell.owners if group.sources[each.box] == source), None)
+
+
 def _blocks_of(cut: UnitSplit, blocks: Blocks, step: int, unit: int) -> Blocks:
     """Return what a unit is made of. Where a cell has several each begins with a block."""
     if cut.units == 1:
         return blocks
     length = min(cut.rows * step, blocks.shape[cut.dim] - unit * cut.rows * step)
     return Blocks((*blocks.shape[: cut.dim], length, *blocks.shape[cut.dim + 1 :]), blocks.skip)
-
-
-_NOBODY: Final = SourceBox(0, 0, (), 0, "")
-"""Of a cell that is folded here, and that no source has."""
 
 
 def _blocks(program: TransferProgram, patterns: PatternCache) -> list[_Block]:

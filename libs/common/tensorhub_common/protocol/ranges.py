@@ -38,7 +38,7 @@ def intersect_ranges(one: Ranges, other: Ranges) -> Ranges:
     """Return the pieces in both."""
     if one == other or not one or not other:
         return one if other else NOTHING
-    if len(one) == 1 and one[0][0] <= other[0][0] and sum(other[-1]) <= sum(one[0]):
+    if one[0][0] <= other[0][0] and sum(other[-1]) <= sum(one[0]):
         # A part of all, as most that is asked: holders have parts, and readers want everything.
         return other
     found: list[Range] = []

@@ -56,13 +56,6 @@ def test_what_is_overtaken_meanwhile_is_shown_whole() -> None:
     assert kinds(world.filled("rollout", 13, attempt=1)) == ["replica.ready"]
 
 
-def test_another_version_or_root_is_refused_as_ever() -> None:
-    world = mapping()
-    refused(world.filled("rollout", 11, attempt=1), BAD)
-    refused(world.filled("rollout", 12, attempt=1, digest="another"), "IntegrityError")
-    assert kinds(world.granted("rollout")) == ["round.started"], "nothing was begun by what was refused"
-
-
 def test_while_a_sibling_is_missing_the_round_is_not_begun() -> None:
     world = mapping(2)
     refused(world.filled("rollout", 12, 0, attempt=1), BAD)
@@ -132,7 +125,7 @@ def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_comm
     check_invariants(crowd.catalog)
 
 
-@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (NEWEST_LEVEL, 1)])
+@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (Level.WAKING_ONCE, 1), (NEWEST_LEVEL, 1)])
 def test_one_that_reads_is_decided_once_beside_those_that_are_ready_at_once(level: Level, decisions: int) -> None:
     """Below the level it was decided again for each of the others, and so used up its attempts."""
     world = CatalogDriver(level=level)

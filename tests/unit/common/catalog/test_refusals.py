@@ -127,18 +127,15 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "layout of 65": (pair, reg(layout="x" * 65)),
     "size -1": (pair, reg(nbytes=-1)),
     "size too large": (pair, reg(nbytes=10**30)),
-    "shard 3 of 2": (pair, reg(shard=3, shards=2)),
     "shard 2 of 2": (pair, reg(shard=2, shards=2)),
     "shard -1": (pair, reg(shard=-1)),
     "no shards": (pair, reg(shards=0)),
     "too many shards": (pair, reg(shards=SHARDS_MAX + 1)),
     "other layout": (long, lambda w: w.register("a", "long", layout="fedcba9876543210")),
     "other count": (pair, lambda w: w.register("a", "trainer", 0, 2)),
-    "other count as a sibling": (pair, lambda w: w.register("b", "trainer", 1, 2)),
     "spot beside none": (pair, lambda w: w.register("a", "trainer", spot=True)),
     "shard of another": (pair, lambda w: w.register("b", "trainer")),
     "register unjoined": (pair, reg(by=Sender("nobody/1", 1, 1))),
-    "register as the hub": (pair, reg(by=Sender("_registry", 1, 10_000))),
     "no sender's lane": (pair, reg(by=Sender("b/x", 1, 1))),
     # Joining.
     "host a.b": (pair, join(host="a.b")),
@@ -146,11 +143,9 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "site a.b": (pair, join(site="a.b")),
     "cache -1": (pair, join(cache_bytes=-1)),
     "join as the hub": (pair, join("_hub")),
-    "join again with bad room": (published, join("a", by=Sender("a", 2, 100), cache_bytes=-1)),
     "join again with too much room": (published, join("a", by=Sender("a", 2, 100), cache_bytes=NUMBER_MAX + 1)),
     "join as it is": (pair, lambda w: w.join("a", incarnation=1)),
     "join lower": (pair, lambda w: w.join("a", incarnation=0)),
-    "join negative": (pair, lambda w: w.join("a", incarnation=-5)),
     "join again when lost": (lost, lambda w: w.join("a", incarnation=1)),
     "join unsigned": (pair, say(commands.Join, host="h", site="s")),
     # Shards of others, and of nobody.
@@ -162,6 +157,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "decline for another": (pair, foreign(commands.Decline, wish=1, error="NotPublished", message="")),
     "unpublish unsigned": (pair, say(commands.Unpublish, model=MODEL, replica="trainer", shard=0)),
     "ready of a lost one": (lost, lambda w: w.ready("trainer", 12)),
+    "ready of an older one": (returned, foreign(commands.Ready, by=Sender("a/77", 1, 9999), version=1, root="r")),
     "unpublish of a later one": (pair, foreign(commands.Unpublish, by=Sender("b/3", 2, 1))),
     # Publishing.
     "root a.b": (pair, lambda w: w.ready("trainer", 1, digest="a.b")),
@@ -189,7 +185,6 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     # Wishes from outside.
     "wish over 12": (published, lambda w: w.wish("trainer", 13)),
     "wish the next over 12": (published, lambda w: w.wish("trainer", None)),
-    "wish lower": (published, lambda w: w.wish("trainer", 11)),
     "wish -1": (emptied, lambda w: w.wish("trainer", -1)),
     "wish not newer": (newer, lambda w: w.wish("trainer", 12)),
     "wish too high": (emptied, lambda w: w.wish("trainer", VERSION_MAX + 1)),
@@ -245,6 +240,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "lead as an agent": (pair, say(commands.Lead, by=Sender("a", 1, 99), registry="r-0", term=1)),
     "lead as a.b": (pair, say(commands.Lead, by=HUB, registry="a.b", term=1)),
     "lead in -1": (pair, say(commands.Lead, by=HUB, registry="r-0", term=-1)),
+    "lead at level -1": (pair, say(commands.Lead, by=Sender("_registry", 5, 0), registry="r-1", term=5, level=-1)),
     "lead in the term of another": (led, say(commands.Lead, by=Sender("_registry", 7, 0), registry="r-0", term=5)),
     "expire as an agent": (pair, say(commands.Expire, by=Sender("a", 1, 99), agent="b", incarnation=1, term=99)),
     "expire as a namesake": (pair, say(commands.Expire, by=Sender("registry", 1, 1), agent="b", incarnation=1, term=9)),
@@ -256,6 +252,7 @@ COMMANDS: dict[str, tuple[Scene, Say]] = {
     "expire again": (lost, lambda w: w.expire("a", term=7)),
     "expire an older incarnation": (returned, lambda w: w.expire("a", incarnation=1)),
     "forget as an agent": (lost, say(commands.ForgetAgent, by=Sender("b", 1, 999), agent="a", incarnation=1, term=7)),
+    "forget in -1": (lost, say(commands.ForgetAgent, by=OTHER, agent="a", incarnation=1, term=-1)),
     "forget a live one": (lost, lambda w: w.forget("b", term=7)),
     "forget nobody": (lost, lambda w: w.forget("nobody", term=7)),
     "forget an older incarnation": (lost, say(commands.ForgetAgent, by=OTHER, agent="a", incarnation=2, term=7)),
@@ -271,29 +268,24 @@ layout a.b => BadCommand: layout 'a.b' is no digest: send the hexadecimal digits
 layout of 65 => BadCommand: layout 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is no digest: send the hexadecimal digits of it
 size -1 => BadCommand: size -1 is out of range: take 0 to 9007199254740991
 size too large => BadCommand: size 1000000000000000000000000000000 is out of range: take 0 to 9007199254740991
-shard 3 of 2 => LayoutMismatch: shard 3 of 2 of policy/other is out of range: shards count from 0, at most 4096
 shard 2 of 2 => LayoutMismatch: shard 2 of 2 of policy/other is out of range: shards count from 0, at most 4096
 shard -1 => LayoutMismatch: shard -1 of 1 of policy/other is out of range: shards count from 0, at most 4096
 no shards => LayoutMismatch: shard 0 of 0 of policy/other is out of range: shards count from 0, at most 4096
 too many shards => LayoutMismatch: shard 0 of 4097 of policy/other is out of range: shards count from 0, at most 4096
 other layout => LayoutMismatch: shard 0 of policy/long stands with another layout (0123456789ab, not fedcba987654): release it first, or use another replica name
 other count => LayoutMismatch: policy/trainer was registered with shards=1, spot=False, not shards=2, spot=False: use the same for all its shards, or release them first
-other count as a sibling => LayoutMismatch: policy/trainer was registered with shards=1, spot=False, not shards=2, spot=False: use the same for all its shards, or release them first
 spot beside none => LayoutMismatch: policy/trainer was registered with shards=1, spot=False, not shards=1, spot=True: use the same for all its shards, or release them first
 shard of another => ReplicaConflict: shard 0 of policy/trainer stands on agent 'a': release it there, or use another replica name
 register unjoined => StaleSender: agent 'nobody' has not joined job 'run-7': send 'join' first
-register as the hub => StaleSender: agent '_registry' has not joined job 'run-7': send 'join' first
 no sender's lane => BadCommand: ('b/x', 1, 1) is no sender: take a process's name, or with '/' its lane 0 to 1023, and numbers from 0 to 9007199254740991
 host a.b => InvalidName: host name 'a.b' can't be used: take 1 to 64 letters, digits, '_' or '-'
 rack a.b => InvalidName: rack name 'a.b' can't be used: take 1 to 64 letters, digits, '_' or '-'
 site a.b => InvalidName: site name 'a.b' can't be used: take 1 to 64 letters, digits, '_' or '-'
 cache -1 => BadCommand: cache -1 is out of range: take 0 to 9007199254740991
 join as the hub => BadCommand: an agent must join under its own name, which can't begin with '_'
-join again with bad room => BadCommand: cache -1 is out of range: take 0 to 9007199254740991
 join again with too much room => BadCommand: cache 9007199254740992 is out of range: take 0 to 9007199254740991
 join as it is => StaleSender: agent 'a' joined with incarnation 1 before: use a higher one
 join lower => StaleSender: lane 'a' has said (1, 1) already, so (0, 4) comes too late
-join negative => BadCommand: ('a', -5, 4) is no sender: take a process's name, or with '/' its lane 0 to 1023, and numbers from 0 to 9007199254740991
 join again when lost => StaleSender: agent 'a' joined with incarnation 1 before: use a higher one
 join unsigned => BadCommand: an agent must join under its own name, which can't begin with '_'
 release for another => BadCommand: shard 0 of policy/trainer stands on agent 'a': 'b' can't speak for it
@@ -304,6 +296,7 @@ drained for another => BadCommand: shard 0 of policy/trainer stands on agent 'a'
 decline for another => BadCommand: shard 0 of policy/trainer stands on agent 'a': 'b' can't speak for it
 unpublish unsigned => BadCommand: this command must name its sender
 ready of a lost one => StaleSender: incarnation 1 of agent 'a' is over (the log knows 1, lost): join again with a higher one
+ready of an older one => StaleSender: incarnation 1 of agent 'a' is over (the log knows 2, live): join again with a higher one
 unpublish of a later one => StaleSender: incarnation 2 of agent 'b' is over (the log knows 1, live): join again with a higher one
 root a.b => BadCommand: root 'a.b' is no digest: send the hexadecimal digits of it
 publish -1 => VersionConflict: version -1 is out of range: take 0 to 9007199254740991
@@ -329,7 +322,6 @@ drained of nothing => NotPublished: shard 0 of policy/trainer is not draining
 release what is published => ReplicaConflict: shard 0 of policy/trainer still has version 12 published: unpublish it first
 wish over 12 => VersionConflict: policy/trainer shard 0 still has version 12 published: unpublish 12 first
 wish the next over 12 => VersionConflict: policy/trainer shard 0 still has version 12 published: unpublish 12 first
-wish lower => VersionConflict: policy/trainer shard 0 still has version 12 published: unpublish 12 first
 wish -1 => VersionConflict: version -1 is out of range: take 0 to 9007199254740991
 wish not newer => VersionConflict: version 12 of model 'policy' is not newer than the last published one, 13: publish 14 or higher
 wish too high => VersionConflict: version 9007199254740992 is out of range: take 0 to 9007199254740991
@@ -382,6 +374,7 @@ what is no command => BadCommand: the body is no command
 lead as an agent => BadCommand: only a registry may say that it leads
 lead as a.b => InvalidName: registry name 'a.b' can't be used: take 1 to 64 letters, digits, '_' or '-'
 lead in -1 => BadCommand: term -1 is out of range: take 0 to 9007199254740991
+lead at level -1 => BadCommand: level -1 is out of range: take 0 to 9007199254740991
 lead in the term of another => BadCommand: term 5 is over: term 5 has spoken, so take a higher one
 expire as an agent => BadCommand: only a registry may say that an agent is lost
 expire as a namesake => BadCommand: only a registry may say that an agent is lost
@@ -393,6 +386,7 @@ expire against the leader => BadCommand: term 4 is over: term 5 has spoken
 expire again => BadCommand: agent 'a' has no live incarnation 1
 expire an older incarnation => BadCommand: agent 'a' has no live incarnation 1
 forget as an agent => BadCommand: only a registry may say that an agent is forgotten
+forget in -1 => BadCommand: term -1 is out of range: take 0 to 9007199254740991
 forget a live one => BadCommand: agent 'b' has no lost incarnation 1
 forget nobody => BadCommand: agent 'nobody' has no lost incarnation 1
 forget an older incarnation => BadCommand: agent 'a' has no lost incarnation 2

@@ -84,23 +84,6 @@ def test_without_room_anywhere_unpublish_is_refused_at_once_and_says_what_to_do(
     assert kinds(world.unpublish("trainer")) == ["shard.draining", "version.unavailable"]
 
 
-def test_who_waits_for_a_copy_that_can_not_come_any_more_is_told() -> None:
-    world = retaining()
-    world.unpublish("trainer", 0)
-    world.expire("c")
-    world.expire("d")
-    stays = only(world.events, ShardStays)
-    assert (stays.shard, stays.error) == (0, FULL)
-
-
-def test_a_publication_that_was_given_up_without_a_word_is_not_held_back_and_its_loss_is_told() -> None:
-    """Its caller has the memory already, so the log must not go on counting on it."""
-    world = retaining()
-    by = world._shard_by("trainer", 0)
-    events = world.say(Unpublish(by=by, model=MODEL, replica="trainer", shard=0, void=True))
-    assert kinds(events) == ["shard.draining", "version.unavailable", "version.exposed"]
-
-
 def as_it_is(world: CatalogDriver) -> None:
     """Leave the second holder alone."""
 
@@ -134,6 +117,11 @@ def agent_drained_no_more(world: CatalogDriver) -> None:
     drain(world, "c", on=False)
 
 
+def unpublishes(world: CatalogDriver) -> None:
+    """The two may not both go."""
+    assert kinds(world.unpublish("second")) == ["shard.draining"]
+
+
 def another_agent_drained(world: CatalogDriver) -> None:
     drain(world, "a")
 
@@ -149,6 +137,7 @@ def another_agent_drained(world: CatalogDriver) -> None:
         (agent_drained, False),
         (agent_drained_no_more, True),
         (another_agent_drained, True),
+        (unpublishes, False),
     ],
 )
 def test_which_other_copy_lets_the_last_one_go(second: Callable[[CatalogDriver], None], *, counts: bool) -> None:
@@ -157,22 +146,6 @@ def test_which_other_copy_lets_the_last_one_go(second: Callable[[CatalogDriver],
     second(world)
     events = world.unpublish("engine")
     assert kinds(events) == (["shard.draining"] if counts else ["command.rejected"])
-
-
-def test_two_replicas_that_hold_it_may_not_both_go_and_one_that_drains_does_not_count() -> None:
-    """Nor one with a shard that is about to go, nor a spot replica."""
-    world = retaining(room=0)
-    world.replica_of("engine", "e", "f")
-    world.fetch("engine", 1)
-    assert kinds(world.unpublish("trainer", 0)) == ["shard.draining"]
-    refused(world.unpublish("engine"), FULL)
-    world = retaining()
-    world.replica_of("spot", "g", "h", spot=True)
-    world.fetch("spot", 1)
-    assert kinds(world.unpublish("trainer", 0)) == ["unpublish.held"]
-    assert kinds(world.unpublish("spot", 0)) == ["shard.draining"]
-    world.replica_of("engine", "e", "f")
-    assert kinds(world.fetch("engine", 1))[-1] == "shard.draining"
 
 
 def test_one_whose_unpublish_is_held_back_does_not_count_for_another() -> None:
@@ -280,7 +253,9 @@ def test_a_refill_that_waits_for_a_copy_fails_when_that_can_not_come_any_more() 
     assert (failure.replica, failure.error) == ("engine", FULL)
     assert LAST_OF_1 in failure.message
     assert world.states("engine") == ["ready", "ready"]
-    assert failed(world.start("engine", 2)).error == FULL, "nor is there room when another one begins"
+    failure = failed(world.start("engine", 2))
+    assert failure.error == FULL
+    assert LAST_OF_1 in failure.message, "nor is there room when another one begins"
 
 
 def swapping() -> CatalogDriver:

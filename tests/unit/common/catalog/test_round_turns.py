@@ -9,7 +9,7 @@ import pytest
 from tests.unit.common.catalog.scenes import BAD, GONE, of, only, round_of, standing, updatable
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, SUPERSEDED_MAX
-from tensorhub_common.protocol.log.commands import Drop, VersionRequest, Want
+from tensorhub_common.protocol.log.commands import Drop, Rewind, VersionRequest, Want
 from tensorhub_common.protocol.log.events import (
     Event,
     ReplicaReady,
@@ -114,6 +114,13 @@ def test_what_was_held_may_be_read_again_and_below_the_level_an_older_one(
     level: Level, left: int, version: int
 ) -> None:
     assert decided(gives_up(overwritten(level, left))).version == version
+
+
+def test_what_was_held_and_is_retired_counts_no_more() -> None:
+    """A rewind leads back, also who reads something newer by then."""
+    world = overwritten(Level.NEVER_OLDER)
+    decision = decided(world.say(Rewind(model=MODEL, to=11)))
+    assert (decision.replica, decision.version) == ("engine", 11)
 
 
 BOTH = (True, True)
@@ -279,16 +286,6 @@ def test_a_sibling_in_place_is_overwritten_and_a_staged_shard_is_not() -> None:
     assert world.states("engine") == ["ready", "filling"]
     assert isinstance(world.filled("engine", 13, 1)[-1], ReplicaReady)
     assert world.replica("engine").version == 13
-
-
-def test_an_empty_shard_is_filled_beside_too_and_holds_nothing_before_the_end() -> None:
-    world = reader_of_two()
-    world.want_all("engine", staged=True)
-    world.grant_all("engine")
-    world.filled("engine", 12, 0)
-    assert world.states("engine") == ["empty", "empty"]
-    world.filled("engine", 12, 1)
-    assert world.states("engine") == ["ready", "ready"]
 
 
 def test_a_source_that_goes_in_good_order_lets_a_staged_engine_go_on_with_what_it_has() -> None:

@@ -15,13 +15,9 @@ from tensorhub_common.catalog.snapshot import FIELDS, Due, Snapshot, SnapshotUnr
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.events import AgentLost
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
-from tensorhub_simulator.drivers.catalog import JOB, CatalogDriver
+from tensorhub_simulator.drivers.catalog import JOB
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)
-
-
-def snapshot_of(world: CatalogDriver) -> Snapshot:
-    return Snapshot(world.catalog.seq, world.catalog.time, world.catalog)
 
 
 @pytest.mark.parametrize("seed", range(12))

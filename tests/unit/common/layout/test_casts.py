@@ -36,6 +36,7 @@ def test_a_deepseek_weight() -> None:
     assert tensor.scales_shape((8, 576, 7168)) == (8, 1, 1)
     assert BLOCKED.values_need((575, 7167), (576, 7168), (576, 7168)) == ((512, 7040), (576, 7168))
     assert BLOCKED.scales_of((130, 0), (140, 129), (576, 7168)) == ((1, 0), (2, 2))
+    assert BLOCKED.scales_of((1, 130, 0), (1, 140, 129), (2, 576, 7168)) == ((1, 1, 0), (1, 1, 0)), "an empty box"
     assert BLOCKED.scales_need((4, 55), (5, 56), (576, 7168)) == ((512, 7040), (576, 7168))
     assert [tiles(size, 4) for size in (0, 8, 9)] == [[], [(0, 4), (4, 8)], [(0, 4), (4, 8), (8, 9)]]
 
@@ -165,7 +166,10 @@ def test_layouts_without_it_have_the_digest_that_they_had() -> None:
         (entry("float8_e4m3fn", part(SCALES, (8, 8), (1, 1))), "register it as float32"),
         (entry("float32", part(SCALES, (300, 8), (3, 1), (1, 0))), r"does not fit .*:scales .*, which are \(3, 1\)"),
         (entry("float8_e4m3fn", part(VALUES, (8, 8), (8, 8), (0, 1))), "of extent .* does not fit"),
-        (entry("float32", part("fp7:scales", (8, 8), (1, 1))), "no cast 'fp7:scales'; possible are fp8-block-128:val"),
+        (
+            entry("float32", part("fp7:scales", (8, 8), (1, 1))),
+            "no cast 'fp7:scales'; possible are fp8-block-128:values, f",
+        ),
         (entry("float8_e4m3fn", part(VALUES, (8,), (8,))), "blocks need rows and columns"),
         (entry("float32", part("fp8-tensor:scales", (4096, 4096), (1, 1))), "4096 × 4096 .* may have 1048576. Take"),
         (entry("float32", part("fp8-tensor:scales", (1024, 1025), (1, 1))), "1024 × 1025 .* not in this version"),

@@ -1,12 +1,15 @@
 """Layouts and their canonical pieces: what is checked, what is equal, where everything stands."""
 
+import re
 import time
+from ast import literal_eval
+from collections.abc import Iterator
 from itertools import product
 from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
@@ -26,7 +29,7 @@ from tensorhub_common.layout.layout import (
     segment_bytes,
     shared_mismatch,
 )
-from tensorhub_common.layout.parts import NAME_BYTES_MAX, PARTS_MAX, Part, Shape, check_parts, named, padding
+from tensorhub_common.layout.parts import NAME_BYTES_MAX, SIZE_MAX, Part, Shape, check_parts, named, padding
 
 MIB = 1024 * 1024
 
@@ -109,14 +112,8 @@ def test_every_tensor_starts_aligned_and_an_empty_one_takes_no_room() -> None:
     assert boxes(layout_of([entry("w", (2, 3), whole=(8, 3), offset=(4, 0))])) == [Box("w", (4, 0), (6, 3))]
     nothing = layout_of([])
     assert (segment_bytes(nothing), payload_bytes(nothing), len(pieces(nothing))) == (0, 0, 0)
+    assert pieces(nothing).piece_at(0) == -1
     assert layout_of([entry("at the end", (0,), whole=(2,), offset=(2,))]).tensors[0].nbytes == 0
-
-
-def test_a_piece_is_found_by_its_place() -> None:
-    table = pieces(layout_of([entry("a", (3 * MIB,)), entry("b", (1,))]))
-    assert table.nbytes == [4 * MIB, 4 * MIB, 4 * MIB, 4]
-    assert [table.piece_at(at) for at in (0, 4 * MIB - 1, 4 * MIB, 12 * MIB - 1, 12 * MIB)] == [0, 0, 1, 2, 3]
-    assert pieces(layout_of([])).piece_at(0) == -1
 
 
 @pytest.mark.parametrize(
@@ -153,21 +150,6 @@ def test_huge_layouts_are_cut_fast(layout: Layout) -> None:
     assert time.thread_time() - began < 1.0
     assert sum(table.nbytes) == payload_bytes(layout)
     assert max(table.nbytes) <= PIECE_BYTES_MAX
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (entry("w", (2, 4), whole=(4, 4), offset=(2, 0)), None),
-        (entry("v", (9,), dtype="int8"), None),
-        (entry("w", (2, 4), whole=(6, 4)), "global shape (6, 4)"),
-        (entry("w", (2, 4), whole=(4, 4), dtype="int32"), "int32"),
-    ],
-)
-def test_what_siblings_share_must_be_one_global_tensor(other: TensorEntry, said: str | None) -> None:
-    mine = layout_of([entry("w", (2, 4), whole=(4, 4))])
-    why = shared_mismatch(mine, layout_of([other]))
-    assert why is None if said is None else why is not None and said in why
 
 
 def test_the_difference_names_the_tensors() -> None:
@@ -228,8 +210,17 @@ WRONG = {
     "an overlap": ((*QKV[:2], rows("v", 4, 0, 3, 5)), r"part 1 \('k'\) and part 2 \('v'\) overlap"),
     "an overlap with padding": ((*QKV, padding((7, 0), (1, 4))), r"part 2 \('v'\) and part 3 \(padding\) overlap"),
     "outside of the tensor": ((*QKV[:2], rows("v", 4, 1, 3, 6)), r"part 2 \('v'\) of shape .* does not fit into the"),
+    "an overlap of what is not in order": (
+        (rows("q", 8, 0, 3, 0), rows("k", 8, 0, 3, 5), rows("v", 8, 0, 2, 1)),
+        r"part 0 \('q'\) and part 2 \('v'\) overlap",
+    ),
     "before the tensor": ((rows("q", 8, 0, 4, -1),), r"part 0 \('q'\) of shape .* does not fit into the tensor"),
     "outside of the global one": ((*QKV[:2], rows("v", 4, 3, 2, 6)), r"part 2 \('v'\) of extent .* global shape"),
+    "before the global one": ((*QKV[:2], rows("v", 4, -1, 2, 6)), r"part 2 \('v'\) of extent .* global shape"),
+    "too large a global one": (
+        (*QKV[:2], rows("v", SIZE_MAX + 1, 0, 2, 6)),
+        rf"part 2 \('v'\) has global shape .*: a dimension has at most {SIZE_MAX} elements",
+    ),
     "an empty part": ((*QKV, rows("w", 4, 0, 0, 0)), r"part 3 \('w'\) of shape .* is empty"),
     "other sizes there": (
         (*QKV[:2], Part("v", (4, 4), (0, 0), (4, 2), (6, 0), (2, 4))),
@@ -248,15 +239,19 @@ def test_what_is_planted_wrong_is_refused_by_name(parts: tuple[Part, ...], said:
         layout_of([fused(*parts)])
 
 
-def test_there_is_a_bound_on_names_in_bytes_and_on_parts() -> None:
+def test_there_is_a_bound_on_names_in_bytes_and_on_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Part("x" * 81, (4,), (0,), (4,), (0,), (4,))
     assert named(3, whole) == f"part 3 ('{'x' * 80}')"
     assert named(0, padding((0,), (4,))) == "part 0 (padding)"
     check_parts("w", (4,), [msgspec.structs.replace(whole, name="ä" * (NAME_BYTES_MAX // 2))])
     with pytest.raises(LayoutMismatch, match=f"longer than {NAME_BYTES_MAX} bytes: rename it"):
         check_parts("w", (4,), [msgspec.structs.replace(whole, name="ä" * (NAME_BYTES_MAX // 2) + "x")])
-    with pytest.raises(LayoutMismatch, match=f"has {PARTS_MAX + 1} parts"):
-        check_parts("w", (8, 4), QKV[:1] * (PARTS_MAX + 1))
+    check_parts("w", (8, 4), [*QKV[:2], rows("v", SIZE_MAX, 0, 2, 6)])
+    monkeypatch.setattr(parts_module, "PARTS_MAX", 3)
+    check_parts("w", (8, 4), QKV)
+    monkeypatch.setattr(parts_module, "PARTS_MAX", 2)
+    with pytest.raises(LayoutMismatch, match="has 3 parts; at most 2 are possible: split it"):
+        check_parts("w", (8, 4), QKV)
 
 
 def test_a_global_tensor_is_one_shape_and_dtype_within_a_shard() -> None:
@@ -274,6 +269,8 @@ def test_siblings_are_compared_by_the_global_tensors_of_their_parts() -> None:
     # What each of them registered under one name need not be alike: padded in the last shard, say.
     longer = TensorEntry("qkv", "float32", 4, (9, 4), (9, 4), (0, 0), (*other_half, padding((8, 0), (1, 4))))
     assert shared_mismatch(mine, layout_of([longer])) is None
+    assert "int32" in (shared_mismatch(mine, layout_of([fused(*other_half, dtype="int32")])) or "")
+    assert shared_mismatch(mine, layout_of([entry("others", (9,), dtype="int8")])) is None
     why = shared_mismatch(mine, layout_of([fused(rows("q", 9, 0, 4, 0), *other_half[1:])]))
     assert why == (
         "tensor 'q' is float32 of global shape (9, 4) (a part of 'qkv') here and float32 of global shape (8, 4) "
@@ -293,6 +290,17 @@ def _boxes(draw: st.DrawFn) -> tuple[Shape, list[Part]]:
     return shape, boxes
 
 
+def inside(start: Shape, stop: Shape) -> Iterator[Shape]:
+    return product(*map(range, start, stop))
+
+
+QUARTERS = [padding((2 * row, 2 * column), (2, 2)) for row, column in product((0, 1), repeat=2)]
+
+
+@example(((4, 4), QUARTERS[:3]), 0)
+@example(((4, 4), [QUARTERS[1], QUARTERS[0], QUARTERS[2]]), 0)
+@example(((2, 2, 2), [padding((0, 0, 0), (1, 2, 2))]), 0)
+@example(((2, 3), [padding((0, 1), (2, 2))]), 0)
 @given(_boxes(), st.sampled_from([0, parts_module.TILED_DIMS_MAX]))
 def test_parts_pass_when_each_element_is_painted_once_and_else_never(
     drawn: tuple[Shape, list[Part]], dims_max: int
@@ -301,18 +309,26 @@ def test_parts_pass_when_each_element_is_painted_once_and_else_never(
     shape, parts = drawn
     painted = dict.fromkeys(product(*map(range, shape)), 0)
     for part in parts:
-        for index in product(*map(range, part.start, part.stop)):
+        for index in inside(part.start, part.stop):
             painted[index] += 1
     with mock.patch.object(parts_module, "TILED_DIMS_MAX", dims_max):
         if set(painted.values()) == {1}:
             check_parts("w", shape, parts)
         else:
-            with pytest.raises(LayoutMismatch, match="overlap" if max(painted.values()) > 1 else "no part has"):
+            with pytest.raises(LayoutMismatch) as refused:
                 check_parts("w", shape, parts)
+            said = str(refused.value)
+            if max(painted.values()) > 1:
+                one, other = (parts[int(number)] for number in re.findall(r"part (\d+)", said))
+                assert set(inside(one.start, one.stop)) & set(inside(other.start, other.stop))
+            else:
+                start, stop = (literal_eval(each) for each in re.findall(r"(?:from|to) (\(.*?\))", said))
+                assert {painted[index] for index in inside(start, stop)} == {0}
 
 
 def test_good_parts_are_not_compared_with_one_another() -> None:
     """A grid of parts is as many comparisons as it has parts, times those in a row of it."""
     grid = [Part("w", (64, 64), (2 * i, 2 * j), (1, 1), (i, j), (1, 1)) for i in range(32) for j in range(32)]
-    with mock.patch.object(parts_module, "_overlap", side_effect=AssertionError):
+    compared = mock.patch.object(parts_module, "_overlap", side_effect=AssertionError)
+    with compared, mock.patch.object(parts_module, "TILED_DIMS_MAX", 2):
         check_parts("w", (32, 32), grid)

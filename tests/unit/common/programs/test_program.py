@@ -7,7 +7,7 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.programs import numbered_program as module
 from tensorhub_common.programs.numbered_program import NumberedProgram, PatternCache
 from tensorhub_common.programs.program import Cell, SourceBox, TensorGroup, TransferProgram, UnitSplit, decoded, encoded
-from tensorhub_common.programs.regions import Blocks, Sizes, StridedForm
+from tensorhub_common.programs.regions import Blocks, Dim, Sizes, StridedForm, joined_dims
 
 # A program by hand: a box of 5 rows of 4 elements of two bytes, two rows at a time, that a source and its copy have;
 # and one of which the left half of each row is one source's, the right half another one's.
@@ -20,21 +20,30 @@ PROGRAM = TransferProgram(
     ((Cell(0, CUT, (SourceBox(0, 16, (100, 2), 2, ""), SourceBox(1, 0, (8, 2), 2, ""))),), BOTH),
     (TensorGroup(0, (0, 2), (0, 256), ((1000, 0), (2000, 40))), TensorGroup(1, (0, 1), (512,), ((3000, 4000),))),
 )
+ONE = TensorGroup(0, (0,), (0,), ((0,),))
 
 
 def test_units_are_numbered_source_by_source() -> None:
     """What two sources have stands apart from what one has alone."""
-    execution = NumberedProgram(PROGRAM, "digest")
+    execution = NumberedProgram(PROGRAM)
     assert len(execution) == 2 * 3 + 2
     assert execution.given_by("left") == ((0, 7),)
     assert execution.given_by("copy") == ((1, 6),)
     assert execution.given_by("right") == ((7, 1),)
     assert execution.given_by("nobody") == ()
     assert execution.nbytes() == [20, 16, 16, 8, 16, 16, 8, 20]
+    assert execution.runs() == [([0, 20], 1), ([0, 16, 32, 40], 2), ([0, 20], 1)]
+    # The units of `copy` lie apart, and the last ones are of two blocks.
+    alone = TensorGroup(0, (1, 2), (0,), ((0, 0),)), TensorGroup(0, (0, 2), (0,), ((0, 0),))
+    groups = (*alone, TensorGroup(1, (2, 1), (64,), ((0, 0),)))
+    apart = NumberedProgram(msgspec.structs.replace(PROGRAM, groups=groups))
+    assert [apart.given_by(each) for each in PROGRAM.sources] == [((0, 3),), ((3, 4),), ((0, 3), (4, 4))]
+    nothing = NumberedProgram(msgspec.structs.replace(PROGRAM, groups=()))
+    assert (len(nothing), nothing.table_bytes, nothing.digest) == (0, 0, "")
 
 
 def test_units_know_where_they_stand_at_both_ends() -> None:
-    execution = NumberedProgram(PROGRAM, "digest")
+    execution = NumberedProgram(PROGRAM)
     regions = execution.regions("left", [(1, 6)])
     assert list(regions.to) == [0, 16, 32, 256, 272, 288]
     assert list(regions.origin) == [1016, 1216, 1416, 2016, 2216, 2416]
@@ -43,8 +52,20 @@ def test_units_know_where_they_stand_at_both_ends() -> None:
     assert regions.form[0].origin_strides == (100, 2)
     there = execution.regions("copy", [(3, 1)])
     assert (list(there.to), list(there.origin), there.form[0].origin_strides) == ([32], [32], (8, 2))
-    with pytest.raises(KeyError):
-        execution.regions("right", [(1, 1)])
+    long = NumberedProgram(msgspec.structs.replace(PROGRAM, sources=("left", "r" * 13, "copy")))
+    with pytest.raises(KeyError, match=r"'layout r{12} does not have all of these units'$"):
+        long.regions("r" * 13, [(1, 1)])
+    here = execution.regions("reader", [(1, 3)])
+    assert here.form[0] is here.form[1]
+    # Of two units the first is longer; and the same box of a source gives two cells, which are cut otherwise.
+    two, whole = UnitSplit((3, 4), (8, 2), 2, dim=0, rows=2, units=2), UnitSplit((3, 4), (8, 2), 2, 0, 3, 1)
+    box = SourceBox(0, 0, (8, 2), 2, "")
+    other = NumberedProgram(
+        TransferProgram("reader", ("a",), ((Cell(0, two, (box,)), Cell(24, whole, (box,))),), (ONE,))
+    )
+    assert other.nbytes() == [16, 8, 24]
+    for layout in ("a", "reader"):
+        assert [form.shape for form in other.regions(layout, [(0, 3)]).form] == [(2, 4), (1, 4), (3, 4)]
 
 
 def of_one(cut: UnitSplit, *owners: SourceBox) -> TransferProgram:
@@ -77,6 +98,9 @@ def test_a_unit_that_is_computed_of_blocks_takes_its_own() -> None:
     regions = NumberedProgram(of_one(cut, SourceBox(0, 0, (512, 2), 2, "x", blocks, 128))).regions("a", [(0, 3)])
     assert [form.blocks for form in regions.form] == [Blocks((rows, 256), (0, 0)) for rows in (256, 256, 60)]
     assert list(regions.origin) == [100, 100 + 256 * 512, 100 + 512 * 512]
+    cut, blocks = UnitSplit((1, 5), (4, 4), 4, dim=1, rows=2, units=3), Blocks((256, 4 * 128 + 60), (0, 0))
+    regions = NumberedProgram(of_one(cut, SourceBox(0, 0, (2048, 2), 2, "x", blocks, 128))).regions("a", [(0, 3)])
+    assert [form.blocks for form in regions.form] == [Blocks((256, columns), (0, 0)) for columns in (256, 256, 60)]
     whole, blocks = UnitSplit((9, 4), (4, 1), 1, dim=0, rows=9, units=1), Blocks((128, 128), (5, 2))
     (form,) = NumberedProgram(of_one(whole, SourceBox(0, 0, (512, 2), 2, "x", blocks))).regions("a", [(0, 1)]).form
     assert form.blocks == blocks, "a cell of one unit is made of all its blocks, which begin before it does"
@@ -126,6 +150,8 @@ def test_programs_of_the_same_patterns_are_numbered_as_by_themselves() -> None:
     for some in [*groups, *reversed(groups)]:
         program = TransferProgram("reader", PROGRAM.sources, cells, some)
         assert units_of(NumberedProgram(program, "", known)) == units_of(NumberedProgram(program))
+    one, other = (NumberedProgram(PROGRAM, "", known).runs() for _ in range(2))
+    assert all(a is b for (a, _), (b, _) in zip(one, other, strict=True)), "what follows of a pattern is kept once"
     both = TransferProgram("reader", PROGRAM.sources, cells, groups[1])
     assert NumberedProgram(both, "", known).given_by("copy") == ((1, 3),), "two boxes of one source are one block"
 
@@ -133,8 +159,9 @@ def test_programs_of_the_same_patterns_are_numbered_as_by_themselves() -> None:
 def test_what_one_source_has_in_several_boxes_goes_tensor_by_tensor() -> None:
     """In this order agents of all releases number it, whoever compiled the program."""
     group = TensorGroup(1, (2, 2), (0, 64), ((5, 50), (6, 60)))
-    execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, (group,)))
-    assert [place.to for place in execution.places([(0, 4)])] == [0, 4, 64, 68]
+    groups = (TensorGroup(1, (0, 1), (512,), ((3000, 4000),)), group)
+    execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, groups))
+    assert [place.to for place in execution.places([(0, 6)])] == [512, 516, 0, 4, 64, 68]
     apart = msgspec.structs.replace(group, sources=(1, 2))
     execution = NumberedProgram(TransferProgram("reader", PROGRAM.sources, PROGRAM.patterns, (apart,)))
     assert [place.to for place in execution.places([(0, 4)])] == [0, 64, 4, 68]
@@ -145,12 +172,15 @@ def test_what_is_kept_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     known = PatternCache()
     first = known.alike(PROGRAM.patterns[0], 2)
     assert known.alike(PROGRAM.patterns[0], 2) is first, "it is found out once"
-    for _ in range(3):
+    for _ in range(2):
+        assert known.alike(PROGRAM.patterns[0], 2) is first
         cells = tuple(msgspec.structs.replace(cell) for cell in BOTH)
         assert [each.boxes for each in known.alike(cells, 2)] == [(0,), (1,)]
     again = known.alike(PROGRAM.patterns[0], 2)
     assert again == first, "what was forgotten is found out again"
     assert again is not first
+    twice = (Cell(0, HALF, (BOTH[0].owners[0], BOTH[0].owners[0])),)
+    assert [[each.boxes for each in known.alike(twice, boxes)] for boxes in (1, 3)] == [[(0,)], [(0, 0)]]
 
 
 def scalar(cut: UnitSplit) -> tuple[Cell, ...]:
@@ -196,12 +226,17 @@ BAD_BOXES = [
         {"patterns": ((Cell(-1, CUT, BOTH[0].owners),), BOTH)},
         {"groups": (TensorGroup(0, (0, 2), (-1,), ((0, 0),)),)},
         {"groups": (TensorGroup(0, (0, 2), (0,), ((0, -1),)),)},
+        *({"groups": (TensorGroup(0, (0, 2), (0,), ((0, 0),), *table),)} for table in ((-1, 0), (0, -1))),
     ],
 )
 def test_what_names_more_than_it_has_is_no_program(wrong: dict[str, object]) -> None:
     good = msgspec.structs.replace(PROGRAM, patterns=(scalar(UnitSplit((), (), 4, 0, 1, 1)), BOTH))
-    assert (decoded(encoded(PROGRAM)), decoded(encoded(good))) == (PROGRAM, good)
-    with pytest.raises(LayoutMismatch, match="names what it does not have"):
+    empty = msgspec.structs.replace(PROGRAM, patterns=((), BOTH), groups=(TensorGroup(0, (), (0,), ((),)),))
+    none = msgspec.structs.replace(PROGRAM, groups=(TensorGroup(0, (0, 2), (), ()),))
+    assert [decoded(encoded(each)) for each in (PROGRAM, good, empty, none)] == [PROGRAM, good, empty, none]
+    with pytest.raises(
+        LayoutMismatch, match=r"^the blob that should be a transfer program names what it does not have$"
+    ):
         decoded(encoded(msgspec.structs.replace(PROGRAM, **wrong)))
 
 
@@ -251,3 +286,18 @@ def test_what_is_made_of_blocks_is_as_large_as_those_there() -> None:
     assert box.origin_span_bytes == 128 * 1024
     assert box.is_packed_there
     assert box.is_packed_here
+
+
+@pytest.mark.parametrize(
+    ("dims", "joined"),
+    [
+        ([(3, 20, 40), (5, 4, 8)], [(15, 4, 8)]),
+        ([(3, 20, 40), (1, 7, 7), (5, 4, 8), (1, 9, 9)], [(15, 4, 8)]),
+        ([(2, 60, 120), (3, 20, 40), (5, 4, 8)], [(30, 4, 8)]),
+        ([(3, 20, 41), (5, 4, 8)], [(3, 20, 41), (5, 4, 8)]),
+        ([(3, 21, 40), (5, 4, 8)], [(3, 21, 40), (5, 4, 8)]),
+        ([(1, 4, 8)], []),
+    ],
+)
+def test_dimensions_that_continue_each_other_at_both_ends_are_one(dims: list[Dim], joined: list[Dim]) -> None:
+    assert joined_dims(dims) == joined

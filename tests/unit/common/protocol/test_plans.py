@@ -99,6 +99,14 @@ def test_ranges_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]
         assert is_normal(found)
 
 
+@pytest.mark.parametrize("some", [((5, 1),), ((0, 3),), ((7, 3),), ((0, 1), (9, 1)), ((0, 10),)])
+def test_what_would_be_made_again_as_it_is_is_taken(some: Ranges) -> None:
+    """Holders have parts of all, and readers want all of it: so it is in nearly each look."""
+    assert intersect_ranges(((0, 10),), some) is some
+    assert len(some) > 1 or merge_ranges(some) is some
+    assert merge_ranges(((3, 0),)) == ()
+
+
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
