@@ -43,9 +43,9 @@ class PieceCompletion:
         ends = {tensor: at + nbytes for tensor, at, nbytes in zip(table.tensor, table.at, table.nbytes, strict=True)}
         for place in program.places([(program.partials, len(program) - program.partials)]):
             piece = table.piece_at(place.to)
-            tensor = table.tensor[piece] if piece >= 0 else -1
-            if place.to + place.nbytes > ends.get(tensor, 0):
+            if piece < 0 or place.to + place.nbytes > ends[table.tensor[piece]]:
                 raise LayoutMismatch("the transfer program has a box that lies in no tensor of the shard")
+            tensor = table.tensor[piece]
             self._left[tensor] = self._left.get(tensor, 0) + place.nbytes
         self._stands = bytearray(len(table))
 

@@ -363,7 +363,7 @@ class Source:
 
     # What happens to its pieces.
 
-    def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
+    def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool) -> None:
         """Take note that it is half-filled: it has some of the pieces, and perhaps promises others."""
         self.mark_changed()
         self.has = bytearray(pieces)

@@ -200,6 +200,8 @@ def test_an_engine_whose_memory_is_mapped_may_call_again_and_again_until_it_is_l
         agent.closed(key)
         agent.log()
         assert agent.result(call) == "DrainTimeout"
+        what = f"shard 0: the memory that shard 0 of policy/{key.replica} would be filled in"
+        assert agent.why(call) == f"{what} is still mapped by a reader of this host: call again"
         assert agent.memory(key) is (READY if staged else DRAINING)
     again = reads()
     agent.probed(lent=True)

@@ -67,7 +67,7 @@ def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> N
     assert reader.result(call) is None, "a batch is still under way"
     reader.closed(key)
     assert reader.result(call) == "RoundTimeout"
-    assert "allow more time" in reader.why(call)
+    assert reader.why(call) == "shard 0: policy/rollout could not be filled within the bound: allow more time"
     assert (reader.memory(key), reader.core.shards[key].contents.partial) == (EMPTY, True)
     reader.read(key)
     reader.fill(key, "a")
@@ -96,6 +96,10 @@ def test_a_fill_that_nobody_was_told_of_is_taken_back() -> None:
     _, reader, key, call = filling()
     reader.brought(key, "a")
     reader.silence(call)
+    assert reader.why(call) == (
+        "the registry did not say what became of the read of shard 0 of policy/rollout; it is given up: "
+        "see 'tensorhub status', then call again"
+    )
     assert reader.said()[-2:] == ["Unpublish", "Drained"]
     reader.log()
     assert reader.counted(key) is None

@@ -6,21 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from tensorhub_agent.core.effects import CallRead, CompleteCall, FailCall
 from tensorhub_agent.core.operations.read import ReadOperation
 from tensorhub_agent.jobs import pending_calls, read_counts
-from tensorhub_agent.jobs.memory_tasks import blank
 from tensorhub_agent.jobs.pending_calls import PendingCall, PendingCalls
 from tensorhub_agent.jobs.read_counts import ReadCounts
 from tensorhub_agent.jobs.worker_server import WorkerServer
 from tensorhub_agent.jobs.worker_session import WorkerSession
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_common.errors import MemoryExhausted
-from tensorhub_common.layout.layout import TensorEntry, layout_of, placements, segment_bytes
-from tensorhub_common.layout.parts import Part, padding
 from tensorhub_common.protocol.handshake import OLDEST_PROTOCOL
 from tensorhub_common.protocol.log.commands import PROTOCOL
 from tensorhub_common.protocol.worker import Attach, AttachRefused, Progress, ReadReport, ReadStages
@@ -145,19 +141,3 @@ def test_reads_are_counted_by_their_end_and_a_wait_for_a_publisher_is_no_part_of
     assert counts.retried == 111
     assert counts.ended == {"done": 2, "RoundTimeout": 1, "put-off": 1, "ReplicaConflict": 1}
     assert (waited, took) == ([7.0, 0.0], [1.0, 8.0])
-
-
-def test_padding_becomes_zero_after_a_fill_by_a_program_and_nothing_else_does() -> None:
-    """Right of one part, and between it and another one."""
-    upper = Part("v", (3, 3), (0, 0), (3, 3), (0, 0), (3, 3))
-    lower = Part("u", (1, 4), (0, 0), (1, 4), (4, 0), (1, 4))
-    consists = (upper, padding((0, 3), (3, 1)), padding((3, 0), (1, 4)), lower)
-    fused = TensorEntry("e", "int16", 2, (5, 4), (5, 4), (0, 0), consists)
-    layout = layout_of([fused, TensorEntry("w", "int16", 2, (7,), (7,), (0,))])
-    memory = bytearray(b"\xff" * segment_bytes(layout))
-    blank(memoryview(memory), layout)
-    at = dict(zip((entry.name for entry in layout.tensors), placements(layout), strict=True))["e"]
-    expected = np.full(segment_bytes(layout), 255, np.uint8)
-    for first, last in ((6, 8), (14, 16), (22, 24), (24, 32)):
-        expected[at + first : at + last] = 0
-    np.testing.assert_array_equal(np.frombuffer(memory, np.uint8), expected)

@@ -1,6 +1,8 @@
 """What stands and what can be had while a shard is filled by a program: against a painting of every byte."""
 
 import contextlib
+from itertools import combinations
+from random import Random
 from unittest import mock
 
 import numpy as np
@@ -131,6 +133,7 @@ def test_a_piece_stands_with_the_last_of_its_units(unit_rows: int, sources: tupl
     [
         (3, matrix((3, 0), (6, 8)), [([(1, 1)], [(0, 1)]), ([(0, 3)], [])]),
         (2, matrix(), [([(1, 1)], [(2, 1)]), ([(2, 1)], [(3, 2)]), ([(0, 1)], [(0, 2)])]),
+        (1000, matrix((2, 0), (4, 1)), [([(0, 1)], []), ([(1, 1)], [(0, 1)])]),
     ],
 )
 def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there(
@@ -145,9 +148,8 @@ def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there(
 
 def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
     """Partials go nowhere, and scales that the reader folds itself are no source's: both are counted all the same."""
-    layout = cut_blocks.reader()
-    program = compile_program("fp8", layout, LayoutIndex(cut_blocks.sources(100), tuple(cut_blocks.sources(100))))
-    execution, table = NumberedProgram(program), pieces(layout)
+    layout, execution = of_blocks()
+    table = pieces(layout)
     scales = (execution.partials, execution.scales - execution.partials)
     assert scales[1] > 0
     completion = PieceCompletion(execution, table)
@@ -168,17 +170,22 @@ def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
     assert availability.units([(0, 1)]) == ((0, 1),)
 
 
-@pytest.mark.parametrize(("to", "rows"), [(0, 3), (2, 4), (256, 1), (10**9, 1)])
-def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(to: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("to", "rows", "filled"), [(0, 3, 3), (2, 4, 3), (256, 1, 3), (10**9, 1, 3), (0, 1, 0), (-1, 1, 3)]
+)
+def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(to: int, rows: int, filled: int) -> None:
     """Else it would be found out in the middle of a read, by an agent that can't go on."""
     cell = Cell(to, UnitSplit((rows,), (1,), 1, 0, rows, 1), (SourceBox(0, 0, (1,), 1, ""),))
     program = TransferProgram("reader", ("source",), ((cell,),), (TensorGroup(0, (0,), (0,), ((0,),)),))
     is_good = (to, rows) == (0, 3)
-    with contextlib.nullcontext() if is_good else pytest.raises(LayoutMismatch, match="lies in no tensor"):
-        assert PieceCompletion(NumberedProgram(program), pieces(vector(3))).units_arrived([(0, 1)]) == [(0, 1)]
+    why = "^the transfer program has a box that lies in no tensor of the shard$"
+    with contextlib.nullcontext() if is_good else pytest.raises(LayoutMismatch, match=why):
+        table = pieces(vector(filled) if filled else layouts.layout_of([]))
+        assert PieceCompletion(NumberedProgram(program), table).units_arrived([(0, 1)]) == [(0, 1)]
 
 
-def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_word_of_the_source_is_not_looked_up_for_every_unit(*, in_order: bool) -> None:
     """Each unit is looked at once for each piece that it waits for in vain, whatever the order of the words."""
     rows = 64
     source = layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows, 4), (rows, 4), (0, 0))])
@@ -197,35 +204,55 @@ def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
         wait(piece, unit, stop)
 
     with mock.patch.object(availability, "_wait", waits):
-        for piece in range(rows):
+        for piece in range(rows) if in_order else reversed(range(rows)):
             availability.units([(piece, 1)])
-    assert len(looks) == rows // 2, "two rows are a unit here, and each waits once more"
+    assert len(looks) == (rows // 2 if in_order else 0), "two rows are a unit here, and wait for the first one first"
 
 
 def _gives(execution: NumberedProgram, layout: str, unit: int) -> bool:
     return any(first <= unit < first + count for first, count in execution.given_by(layout))
 
 
-@given(st.data())
-@settings(max_examples=examples(1.0))
-def test_a_run_of_bytes_is_lacked_unless_its_units_stand(data: st.DataObject) -> None:
-    """Of a unit that lies in one piece exactly its bytes; of a strided one, what lies in its span."""
-    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", SMALL_BYTES):
-        execution, reader, _ = of(data)
-    here = execution.regions(layout_digest(reader), [(0, len(execution))])
-    assert here.to == here.origin
-    lookup, stands = UnitSpans(execution), bytearray(len(execution))
-    painted = np.zeros(sum(pieces(reader).nbytes) + 4096, bool)
-    for unit, (at, form) in enumerate(zip(here.to, here.form, strict=True)):
-        if not data.draw(st.booleans()):
-            continue
-        stands[unit] = 1
-        assert not lookup.lacks(stands, at, form.span_bytes)
-        painted[at : at + form.span_bytes] = True
-    for at, form in zip(here.to, here.form, strict=True):
-        some = data.draw(st.integers(1, 3 * form.span_bytes))
-        if not painted[at : at + some].all():
-            assert lookup.lacks(stands, at, some)
+BANDS = [matrix((row, column), (row + 3, column + 4)) for row in (0, 3, 6) for column in (0, 4)]
+MIXED = of_rows(1, matrix(), *BANDS)
+"""Of half a row of 8 bytes: the units of every third row are packed, and the others have two rows each."""
+
+
+def of_blocks() -> tuple[Layout, NumberedProgram]:
+    """Return a program by which the reader folds scales itself, and the layout that it fills."""
+    layout, sources = cut_blocks.reader(), cut_blocks.sources(100)
+    return layout, NumberedProgram(compile_program("fp8", layout, LayoutIndex(sources, tuple(sources))))
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [MIXED, of_rows(2, matrix(), *WHOLE), of_rows(1, matrix(), *HALVES), of_blocks()[1]],
+    ids=["mixed", "packed", "columns", "blocks"],
+)
+def test_a_run_of_bytes_is_lacked_unless_its_units_stand(execution: NumberedProgram) -> None:
+    """Packed ones side by side, or a strided one in whose span it lies."""
+    own = execution.program.layout
+    [(first, _)] = given = execution.given_by(own)
+    here = execution.regions(own, given)
+    spans = [(at, at + form.span_bytes, form.is_packed_here) for at, form in zip(here.to, here.form, strict=True)]
+    near = {edge + more for begin, end, _ in spans for edge in (begin, end) for more in (-1, 0, 1)}
+    points, lookup = sorted(near - {-1}), UnitSpans(execution)
+    for chance in range(6):
+        stands = bytearray(Random(chance).choices((0, 1), (chance, 5), k=len(execution)))
+        standing = [span for unit, span in enumerate(spans, first) if stands[unit]]
+        packed = np.zeros(points[-1], bool)
+        for begin, end, is_packed in standing:
+            packed[begin:end] |= is_packed
+        for at, stop in combinations(points, 2):
+            strided = any(begin <= at and stop <= end for begin, end, is_packed in standing if not is_packed)
+            assert lookup.lacks(stands, at, stop - at) is not (strided or bool(packed[at:stop].all()))
+
+
+def test_a_piece_that_stood_is_not_told_again_when_its_tensor_is_whole() -> None:
+    with mock.patch.object(layouts, "PIECE_BYTES_MAX", 8):
+        completion = PieceCompletion(MIXED, pieces(matrix()))
+    assert [completion.units_arrived([(unit, 1), (unit + 2, 1)]) for unit in (1, 5)] == [[(2, 1)], [(5, 1)]]
+    assert completion.units_arrived([(unit, 1) for unit in (0, 2, 4, 6, 8, 9, 10, 11)]) == [(0, 2), (3, 2), (6, 3)]
 
 
 @given(st.data())

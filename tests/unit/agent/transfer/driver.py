@@ -10,6 +10,7 @@ from tensorhub_agent.core.operations.read_report import report_of
 from tensorhub_agent.primitives.digests import piece_digest, root_digest
 from tensorhub_agent.rates.source_rate import BatchLimits
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER
 from tensorhub_agent.transfer.source import Source
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
@@ -29,6 +30,7 @@ PIECE_BATCHES = TransferLimits(
 RIGHT = [piece_digest(f"right {number}".encode()) for number in range(64)]
 WRONG = piece_digest(b"wrong")
 LIST = b"".join(RIGHT[:PIECES])
+SILENCE = Refusal(error=NO_ANSWER, reason="no planner answered")
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
 
 

@@ -1,7 +1,5 @@
 """What a read tells of itself: what counted and what was in vain, and when things happened."""
 
-from dataclasses import replace
-
 from tests.unit.agent.transfer.driver import ALL, PIECES, planning, reading, running, share, source_id
 
 from tensorhub_agent.rates.source_rate import BatchLimits
@@ -29,6 +27,8 @@ def test_words_that_come_twice_or_too_late_change_nothing() -> None:
     driven.opened(number)
     driven.confirmed(number, holds=False)
     assert driven.lost(number).close == [number]
+    driven.transfer.progressed(number, 5, driven.now)
+    assert driven.source(number).early_bytes == 0
     assert driven.lost(number, "gone again").close == []
     driven.closed(number)
     driven.closed(number)
@@ -68,23 +68,3 @@ def test_when_things_happened_is_kept() -> None:
     while driven.phase() is TransferPhase.RUNNING:
         driven.brings(other)
     assert read.ended == driven.now
-
-
-def test_what_came_within_a_batch_is_not_counted_again_with_it() -> None:
-    """Each byte makes its source faster once."""
-    driven, [number] = reading(share("a", (0, 2)), pieces=2)
-    source = driven.source(number)
-    for seconds, nbytes, early_bytes in ((2.0, 13, 13), (1.0, 500, 20), (0.5, 1, 20)):
-        driven.now += seconds
-        driven.transfer.progressed(number, nbytes, driven.now)
-        assert source.early_bytes == early_bytes
-        if early_bytes == 13:
-            assert (source.pace.rate, source.last_progress_at) == (13 / 2.0, 2.0)
-            assert source.remaining_s(driven.now) == 7 / 6.5
-    assert source.last_progress_at == 3.0, "there is nothing that could have come"
-    pace = replace(source.pace)
-    driven.brings(number)
-    pace.record(0, 0.5)
-    assert (source.pace, source.early_bytes, source.in_flight_bytes) == (pace, 10, 10)
-    driven.brings(number)
-    assert (source.early_bytes, source.in_flight_bytes) == (0, 0)

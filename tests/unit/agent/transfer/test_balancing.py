@@ -21,8 +21,11 @@ from tests.unit.agent.transfer.driver import (
 
 from tensorhub_agent.primitives.ranges import set_marks
 from tensorhub_agent.rates.source_rate import BATCHES_MIN, BatchLimits
+from tensorhub_agent.transfer import balancing
+from tensorhub_agent.transfer.balancing import slowest_replaceable, steal_from_busiest
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
-from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Source
+from tensorhub_agent.transfer.role_index import RoleIndex
+from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Source, SourcePhase
 from tensorhub_agent.transfer.source_pool import SourcePool
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.protocol.plans import Share
@@ -59,10 +62,58 @@ def test_an_idle_source_takes_the_later_part_of_what_the_busiest_waits_for_by_th
     assert (driven.pieces_of(giver), driven.pieces_of(busy)) == (before - mine, untouched)
 
 
-def test_without_a_rate_it_takes_the_later_half() -> None:
-    driven, [taker, _] = many(share("taker", (0, 1)), share("giver", (1, 5)))
-    driven.brings(taker)
-    assert driven.posts == [(taker, ((4, 1),)), (taker, ((5, 1),))]
+def of_rate(number: int, bps: int | None = None, **fields: Any) -> Source:
+    made = Source(number, share(str(number), transport="ucxx", **fields), SourcePhase.OPEN, 0.0)
+    if bps is not None:
+        made.pace.record(bps, 1.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("taker", "giver", "taken"),
+    [
+        ({}, {}, 5),
+        ({"bps": 1}, {"bps": 1000}, 1),
+        ({"far": True}, {}, 5),
+        ({}, {"crosses": True}, 5),
+        ({"far": True}, {"crosses": True}, 0),
+    ],
+    ids=["half without rates", "one at least", "far", "from a crosser", "far from a crosser"],
+)
+def test_of_two_that_wait_for_as_much_the_first_one_gives(taker: Any, giver: Any, taken: int) -> None:
+    idle, *givers = of_rate(3, **taker), of_rate(2, **giver), of_rate(1, **giver)
+    for each in givers:
+        each.give([(0, 9)])
+    steal_from_busiest(idle, [idle, *givers])
+    assert (idle.waiting, *(each.waiting for each in givers)) == (taken, 9, 9 - taken)
+
+
+def test_what_is_loose_and_a_busy_half_filled_source_has_is_asked_for_elsewhere() -> None:
+    driven, [half, dead] = many(share("half", (0, 3)), share("dead", (3, 3)), there={"half": ALL})
+    assert driven.lost(dead).plan == (((5, 1),), (source_id("dead"),))
+    driven.brings(half)
+    assert driven.pieces_of(half) == {1, 2}
+
+
+def test_nobody_looks_for_more_where_only_a_busy_source_brings_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the idle ones could take they have taken."""
+    looks, relieve = list[str | None](), balancing._relieve
+    shares = [share(name, run, layout=name) for name, run in (("a", (0, 1)), ("b", (1, 30)), ("c", (31, 2)))]
+    driven, [idle, _, busy] = many(*shares, able=own({"a": (0, 1), "b": (1, 30), "c": (31, 2)}))
+    driven.brings(idle)
+
+    def noted(index: RoleIndex, kind: str | None) -> None:
+        looks.append(kind)
+        relieve(index, kind)
+
+    monkeypatch.setattr(balancing, "_relieve", noted)
+    driven.brings(busy)
+    assert looks == []
+
+
+def test_a_piece_in_two_places_is_found_out() -> None:
+    with pytest.raises(AssertionError, match="piece 0 is in 2 places"):
+        balancing.check(bytearray(1), [(0, 1), (0, 1)], ())
 
 
 def test_a_half_filled_source_takes_only_what_it_has() -> None:
@@ -282,15 +333,27 @@ def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two
 # Slow ones.
 
 
-@pytest.mark.parametrize("slower", [1.1, 0.9])
-def test_a_source_is_left_for_an_idle_one_only_where_that_is_faster_by_enough(slower: float) -> None:
-    """Closing it costs `switch_s` and the bytes again at the idle one's rate; it must take `slow_times` as long."""
-    driven, [fast, slow] = many(share("fast", (0, 1)), share("slow", (1, 2)), transport="ucxx")
-    driven.brings(fast, 0.01)
-    elsewhere_s = DEFAULT_LIMITS.switch_s + 20 / (10 / 0.01)
-    bound_s = max(DEFAULT_LIMITS.slow_min_s, DEFAULT_LIMITS.slow_times * elsewhere_s)
-    left = driven.wait(bound_s * slower - driven.now + (DEFAULT_LIMITS.look_s if slower > 1 else 0.0))
-    assert left == ([slow] if slower > 1 else [])
+@pytest.mark.parametrize(
+    ("idle_bps", "late_s", "slow_min_s", "is_left"),
+    [(10, 4.3, 0.5, True), (10, 4.1, 0.5, False), (10, 5.0, 5.0, False), (None, 1000.0, 0.5, False)],
+    ids=["far slower", "slower", "soon over", "idle one of unknown rate"],
+)
+def test_a_source_is_left_for_an_idle_one_only_where_that_is_faster_by_enough(
+    idle_bps: int | None,
+    late_s: float,
+    slow_min_s: float,
+    is_left: bool,  # noqa: FBT001
+) -> None:
+    """Closing it costs `switch_s` and the 20 bytes again at the idle one's rate; it must take twice as long."""
+    index = RoleIndex(TransferLimits(slow_min_s=slow_min_s, slow_times=2, switch_s=0.1))
+    index.add(of_rate(3, idle_bps))
+    late = [of_rate(number) for number in (1, 2)]
+    for each in late:
+        each.pace.record(10, late_s)
+        each.asked(1, ((0, 1),), 10, 0.0)
+        each.unconfirmed, each.unconfirmed_bytes = [(1, 1)], 10
+        index.add(each)
+    assert slowest_replaceable(index, 0.0) is (late[0] if is_left else None)
 
 
 def test_a_local_source_is_never_left_for_being_slow() -> None:

@@ -10,6 +10,7 @@ from tests.unit.agent.transfer.driver import (
     PIECE_BATCHES,
     PIECE_BYTES,
     PIECES,
+    SILENCE,
     STALL_S,
     Driven,
     planning,
@@ -21,14 +22,13 @@ from tests.unit.agent.transfer.driver import (
 
 from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
-from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, PLANS_MAX
+from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.protocol.plans import Refusal
 from tensorhub_common.protocol.ranges import Range
 
-SILENCE = Refusal(error=NO_ANSWER, reason="no planner answered")
 HELD = Refusal(error=VersionUnavailable.__name__, reason="its holder failed this read", is_held=True)
 GONE = Refusal(error=VersionUnavailable.__name__, reason="nobody has it", is_held=False)
 REST: Range = (1, PIECES - 1)
@@ -220,6 +220,12 @@ def test_a_source_that_stalls_again_and_again_is_forgiven_so_often() -> None:
         driven.closed(again)
     assert driven.refused().plan is None
     assert driven.left_out == (source_id("a"),)
+
+
+def test_suspects_come_back_at_once_unless_the_log_counts_no_holder() -> None:
+    assert stalled().refused(HELD).plan == ((REST,), ())
+    driven = stalled()
+    assert (driven.refused(GONE).plan, driven.phase()) == (None, TransferPhase.FAILED)
 
 
 def test_a_source_that_has_failed_is_no_suspect_any_more() -> None:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.unit.agent.transfer.driver import Driven, numbers_of, share
+from tests.unit.agent.transfer.driver import SILENCE, Driven, numbers_of, share
 from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_agent.primitives.ranges import set_marks
@@ -125,3 +125,24 @@ def test_partials_that_nobody_has_are_left_out_of_the_next_plan_together_with_wh
     read.refused(Refusal(error="VersionUnavailable", reason="busy", is_held=True))
     assert (read.transfer.pool.loose, read.pieces_of(1)) == ([(PROGRAM.partials, UNITS - PROGRAM.partials)], set())
     assert read.tick(0.5).plan == (((0, UNITS),), ())
+
+
+def test_partials_that_sleep_wake_for_the_sources_that_there_are_only_while_no_planner_answers() -> None:
+    """A planner that says that nobody has them is believed, and where no source is open they are of no use yet."""
+    read = Read()
+    read.begin(shares_of(set(range(UNITS))))
+    read.start()
+    first, *others = read.transfer.sources
+    for number in others:
+        read.is_gone(number)
+    busy = Refusal(error="VersionUnavailable", reason="busy", is_held=True)
+    for refusal, is_awake in ((busy, False), (SILENCE, True), (busy, False)):
+        read.refused(refusal)
+        awake = {*numbers_of(read.transfer.pool.loose)} & {*range(PROGRAM.partials)}
+        assert awake == ({*range(2, PROGRAM.partials)} if is_awake else set())
+        assert read.tick(0.5).plan is not None
+    read.is_gone(first)
+    for refusal in (busy, SILENCE):
+        read.tick(0.5)
+        read.refused(refusal)
+        assert min(numbers_of(read.transfer.pool.loose)) == PROGRAM.partials

@@ -1,10 +1,11 @@
 """Readers of one site exchange what each brings over; who is slow hands a part over, and whoever lives is awaited."""
 
 from collections.abc import Callable
+from unittest import mock
 
 import msgspec
 import pytest
-from tests.unit.agent.transfer.driver import ALL, Driven, planning, running, share, source_id
+from tests.unit.agent.transfer.driver import ALL, SILENCE, Driven, planning, running, share, source_id
 from tests.unit.agent.transfer.site import LOST_AFTER_S, PIECE_BYTES, Site, lease_request
 
 from tensorhub_agent.core.effects import AvailabilityReceived, SendAvailability
@@ -291,6 +292,8 @@ def test_what_is_promised_is_awaited_and_what_is_not_is_planned_again_after_a_wh
     assert list(driven.transfer.pool.site_peers.not_bringing) == [source_id("mate")]
     assert driven.transfer.pool.awaiting_others() == [(2, 1)], "what is promised stays"
     assert driven.transfer.plan_requests.count == 2
+    driven.refused(SILENCE)
+    assert driven.pieces_of(waits_at) == {2, 5}, "without a planner it has to bring its part"
 
 
 def test_what_is_retracted_is_planned_again_at_once() -> None:
@@ -331,6 +334,11 @@ def test_what_was_ceded_to_this_reader_it_brings_over_itself(is_far_open: bool) 
     assert (driven.pieces_of(far) == {0, 1, 4, 5}) is is_far_open
     assert (actions.plan is None) is is_far_open
     assert actions.plan is None or actions.plan[0] == ((4, 2),)
+    driven.transfer.has_promised_readers, ceded = True, list[float]()
+    with mock.patch.object(driven.transfer.pool, "cede", lambda _, now: ceded.append(now)):
+        for seconds in (0.0, DEFAULT_LIMITS.handoff_pause_s - 0.01, 0.01):
+            driven.tick(seconds)
+    assert ceded == [driven.now], "what it has just taken over it hands over to nobody for a while"
 
 
 @pytest.mark.parametrize(

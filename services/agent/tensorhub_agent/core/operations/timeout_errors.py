@@ -34,12 +34,13 @@ def not_in_time(
     missing: tuple[int, ...],
     *,
     is_joining: bool,
-    unplanned: str | None = None,
-    trouble: str = "",
+    unplanned: str | None,
+    trouble: str,
 ) -> tuple[str, str]:
     """Return the error and its message; `missing` are the shards that never joined.
 
-    `unplanned` says why the planner's last answer did not come, if it did not; `trouble` why the last source was left.
+    `unplanned` says why the planner's last answer did not come, if it did not; `trouble` why the
+    last source was left, or is empty.
     """
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     if not is_joining and unplanned is not None:
