@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import msgspec
 import pytest
 
 from tensorhub_common.errors import LayoutMismatch
@@ -230,6 +231,7 @@ COLUMNS = PIECE_BYTES_MAX // 256
         (128, 1024, [(0, 256, 4)]),
         (100, 256, [(0, 156, 1)]),
         (100, 257, [(0, 28, 1), (0, 129, 1)]),
+        (228, 384, [(0, 156, 1)]),
         (100, 120, [(0, 20, 1)]),
     ],
 )
@@ -239,6 +241,24 @@ def test_units_of_fp8_values_begin_where_blocks_do(first: int, last: int, expect
     source = layout_of([entry("w", whole, dtype="bfloat16")])
     program = compiled(quantised((first, 0), (last, COLUMNS), whole), ("a",), a=source)
     assert [(dim, min(rows, last - first), units) for dim, rows, units in cuts(program)] == expected
+
+
+def test_units_of_rows_of_blocks_that_are_longer_than_a_unit_go_row_by_row() -> None:
+    wide = (256, 40_000)
+    source = layout_of([entry("w", wide, dtype="bfloat16")])
+    assert cuts(compiled(quantised((0, 0), wide, wide), ("a",), a=source)) == [(1, 32_768, 2)] * 2
+
+
+def test_whoever_is_cut_alike_gives_whole_blocks_alike() -> None:
+    whole = (256, 128)
+    sources = {
+        name: layout_of([entry("w", whole, dtype="bfloat16"), *(entry(each, (1,)) for each in name)]) for name in "ab"
+    }
+    part = Part("w", whole, (0, 0), (2, 1), (0, 0), (2, 1), "fp8-block-128:scales")
+    reader = layout_of([TensorEntry("mine", "float32", 4, (2, 1), (2, 1), (0, 0), (part,))])
+    ((cell,),) = compiled(reader, ("a", "b"), **sources).patterns
+    assert cell.owners[1] == msgspec.structs.replace(cell.owners[0], box=1)
+    assert cell.owners[1].blocks is not None
 
 
 def test_readers_that_are_cut_alike_share_what_was_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:

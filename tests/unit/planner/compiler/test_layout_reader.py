@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
+from tensorhub_planner.compiler import layout_reader
 from tensorhub_planner.compiler.layout_reader import LayoutReader
 
 
@@ -129,6 +130,35 @@ def test_a_blob_is_what_it_is_by_itself(blobs: list[bytes], entries_max: int) ->
     for data in [*map(encoded, map(rank, ("", ".e1"), (".e1", ""))), *blobs]:
         assert outcome(lambda data=data: entries.decoded(data, "digest")) == by_itself(data)  # type: ignore[misc]
         assert len(entries) <= entries_max
+
+
+def test_what_two_layouts_have_alike_is_found_in_the_next() -> None:
+    """And what stands in the gaps is read, and kept, as a whole."""
+    entries = LayoutReader()
+    for each in ("1", "2"):
+        entries.decoded(encoded(rank(each, each, each)), "")
+    count = len(entries)
+    data = encoded(rank("3", "3", "30"))
+    found = entries._templates.found(data)
+    assert found is not None
+    template, gaps = found
+    assert (template.rows, [run.gap for run in template.runs]) == (9, [1, 1, 1])
+    assert [name in gap for name, gap in zip((b"3", b"3", b"30"), gaps, strict=True)] == [True] * 3
+    one, other = (entries.decoded(data, "") for _ in range(2))
+    assert one == other == rank("3", "3", "30")
+    assert all(a is b for a, b in zip(one.tensors, other.tensors, strict=True))
+    assert len(entries) == count + 3
+
+
+def test_so_much_is_remembered_of_layouts_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_reader, "ALIKE_MAX", 2)
+    entries = LayoutReader()
+    for size in range(8):
+        for each in ("1", "2", "3"):
+            names = [NAMES[0], *(f"{name}.{size}" for name in NAMES[1:]), "z" + each, "zz"]
+            assert entries.decoded(encoded(layout_of(map(row, names))), "") == layout_of(map(row, names))
+    (alike,) = entries._templates._alike._known.values()
+    assert [len(each) for each in alike] == [2, 2]
 
 
 def packed(*rows: TensorEntry, count: int | None = None) -> bytes:
