@@ -122,8 +122,12 @@ def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_ha
     limits, sizes = PlanLimits(), PieceSizes([4 * MIB] * 256)
     answers = []
     for fold in (CatalogReplica(world.catalog), begun):
+        with_any = found_in(fold, demand, limits, any_layout=True)
+        assert isinstance(with_any, Candidates)
+        assert [*fold.rolls.values()] == [with_any.roll]
         found = found_in(fold, demand, limits)
         assert isinstance(found, Candidates)
+        assert found.roll is None
         answers.append(PlanDecision(JOB, demand, found, sizes).decide(LoadLedger(limits), limits, 0.0))
     assert answers[0] == answers[1]
     assert isinstance(answers[1], Plan)

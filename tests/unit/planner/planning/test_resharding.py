@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.planner.cut_blocks import reader, sources
 from tests.unit.planner.given import MY_TURN, SEAT, TOPOLOGY, demand, holder
 
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
@@ -136,3 +137,12 @@ def test_holders_are_seen_in_the_units_of_the_program(*, with_roll: bool) -> Non
         ("b", SEAT.key, ((1, 1),), able[0].turn),
     ]
     assert (seen.draining, seen.made) == (True, ())
+
+
+def test_scales_that_follow_from_what_ready_shards_have_are_made() -> None:
+    """Of a cut block each shard gives the amax of its part: chains end at such scales though no shard has them."""
+    given = sources(70, 200)
+    program = NumberedProgram(compile_program("reader", reader(), LayoutIndex(given, set(given))))
+    able = [holder(agent, layout=layout) for agent, layout in zip("abc", given, strict=True)]
+    assert in_units(found(*able), program).holders.made == ((program.partials, program.scales - program.partials),)
+    assert in_units(found(*able[1:]), program).holders.made != in_units(found(*able), program).holders.made
