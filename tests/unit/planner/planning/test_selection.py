@@ -95,8 +95,11 @@ def test_where_a_hop_costs_nothing_a_ready_one_comes_first() -> None:
         ),
         # Whoever gives more of one group gives less of the next: all that is begun counts.
         (
-            [offer("a", ((0, 144),)), offer("b", ((32, 64),)), offer("c", ((96, 48),))],
-            {"a": ((0, 48),), "b": ((48, 48),), "c": ((96, 48),)},
+            [
+                offer(name, its, readers=20)
+                for name, its in {"a": ((0, 144),), "b": ((32, 64),), "c": ((96, 48),)}.items()
+            ],
+            {"a": ((0, 32), (80, 16)), "b": ((32, 48),), "c": ((96, 48),)},
             ((144, 112),),
         ),
         # What two give may come from the one that ends first with what it has begun.
