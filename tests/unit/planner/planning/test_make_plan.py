@@ -125,37 +125,40 @@ BUSY: LoadView = {("a", "ucxx"): Load(1, 2048)}
 OF_TWO = (
     "256 pieces (1 GiB); 1 of 2 sources on the same site, because more would hardly be faster than 43.9 ms by the model"
 )
-FROM_READY = " from a ready holder"
+OF_ONE = "256 pieces (1 GiB); 1 of 1 source on the same site"
+
+
+IDLE = "by load (0 readers, 0 B assigned)"
 
 
 @pytest.mark.parametrize(
-    ("found", "why", "of_share"),
+    ("holders", "given", "why", "of_share"),
     [
+        ([holder("a")], {}, OF_ONE, f"number 1 of 1 there {IDLE}"),
         (
-            planned(holder("a")),
-            "256 pieces (1 GiB); 1 of 1 source on the same site",
-            "the same site; number 1 of 1 there by load (0 readers, 0 B assigned)",
-        ),
-        (
-            planned(holder("a"), sizes=PieceSizes([7]), load=BUSY),
+            [holder("a")],
+            {"sizes": PieceSizes([7]), "load": BUSY},
             "1 piece (7 B); 1 of 1 source on the same site",
-            "the same site; number 1 of 1 there by load (1 reader, 2 KiB assigned)",
+            "number 1 of 1 there by load (1 reader, 2 KiB assigned)",
         ),
         (
-            planned(holder("b", turn=40), holder("a"), load=BUSY),
+            [holder("b", turn=40), holder("a")],
+            {"load": BUSY},
             OF_TWO,
-            "the same site; number 1 of 2 there by load (0 readers, 0 B assigned); half-filled, 1 hop" + FROM_READY,
+            f"number 1 of 2 there {IDLE}; half-filled, 1 hop from a ready holder",
         ),
         (
-            planned(holder("b", turn=40, depth=2), holder("c", turn=60), holder("a"), load=BUSY),
-            OF_TWO + "; left out: on-c/0 on c is being filled, and its turn is not earlier",
-            "the same site; number 1 of 2 there by load (0 readers, 0 B assigned); half-filled, 2 hops" + FROM_READY,
+            [holder("b", turn=40, depth=2), holder("c", turn=60), holder("a")],
+            {"load": BUSY},
+            f"{OF_TWO}; left out: on-c/0 on c is being filled, and its turn is not earlier",
+            f"number 1 of 2 there {IDLE}; half-filled, 2 hops from a ready holder",
         ),
     ],
 )
-def test_a_plan_and_its_shares_say_why(found: Plan, why: str, of_share: str) -> None:
+def test_a_plan_and_its_shares_say_why(holders: list[Holder], given: dict[str, Any], why: str, of_share: str) -> None:
+    found = planned(*holders, **given)
     (share,) = found.shares
-    assert (found.why, share.why) == (why, of_share)
+    assert (found.why, share.why) == (why, f"the same site; {of_share}")
     assert (share.layout, share.root, share.streams, share.far) == (None, None, 1, False)
 
 
