@@ -422,6 +422,7 @@ def test_a_good_plan_passes() -> None:
         ((share("unheard-of", ALL),), "ends at no shard that is ready"),
         ((share(ME, ALL),), "must not be read"),
         ((share("b", ((0, 4),)), share("failed", ((4, 4),))), "must not be read"),
+        ((msgspec.structs.replace(share("a", ALL), crosses=True),), "pieces 0-7 are not those that on-a/0 on a brings"),
     ],
 )
 def test_a_faulty_plan_is_found(shares: tuple[Share, ...], fault: str) -> None:

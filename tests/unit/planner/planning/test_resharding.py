@@ -13,7 +13,10 @@ from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Ref
 from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReplicaHolders
 from tensorhub_planner.compiler.compiler import compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
+from tensorhub_planner.load.ledger import LoadLedger
+from tensorhub_planner.planning.decision import ProgramPlanDecision
 from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome
+from tensorhub_planner.planning.plan_cache import PlanCache
 from tensorhub_planner.planning.resharding import (
     in_units,
     program_sources,
@@ -22,6 +25,8 @@ from tensorhub_planner.planning.resharding import (
     turns_to_program,
 )
 from tensorhub_planner.planning.wan_fanout import joins_fanout
+from tensorhub_planner.primitives.limits import PlanLimits
+from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.source_set import LayoutSet
 
 WITH_ROLL = pytest.mark.parametrize("with_roll", [False, True])
@@ -146,3 +151,21 @@ def test_scales_that_follow_from_what_ready_shards_have_are_made() -> None:
     able = [holder(agent, layout=layout) for agent, layout in zip("abc", given, strict=True)]
     assert in_units(found(*able), program).holders.made == ((program.partials, program.scales - program.partials),)
     assert in_units(found(*able[1:]), program).holders.made != in_units(found(*able), program).holders.made
+
+
+@pytest.mark.parametrize("published", ["all", "one less", "none"])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_what_is_computed_or_was_published_otherwise_is_brought_over_by_each_for_itself(
+    published: str, *, quantised: bool
+) -> None:
+    """Amax values are in no shard's memory; and who asked at another time may have another program."""
+    given = sources(70, 200)
+    destination = reader() if quantised else next(iter(sources().values()))
+    program = NumberedProgram(compile_program(SEAT.layout, destination, LayoutIndex(given, set(given))), "p")
+    originals = {"all": tuple(given), "one less": tuple(given)[1:], "none": ()}[published]
+    able = [msgspec.structs.replace(holder("far", shard=n), layout=layout) for n, layout in enumerate(given)]
+    asked, sizes = wants(root=None, program="p", promises=True), PieceSizes.repeated(program.runs())
+    decision = ProgramPlanDecision("job", asked, found(*able, later("a", 60), originals=originals), program, sizes)
+    plan = decision.decide(PlanCache(), LoadLedger(PlanLimits()), PlanLimits(), 0.0)
+    assert isinstance(plan, Plan)
+    assert any(share.crosses for share in plan.shares) == (published == "all" and not quantised)
