@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.deployment.composed import HUB, MARKS, Compose, running
 
-HEAVY = ("torch", "numpy", "cupy", "ucxx", "libucx")
+HEAVY = ("torch", "cupy", "ucxx", "libucx")
 pytestmark = MARKS
 
 
