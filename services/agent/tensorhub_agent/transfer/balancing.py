@@ -164,9 +164,9 @@ def slowest_replaceable(index: RoleIndex, now: float) -> Source | None:
 
 def _worst(idle: Iterable[Source], late: Iterable[Source], limits: TransferLimits, now: float) -> Source | None:
     """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
-    rate = max(source.pace.rate or 0.0 for source in idle)
-    worst = max(late, key=lambda source: (source.remaining_s(now), -source.number))
-    if not rate:
+    rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
+    worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
+    if not rate or worst is None:
         return None
     elsewhere_s = limits.switch_s + (worst.in_flight_bytes + worst.unconfirmed_bytes) / rate
     return worst if worst.remaining_s(now) > max(limits.slow_min_s, limits.slow_times * elsewhere_s) else None

@@ -95,7 +95,7 @@ class PlanRequests:
         self.log_counts_holder = False
 
     def refused(self, refusal: Refusal, trust: Exclusions, lost_s: float, now: float) -> bool:
-        """Ask again later, or at once if sources that were left out are forgiven; False: there is nothing to wait for.
+        """Ask again later, or forgive sources that the read left out; False when there is nothing to wait for.
 
         `lost_s`: how long there may be no source where the planner can't say whether the log counts a holder.
         """
@@ -104,6 +104,7 @@ class PlanRequests:
             return True
         self.log_counts_holder = bool(refusal.is_held)
         if refusal.is_held is not False and trust.readmit_suspects():
+            self.at = now
             return True
         if refusal.is_held:
             self.at = now + self._again_s
