@@ -12,6 +12,7 @@ from tensorhub_common.catalog.state import HUB_LANES_MAX, LANES_MAX, Catalog
 from tensorhub_common.protocol.log.commands import (
     Expire,
     Join,
+    Lead,
     Publish,
     Ready,
     Register,
@@ -20,7 +21,7 @@ from tensorhub_common.protocol.log.commands import (
     Unreadable,
 )
 from tensorhub_common.protocol.log.events import HUB_MODEL, CommandRepeated
-from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, kinds, refused, root
+from tensorhub_simulator.drivers.catalog import MODEL, REGISTRY, CatalogDriver, kinds, refused, root
 
 
 def ready_by(by: Sender) -> Ready:
@@ -160,3 +161,46 @@ def test_lanes_of_the_hub_are_bounded(world: CatalogDriver) -> None:
     for number in range(2 * HUB_LANES_MAX):
         world.say(expire_by(Sender(f"_registry-{number}", 1, 1), incarnation=5))
     assert sum(lane.startswith("_") for lane in world.catalog.lanes) == HUB_LANES_MAX
+
+
+def test_a_repeat_changes_nothing_at_any_distance(world: CatalogDriver) -> None:
+    """JetStream's window is over, and much else was said on other lanes meanwhile."""
+    command = ready_by(world.by("a", 0))
+    world.say(command)
+    world.replica_of("copy", "b")
+    world.publish("copy", 12)
+    world.say(unpublish_by(Sender("a/9", 1, 1)))
+    before = copy.deepcopy(world.catalog)
+    assert kinds(world.say(command)) == ["command.repeated"]
+    world.catalog.seq, world.catalog.time = before.seq, before.time
+    assert world.catalog == before
+
+
+def test_an_older_incarnation_with_a_higher_n_is_refused_too(world: CatalogDriver) -> None:
+    old = world.by("a", 0)
+    world.join("a", world.holding("trainer"))
+    assert "join again with a higher one" in refused(world.say(ready_by(old)), "StaleSender").message
+    refused(world.say(ready_by(Sender("a/0", 1, 10_000))))
+    refused(world.say(ready_by(Sender("a/77", 1, 10_000))))
+    assert world.catalog.models[MODEL].last is None
+
+
+@pytest.mark.parametrize("lane", [*LANES, "a/" + "9" * 5000])
+def test_a_lane_that_can_not_be_remembered_is_refused(world: CatalogDriver, lane: str) -> None:
+    """Else its commands would count, and their repeats would count again."""
+    before = dict(world.catalog.lanes)
+    refused(world.say(register_by(Sender(lane, 1, 1))), BAD)
+    assert world.catalog.lanes == before
+
+
+def test_an_expiry_carries_the_leaders_term_and_a_lower_one_is_refused(world: CatalogDriver) -> None:
+    """Also of one who leads, and has expired nobody yet."""
+    world.join("b")
+    world.say(Lead(by=Sender(REGISTRY, 5, 0), registry="registry-1", term=5))
+    refused(world.expire("a", term=4), "StaleSender")
+    refused(world.say(expire_by(Sender("_other", 9, 1), term=4)), BAD)
+    command = expire_by(Sender(REGISTRY, 7, 9), term=7)
+    assert kinds(world.say(command))[0] == "agent.lost"
+    assert only(world.say(command), CommandRepeated).outcome == "agent.lost"
+    world.skip(10)
+    assert kinds(world.expire("b", term=7)) == ["agent.lost"], "the same term, again"

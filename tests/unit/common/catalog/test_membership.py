@@ -1,5 +1,7 @@
 """Agents and their shards: registered and released, lost, back again with what they state, and forgotten."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from tests.unit.common.catalog.scenes import holding, of, one, only, standing, two, two_lines
@@ -7,12 +9,14 @@ from tests.unit.common.catalog.scenes import holding, of, one, only, standing, t
 from tensorhub_common.catalog.handlers import membership
 from tensorhub_common.catalog.handlers.membership import NEIGHBOURS_MAX
 from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S
+from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.log import codec, commands
 from tensorhub_common.protocol.log.events import (
     AgentJoined,
     AgentLost,
     RegistryLeads,
     ReplicaLost,
+    ReplicaReady,
     ShardRegistered,
     Sibling,
     VersionGone,
@@ -299,3 +303,42 @@ def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:
     world.catalog.agents["a"].lost_at -= LOST_KEPT_S
     world.forget("a", term=10)
     assert list(world.catalog.agents) == ["b"]
+
+
+def test_register_never_waits_for_other_shards_and_learns_which_layouts_they_have() -> None:
+    world = CatalogDriver()
+    world.join("a")
+    first = only(world.register("a", "trainer", 1, 2), ShardRegistered)
+    assert (first.shards, first.agent, first.siblings) == (2, "a", ())
+    second = only(world.register("a", "trainer", 0, 2), ShardRegistered)
+    assert second.siblings == (Sibling(1, "L"),)
+    assert kinds(world.register("a", "copy", layout="K")) == ["shard.registered"], "another replica, another layout"
+
+
+@pytest.mark.parametrize("state", ["offered", "draining", "joined", "decided", "filling", "filled"])
+def test_an_agent_may_be_lost_in_any_state_of_its_shard(state: str) -> None:
+    world = reader_of_two()
+    agent, replica = ("a", "trainer") if state == "draining" else ("c", "engine")
+    steps: dict[str, list[Callable[[], object]]] = {
+        "offered": [lambda: world.ready("engine", 13, 0)],
+        "draining": [lambda: world.unpublish("trainer", 0)],
+        "joined": [lambda: world.want("engine", "latest", 0)],
+        "decided": [lambda: world.want_all("engine")],
+        "filling": [lambda: world.start("engine")],
+        "filled": [lambda: world.start("engine"), lambda: world.filled("engine", 12, 0)],
+    }
+    for step in steps[state]:
+        step()
+    assert ("round.failed" in kinds(world.expire(agent))) == (state not in ("offered", "draining"))
+    assert world.states(replica)[0] == "empty"
+    assert (world.replica(replica).round, world.replica(replica).offers) == (None, {})
+
+
+def test_a_root_that_the_log_knows_makes_a_lost_shard_ready_again() -> None:
+    world = published()
+    world.expire("a")
+    events = world.join("a", holding(12, root(12)))
+    assert kinds(events) == ["agent.joined", "version.available", "replica.ready"]
+    ready = only(events, ReplicaReady)
+    assert (ready.version, ready.round) == (12, None)
+    assert world.catalog.agents["a"].state is AgentState.LIVE

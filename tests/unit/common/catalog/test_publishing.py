@@ -182,3 +182,29 @@ def test_why_a_wish_is_not_fulfilled_is_passed_on_to_everybody(error: str, code:
     told = only(world.say(decline), PublishDeclined)
     assert (told.model, told.replica, told.shard) == (MODEL, "trainer", 0)
     assert (told.wish, told.error, told.message) == (41, code, "x" * 1000)
+
+
+def test_an_offer_that_another_replica_overtook_with_other_bytes_fails_for_all() -> None:
+    """With equal bytes it becomes a holder."""
+    for digest in ("other", None):
+        world = standing(trainer="ab", copy="cd")
+        world.ready("trainer", 12, shard=0, digest=digest)
+        world.publish("copy", 12)
+        events = world.ready("trainer", 12, shard=1)
+        if digest is None:
+            assert kinds(events) == ["replica.ready"]
+            assert world.catalog.models[MODEL].versions[12].holders == 2
+        else:
+            failed = only(events, PublishFailed)
+            assert (failed.error, failed.shards) == (CONFLICT, (0, 1))
+
+
+@pytest.mark.parametrize("version", [12, None])
+def test_an_offer_that_was_overtaken_by_a_newer_version_fails_for_all(version: int | None) -> None:
+    """The first shard must not wait for a sibling that can only be refused."""
+    world = two()
+    world.replica_of("other", "c")
+    world.ready("trainer", 12, shard=0)
+    world.publish("other", 13)
+    assert only(world.ready("trainer", version, shard=1), PublishFailed).shards == (0, 1)
+    assert world.replica("trainer").offers == {}

@@ -323,3 +323,28 @@ def test_a_version_whose_last_safe_copy_went_is_told_exposed_with_the_reason_and
     exposed = only(world.say(void), VersionExposed)
     assert (exposed.version, exposed.reason) == (2, "unpublished")
     assert kinds(world.join("b", held))[-1] == "version.kept"
+
+
+def test_who_waits_for_a_copy_that_can_not_come_any_more_is_told() -> None:
+    world = retaining()
+    world.unpublish("trainer", 0)
+    world.expire("c")
+    world.expire("d")
+    stays = only(world.events, ShardStays)
+    assert (stays.shard, stays.error) == (0, FULL)
+
+
+def test_two_replicas_that_hold_it_may_not_both_go_and_one_that_drains_does_not_count() -> None:
+    """Nor one with a shard that is about to go, nor a spot replica."""
+    world = retaining(room=0)
+    world.replica_of("engine", "e", "f")
+    world.fetch("engine", 1)
+    assert kinds(world.unpublish("trainer", 0)) == ["shard.draining"]
+    refused(world.unpublish("engine"), FULL)
+    world = retaining()
+    world.replica_of("spot", "g", "h", spot=True)
+    world.fetch("spot", 1)
+    assert kinds(world.unpublish("trainer", 0)) == ["unpublish.held"]
+    assert kinds(world.unpublish("spot", 0)) == ["shard.draining"]
+    world.replica_of("engine", "e", "f")
+    assert kinds(world.fetch("engine", 1))[-1] == "shard.draining"

@@ -287,3 +287,13 @@ def test_a_word_about_an_attempt_takes_no_shard_out_of_a_round_that_waits_again(
     assert "round.reopened" in kinds(world.give_up_attempt("engine", 0, 1))
     refused(world.give_up_attempt("engine", 1, 1), BAD)
     assert decided(world.publish("trainer", 13)).version == 13
+
+
+@pytest.mark.parametrize(("wish", "version"), [("latest", 13), (12, 12)])
+def test_latest_is_the_newest_available_when_the_last_shard_joins(wish: VersionRequest, version: int) -> None:
+    """And yields to a number."""
+    world = reader_of_two()
+    world.want("engine", "latest", 0)
+    world.replica_of("other", "e", "f")
+    world.publish("other", 13)
+    assert decided(world.want("engine", wish, 1)).version == version

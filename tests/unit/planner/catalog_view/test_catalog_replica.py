@@ -9,29 +9,18 @@ from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec
-from tensorhub_common.protocol.log.commands import AnyCommand, Granted, Join, Publish, Retain, Sender, Unreadable
-from tensorhub_common.protocol.log.events import (
-    AgentJoined,
-    CommandRejected,
-    Event,
-    ReplicaReady,
-    RoundStarted,
-    ShardFilled,
-)
+from tensorhub_common.protocol.log.commands import Join, Publish, Retain, Sender, Unreadable
+from tensorhub_common.protocol.log.events import AgentJoined, CommandRejected
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority
-from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica, unchanged_holders
-from tensorhub_planner.catalog_view.holders import Candidates, HolderSet, ReplicaHolders, RollKey
+from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
+from tensorhub_planner.catalog_view.holders import Candidates
 from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.planning.decision import PlanDecision, found_in
 from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
-from tensorhub_planner.primitives.topology import Topology
 from tensorhub_simulator.drivers.catalog import JOB, MODEL, CatalogDriver, decided, root
 
 JOIN = Join(by=Sender("a", 1, 1), host="node-1", site="berlin")
-GRANTED = Granted(model=MODEL, replica="rollout", shard=0, round=3, attempt=1)
-STARTED = RoundStarted(model=MODEL, replica="rollout", round=3, attempt=1, version=12)
-FILLED = ShardFilled(model=MODEL, replica="rollout", shard=0, version=12, round=3, root="r")
 
 
 @pytest.fixture
@@ -122,34 +111,9 @@ def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_ha
     limits, sizes = PlanLimits(), PieceSizes([4 * MIB] * 256)
     answers = []
     for fold in (CatalogReplica(world.catalog), begun):
-        with_any = found_in(fold, demand, limits, any_layout=True)
-        assert isinstance(with_any, Candidates)
-        assert [*fold.rolls.values()] == [with_any.roll]
         found = found_in(fold, demand, limits)
         assert isinstance(found, Candidates)
-        assert found.roll is None
         answers.append(PlanDecision(JOB, demand, found, sizes).decide(LoadLedger(limits), limits, 0.0))
     assert answers[0] == answers[1]
     assert isinstance(answers[1], Plan)
     assert [share.source.replica for share in answers[1].shares] == ["first"]
-
-
-@pytest.mark.parametrize(
-    ("command", "event", "kept"),
-    [
-        (GRANTED, STARTED, True),
-        (GRANTED, FILLED, True),
-        (GRANTED, ReplicaReady(model=MODEL, replica="rollout", version=12, round=3), False),
-        (Retain(model=MODEL, last=2), STARTED, False),
-    ],
-)
-def test_while_a_replica_is_read_the_holders_that_it_has_looked_up_stay(
-    command: AnyCommand, event: Event, *, kept: bool
-) -> None:
-    """For that replica alone, and only where all of them are ready: others see its own shards change."""
-    ready = ReplicaHolders(HolderSet(()), Topology({}), ())
-    draining = ReplicaHolders(HolderSet((), draining=True), Topology({}), ())
-    own = RollKey(MODEL, "rollout", 12)
-    rolls = {own: ready, own._replace(version=11): draining, own._replace(replica="x"): ready}
-    rolls[own._replace(model="x")] = ready
-    assert unchanged_holders(rolls, command, (STARTED, event)) == ({own: ready} if kept else {})

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import msgspec
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
-from tensorhub_planner.compiler import layout_reader
 from tensorhub_planner.compiler.layout_reader import LayoutReader
 
 
@@ -41,7 +39,7 @@ def test_whatever_is_kept_layouts_come_back_as_they_were(layouts: list[Layout], 
 
 
 def test_what_ranks_have_alike_is_one_object() -> None:
-    entries = LayoutReader(3)
+    entries = LayoutReader()
     norm = TensorEntry("norm", "float32", 4, (3,), (3,), (0,))
     one, other = (entries.decoded(encoded(layout_of([norm, rows("w", at, at + 4)])), "") for at in (0, 4))
     assert one.tensors[0] is other.tensors[0]
@@ -131,101 +129,6 @@ def test_a_blob_is_what_it_is_by_itself(blobs: list[bytes], entries_max: int) ->
     for data in [*map(encoded, map(rank, ("", ".e1"), (".e1", ""))), *blobs]:
         assert outcome(lambda data=data: entries.decoded(data, "digest")) == by_itself(data)  # type: ignore[misc]
         assert len(entries) <= entries_max
-
-
-@pytest.mark.parametrize(
-    ("alike", "runs"),
-    [
-        ("+", [(0, 1)]),
-        ("+-+", [(0, 1), (1, 1)]),
-        ("++-+--+++", [(0, 2), (1, 1), (2, 3)]),
-        ("+--+", None),
-        ("-+++", None),
-        ("+++-", None),
-        ("", None),
-    ],
-)
-def test_a_template_has_the_rows_that_two_layouts_have_alike(alike: str, runs: list[tuple[int, int]] | None) -> None:
-    """Two thirds of all at least, and the first one and the last one. Each run comes after a gap of so many rows."""
-    rows = [bytes([number]) * 100 for number, _ in enumerate(alike)]
-    mine, theirs = ([row(f"{each}{number}") for number, _ in enumerate(alike)] for each in "ab")
-    other = [a if sign == "+" else b for sign, a, b in zip(alike, mine, theirs, strict=True)]
-    found = layout_reader._template(b"head" + b"".join(rows), rows, mine, other)
-    assert (found is None) == (runs is None)
-    if runs is None or found is None:
-        return
-    assert found.first == b"head" + b"".join(rows[: runs[0][1]])
-    assert [(0, len(found.entries)), *((run.gap, len(run.entries)) for run in found.runs)] == runs
-    assert found.rows == alike.count("+")
-
-
-@pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    """Count the blobs that are read as a whole, without a template."""
-    blobs = mock.Mock(wraps=layout_reader._blobs)
-    monkeypatch.setattr(layout_reader, "_blobs", blobs)
-    return blobs.decode  # type: ignore[no-any-return]
-
-
-def test_what_two_layouts_have_alike_is_found_in_the_next(parsed: mock.Mock) -> None:
-    """And what is in the gaps is read, and kept, as a whole; of two templates neither is lost to the other."""
-    entries, odd = LayoutReader(), [f"{name}.odd" for name in NAMES[1:-2]]
-    others = [encoded(layout_of(map(row, [NAMES[0], *odd, f"y{number}", "z"]))) for number in range(3)]
-    for data, known in (
-        (others[0], [0, 1]),
-        (encoded(rank("1", "1", "1")), [0, 2]),
-        (encoded(rank("2", "2", "2")), [1, 1]),
-        (others[1], [2, 0]),
-    ):
-        entries.decoded(data, "")
-        assert [len(each) for each in entries._templates._alike.get(data[:64]) or ()] == known
-    count, places = len(entries), entries._templates._alike.places
-    for last in ("30", "31", "30"):
-        one, other = (entries.decoded(encoded(rank("3", "3", last)), "") for _ in range(2))
-        assert one == other == rank("3", "3", last)
-        entries.decoded(others[2], "")
-        assert all(a is b for a, b in zip(one.tensors, other.tensors, strict=True))
-    assert (len(entries), parsed.call_count) == (count + 5, 4)
-    assert entries._templates._alike.places == places
-    entries._entries_max = 3
-    entries.decoded(encoded(rank("4", "4", "4")), "")
-    assert (len(entries), parsed.call_count) == (3, 4)
-
-
-def test_of_layouts_that_begin_alike_each_kind_has_its_template(parsed: mock.Mock) -> None:
-    """Also where long names have their first bytes in common, and the two of a kind do not follow one another."""
-    entries = LayoutReader()
-
-    def of(kind: str, number: str) -> Layout:
-        ends = ["1", f"1{number}", "2", *(kind + each for each in ("", "3", "4", "5"))]
-        return layout_of(row("x" * 70 + end) for end in ends)
-
-    layouts = [of("a", "1"), of("b", "1"), of("b", "2"), of("a", "2")]
-    later = [of(kind, number) for number in "3456" for kind in "aab"]
-    for layout in (*layouts, *later):
-        assert entries.decoded(encoded(layout), "") == layout
-    assert parsed.call_count == len(layouts)
-
-
-def test_what_was_known_earns_as_many_trials() -> None:
-    entries = LayoutReader(trials_max=24)
-    left = []
-    for layout in [rank("1", "1", "1")] * 3:
-        entries.decoded(encoded(layout), "")
-        left.append(entries._trials._left)
-        entries._trials._left = min(entries._trials._left, 12)
-    assert left == [12, 24, 24]
-
-
-def test_so_much_is_remembered_of_layouts_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_reader, "ALIKE_MAX", 2)
-    entries = LayoutReader()
-    for size in range(8):
-        for each in ("1", "2", "3"):
-            names = [NAMES[0], *(f"{name}.{size}" for name in NAMES[1:]), "z" + each, "zz"]
-            assert entries.decoded(encoded(layout_of(map(row, names))), "") == layout_of(map(row, names))
-    (alike,) = entries._templates._alike._known.values()
-    assert [len(each) for each in alike] == [2, 2]
 
 
 def packed(*rows: TensorEntry, count: int | None = None) -> bytes:

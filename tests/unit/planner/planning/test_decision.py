@@ -14,11 +14,11 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.protocol.plans import LinkRate, Plan, PlanRequest, ReadPriority, Share
+from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard
 from tensorhub_planner.load.ledger import LoadLedger
-from tensorhub_planner.load.load import AgentTransport, Load, ReaderId
+from tensorhub_planner.load.load import Load, ReaderId
 from tensorhub_planner.planning.decision import PlanDecision
 from tensorhub_planner.primitives.limits import PlanLimits
 
@@ -97,20 +97,6 @@ def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it_and_a_refusal_is_n
 def test_a_place_is_kept_for_earlier_turns_alone(ledger: LoadLedger, other: Holder, kept: bool) -> None:  # noqa: FBT001
     ask(ledger, holder("a"), other)
     assert ledger.knows(on("b")) is kept
-
-
-def test_what_one_reader_measured_says_nothing_of_another(ledger: LoadLedger) -> None:
-    """For which a place is kept: it is decided as if nothing were known."""
-    holders = (holder("a"), holder("c"), holder("b", turn=40))
-
-    def kept(ledger: LoadLedger, *rates: LinkRate) -> set[AgentTransport]:
-        wants = msgspec.structs.replace(demand(), rates=rates)
-        ask(ledger, *holders, wants=wants, limits=PlanLimits(stripes_max=1))
-        return set(ledger._reads[on("b")].nbytes)
-
-    slow = [LinkRate(f"site/host-of-{agent}", "ucxx", bps, 9, 1.0) for agent, bps in (("a", 10**6), ("c", 10**10))]
-    fast = [msgspec.structs.replace(each, bps=10**16 // each.bps) for each in slow]
-    assert kept(ledger) == kept(LoadLedger(LIMITS), *slow) == kept(LoadLedger(LIMITS), *fast)
 
 
 def test_one_that_maps_keeps_places_for_those_that_copy(ledger: LoadLedger) -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
-from unittest import mock
 
 import msgspec
 import pytest
@@ -29,10 +28,9 @@ from tests.unit.planner.given import (
 
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share, SourceId
 from tensorhub_common.protocol.ranges import NOTHING, Ranges, merge_ranges
-from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holder, HolderSet
+from tensorhub_planner.catalog_view.holders import Holder, HolderSet
 from tensorhub_planner.load.ledger import LoadView
 from tensorhub_planner.load.load import Load
-from tensorhub_planner.planning.explain import why_refusal
 from tensorhub_planner.planning.plan import RANGES_MAX, make_plan
 from tensorhub_planner.planning.verifier import PlanError, verify_plan, verify_reused_plan
 from tensorhub_planner.primitives.limits import PlanLimits
@@ -108,74 +106,6 @@ def test_readers_spread_over_idle_sources() -> None:
     firsts = Counter(each.shares[0].source.agent for each in found if isinstance(each, Plan))
     assert firsts.total() == 32
     assert set(firsts) == set("abcd")
-
-
-def test_readers_spread_over_the_replicas_of_one_agent() -> None:
-    """And how busy it is is looked up once: what it has said of its readers is long, and is gone through each time."""
-    replicas = [msgspec.structs.replace(holder("a"), source=source("a", name)) for name in ("r1", "r2", "r3")]
-    seats = [msgspec.structs.replace(SEAT, me=source("me", f"rollout-{n}")) for n in range(32)]
-    load = mock.Mock(get=mock.Mock(return_value=Load(0, 0)))
-    holders = HolderSet(tuple(replicas))
-    found = [make_plan(demand(), seat, SIZES, holders, TOPOLOGY, load, PlanLimits()) for seat in seats]
-    assert {each.shares[0].source.replica for each in found if isinstance(each, Plan)} == {"r1", "r2", "r3"}
-    assert load.get.call_count == len(seats)
-
-
-BUSY: LoadView = {("a", "ucxx"): Load(1, 2048)}
-OF_TWO = (
-    "256 pieces (1 GiB); 1 of 2 sources on the same site, because more would hardly be faster than 43.9 ms by the model"
-)
-OF_ONE = "256 pieces (1 GiB); 1 of 1 source on the same site"
-
-
-IDLE = "by load (0 readers, 0 B assigned)"
-
-
-@pytest.mark.parametrize(
-    ("holders", "given", "why", "of_share"),
-    [
-        ([holder("a")], {}, OF_ONE, f"number 1 of 1 there {IDLE}"),
-        (
-            [holder("a")],
-            {"sizes": PieceSizes([7]), "load": BUSY},
-            "1 piece (7 B); 1 of 1 source on the same site",
-            "number 1 of 1 there by load (1 reader, 2 KiB assigned)",
-        ),
-        (
-            [holder("b", turn=40), holder("a")],
-            {"load": BUSY},
-            OF_TWO,
-            f"number 1 of 2 there {IDLE}; half-filled, 1 hop from a ready holder",
-        ),
-        (
-            [holder("b", turn=40, depth=2), holder("c", turn=60), holder("a")],
-            {"load": BUSY},
-            f"{OF_TWO}; left out: on-c/0 on c is being filled, and its turn is not earlier",
-            f"number 1 of 2 there {IDLE}; half-filled, 2 hops from a ready holder",
-        ),
-    ],
-)
-def test_a_plan_and_its_shares_say_why(holders: list[Holder], given: dict[str, Any], why: str, of_share: str) -> None:
-    found = planned(*holders, **given)
-    (share,) = found.shares
-    assert (found.why, share.why) == (why, f"the same site; {of_share}")
-    assert (share.layout, share.root, share.streams, share.far) == (None, None, 1, False)
-
-
-def test_many_reasons_are_counted() -> None:
-    left_out = [f"shard {n} failed" for n in range(ABSENT_MAX + 4)]
-    for some, more in ((left_out, " and 6 more)"), (left_out[:ABSENT_MAX], " and 2 more)"), (left_out[:1], ")")):
-        told = why_refusal("it", some, (), HolderSet((), (), 2 if len(some) > 1 else 0))
-        assert told.startswith(f"no source is left for it ({', '.join(some[:ABSENT_MAX])}{more}: wait")
-    assert "(no other replica has registered)" in refused(answer()).reason
-
-
-def test_a_chain_also_ends_at_what_follows_from_what_ready_ones_have() -> None:
-    """Else nobody could read scales that half-filled ones have made of partials."""
-    holders = HolderSet((holder("a", pieces=((0, 100),)), holder("b", turn=40)), made=((100, 156),))
-    found = make_plan(demand(), SEAT, SIZES, holders, TOPOLOGY, {}, PlanLimits())
-    assert isinstance(found, Plan)
-    assert "b" in agents(found)
 
 
 def test_why_these_sources() -> None:
@@ -266,12 +196,7 @@ def by_agent(found: Plan) -> dict[str, Share]:
 
 
 def test_a_reader_crosses_its_part_and_reads_the_rest_from_its_mates() -> None:
-    found = planned(FAR, *MATES, wants=asks())
-    assert "; each of 4 in this site brings a part over, and they exchange the rest" in found.why
-    shares = by_agent(found)
-    assert {each.layout for each in shares.values()} == {None}
-    by_program = planned(FAR, *MATES, wants=msgspec.structs.replace(asks(), program="p"))
-    assert {each.layout for each in by_program.shares} == {LAYOUT}
+    shares = by_agent(planned(FAR, *MATES, wants=asks()))
     parts = {agent: SIZES.of(share.pieces) // MIB for agent, share in shares.items()}
     assert parts == dict.fromkeys(("a", "b", "c", "far"), 256)
     assert shares["far"].far
@@ -422,7 +347,6 @@ def test_a_good_plan_passes() -> None:
         ((share("unheard-of", ALL),), "ends at no shard that is ready"),
         ((share(ME, ALL),), "must not be read"),
         ((share("b", ((0, 4),)), share("failed", ((4, 4),))), "must not be read"),
-        ((msgspec.structs.replace(share("a", ALL), crosses=True),), "pieces 0-7 are not those that on-a/0 on a brings"),
     ],
 )
 def test_a_faulty_plan_is_found(shares: tuple[Share, ...], fault: str) -> None:
@@ -448,8 +372,8 @@ PROVEN = Plan(version=11, shares=(OLD,), why="", program="p")
         ({}, [holder("a", turn=40)], "does not stand ready"),
         ({}, [holder("a", layout="x" * 64)], "another layout"),
         ({}, [holder("b")], "does not stand ready"),
-        (None, [], "^the plan has other shares than the one that was proven$"),
-        ("another program", [holder("a")], "^a plan can be made again only for the same transfer program$"),
+        (None, [], "other shares"),
+        ("another program", [holder("a")], "the same transfer program"),
     ],
 )
 def test_a_reused_plan_may_differ_in_roots_alone(changes: Any, given: list[Holder], fault: str | None) -> None:

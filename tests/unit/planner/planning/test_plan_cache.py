@@ -141,12 +141,6 @@ def test_the_next_version_is_read_as_the_first_one(order: list[int], version: in
         assert all((share.root or "").startswith(f"{version}-") for share in plan.shares)
 
 
-def test_a_version_that_is_asked_for_twice_is_told_as_the_first_time() -> None:
-    """After an answer that came too late."""
-    cluster = Cluster()
-    assert cluster.ask(0, 1) == cluster.ask(0, 1)
-
-
 def changed(**changes: Any) -> Callable[[list[Holder], int], list[Holder]]:
     """Change a holder, or with `source=` whose it is."""
 
