@@ -215,6 +215,17 @@ def test_the_run_of_a_dead_crosser_crosses_once_more_at_most(site: Site, data: s
         assert source(dead) not in [share.source for share in found.shares]
 
 
+def test_a_group_of_one_entry_and_another_of_a_later_one_share_nothing_out() -> None:
+    """Who comes later reads in the site."""
+    near = {"agent-0": AgentPlace("h", "berlin")}
+    topology = Topology(near | {f"agent-{n}": AgentPlace(f"h{n}", "paris") for n in (1, 2)})
+    site = Site([1, 2], PieceSizes([10] * 8), PlanLimits(), topology)
+    first = holder(1, ReadPriority(DECIDED - 1, 1))
+    (share,) = site.plan(2, [first]).shares
+    assert not share.crosses
+    assert share.source == first.source
+
+
 # A site whose replicas are cut otherwise than the trainer's: one program for all.
 
 ROWS, COLUMNS = 12, 4

@@ -109,3 +109,8 @@ def test_the_same_tensors_in_another_order_are_the_same_layout(layout: Layout, c
     again = layout_of(shuffled)
     assert again == layout
     assert layout_digest(again) == layout_digest(layout)
+
+
+@given(some_layouts(), some_layouts())
+def test_only_equal_layouts_have_equal_digests(one: Layout, other: Layout) -> None:
+    assert (one == other) == (layout_digest(one) == layout_digest(other))

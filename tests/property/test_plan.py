@@ -80,7 +80,7 @@ turns = st.builds(ReadPriority, st.integers(1, 4), st.integers(1, 4))
 
 
 @st.composite
-def holders(draw: st.DrawFn, source: SourceId) -> Holder:
+def holders(draw: st.DrawFn, source: SourceId, *, whole: bool) -> Holder:
     layout = draw(st.sampled_from(("mine", "mine", "mine", "other")))
     return Holder(
         source=source,
@@ -88,14 +88,15 @@ def holders(draw: st.DrawFn, source: SourceId) -> Holder:
         layout=layout,
         shards=1,
         root=draw(st.sampled_from(("right", "right", "right", "wrong"))),
-        pieces=draw(st.none() | ranges.map(merge_ranges)),
-        turn=draw(st.none() | turns),
+        pieces=None if whole else draw(st.none() | ranges.map(merge_ranges)),
+        turn=None if whole else draw(st.none() | turns),
         depth=draw(st.integers(1, 9)),
     )
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
+    """Any holders; with `whole` they have everything, as all of the catalog's have, and nothing was measured."""
     known = draw(st.lists(sources, unique=True, max_size=8))
     transports: st.SearchStrategy[Transport] = st.sampled_from(("local", "ucxx"))
     lanes = st.tuples(st.sampled_from(AGENTS), transports)
@@ -111,10 +112,10 @@ def cases(draw: st.DrawFn) -> Case:
             pieces=draw(st.none() | ranges),
             avoid=tuple(draw(st.lists(sources, max_size=4))),
             turn=draw(st.none() | turns),
-            rates=draw(rates),
+            rates=() if whole else draw(rates),
         ),
         sizes=PieceSizes(draw(st.lists(st.integers(1, 2**40), min_size=PIECES, max_size=PIECES))),
-        holders=tuple(draw(holders(source)) for source in known),
+        holders=tuple(draw(holders(source, whole=whole)) for source in known),
         topology=Topology(draw(st.dictionaries(st.sampled_from((*AGENTS, "me")), places))),
         load=draw(st.dictionaries(lanes, st.builds(Load, st.integers(1, 9), st.integers(0, 2**42)))),
         limits=PlanLimits(stripes_max=draw(st.integers(1, 16)), slack=draw(st.sampled_from((0.0, 0.1, 1.0)))),
@@ -180,3 +181,21 @@ def equal_for_equal_arguments(case: Case, found: PlanOutcome) -> None:
         again = msgspec.structs.replace(case, holders=tuple(reversed(case.holders))).answer()
         assert isinstance(again, Plan)
         assert again.shares == found.shares
+
+
+@given(cases(whole=True))
+def test_the_nearest_whole_holders_are_read(case: Case) -> None:
+    """All shares come from one distance, no usable holder is nearer, and the least loaded there gives something."""
+    found, able = case.answer(), usable(case)
+    if not isinstance(found, Plan) or not found.shares:
+        return
+    distance = {source: case.topology.distance("me", source.agent) for source in able}
+    nearest = min(distance.values())
+    assert {distance[share.source] for share in found.shares} == {nearest}
+    transport = found.shares[0].transport
+    loads = {s: case.load.get((s.agent, transport), Load(0, 0)) for s in able if distance[s] == nearest}
+    least = min((busy.readers, busy.nbytes) for busy in loads.values())
+    assert any((loads[share.source].readers, loads[share.source].nbytes) == least for share in found.shares)
+    if transport == "local":
+        assert len(found.shares) == 1
+    assert all(len(share.pieces) <= max(1, len(case.demand.pieces or ())) for share in found.shares), "runs are whole"

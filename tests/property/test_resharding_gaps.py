@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.layout.parts import Shape
+from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.programs.regions import DIMS_MAX
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
 from tensorhub_planner.compiler import tiling
@@ -129,6 +129,19 @@ def test_what_is_another_tensor_under_its_name_is_named_with_both(what: str) -> 
         told = f"{there.dtype} of global shape {list(there.global_shape)}"
         wanted = f"{name!r} is uint8 of global shape {list(SHAPES[name])} here, and with the holders there is {told}"
         assert wanted in told_of
+
+
+@given(st.integers(1, 5))
+def test_a_hole_in_fused_parts_is_named(rows: int) -> None:
+    """A fused tensor whose part stands for fewer rows than the reader wants of it."""
+    shape = (rows + 4, 4)
+    parts = (
+        Part("layers.0.proj", (6, 4), (0, 0), (rows, 4), (0, 0), (rows, 4)),
+        Part("layers.1.proj", (6, 4), (0, 0), (4, 4), (rows, 0), (4, 4)),
+    )
+    fused = layout_of([TensorEntry("fused", "uint8", 1, shape, shape, (0, 0), parts)])
+    reader = layout_of([whole("layers.0.proj")])
+    assert f"no holder has [{rows}:6, 0:4] of 'layers.0.proj'" in refused([fused], reader=reader)
 
 
 @given(st.sampled_from([name for name, shape in SHAPES.items() if shape]))

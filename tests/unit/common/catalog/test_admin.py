@@ -6,10 +6,12 @@ from tests.unit.common.catalog.scenes import (
     FULL,
     GONE,
     drain,
+    emptied,
     of,
     one,
     republished,
     retain,
+    retaining,
     round_of,
     standing,
     two,
@@ -131,6 +133,17 @@ def test_so_many_versions_may_be_pinned_and_one_that_is_may_be_pinned_again() ->
         assert kinds(world.say(Unpin(model=MODEL, version=1)))[0] == "version.unpinned"
     assert kinds(pin(world, RETAINED_MAX))[0] == "version.pinned"
     assert kinds(retain(world, RETAINED_MAX))[0] == "model.retention"
+
+
+def test_a_model_is_deleted_once_nobody_stands_in_it() -> None:
+    world = retaining()
+    assert "release them first" in refused(world.say(Delete(model=MODEL)), "ReplicaConflict").message
+    emptied(world)
+    world.release("trainer", 0)
+    world.release("trainer", 1)
+    assert kinds(world.say(Delete(model=MODEL))) == ["model.deleted", "shard.released", "shard.released"]
+    assert MODEL not in world.catalog.models
+    assert world.catalog.agents["c"].cached_bytes == 0
 
 
 @pytest.mark.parametrize(("replicas", "more"), [(8, ""), (9, " and 1 more"), (11, " and 3 more")])

@@ -17,7 +17,7 @@ from tests.unit.common.catalog.scenes import (
 )
 
 from tensorhub_common.catalog import cache_replicas
-from tensorhub_common.protocol.log.commands import NO_ROOT, Delete, Join, Pin, Quota, Ready, Rewind, Sender
+from tensorhub_common.protocol.log.commands import NO_ROOT, Delete, Join, Pin, Quota, Ready, Release, Rewind, Sender
 from tensorhub_common.protocol.log.events import CopyPlaced, Event, VersionGone, model_of
 from tensorhub_simulator.drivers.catalog import MODEL, CatalogDriver, kinds, refused, root
 
@@ -65,6 +65,14 @@ def test_another_host_comes_before_more_room_and_that_before_the_name(
 @pytest.mark.parametrize(("room", "members"), [(127, []), (128, [(1, ["x", "x"])])])
 def test_all_shards_of_a_copy_have_to_fit(room: int, members: list[tuple[int, list[str]]]) -> None:
     assert placements(publishing(("x", room, "host-1"), shards=2)) == members
+
+
+@pytest.mark.parametrize(("room", "versions"), [(127, [1]), (128, [1, 2])])
+def test_what_an_agent_holds_already_takes_of_its_room(room: int, versions: list[int]) -> None:
+    world = publishing(("x", room, "host-1"), last=2)
+    emptied(world)
+    world.publish("trainer", 2)
+    assert [version for version, _ in placements(world)] == versions
 
 
 def test_a_newer_version_is_placed_before_an_older_one() -> None:
@@ -119,6 +127,23 @@ def test_a_quota_bounds_new_shards_and_copies_and_leaves_what_stands() -> None:
     assert kinds(world.say(Quota(nbytes=0))) == ["job.quota", "copy.placed"]
 
 
+def test_a_copy_that_its_agent_can_not_hold_is_placed_elsewhere_and_not_there_again() -> None:
+    world = retaining()
+    copy = placed(world).replica
+    world.release(copy, 0)
+    assert copy not in world.catalog.models[MODEL].replicas
+    assert {member.agent for member in placed(world).members} == {"d"}
+
+
+def test_a_newer_version_frees_the_older_one_and_its_copy() -> None:
+    world = retaining()
+    old = emptied(world)
+    assert "shard.released" in kinds(world.publish("trainer", 2))
+    assert old not in world.catalog.models[MODEL].replicas
+    assert placed(world).version == 2
+    assert not world.catalog.models[MODEL].versions[1].holders
+
+
 def test_a_draining_agent_takes_nothing_new_and_its_copies_move_before_it_may_stop() -> None:
     world = retaining(room=192)
     copy = emptied(world)
@@ -166,6 +191,16 @@ def test_a_copy_that_is_let_go_of_as_the_last_holder_was_released() -> None:
     world = publishing(("x", 64, "host-1"))
     emptied(world)
     assert [event.reason for event in of(retain(world, 0), VersionGone)] == ["released"]
+
+
+def test_a_caching_agent_that_restarts_with_its_memory_is_believed_and_one_without_is_replaced() -> None:
+    world = retaining()
+    copy = placed(world).replica
+    world.fetch(copy, 1)
+    again = Join(by=Sender("c", 2, 1), host="h", site="s", holds=(world.holding(copy, 0),), cache_bytes=1024)
+    assert "copy.placed" not in kinds(world.say(again))
+    assert world.states(copy) == ["ready", "ready"]
+    assert "copy.placed" in kinds(world.say(Join(by=Sender("c", 3, 1), host="h", site="s", cache_bytes=1024)))
 
 
 def test_an_agent_that_returns_is_not_believed_that_a_copy_holds_another_version() -> None:
@@ -247,3 +282,11 @@ def test_what_is_said_of_one_model_leaves_another_alone() -> None:
     world = two_models(1024)
     publish(world, FIRST)
     assert {model_of(event) for event in publish(world, SECOND)} == {SECOND}
+
+
+def test_a_copy_is_placed_where_a_shard_of_another_model_leaves_room_in_the_quota() -> None:
+    world = two_models(1024, FIRST)
+    world.say(Quota(nbytes=128))
+    assert copies(publish(world, FIRST)) == []
+    by = world._shard_by("trainer", 0, SECOND)
+    assert copies(world.say(Release(by=by, model=SECOND, replica="trainer", shard=0))) == [FIRST]

@@ -1,8 +1,9 @@
 """A deleted job, one step at a time: what it ends, what is refused from then on, and what is left of it."""
 
+from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.protocol.log import commands
 from tensorhub_common.protocol.log.events import JobDeleted
-from tensorhub_simulator.drivers.catalog import JOB, MODEL, REGISTRY, CatalogDriver, refused
+from tensorhub_simulator.drivers.catalog import JOB, MODEL, REGISTRY, CatalogDriver, kinds, refused
 
 
 def busy() -> CatalogDriver:
@@ -54,3 +55,33 @@ def test_every_later_word_is_refused_with_what_to_do() -> None:
     assert not any((catalog.models, catalog.agents, catalog.tended))
     assert set(catalog.lanes) == {REGISTRY}, "what is left stays small"
     assert world.replay() == catalog
+
+
+def test_what_is_left_is_small_and_stays_so() -> None:
+    """A tombstone has the same size whatever the job had, and whoever goes on talking to it."""
+    world, empty = busy(), CatalogDriver()
+    for each in (world, empty):
+        each.say(commands.DeleteJob())
+    sizes = [len(encode(Snapshot(1, 1.0, each.catalog))) for each in (world, empty)]
+    assert sizes[0] < sizes[1] + 20
+    for number in range(50):
+        world.say(commands.Join(by=commands.Sender(f"agent-{number}", 1, 1), host="h", site="s"))
+    assert len(encode(Snapshot(1, 1.0, world.catalog))) < sizes[0] + 20
+
+
+def test_it_is_deleted_by_those_who_use_it_alone() -> None:
+    """An agent's word does not do it, and neither does a registry's."""
+    world = busy()
+    for by in (commands.Sender("a", 1, 99), commands.Sender(REGISTRY, 9, 9)):
+        refused(world.say(commands.DeleteJob(by=by)), "BadCommand")
+    assert kinds(world.say(commands.DeleteJob())) == ["job.deleted"]
+
+
+def test_a_snapshot_knows_of_it() -> None:
+    """Who begins with the sum refuses what who has folded all of it refuses."""
+    world = busy()
+    world.say(commands.DeleteJob())
+    restored = decode(JOB, encode(Snapshot(world.catalog.seq, 1.0, world.catalog)))
+    assert restored.catalog == world.catalog
+    world.catalog = restored.catalog
+    refused(world.say(commands.Publish(model=MODEL, replica="trainer")), "JobGone")

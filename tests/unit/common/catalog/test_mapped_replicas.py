@@ -56,6 +56,13 @@ def test_what_is_overtaken_meanwhile_is_shown_whole() -> None:
     assert kinds(world.filled("rollout", 13, attempt=1)) == ["replica.ready"]
 
 
+def test_another_version_or_root_is_refused_as_ever() -> None:
+    world = mapping()
+    refused(world.filled("rollout", 11, attempt=1), BAD)
+    refused(world.filled("rollout", 12, attempt=1, digest="another"), "IntegrityError")
+    assert kinds(world.granted("rollout")) == ["round.started"], "nothing was begun by what was refused"
+
+
 def test_while_a_sibling_is_missing_the_round_is_not_begun() -> None:
     world = mapping(2)
     refused(world.filled("rollout", 12, 0, attempt=1), BAD)

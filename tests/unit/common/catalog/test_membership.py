@@ -8,6 +8,7 @@ from tests.unit.common.catalog.scenes import holding, of, one, only, standing, t
 
 from tensorhub_common.catalog.handlers import membership
 from tensorhub_common.catalog.handlers.membership import NEIGHBOURS_MAX
+from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.protocol.log import codec, commands
@@ -76,6 +77,15 @@ def test_the_largest_replica_has_events_that_fit_into_a_message() -> None:
     world.want("trainer", "latest", 0)
     world.ready("trainer", 1, 1, digest="f" * 64)
     assert len(world.catalog.agents["a"].shards) == commands.SHARDS_MAX
+
+
+@pytest.mark.parametrize("how", ["lost", "released"])
+def test_a_shard_moves_once_its_agent_is_lost_or_it_is_released(how: str) -> None:
+    world = one()
+    world.join("b")
+    assert kinds(world.expire("a") if how == "lost" else world.release("trainer"))
+    assert kinds(world.register("b", "trainer", layout="K")) == ["shard.registered"]
+    assert world.shard("trainer").agent == "b"
 
 
 def test_an_agent_that_returns_learns_that_its_shard_has_moved() -> None:
@@ -152,12 +162,30 @@ def test_an_agent_that_is_lost_ends_its_replicas_and_the_versions_that_only_they
     assert kinds(copied().expire("a")) == ["agent.lost", "replica.lost"], "a version outlives one of its holders"
 
 
+@pytest.mark.parametrize(("agents", "states"), [("ab", ["empty", "ready"]), ("aa", ["empty", "empty"])])
+def test_lost_shards_end_the_whole_replicas_version_and_it_is_told_once(agents: str, states: list[str]) -> None:
+    world = standing(trainer=agents)
+    world.publish("trainer", 12)
+    assert kinds(world.expire("a")) == ["agent.lost", "replica.lost", "version.unavailable"]
+    assert world.states("trainer") == states
+
+
 def test_a_shard_that_was_filled_stays_ready_when_its_sibling_is_lost() -> None:
     world = reader_of_two()
     world.start("engine")
     world.filled("engine", 12, 0)
     assert "d" in failed(world.expire("d")).message
     assert world.states("engine") == ["ready", "empty"]
+
+
+def test_a_root_that_the_log_knows_makes_a_lost_shard_ready_again() -> None:
+    world = published()
+    world.expire("a")
+    events = world.join("a", holding(12, root(12)))
+    assert kinds(events) == ["agent.joined", "version.available", "replica.ready"]
+    ready = only(events, ReplicaReady)
+    assert (ready.version, ready.round) == (12, None)
+    assert world.catalog.agents["a"].state is AgentState.LIVE
 
 
 def test_an_agent_that_restarts_with_its_memory_is_no_news() -> None:
@@ -221,6 +249,15 @@ def test_an_agent_that_returns_is_believed_what_it_may_still_hold_and_wakes_the_
     assert decided(world.join("a", holding(12, commands.NO_ROOT))).version == 12
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_an_agent_that_restarts_in_a_decided_round_fails_it_for_all(*, granted: bool) -> None:
+    world = reader_of_two()
+    world.want_all("engine")
+    if granted:
+        world.granted("engine", 0)
+    assert "began anew" in failed(world.join("d", world.holding("engine", 1))).message
+
+
 def test_an_agent_may_return_on_another_host_in_another_rack_or_in_none_that_is_known() -> None:
     world = one()
     assert world.catalog.agents["a"].rack == "", "an agent that names no rack"
@@ -282,6 +319,17 @@ def test_a_replica_of_which_nothing_is_left_goes_with_it() -> None:
     assert list(world.catalog.agents) == ["a"]
 
 
+def test_siblings_that_wait_for_it_are_told() -> None:
+    """One that has joined a round goes on waiting for all shards; whoever brings the one that went ends that."""
+    world = lost(SPOT_KEPT_S)
+    world.want("engine", "latest", 1)
+    world.forget("b")
+    assert world.replica("engine").round is not None
+    world.join("d")
+    world.register("d", "engine", 0, 2, spot=True)
+    assert kinds(world.want("engine", "latest", 0)) == ["round.joined", "round.decided"]
+
+
 def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:
     world = CatalogDriver(level=Level.WAKING_ONCE)
     world.replica_of("trainer", "a")
@@ -303,6 +351,13 @@ def test_below_the_level_there_is_no_such_command_and_all_stay() -> None:
     world.catalog.agents["a"].lost_at -= LOST_KEPT_S
     world.forget("a", term=10)
     assert list(world.catalog.agents) == ["b"]
+
+
+def test_a_snapshot_keeps_when_it_was_lost() -> None:
+    world = lost(10)
+    again = decode("run-7", encode(Snapshot(world.catalog.seq, 1.0, world.catalog)))
+    assert again.catalog.agents["b"].lost_at == world.catalog.agents["b"].lost_at > 0
+    assert msgspec.to_builtins(again.catalog) == msgspec.to_builtins(world.catalog)
 
 
 def test_register_never_waits_for_other_shards_and_learns_which_layouts_they_have() -> None:
@@ -332,13 +387,3 @@ def test_an_agent_may_be_lost_in_any_state_of_its_shard(state: str) -> None:
     assert ("round.failed" in kinds(world.expire(agent))) == (state not in ("offered", "draining"))
     assert world.states(replica)[0] == "empty"
     assert (world.replica(replica).round, world.replica(replica).offers) == (None, {})
-
-
-def test_a_root_that_the_log_knows_makes_a_lost_shard_ready_again() -> None:
-    world = published()
-    world.expire("a")
-    events = world.join("a", holding(12, root(12)))
-    assert kinds(events) == ["agent.joined", "version.available", "replica.ready"]
-    ready = only(events, ReplicaReady)
-    assert (ready.version, ready.round) == (12, None)
-    assert world.catalog.agents["a"].state is AgentState.LIVE

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.unit.common.catalog.scenes import CONFLICT, NONE, holding, one, only, standing, two
+from tests.unit.common.catalog.scenes import CONFLICT, NONE, holding, one, only, republished, standing, two
 
 from tensorhub_common.errors import from_code
-from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline
+from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline, Ready
 from tensorhub_common.protocol.log.events import (
     PublishDeclined,
     PublishFailed,
@@ -15,6 +15,7 @@ from tensorhub_common.protocol.log.events import (
     PublishWished,
     PublishWithdrawn,
     ReplicaReady,
+    VersionGone,
     VersionPublished,
 )
 from tensorhub_common.protocol.queries import VersionState
@@ -61,6 +62,15 @@ def test_none_is_what_a_sibling_names_or_is_counted_when_the_last_shard_comes(nu
     assert world.catalog.models[MODEL].last == version
 
 
+def test_an_abandoned_number_may_be_used_again() -> None:
+    world = two()
+    world.ready("trainer", 12, shard=0)
+    world.withdraw("trainer", shard=0)
+    world.publish("trainer", 11)
+    assert isinstance(republished(world, 12)[0], VersionPublished)
+    assert kinds(republished(world, 12)) == ["version.available", "replica.ready"], "the same bytes may come again"
+
+
 def test_all_shards_of_a_replica_name_one_version_else_it_fails_for_all() -> None:
     """At once, though a third shard has not come."""
     world = standing(trainer="abc")
@@ -100,11 +110,6 @@ def test_an_equal_root_makes_a_holder_of_another_replica() -> None:
     world = with_copy()
     world.empty("trainer")
     assert kinds(world.publish("copy", 12)) == ["version.available", "replica.ready"], "its holders were gone"
-    for digest, ends in ((None, "replica.ready"), ("other", "publish.failed")):
-        world = standing(trainer="ab", copy="cd")
-        world.ready("trainer", 12, shard=0, digest=digest)
-        world.publish("copy", 12)
-        assert kinds(world.ready("trainer", 12, shard=1)) == [ends], "overtaken by equal bytes, and by others"
     world = standing(trainer="a", copy="b")
     world.ready("trainer", 12, digest=NO_ROOT)
     refused(world.ready("copy", 12, digest=NO_ROOT), CONFLICT)
@@ -159,6 +164,14 @@ def test_a_withdrawal_after_the_decision_learns_that_it_is_published() -> None:
     assert world.states("trainer") == ["ready", "ready"]
 
 
+def test_a_late_offer_of_an_old_lane_word_publishes_nothing() -> None:
+    """A `Ready` that was lost and comes after its withdrawal is older than the lane's last word."""
+    world = one()
+    late = Ready(by=world.by("a", 0), model=MODEL, replica="trainer", shard=0, version=12, root=root(12))
+    refused(world.withdraw("trainer"), NONE)
+    assert "too late" in refused(world.say(late), "BadCommand").message
+
+
 def test_publish_from_outside_is_a_wish_that_changes_nothing() -> None:
     world = two()
     wished = only(world.wish("trainer", 12), PublishWished)
@@ -184,6 +197,26 @@ def test_why_a_wish_is_not_fulfilled_is_passed_on_to_everybody(error: str, code:
     assert (told.wish, told.error, told.message) == (41, code, "x" * 1000)
 
 
+def test_unpublish_ends_the_version_and_the_memory_is_free_only_when_drained() -> None:
+    world = one()
+    world.publish("trainer", 12)
+    events = world.unpublish("trainer")
+    assert kinds(events) == ["shard.draining", "version.unavailable"]
+    assert only(events, VersionGone).reason == "unpublished"
+    assert world.states("trainer") == ["draining"]
+    refused(world.unpublish("trainer"), NONE)
+    assert kinds(world.drained("trainer")) == ["shard.drained"]
+    assert world.states("trainer") == ["empty"]
+
+
+def test_one_shard_that_leaves_ends_the_whole_replicas_version() -> None:
+    world = two()
+    world.publish("trainer", 12)
+    assert kinds(world.unpublish("trainer", 1)) == ["shard.draining", "version.unavailable"]
+    assert world.states("trainer") == ["ready", "draining"]
+    assert kinds(world.unpublish("trainer", 0)) == ["shard.draining"]
+
+
 def test_an_offer_that_another_replica_overtook_with_other_bytes_fails_for_all() -> None:
     """With equal bytes it becomes a holder."""
     for digest in ("other", None):
@@ -197,14 +230,3 @@ def test_an_offer_that_another_replica_overtook_with_other_bytes_fails_for_all()
         else:
             failed = only(events, PublishFailed)
             assert (failed.error, failed.shards) == (CONFLICT, (0, 1))
-
-
-@pytest.mark.parametrize("version", [12, None])
-def test_an_offer_that_was_overtaken_by_a_newer_version_fails_for_all(version: int | None) -> None:
-    """The first shard must not wait for a sibling that can only be refused."""
-    world = two()
-    world.replica_of("other", "c")
-    world.ready("trainer", 12, shard=0)
-    world.publish("other", 13)
-    assert only(world.ready("trainer", version, shard=1), PublishFailed).shards == (0, 1)
-    assert world.replica("trainer").offers == {}

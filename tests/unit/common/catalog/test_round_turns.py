@@ -288,6 +288,16 @@ def test_a_sibling_in_place_is_overwritten_and_a_staged_shard_is_not() -> None:
     assert world.replica("engine").version == 13
 
 
+def test_an_empty_shard_is_filled_beside_too_and_holds_nothing_before_the_end() -> None:
+    world = reader_of_two()
+    world.want_all("engine", staged=True)
+    world.grant_all("engine")
+    world.filled("engine", 12, 0)
+    assert world.states("engine") == ["empty", "empty"]
+    world.filled("engine", 12, 1)
+    assert world.states("engine") == ["ready", "ready"]
+
+
 def test_a_source_that_goes_in_good_order_lets_a_staged_engine_go_on_with_what_it_has() -> None:
     """Nothing was overwritten, so None is an answer still."""
     world = staged_over_twelve(0, 1)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from tests.unit.common.catalog.scenes import BAD, GONE, of, only, republished, round_of, standing, updatable
+from tests.unit.common.catalog.scenes import BAD, GONE, holding, of, only, republished, round_of, standing, updatable
 
-from tensorhub_common.catalog.state import ATTEMPTS_MAX
+from tensorhub_common.catalog.state import ATTEMPTS_MAX, Model
 from tensorhub_common.catalog.version_selection import CannotDecide, NothingNewer, WaitForVersion, select_version
 from tensorhub_common.protocol.log.commands import GiveUp, VersionRequest
 from tensorhub_common.protocol.log.events import (
@@ -14,6 +14,7 @@ from tensorhub_common.protocol.log.events import (
     RoundJoined,
     RoundReopened,
     RoundWithdrawn,
+    ShardFilled,
 )
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL, Level
 from tensorhub_simulator.drivers.catalog import CatalogDriver, decided, failed, kinds, reader_of_two, refused, root
@@ -61,6 +62,11 @@ def test_the_wishes_of_all_shards_are_judged_together(
     assert verdict == expected if isinstance(expected, int) else isinstance(verdict, expected)
 
 
+@pytest.mark.parametrize(("wants", "patient"), [({0: "latest"}, False), ({0: 1}, False), ({0: "newer"}, True)])
+def test_where_nothing_was_ever_published_a_round_waits(wants: dict[int, VersionRequest], *, patient: bool) -> None:
+    assert isinstance(select_version(Model("m"), wants, patient, None), WaitForVersion)
+
+
 def test_one_answer_for_all_is_decided_when_the_last_has_joined() -> None:
     world = reader_of_two()
     joined = only(world.want("engine", "latest", 0), RoundJoined)
@@ -81,6 +87,16 @@ def test_a_turn_is_the_command_that_decided_last() -> None:
         assert (round_of(world).decided, last.attempt) == (last.cmd, attempt)
         world.granted("engine", 0)
         assert round_of(world).decided == last.cmd, "a lease decides nothing"
+
+
+@pytest.mark.parametrize(("wish", "version"), [("latest", 13), (12, 12)])
+def test_latest_is_the_newest_available_when_the_last_shard_joins(wish: VersionRequest, version: int) -> None:
+    """And yields to a number."""
+    world = reader_of_two()
+    world.want("engine", "latest", 0)
+    world.replica_of("other", "e", "f")
+    world.publish("other", 13)
+    assert decided(world.want("engine", wish, 1)).version == version
 
 
 def test_two_numbers_fail_the_round_at_once_for_all() -> None:
@@ -138,6 +154,20 @@ def test_patience_that_ends_settles_the_round_for_all_once_all_have_joined() -> 
     assert world.replica("engine").version == 12
 
 
+def test_a_shard_that_holds_the_answer_is_not_filled_again() -> None:
+    """One agent came back without its memory; the other one's bytes count."""
+    world = reader_of_two()
+    world.fetch("engine")
+    world.want("engine", "latest", 0)
+    assert kinds(world.want("engine", 12, 1)) == ["round.joined", "replica.ready"], "all of them hold it"
+    assert world.replica("engine").round is None
+    world.join("d", holding(None, None, replica="engine", shard=1))
+    assert decided(world.want_all("engine")).held == (0,)
+    assert kinds(world.granted("engine", 1)) == ["round.started"]
+    assert world.states("engine") == ["ready", "filling"]
+    assert kinds(world.filled("engine", 12, 1)) == ["shard.filled", "replica.ready"]
+
+
 @pytest.mark.parametrize("level", [Level.TOLERANT, NEWEST_LEVEL])
 def test_whoever_waits_first_is_decided_first_and_each_once(level: Level) -> None:
     world = CatalogDriver(level=level)
@@ -156,6 +186,15 @@ def test_nothing_is_drained_or_written_before_the_leases_of_all_shards() -> None
     assert kinds(world.granted("engine", 1)) == ["round.started", "version.unavailable"]
     assert world.states("engine") == ["filling", "filling"]
     assert [version.holders for version in world.catalog.models["policy"].versions.values()] == [0, 1]
+
+
+def test_the_replica_is_ready_only_when_all_shards_are_filled() -> None:
+    world = filling_12()
+    assert kinds(world.settle("engine", 0)) == ["round.joined"], "patience that ends by now changes nothing"
+    filled = only(world.filled("engine", 12, 0), ShardFilled)
+    assert world.replica("engine").version is None
+    ready = only(world.filled("engine", 12, 1), ReplicaReady)
+    assert (ready.version, ready.round) == (12, filled.round)
 
 
 @pytest.mark.parametrize("wish", [12, "latest", "newer"])
@@ -192,6 +231,15 @@ def test_an_orderly_unpublish_before_the_leases_reopens_the_round() -> None:
     world.want_all("engine", 12)
     world.empty("trainer")
     assert failed(world.replan("engine", 0)).error == GONE
+
+
+def test_a_reopened_round_without_patience_is_settled() -> None:
+    """Nothing was written yet, so that the engine still holds what it held."""
+    world = updatable()
+    world.want_all("engine", "newer", patient=False)
+    world.empty("trainer")
+    assert kinds(world.replan("engine", 0)) == ["round.reopened", "round.settled"]
+    assert world.replica("engine").version == 12
 
 
 def test_an_update_never_answers_none_once_its_memory_is_overwritten() -> None:
@@ -271,6 +319,23 @@ def test_what_a_failed_round_has_filled_stays_ready_and_counts_in_the_next() -> 
     assert decided(world.want_all("engine")).held == (0,)
 
 
+def test_a_version_given_up_in_good_order_lets_latest_go_on_with_a_newer_one() -> None:
+    world = filling_12()
+    world.filled("engine", 12, 0)
+    republished(world, 13)
+    decision = decided(world.give_up("engine", 1, GONE))
+    assert (decision.version, decision.attempt, decision.held) == (13, 2, ())
+    assert world.states("engine") == ["ready", "filling"]
+    world.grant_all("engine")
+    assert world.states("engine") == ["filling", "filling"]
+    world.filled("engine", 13, 0)
+    assert kinds(world.filled("engine", 13, 1)) == ["shard.filled", "replica.ready"]
+    world = reader_of_two()
+    world.start("engine", 12)
+    republished(world, 13)
+    assert failed(world.give_up("engine", 0, GONE)).error == GONE, "a number does not go on with another"
+
+
 def test_the_second_word_about_one_attempt_does_not_end_the_next() -> None:
     """Both shards lose their source at once; the first word has the log decide again, the second comes too late."""
     world = filling_12()
@@ -287,13 +352,3 @@ def test_a_word_about_an_attempt_takes_no_shard_out_of_a_round_that_waits_again(
     assert "round.reopened" in kinds(world.give_up_attempt("engine", 0, 1))
     refused(world.give_up_attempt("engine", 1, 1), BAD)
     assert decided(world.publish("trainer", 13)).version == 13
-
-
-@pytest.mark.parametrize(("wish", "version"), [("latest", 13), (12, 12)])
-def test_latest_is_the_newest_available_when_the_last_shard_joins(wish: VersionRequest, version: int) -> None:
-    """And yields to a number."""
-    world = reader_of_two()
-    world.want("engine", "latest", 0)
-    world.replica_of("other", "e", "f")
-    world.publish("other", 13)
-    assert decided(world.want("engine", wish, 1)).version == version

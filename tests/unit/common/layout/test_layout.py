@@ -116,6 +116,13 @@ def test_every_tensor_starts_aligned_and_an_empty_one_takes_no_room() -> None:
     assert layout_of([entry("at the end", (0,), whole=(2,), offset=(2,))]).tensors[0].nbytes == 0
 
 
+def test_a_piece_is_found_by_its_place() -> None:
+    table = pieces(layout_of([entry("a", (3 * MIB,)), entry("b", (1,))]))
+    assert table.nbytes == [4 * MIB, 4 * MIB, 4 * MIB, 4]
+    assert [table.piece_at(at) for at in (0, 4 * MIB - 1, 4 * MIB, 12 * MIB - 1, 12 * MIB)] == [0, 0, 1, 2, 3]
+    assert pieces(layout_of([])).piece_at(0) == -1
+
+
 @pytest.mark.parametrize(
     ("shape", "itemsize", "expected"),
     [
@@ -150,6 +157,21 @@ def test_huge_layouts_are_cut_fast(layout: Layout) -> None:
     assert time.thread_time() - began < 1.0
     assert sum(table.nbytes) == payload_bytes(layout)
     assert max(table.nbytes) <= PIECE_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (entry("w", (2, 4), whole=(4, 4), offset=(2, 0)), None),
+        (entry("v", (9,), dtype="int8"), None),
+        (entry("w", (2, 4), whole=(6, 4)), "global shape (6, 4)"),
+        (entry("w", (2, 4), whole=(4, 4), dtype="int32"), "int32"),
+    ],
+)
+def test_what_siblings_share_must_be_one_global_tensor(other: TensorEntry, said: str | None) -> None:
+    mine = layout_of([entry("w", (2, 4), whole=(4, 4))])
+    why = shared_mismatch(mine, layout_of([other]))
+    assert why is None if said is None else why is not None and said in why
 
 
 def test_the_difference_names_the_tensors() -> None:

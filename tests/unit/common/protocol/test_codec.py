@@ -14,8 +14,10 @@ from tensorhub_common.protocol.log.commands import (
     VERSION_MAX,
     AnyCommand,
     Command,
+    Expire,
     Join,
     Publish,
+    Ready,
     Sender,
     Unreadable,
     Want,
@@ -130,6 +132,20 @@ def _value(name: str) -> object:
     numbers = {"shard", "shards", "nbytes", "cache_bytes", "round", "attempt", "version", "last", "to"}
     numbers |= {"incarnation", "term", "level", "wish"}
     return {"want": 1, "holds": [], **flags}.get(name, 1 if name in numbers else "x")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Join(by=Sender("a", 1, 1), host="h", site="s"),
+        Ready(by=Sender("a/0", 1, 2), model="m", replica="r", shard=3, version=None, root="0" * 32),
+        Expire(by=Sender("_registry", 4, 1), agent="a", incarnation=1, term=4),
+    ],
+)
+def test_a_command_reads_back_as_it_was_written(command: AnyCommand) -> None:
+    assert command.by is not None
+    verb = str(command.__struct_config__.tag)
+    assert decode_command(verb, command.by.process, encode(command), NEWEST_LEVEL) == command
 
 
 def test_all_commands_and_events_that_there_are_are_read_and_an_event_s_kind_fits_its_subject() -> None:

@@ -8,9 +8,11 @@ from functools import partial
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
+from opentelemetry.trace import StatusCode
 from tests.bounds import WAIT_S
+from tests.unit.span_places import place_at
 
 from tensorhub_common.observability import deferred_spans
 from tensorhub_common.observability.deferred_spans import (
@@ -20,21 +22,53 @@ from tensorhub_common.observability.deferred_spans import (
     flush_deferred_spans,
 )
 from tensorhub_common.observability.span_cost import CpuAccount
+from tensorhub_common.observability.trace_context import SpanRecord, finished_span
 from tensorhub_common.telemetry.process import make_provider
 from tensorhub_common.telemetry.span_maker import SpanMaker
 
+PLACE, PARENT, OTHER = place_at(1, 2), place_at(1, 3), place_at(4, 5)
 
-def maker(sampler: Sampler | None = None) -> SpanMaker:
-    made = SpanMaker.of(TracerProvider(sampler=sampler, shutdown_on_exit=False))
+
+class Heard(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+def maker(sampler: Sampler | None = None) -> tuple[SpanMaker, Heard]:
+    provider, heard = TracerProvider(sampler=sampler, shutdown_on_exit=False), Heard()
+    provider.add_span_processor(heard)
+    made = SpanMaker.of(provider)
     assert made is not None
-    return made
+    return made, heard
+
+
+def record(error: str | None = None) -> SpanRecord:
+    return finished_span("read", PLACE, PARENT, (10, 30), {"tensorhub.bytes": 7}, links=(OTHER,), error=error)
+
+
+def test_a_span_is_as_its_record_says() -> None:
+    made, heard = maker()
+    made.make_all([record(), record(error="lost")])
+    good, bad = heard.spans
+    context = good.get_span_context()
+    assert context is not None
+    assert (context.trace_id, context.span_id) == (1, 2)
+    assert good.parent is not None
+    assert good.parent.span_id == 3
+    assert [link.context.span_id for link in good.links] == [5]
+    assert (good.start_time, good.end_time, dict(good.attributes or {})) == (10, 30, {"tensorhub.bytes": 7})
+    assert good.status.status_code is StatusCode.UNSET
+    assert (bad.status.status_code, bad.status.description) == (StatusCode.ERROR, "lost")
 
 
 def test_the_sampler_decides_about_a_new_trace_and_without_a_provider_there_is_no_maker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not maker(ALWAYS_OFF).new_trace("publish").sampled
-    assert maker().new_trace("publish").sampled
+    assert not maker(ALWAYS_OFF)[0].new_trace("publish").sampled
+    assert maker()[0].new_trace("publish").sampled
     assert SpanMaker.of(trace.NoOpTracerProvider()) is None
     assert SpanMaker.of(make_provider("agent", "a-0", {})[0]) is not None
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
