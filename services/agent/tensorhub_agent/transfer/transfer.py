@@ -224,7 +224,6 @@ class Transfer:
         source.has_answered(now)
         if source.is_suspect:
             if holds:
-                self._damaged = True
                 self._wrong = source.share.source
                 self.pool.actions.accuse.append(number)
                 self.pool.exclusions.exclude_for_good(source.share.source)

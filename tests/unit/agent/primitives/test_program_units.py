@@ -171,7 +171,7 @@ def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "rows", "filled"), [(0, 3, 3), (2, 4, 3), (256, 1, 3), (10**9, 1, 3), (0, 1, 0), (-1, 1, 3)]
+    ("to", "rows", "filled"), [(0, 3, 3), (1, 3, 3), (2, 4, 3), (256, 1, 3), (10**9, 1, 3), (0, 1, 0), (-1, 1, 3)]
 )
 def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(to: int, rows: int, filled: int) -> None:
     """Else it would be found out in the middle of a read, by an agent that can't go on."""
