@@ -68,10 +68,17 @@ def same_chance() -> None:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Restore the root logger after a command that ran in this process: its level, and where lines go."""
+    """Restore `logging` after a command that ran in this process: where lines go, and each logger's level."""
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, levels = list(root.handlers), _levels()
     yield
     for handler in [each for each in root.handlers if each not in handlers]:
         root.removeHandler(handler)
-    root.setLevel(level)
+    for each in _levels():
+        each.setLevel(levels.get(each, logging.NOTSET))
+
+
+def _levels() -> dict[logging.Logger, int]:
+    """Return the levels of all loggers that were ever asked for."""
+    named = [each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    return {each: each.level for each in (logging.getLogger(), *named)}
