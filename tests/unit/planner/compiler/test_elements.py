@@ -88,23 +88,30 @@ RANKS = st.permutations("bcde").flatmap(
     )
 )
 ALL = layout_of(box(name, (0, 0), WHOLE) for name in "abcdez")
+SOME_OR_ALL = st.sampled_from([(), (ALL,)])
 
 
-@given(st.lists(SHARDS, min_size=1, max_size=3), st.lists(SHARDS | RANKS, max_size=2 * OWNERS_MAX), st.data())
+@given(st.lists(SHARDS, min_size=1, max_size=3), st.lists(SHARDS | RANKS, max_size=2 * OWNERS_MAX), SOME_OR_ALL)
 def test_each_element_is_in_one_cell_and_lies_where_its_owners_say(
-    readers: Sequence[Layout], layouts: Sequence[Layout], data: st.DataObject
+    readers: Sequence[Layout], layouts: Sequence[Layout], rest: Sequence[Layout]
 ) -> None:
     """For readers of all lots, by one index; what nobody has is refused."""
-    at = data.draw(st.integers(0, len(layouts)))
-    some = [*layouts[:at], *data.draw(st.sampled_from([[ALL], []])), *layouts[at:]]
-    sources = {f"s{number:02}": layout for number, layout in enumerate(some)}
-    index, there = LayoutIndex(sources), {element for layout in some for element, _ in bytes_of(layout)}
+    sources = {f"s{number:02}": layout for number, layout in enumerate([*layouts, *rest])}
+    index, there = LayoutIndex(sources), {element for layout in sources.values() for element, _ in bytes_of(layout)}
     for lot, reader in product(range(3), readers):
         if {element for element, _ in bytes_of(reader)} <= there:
             check(compile_program(f"{lot:08}", reader, index), reader, sources)
         else:
             with pytest.raises(LayoutMismatch):
                 compile_program(f"{lot:08}", reader, index)
+
+
+@pytest.mark.parametrize("ranks", [["abz", "acz"], ["abz", "acz", "b"], ["abz", "acz", "bcz"]])
+def test_experts_between_what_ranks_have_alike_lie_where_each_rank_has_them(ranks: list[str]) -> None:
+    """Also those that another one has at another place."""
+    sources = {names: layout_of(box(name, (0, 0), (len(ranks), 3)) for name in names) for names in ranks}
+    reader = layout_of(box(name, (0, 0), (2, 3)) for name in sorted(set("".join(ranks))))
+    check(compile_program("reader", reader, LayoutIndex(sources)), reader, sources)
 
 
 def tensor(name: str, shape: Shape, *parts: Part) -> TensorEntry:
