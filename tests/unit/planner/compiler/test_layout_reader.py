@@ -196,13 +196,15 @@ def test_of_layouts_that_begin_alike_each_kind_has_its_template() -> None:
         assert [each.name for each in found[0].entries] == [f"{kind}0", f"{kind}1"]
 
 
-@pytest.mark.parametrize("kinds", ["abcabc", "aabbcc"])
-def test_of_layouts_that_begin_alike_so_many_are_remembered(kinds: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of which there is no template yet, or two templates: nothing is known of a third kind."""
+@pytest.mark.parametrize(("kinds", "known"), [("abcac", "a"), ("aabbcc", "ab")])
+def test_of_layouts_that_begin_alike_so_many_are_remembered(
+    kinds: str, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layouts without a template, and two templates: a third one is not remembered."""
     monkeypatch.setattr(layout_reader, "ALIKE_MAX", 2)
     templates = LayoutTemplates()
     learned(templates, *kinds)
-    assert [templates.found(kind_of("++-+", kind, 9)[0]) is not None for kind in "abc"] == [True, True, False]
+    assert [kind for kind in "abc" if templates.found(kind_of("++-+", kind, 9)[0])] == [*known]
 
 
 def packed(*rows: TensorEntry, count: int | None = None) -> bytes:
