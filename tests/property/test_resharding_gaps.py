@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
-from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.layout.layout import PIECE_BYTES_MAX, Layout, TensorEntry, layout_of
 from tensorhub_common.layout.parts import Part, Shape
 from tensorhub_common.programs.regions import DIMS_MAX
 from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal
@@ -177,7 +177,19 @@ def test_boxes_of_more_dimensions_than_anybody_carries_are_refused_by_the_tensor
 
 
 def test_a_tensor_that_would_be_cut_too_often_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "CELLS_MAX", 3)
+    """By its sources' edges, or by what fits into a unit; just as many boxes as may be are planned."""
     columns = [layout_of([box("embedding", (0, at), (8, at + 1))]) for at in range(6)]
-    reader = layout_of([whole("embedding")])
-    assert "tensor 'embedding' would be cut into more than 3 boxes" in refused(columns, reader=reader)
+    long = layout_of([TensorEntry("long", "uint8", 1, (3, PIECE_BYTES_MAX + 1), (3, PIECE_BYTES_MAX + 1), (0, 0))])
+    for sources, reader, cells, told in (
+        (
+            columns,
+            layout_of([whole("embedding")]),
+            6,
+            "'embedding' would be cut into more than 5 boxes: cut it along fewer dimensions",
+        ),
+        ([long], long, 3, "'long' would be cut into more than 2 boxes: cut it at fewer places"),
+    ):
+        monkeypatch.setattr(tiling, "CELLS_MAX", cells)
+        assert isinstance(Cluster(sources, reader).answer(), Plan)
+        monkeypatch.setattr(tiling, "CELLS_MAX", cells - 1)
+        assert f"tensor {told}" in refused(sources, reader)

@@ -1,4 +1,4 @@
 """Makes transfer programs from layouts. Pure. `planning` and `context` import it.
 
-Seams: `compiler`, `layout_index`, `layout_reader`.
+Seams: `compiler`, `layout_index`, `layout_reader`, `memo`.
 """

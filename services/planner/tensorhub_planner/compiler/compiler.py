@@ -127,7 +127,7 @@ def _lacks_parts(name: str, cutout: BoxGeometry, gap: MissingRegion, lacking: Mi
 
 def spread_seed(digest: str) -> int:
     """Return a number that differs from reader to reader: the lot by which they take different sources of many."""
-    return int.from_bytes(digest[:8].encode(), "big")
+    return int.from_bytes(digest[:8].encode())
 
 
 def region(start: Shape, stop: Shape) -> str:

@@ -256,4 +256,4 @@ class LayoutReader:
 
 def _array(count: int, *items: bytes) -> bytes:
     """Return this many items as a MessagePack array."""
-    return b"".join((_ARRAY, count.to_bytes(4, "big"), *items))
+    return b"".join((_ARRAY, count.to_bytes(4), *items))

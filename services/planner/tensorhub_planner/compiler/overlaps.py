@@ -146,6 +146,6 @@ def _slices(start: int, stop: int, grain: int) -> list[tuple[int, int]]:
 def _runs(start: int, stop: int, grain: int, each: int) -> list[tuple[int, int]]:
     """Cut a dimension once, where its first whole block begins, unless all of it is one unit."""
     first_whole = -(-start // grain) * grain
-    if start == first_whole or first_whole >= stop or stop - (first_whole - grain) <= each:
+    if start == first_whole or stop - (first_whole - grain) <= each:
         return [(start, stop)]
     return [(start, first_whole), (first_whole, stop)]

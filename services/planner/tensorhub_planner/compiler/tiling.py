@@ -143,7 +143,7 @@ def _folded(atom: BoxGeometry, grid: TileGrid, lot: int) -> TilePattern:
 
 def _check_count(cells: Sequence[Cell]) -> None:
     if len(cells) > CELLS_MAX:
-        raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
+        raise LayoutMismatch(f"would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
 
 
 def _edges(atom: BoxGeometry, spans: Sequence[Overlap], dim: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Layouts read from their blobs: each entry is read and checked once, and the layout is the one that was stored."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
-from tensorhub_planner.compiler.layout_reader import LayoutReader
+from tensorhub_planner.compiler import layout_reader
+from tensorhub_planner.compiler.layout_reader import LayoutReader, LayoutTemplates
 
 
 def rows(name: str, first: int, stop: int, dtype: str = "bfloat16") -> TensorEntry:
@@ -129,6 +131,80 @@ def test_a_blob_is_what_it_is_by_itself(blobs: list[bytes], entries_max: int) ->
     for data in [*map(encoded, map(rank, ("", ".e1"), (".e1", ""))), *blobs]:
         assert outcome(lambda data=data: entries.decoded(data, "digest")) == by_itself(data)  # type: ignore[misc]
         assert len(entries) <= entries_max
+
+
+def test_what_stands_in_the_gaps_of_layouts_that_are_alike_is_kept_gap_by_gap() -> None:
+    """Also where its rows are kept one by one, as those of the first two are; beyond the bound all are forgotten."""
+    entries, read = LayoutReader(entries_max=21), list[Layout]()
+    for number, kept in (("1", 12), ("2", 15), ("1", 18), ("3", 21), ("3", 21), ("4", 3)):
+        read.append(entries.decoded(encoded(rank(number, number, number)), ""))
+        assert read[-1] == rank(number, number, number)
+        assert len(entries) == kept
+    assert all(a is b for a, b in zip(read[3].tensors, read[4].tensors, strict=True))
+
+
+HEAD = b"h" * layout_reader.KEY_BYTES
+read_once = cache(row)
+"""Equal rows are one object."""
+
+
+def kind_of(alike: str, kind: str, number: int) -> tuple[bytes, list[bytes], list[TensorEntry]]:
+    """Return a blob, its rows, and what was read of them: of a kind all have the rows with a plus alike."""
+    names = [f"{kind}{place}" if sign == "+" else f"{kind}{place}.{number}" for place, sign in enumerate(alike)]
+    rows = [
+        (b"alike" if sign == "+" else b"mine ") * 20 + name.encode() for sign, name in zip(alike, names, strict=True)
+    ]
+    return HEAD + b"".join(rows), rows, [*map(read_once, names)]
+
+
+@pytest.mark.parametrize(
+    ("alike", "gaps"),
+    [("+", []), ("+-+", [1]), ("++-+--+++", [1, 2]), ("+--+", None), ("-+++", None), ("+++-", None)],
+)
+def test_what_two_layouts_have_alike_is_found_in_the_next(alike: str, gaps: list[int] | None) -> None:
+    """If that is two thirds of all at least, and the first one and the last one; the others are in gaps."""
+    templates = LayoutTemplates()
+    for number in range(2):
+        data, rows, entries = kind_of(alike, "a", number)
+        assert templates.found(data) is None
+        templates.learn(data, rows, entries, known=len(rows))
+    data, rows, entries = kind_of(alike, "a", 2)
+    found = templates.found(data)
+    assert (found is None) == (gaps is None)
+    if found is not None:
+        template, between = found
+        its = [entry for entry, sign in zip(entries, alike, strict=True) if sign == "-"]
+        assert ([run.gap for run in template.runs], template.rows) == (gaps, alike.count("+"))
+        assert b"".join(between) == b"".join(row for row, sign in zip(rows, alike, strict=True) if sign == "-")
+        assert template.filled([[its.pop(0) for _ in range(run.gap)] for run in template.runs]) == entries
+
+
+def learned(templates: LayoutTemplates, *kinds: str) -> None:
+    """Have it learn one more of each of these kinds."""
+    for place, kind in enumerate(kinds):
+        data, rows, entries = kind_of("++-+", kind, place)
+        templates.learn(data, rows, entries, known=len(rows))
+
+
+def test_of_layouts_that_begin_alike_each_kind_has_its_template() -> None:
+    """Though two of a kind do not follow one another."""
+    templates = LayoutTemplates()
+    learned(templates, *"abba")
+    for number, kind in enumerate("aababba", 4):
+        found = templates.found(kind_of("++-+", kind, number)[0])
+        assert found is not None
+        assert [each.name for each in found[0].entries] == [f"{kind}0", f"{kind}1"]
+
+
+@pytest.mark.parametrize(("kinds", "known"), [("abcac", "a"), ("aabbcc", "ab")])
+def test_of_layouts_that_begin_alike_so_many_are_remembered(
+    kinds: str, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layouts without a template, and two templates: a third one is not remembered."""
+    monkeypatch.setattr(layout_reader, "ALIKE_MAX", 2)
+    templates = LayoutTemplates()
+    learned(templates, *kinds)
+    assert [kind for kind in "abc" if templates.found(kind_of("++-+", kind, 9)[0])] == [*known]
 
 
 def packed(*rows: TensorEntry, count: int | None = None) -> bytes:
