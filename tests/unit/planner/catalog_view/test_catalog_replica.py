@@ -93,13 +93,15 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
     assert fold.catalog == world.catalog
 
 
-def test_a_lookup_stays_while_its_own_replica_is_read_and_is_right_after_any_command() -> None:
+@pytest.mark.parametrize("pipelining", [True, False])
+def test_a_lookup_stays_while_its_own_replica_is_read_and_is_right_after_any_command(*, pipelining: bool) -> None:
     """Each shard says that it has its leases and that it is filled, and the others need not look up everybody again."""
     world, stayed = CatalogDriver(), []
     for name, *agents in (("trainer", "a"), ("engine", "b", "c"), ("other", "d")):
         world.replica_of(name, *agents)
     world.publish("trainer", 12)
-    fold, limits = CatalogReplica(Catalog(world.catalog.job, level=world.catalog.level)), PlanLimits()
+    fold = CatalogReplica(Catalog(world.catalog.job, level=world.catalog.level))
+    limits = PlanLimits(pipelining=pipelining)
     assert list(taken(world, fold))[-1] == "ready"
     world.fetch("engine")
     world.fetch("other")
@@ -112,12 +114,7 @@ def test_a_lookup_stays_while_its_own_replica_is_read_and_is_right_after_any_com
             assert isinstance(found, Candidates)
             assert found == found_in(CatalogReplica(fold.catalog), asked, limits, any_layout=True)
             stayed += [(name, verb) for each in before if each is found.of_replica]
-    assert stayed == [
-        ("engine", "granted"),
-        ("engine", "granted"),
-        ("engine", "filled"),
-        ("other", "granted"),
-    ]
+    assert stayed == [("engine", "granted"), ("engine", "granted"), ("engine", "filled"), ("other", "granted")]
 
 
 def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_has_folded_all() -> None:
