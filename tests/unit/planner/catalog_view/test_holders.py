@@ -191,9 +191,8 @@ def test_with_any_layout_one_lookup_is_for_all_shards_of_a_replica_and_tells_the
     assert found(world, wants, any_layout=True).of_replica.originals == ()
 
 
-def test_a_program_is_made_of_what_was_published_if_all_of_that_is_ready_or_else_of_all_layouts_ready_ones_first() -> (
-    None
-):
+def test_a_program_is_made_of_the_published_layouts_if_all_are_ready_or_else_of_all_there_are() -> None:
+    """Then those of ready holders come first."""
     able = (holder("a", layout="y", turn=7), holder("c", layout="x"), holder("b", layout="z"), holder("d", layout="x"))
     published = [("x", "z"), ("x", "y"), ("gone", "x"), ()]
     found = [ReplicaHolders(HolderSet(able), TOPOLOGY, originals) for originals in published]
