@@ -100,17 +100,17 @@ def test_a_place_is_kept_for_earlier_turns_alone(ledger: LoadLedger, other: Hold
 
 
 @pytest.mark.parametrize(("a_bps", "c_bps"), [(10**6, 10**10), (10**10, 10**6)])
-def test_a_place_is_kept_as_if_nothing_were_measured(a_bps: int, c_bps: int) -> None:
-    """What the reader has measured says nothing of what another one would get; here it reads from that one alone."""
+def test_a_place_is_kept_for_everything_and_as_if_nothing_were_measured(a_bps: int, c_bps: int) -> None:
+    """What the reader lacks and has measured says nothing of another one; here it reads a part from that one alone."""
     holders = (holder("a"), holder("c"), holder("b", turn=40))
     rates = tuple(LinkRate(f"site/host-of-{name}", "ucxx", bps, 9, 1.0) for name, bps in (("a", a_bps), ("c", c_bps)))
     loads = []
     for measured in ((), rates):
         ledger = LoadLedger(LIMITS)
-        ask(ledger, *holders, wants=msgspec.structs.replace(demand(avoid=["a", "c"]), rates=measured))
+        ask(ledger, *holders, wants=msgspec.structs.replace(demand(((0, 64),), ["a", "c"]), rates=measured))
         loads.append(dict(ledger.at(0.0)))
     assert loads[0] == loads[1]
-    assert len(loads[0]) == 2
+    assert sorted(load.nbytes for load in loads[0].values()) == [256 * MIB, GIB]
 
 
 def test_one_that_maps_keeps_places_for_those_that_copy(ledger: LoadLedger) -> None:
