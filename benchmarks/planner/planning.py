@@ -56,7 +56,6 @@ from tensorhub_planner.load.ledger import LoadLedger
 from tensorhub_planner.load.load import ReaderId
 from tensorhub_planner.planning.decision import ProgramPlanDecision, found_in
 from tensorhub_planner.planning.plan_cache import PlanCache
-from tensorhub_planner.planning.resharding import source_set
 from tensorhub_planner.primitives.limits import PlanLimits
 from tensorhub_planner.primitives.piece_sizes import PieceSizes
 from tensorhub_planner.primitives.source_set import LayoutSet
@@ -214,7 +213,7 @@ class Planner:
         """Know what the trainer has published."""
         self.world, self.limits = world, PlanLimits()
         self.fold, self.ledger, self.kept = CatalogReplica(world.catalog, 1), LoadLedger(self.limits), PlanCache()
-        self.chosen = source_set(self._found(world.demands(1)[0]))
+        self.chosen = self._found(world.demands(1)[0]).of_replica.source_set
 
     def _found(self, demand: PlanRequest) -> Candidates:
         found = found_in(self.fold, demand, self.limits, any_layout=True)
@@ -230,7 +229,7 @@ class Planner:
         answers = []
         for demand in demands:
             found = self._found(demand)
-            assert source_set(found) == self.chosen
+            assert found.of_replica.source_set == self.chosen
             execution, sizes = compiled[found.seat.layout]
             asked = msgspec.structs.replace(demand, program=execution.digest)
             question = ProgramPlanDecision("job", asked, found, execution, sizes)

@@ -15,7 +15,7 @@ from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.programs.program import encoded
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, SourceId
 from tensorhub_common.protocol.ranges import Ranges, intersect_ranges, merge_ranges
-from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard
+from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard, ReplicaHolders
 from tensorhub_planner.compiler.compiler import compile_program
 from tensorhub_planner.compiler.layout_index import LayoutIndex
 from tensorhub_planner.load.ledger import LoadLedger
@@ -292,7 +292,8 @@ def found(reader: Replica, shard: int, holders: list[Holder]) -> Candidates:
         me=reader.source(shard), key=root_key(len(reader.cut), shard, digest), layout=digest, shards=len(reader.cut)
     )
     others = tuple(each for each in holders if each.source.replica != reader.source(0).replica)
-    return Candidates(seat, HolderSet(others), TOPOLOGY, ORIGINALS)
+    roll = ReplicaHolders(HolderSet(others), TOPOLOGY, ORIGINALS)
+    return Candidates(seat, roll.holders, roll.topology, roll)
 
 
 def compiled(layout: str, sources: LayoutSet) -> tuple[NumberedProgram, PieceSizes]:

@@ -10,7 +10,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Granted, Unreadable
 from tensorhub_common.protocol.log.entries import LogEntry, command_in
-from tensorhub_common.protocol.log.events import Event, RoundStarted, ShardFilled
+from tensorhub_common.protocol.log.events import Event, RoundJoined, RoundStarted, ShardFilled
 from tensorhub_planner.catalog_view.holders import HoldersCache
 
 
@@ -42,7 +42,7 @@ def unchanged_holders(rolls: HoldersCache, command: AnyCommand | Unreadable, eve
     changes nothing for its other shards, which look up the holders of other replicas.
     """
     if not isinstance(command, Granted | Filled) or not all(
-        isinstance(each, ShardFilled | RoundStarted) for each in events
+        isinstance(each, RoundJoined | RoundStarted | ShardFilled) for each in events
     ):
         return {}
     own = (command.model, command.replica)

@@ -75,26 +75,6 @@ class HolderSet(msgspec.Struct, frozen=True):
     """Units that no shard has, and that follow from units of ready shards: scales by partial amax values."""
 
 
-def holders_by_layout(holders: Iterable[Holder]) -> Mapping[str, Sequence[Holder]]:
-    """Return the holders of each layout."""
-    found: dict[str, list[Holder]] = {}
-    for holder in holders:
-        found.setdefault(holder.layout, []).append(holder)
-    return found
-
-
-def layouts_in_order(holders: Iterable[Holder]) -> tuple[str, ...]:
-    """Return the layouts of holders, each once: of ready ones first, in the order of replicas and shards."""
-    in_order = sorted(holders, key=lambda each: (each.turn is not None, each.source.replica, each.source.shard))
-    return tuple(dict.fromkeys(holder.layout for holder in in_order))
-
-
-def published_set(originals: tuple[str, ...], holders: HolderSet) -> LayoutSet | None:
-    """Return the layouts in which a version was published, if each of them has a ready holder."""
-    ready = {holder.layout for holder in holders.able if holder.turn is None}
-    return LayoutSet(originals, originals) if originals and ready.issuperset(originals) else None
-
-
 @dataclass(frozen=True)
 class ReplicaHolders:
     """A lookup for all shards of a replica, where holders of any layout count."""
@@ -116,7 +96,10 @@ class ReplicaHolders:
     @cached_property
     def by_layout(self) -> Mapping[str, Sequence[Holder]]:
         """The holders of each layout."""
-        return holders_by_layout(self.holders.able)
+        found: dict[str, list[Holder]] = {}
+        for holder in self.holders.able:
+            found.setdefault(holder.layout, []).append(holder)
+        return found
 
     @cached_property
     def original_layouts(self) -> frozenset[str]:
@@ -125,15 +108,18 @@ class ReplicaHolders:
 
     @cached_property
     def source_set(self) -> LayoutSet:
-        """The layouts of all holders, in the order of a program's units."""
-        layouts = layouts_in_order(self.holders.able)
-        held = frozenset(layouts)
-        return LayoutSet(layouts, tuple(each for each in self.originals if each in held))
+        """The layouts of all holders, each once: of ready ones first, in the order of replicas and shards."""
+        in_order = sorted(
+            self.holders.able, key=lambda each: (each.turn is not None, each.source.replica, each.source.shard)
+        )
+        layouts = dict.fromkeys(holder.layout for holder in in_order)
+        return LayoutSet(tuple(layouts), tuple(each for each in self.originals if each in layouts))
 
     @cached_property
     def original_set(self) -> LayoutSet | None:
         """The layouts in which the version was published, if each of them has a ready holder."""
-        return published_set(self.originals, self.holders)
+        originals, ready = self.originals, {holder.layout for holder in self.holders.able if holder.turn is None}
+        return LayoutSet(originals, originals) if originals and ready.issuperset(originals) else None
 
     @cached_property
     def places(self) -> Mapping[SourceId, int]:
@@ -154,15 +140,14 @@ class Candidates(msgspec.Struct, frozen=True):
     seat: ReaderShard
     holders: HolderSet
     topology: Topology
-    originals: tuple[str, ...] = ()
-    """The layouts in which the version was published, where holders of any layout count."""
     roll: ReplicaHolders | None = None
-    """The lookup for all shards of the reader's replica, if there is one."""
+    """The lookup for all shards of the reader's replica, where holders of any layout count."""
 
-    def published_in(self, layouts: Iterable[str]) -> bool:
-        """Tell whether the version was published in all of these layouts."""
-        known = frozenset(self.originals) if self.roll is None else self.roll.original_layouts
-        return known.issuperset(layouts)
+    @property
+    def of_replica(self) -> ReplicaHolders:
+        """That lookup, which every reader by a program has."""
+        assert self.roll is not None
+        return self.roll
 
 
 class RollKey(NamedTuple):
@@ -203,7 +188,7 @@ def find_candidates(
         return seat
     if not any_layout:
         roll = _roll(catalog, model, demand, seat, pipelining=pipelining)
-        return Candidates(seat, roll.holders, roll.topology, roll.originals)
+        return Candidates(seat, roll.holders, roll.topology)
     rolls = {} if rolls is None else rolls
     key = RollKey(demand.model, demand.replica, demand.version)
     known = rolls.get(key)
@@ -211,7 +196,7 @@ def find_candidates(
         if len(rolls) >= ROLLS_MAX:
             rolls.clear()
         known = rolls[key] = _roll(catalog, model, demand, None, pipelining=pipelining)
-    return Candidates(seat, known.holders, known.topology, known.originals, known)
+    return Candidates(seat, known.holders, known.topology, known)
 
 
 def is_held(catalog: Catalog, demand: PlanRequest) -> bool:

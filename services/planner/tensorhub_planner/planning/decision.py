@@ -27,7 +27,7 @@ from tensorhub_planner.primitives.piece_sizes import PieceSizes
 
 
 def found_in(
-    fold: CatalogReplica, demand: PlanRequest, limits: PlanLimits, *, any_layout: bool = False
+    fold: CatalogReplica, demand: PlanRequest, limits: PlanLimits, *, any_layout: bool
 ) -> Candidates | Refusal:
     """Look up in the log who can serve the demand."""
     return find_candidates(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout, rolls=fold.rolls)
@@ -142,7 +142,7 @@ class ProgramPlanDecision(NamedTuple):
         plan = kept.again(reader, demand, found, ledger, limits, now)
         if plan is not None:
             return plan
-        if self.execution.values or not found.originals or not found.published_in(self.execution.program.sources):
+        if self.execution.values or not found.of_replica.original_layouts.issuperset(self.execution.program.sources):
             # A reader that asked at another time may have another program, and amax values are in no shard's memory, so
             # this reader waits for no promise.
             demand = msgspec.structs.replace(demand, promises=False)

@@ -40,7 +40,7 @@ def why_mapped(offer: SourceOffer) -> str:
 
 
 def why_plan(
-    choices: Sequence[Selection], wanted: Ranges, sizes: PieceSizes, left_out: Sequence[str], crossers: int = 0
+    choices: Sequence[Selection], wanted: Ranges, sizes: PieceSizes, left_out: Sequence[str], crossers: int
 ) -> str:
     """Say how many sources were taken, from where, and what the model says of it; `crossers` share out what crosses."""
     if not wanted:

@@ -163,7 +163,7 @@ class DemandPlanner:
     async def _could_be(self, demand: PlanRequest, found: Candidates) -> bool:
         """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
         fold = await self._knowledge.fold(demand.at_seq)
-        every = LayoutSet(registered_layouts(fold.catalog, demand), found.originals)
+        every = LayoutSet(registered_layouts(fold.catalog, demand), found.of_replica.originals)
         try:
             await self._knowledge.compiled(found.seat.layout, every)
         except LayoutMismatch:

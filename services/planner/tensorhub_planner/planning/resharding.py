@@ -9,13 +9,7 @@ import msgspec
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.programs.numbered_program import NumberedProgram
 from tensorhub_common.protocol.plans import PlanAnswer, PlanRequest, Refusal
-from tensorhub_planner.catalog_view.holders import (
-    Candidates,
-    HolderSet,
-    holders_by_layout,
-    layouts_in_order,
-    published_set,
-)
+from tensorhub_planner.catalog_view.holders import Candidates, HolderSet
 from tensorhub_planner.planning.explain import absentees, why_refusal
 from tensorhub_planner.planning.fp8_strategies import derivable_scales
 from tensorhub_planner.planning.plan import OnlyOtherLayouts, PlanOutcome
@@ -46,22 +40,10 @@ def program_sources(demand: PlanRequest, found: Candidates) -> LayoutSet:
     of them asks and whichever shards hold the version by then: it is made of the layouts in which the version was
     published. For all other readers every holder counts.
     """
-    roll = found.roll
-    published = published_set(found.originals, found.holders) if roll is None else roll.original_set
+    published = found.of_replica.original_set
     if published is not None and joins_fanout(demand, found.seat, found.holders, found.topology):
         return published
-    return source_set(found)
-
-
-def source_set(found: Candidates) -> LayoutSet:
-    """Return the layouts of all holders, each once, in the order of replicas and shards.
-
-    All shards of a replica need the same one, so it is kept with their lookup.
-    """
-    if found.roll is not None:
-        return found.roll.source_set
-    layouts = layouts_in_order(found.holders.able)
-    return LayoutSet(layouts, tuple(each for each in found.originals if each in layouts))
+    return found.of_replica.source_set
 
 
 def in_units(found: Candidates, execution: NumberedProgram) -> Candidates:
@@ -69,8 +51,7 @@ def in_units(found: Candidates, execution: NumberedProgram) -> Candidates:
 
     The reader's own layout has all of them, whatever the program was compiled of.
     """
-    by_layout = found.roll.by_layout if found.roll is not None else holders_by_layout(found.holders.able)
-    key = found.seat.key
+    by_layout, key = found.of_replica.by_layout, found.seat.key
     replace = msgspec.structs.replace
     able = [
         replace(holder, key=key, pieces=units)

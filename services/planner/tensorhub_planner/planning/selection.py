@@ -325,7 +325,7 @@ def _choice(
     )
     if len(stripes.nbytes) == 1:
         first = candidates[0]
-        parts: tuple[Assignment, ...] = (Assignment(first.offer, first.place, pieces, nbytes),) if pieces else ()
+        parts: tuple[Assignment, ...] = (Assignment(first.offer, first.place, pieces, nbytes),)
     else:
         runs = zip(candidates, cut(pieces, sizes, stripes.nbytes), strict=False)
         parts = tuple([Assignment(each.offer, each.place, run, sizes.of(run)) for each, run in runs if run])

@@ -125,7 +125,7 @@ def joins_fanout(demand: PlanRequest, seat: ReaderShard, holders: HolderSet, top
     if any(each.turn is None or each.turn.decided < demand.turn.decided for each in near):
         return False
     together = [each for each in near if each.turn is not None and each.turn.decided == demand.turn.decided]
-    first = min((each.turn for each in together if each.turn is not None), default=demand.turn)
+    first = min(each.turn for each in together if each.turn is not None)
     return demand.turn < first or any(each.turn == first and _is_at_seat(each, seat) for each in together)
 
 

@@ -65,7 +65,7 @@ class PieceSizes:
         It costs what the runs cost, and not what the pieces do: a program has hundreds of thousands of units.
         """
         sizes = cls(())
-        sizes._ends = _RepeatedEnds([run for run in runs if len(run[0]) > 1 and run[1]])
+        sizes._ends = _RepeatedEnds(list(runs))
         return sizes
 
     def __len__(self) -> int:

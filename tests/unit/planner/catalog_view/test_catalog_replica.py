@@ -1,5 +1,7 @@
 """The planner folds what the registry folds, also from a snapshot."""
 
+from collections.abc import Iterator
+
 import pytest
 from tests.unit.planner.given import MIB
 from tests.unit.registry.modelled_log import Entry
@@ -64,6 +66,20 @@ def test_only_the_next_entry_is_taken(fold: CatalogReplica, seq: int) -> None:
     assert fold.position == 0
 
 
+def taken(world: CatalogDriver, fold: CatalogReplica) -> Iterator[str]:
+    """Let the planner take what it lacks of the log, with events between the commands; yield the verb of each."""
+    for seq, time, command in world.log:
+        if seq <= fold.position:
+            continue
+        while fold.position < seq - 1:
+            fold.take(Entry(fold.position + 1, 5.0, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))
+        assert not isinstance(command, Unreadable)
+        verb = str(command.__struct_config__.tag)
+        process = None if command.by is None else command.by.process
+        fold.take(Entry(seq, time, subjects.command_subject("run-7", verb, process), codec.encode(command)))
+        yield verb
+
+
 def test_a_whole_story_gives_the_registrys_catalog() -> None:
     """Commands as they stand in the log, with events between them; some name no sender, as those from outside."""
     world = CatalogDriver()
@@ -73,14 +89,32 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
     world.fetch("rollout")
     world.say(Retain(model=MODEL, last=2))
     fold = CatalogReplica(Catalog(world.catalog.job, level=world.catalog.level))
-    for seq, time, command in world.log:
-        while fold.position < seq - 1:
-            fold.take(Entry(fold.position + 1, 5.0, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))
-        assert not isinstance(command, Unreadable)
-        verb = str(command.__struct_config__.tag)
-        process = None if command.by is None else command.by.process
-        fold.take(Entry(seq, time, subjects.command_subject("run-7", verb, process), codec.encode(command)))
+    assert len(list(taken(world, fold))) == len(world.log)
     assert fold.catalog == world.catalog
+
+
+@pytest.mark.parametrize("pipelining", [True, False])
+def test_a_lookup_stays_while_its_own_replica_is_read_and_is_right_after_any_command(*, pipelining: bool) -> None:
+    """Each shard says that it has its leases and that it is filled, and the others need not look up everybody again."""
+    world, stayed = CatalogDriver(), []
+    for name, *agents in (("trainer", "a"), ("engine", "b", "c"), ("other", "d")):
+        world.replica_of(name, *agents)
+    world.publish("trainer", 12)
+    fold = CatalogReplica(Catalog(world.catalog.job, level=world.catalog.level))
+    limits = PlanLimits(pipelining=pipelining)
+    assert list(taken(world, fold))[-1] == "ready"
+    world.fetch("engine")
+    world.fetch("other")
+    world.empty("trainer")
+    for verb in taken(world, fold):
+        for name, agent in (("engine", "b"), ("other", "d")):
+            asked = PlanRequest(model=MODEL, version=12, replica=name, shard=0, agent=agent, root=None, at_seq=1)
+            before = list(fold.rolls.values())
+            found = found_in(fold, asked, limits, any_layout=True)
+            assert isinstance(found, Candidates)
+            assert found == found_in(CatalogReplica(fold.catalog), asked, limits, any_layout=True)
+            stayed += [(name, verb) for each in before if each is found.of_replica]
+    assert stayed == [("engine", "granted"), ("engine", "granted"), ("engine", "filled"), ("other", "granted")]
 
 
 def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_has_folded_all() -> None:
@@ -111,7 +145,7 @@ def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_ha
     limits, sizes = PlanLimits(), PieceSizes([4 * MIB] * 256)
     answers = []
     for fold in (CatalogReplica(world.catalog), begun):
-        found = found_in(fold, demand, limits)
+        found = found_in(fold, demand, limits, any_layout=False)
         assert isinstance(found, Candidates)
         answers.append(PlanDecision(JOB, demand, found, sizes).decide(LoadLedger(limits), limits, 0.0))
     assert answers[0] == answers[1]

@@ -1,13 +1,26 @@
 """What the catalog says to a planner: which shards can serve a request, and the programs that will be requested."""
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
-from tests.unit.planner.given import register_replica, wait_for_latest
+from tests.unit.planner.given import TOPOLOGY, holder, register_replica, wait_for_latest
 
 from tensorhub_common.protocol.log.commands import NO_ROOT, Join, Sender
 from tensorhub_common.protocol.plans import PlanRequest, ReadPriority, Refusal, SourceId
-from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Candidates, find_candidates, replica_layouts
+from tensorhub_planner.catalog_view import holders
+from tensorhub_planner.catalog_view.holders import (
+    ABSENT_MAX,
+    Candidates,
+    HoldersCache,
+    HolderSet,
+    ReplicaHolders,
+    RollKey,
+    find_candidates,
+    is_held,
+    replica_layouts,
+)
 from tensorhub_planner.catalog_view.upcoming_programs import UpcomingProgram, upcoming_programs
 from tensorhub_planner.primitives.source_set import LayoutSet
 from tensorhub_planner.primitives.topology import AgentPlace
@@ -22,8 +35,8 @@ def demand(
     )
 
 
-def found(world: CatalogDriver, wants: PlanRequest | None = None) -> Candidates:
-    result = find_candidates(world.catalog, wants or demand(), pipelining=False)
+def found(world: CatalogDriver, wants: PlanRequest | None = None, **more: Any) -> Candidates:
+    result = find_candidates(world.catalog, wants or demand(), pipelining=False, **more)
     assert isinstance(result, Candidates), result
     return result
 
@@ -33,11 +46,14 @@ def able(world: CatalogDriver, wants: PlanRequest | None = None) -> str:
     return "".join(holder.source.agent for holder in found(world, wants).holders.able)
 
 
-def half(world: CatalogDriver) -> list[tuple[str, ReadPriority | None, str | None]]:
-    """Name the half-filled holders of version 12, with their turns and roots."""
+def half(world: CatalogDriver) -> list[tuple[str, ReadPriority | None, str | None, bool]]:
+    """Name the half-filled holders of version 12, with their turns and roots, and whether their rounds have begun."""
     result = find_candidates(world.catalog, demand(), pipelining=True)
     assert isinstance(result, Candidates)
-    return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
+    assert not any(each.asked for each in result.holders.able if each.turn is None)
+    return [
+        (each.source.agent, each.turn, each.root, each.asked) for each in result.holders.able if each.turn is not None
+    ]
 
 
 @pytest.fixture
@@ -56,13 +72,20 @@ def test_who_is_to_be_filled_is_a_half_filled_holder_and_who_has_fetched_it_one_
     first, told = decided(world.want("other", "latest")), decided(world.replan("other"))
     assert told.cmd > first.cmd
     turn = ReadPriority(told.cmd, told.round)
-    assert half(world) == [("b", turn, root(12))]
+    assert half(world) == [("b", turn, root(12), False)]
     world.granted("other")
-    assert half(world) == [("b", turn, root(12))]
+    assert half(world) == [("b", turn, root(12), True)]
     assert able(world) == "a"
     assert found(world).holders.absent == ("other/0 on b is filling",)
     world.filled("other", 12)
     assert (half(world), able(world)) == ([], "ab")
+
+
+def test_who_is_to_be_filled_with_another_version_is_no_half_filled_holder(world: CatalogDriver) -> None:
+    world.replica_of("newer", "c")
+    world.publish("newer", 13)
+    assert decided(world.want("other", "latest")).version == 13
+    assert half(world) == []
 
 
 def test_without_a_root_what_is_being_filled_gives_nothing() -> None:
@@ -95,12 +118,14 @@ def test_a_draining_shard_of_the_version_is_none_and_told_apart_from_any_other_t
     world: CatalogDriver,
 ) -> None:
     """While it drains, those that read from it go on, so chains still end there: of this version, and of no other."""
+    world.catalog.agents["a"].rack = "r7"
     world.fetch("rollout")
     assert not found(world).holders.draining
     world.publish("other", 13)
     world.unpublish("trainer")
     assert found(world, demand("trainer", agent="a")).holders.able[0].source.agent == "me"
-    assert (able(world), found(world).holders.draining) == ("", True)
+    assert (able(world), found(world).holders.draining, found(world).holders.draining_on) == ("", True, ("a",))
+    assert found(world).topology.places["a"] == AgentPlace("host-0", "site-0", "r7")
     assert "trainer/0 on a is draining version 12" in found(world).holders.absent
     assert not found(world, demand(version=13)).holders.draining
     world.drained("trainer")
@@ -126,6 +151,7 @@ def test_each_shard_finds_its_own_by_its_index_and_its_layout(world: CatalogDriv
     (holder,) = other_cut.holders.able
     assert holder.key != other_cut.seat.key
     assert (holder.source, holder.shards) == (SourceId("a", 1, "trainer", 0), 1)
+    assert other_cut.topology.places.keys() == {"a", "e"}
     world.publish("pair", 13)
     second = found(world, demand("pair-reader", 13, shard=1, agent="e"))
     same = [each.source for each in second.holders.able if each.key == second.seat.key]
@@ -135,17 +161,94 @@ def test_each_shard_finds_its_own_by_its_index_and_its_layout(world: CatalogDriv
     seen = found(world, demand("odd", agent="o"))
     assert [each.key == seen.seat.key for each in seen.holders.able] == [False]
     assert [each.key for each in found(world).holders.able] == [found(world).seat.key]
-    assert found(world).seat.me == SourceId("me", 1, "rollout", 0)
+    assert (found(world).seat.me, found(world).seat.root) == (SourceId("me", 1, "rollout", 0), root(12))
+    assert [each.source for each in found(world, demand(version=13)).holders.able] == [SourceId("p", 1, "pair", 0)]
     world.join("a", world.holding("trainer"))
     assert found(world).holders.able[0].source == SourceId("a", 2, "trainer", 0), "it came back as a new incarnation"
 
 
 def test_places_of_all_who_matter(world: CatalogDriver) -> None:
-    world.say(Join(by=Sender("far", 1, 999), host="node-9", site="paris"))
+    world.say(Join(by=Sender("far", 1, 999), host="node-9", site="paris", rack="r7"))
     world.register("far", "farther")
     world.fetch("farther")
     here = AgentPlace("host-0", "site-0")
-    assert found(world).topology.places == {"me": here, "a": here, "far": AgentPlace("node-9", "paris")}
+    assert found(world).topology.places == {"me": here, "a": here, "far": AgentPlace("node-9", "paris", "r7")}
+    world.catalog.agents["me"].rack = "r8"
+    assert found(world).topology.places["me"] == AgentPlace("host-0", "site-0", "r8")
+
+
+def test_with_any_layout_one_lookup_is_for_all_shards_of_a_replica_and_tells_the_layouts_of_the_publisher(
+    world: CatalogDriver,
+) -> None:
+    register_replica(world, "engine", "E", "F")
+    register_replica(world, "odd", "M")
+    world.fetch("odd")
+    wants = demand("engine", shard=1, agent="engine-1")
+    seen = found(world, wants, any_layout=True)
+    assert set(seen.topology.places) == {"engine-0", "engine-1", "a", "odd-0"}
+    assert seen.of_replica.originals == ("L",)
+    world.catalog.models[MODEL].versions[12].roots.clear()
+    assert found(world, wants, any_layout=True).of_replica.originals == ()
+
+
+def test_a_program_is_made_of_the_published_layouts_if_all_are_ready_or_else_of_all_there_are() -> None:
+    """Then those of ready holders come first."""
+    able = (holder("a", layout="y", turn=7), holder("c", layout="x"), holder("b", layout="z"), holder("d", layout="x"))
+    published = [("x", "z"), ("x", "y"), ("gone", "x"), ()]
+    found = [ReplicaHolders(HolderSet(able), TOPOLOGY, originals) for originals in published]
+    assert [each.original_set for each in found] == [LayoutSet(("x", "z"), ("x", "z")), None, None, None]
+    held = [("x", "z"), ("x", "y"), ("x",), ()]
+    assert [each.source_set for each in found] == [LayoutSet(("z", "x", "y"), originals) for originals in held]
+
+
+def test_shards_of_a_replica_share_a_lookup_and_so_many_are_kept(
+    world: CatalogDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "ROLLS_MAX", 2)
+    register_replica(world, "engine", "E", "F")
+    rolls: HoldersCache = {}
+    wants = [demand("engine", shard=shard, agent=f"engine-{shard}") for shard in (0, 1)]
+    first, second = (found(world, each, any_layout=True, rolls=rolls).roll for each in wants)
+    assert first is second is rolls[RollKey(MODEL, "engine", 12)]
+    for replica, agent, kept in (("other", "b", 2), ("rollout", "me", 1)):
+        found(world, demand(replica, agent=agent), any_layout=True, rolls=rolls)
+        assert len(rolls) == kept
+
+
+def elsewhere(world: CatalogDriver) -> None:
+    world.catalog.agents["a"].host = "host-1"
+
+
+def half_filled_here(world: CatalogDriver) -> None:
+    elsewhere(world)
+    world.want("other", "latest")
+
+
+def other_layout(world: CatalogDriver) -> None:
+    elsewhere(world)
+    world.register("b", "odd", layout="M")
+    world.fetch("odd")
+
+
+@pytest.mark.parametrize(
+    ("wants", "change", "held"),
+    [
+        (demand(), elsewhere, (True, False)),
+        (demand(), half_filled_here, (True, False)),
+        (demand(), other_layout, (True, False)),
+        (demand(), lambda _: None, (True, True)),
+        (demand(), lambda world: world.expire("a"), (False, False)),
+        (demand(version=77), elsewhere, (False, False)),
+        (demand(model="unheard-of"), elsewhere, (False, False)),
+        (demand(shard=5), lambda _: None, (False, False)),
+    ],
+)
+def test_a_version_is_held_where_the_log_counts_a_holder_and_for_a_mapping_one_on_its_host(
+    world: CatalogDriver, wants: PlanRequest, change: Callable[[CatalogDriver], object], held: tuple[bool, bool]
+) -> None:
+    change(world)
+    mapped = msgspec.structs.replace(wants, mapped=True)
+    assert (is_held(world.catalog, wants), is_held(world.catalog, mapped)) == held
 
 
 def test_many_who_cannot_serve_are_counted(world: CatalogDriver) -> None:
@@ -182,6 +285,8 @@ def test_the_first_shard_without_a_root_sees_all_layouts_of_its_replica(world: C
     world.catalog.models[MODEL].versions[12].roots["3.0.P"] = "r"
     seen = [replica_layouts(world.catalog, demand("engine", shard=shard)) for shard in range(4)]
     assert seen == [("P", "Q"), ("P", "Q"), (), ()]
+    world.catalog.models[MODEL].versions[12].roots |= {"3.1.Q": "r", "3.2.Q": "r"}
+    assert [replica_layouts(world.catalog, demand("engine", shard=shard)) for shard in (2, 3)] == [("P", "Q"), ()]
     world.release("engine", 2)
     gone = [demand("engine"), demand("nobody"), demand("engine", version=99), demand("engine", model="other")]
     assert [replica_layouts(world.catalog, each) for each in gone] == [()] * 4

@@ -50,6 +50,13 @@ def test_plans_add_up(ledger: LoadLedger) -> None:
     ledger.assign(ONE, of(share("a", 5), share("b", 7)), 0)
     ledger.assign(TWO, of(share("a", 1), share("b", 3, "local")), 1)
     assert ledger.at(1) == {("a", "ucxx"): Load(2, 6), ("b", "ucxx"): Load(1, 7), ("b", "local"): Load(1, 3)}
+    assert len(ledger.at(1)) == 3
+
+
+def test_a_read_whose_end_the_log_never_tells_counts_for_so_long(ledger: LoadLedger) -> None:
+    ledger.assign(ONE, of(share("a", 5)), 5)
+    assert ledger.at(14.9) == {("a", "ucxx"): Load(1, 5)}
+    assert ledger.at(15) == {}
 
 
 def test_whom_only_a_reader_and_its_siblings_read_from(ledger: LoadLedger) -> None:
@@ -57,6 +64,9 @@ def test_whom_only_a_reader_and_its_siblings_read_from(ledger: LoadLedger) -> No
     lanes: list[AgentTransport] = [("a", "ucxx"), ("b", "ucxx")]
     other = ReaderId(JOB, "policy", "another", 0)
     assert ledger.serves_only(ONE, lanes, 0)
+    ledger.hear(says("b", 1), 0)
+    assert not ledger.serves_only(ONE, lanes, 0)
+    ledger.hear(says("b", 0), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
     assert ledger.serves_only(ONE, lanes, 0)
     assert not ledger.serves_only(other, lanes, 0)
@@ -106,6 +116,10 @@ def test_a_chain_is_as_deep_as_its_longest_way(ledger: LoadLedger) -> None:
     assert ledger.depth(second) == 2
     ledger.assign(last, of(share("b", 5), share("ready", 5)), 2)
     assert ledger.depth(last) == 3
+    ledger.assign(ONE, of(msgspec.structs.replace(share("a", 5), source=source("z", "on-b", 1))), 3)
+    assert ledger.depth(ONE) == 1, "of its source's replica another shard reads, and this one does not"
+    ledger.assign(TWO, of(msgspec.structs.replace(share("c", 5), crosses=True)), 3)
+    assert ledger.depth(TWO) == 2, "who brings bytes over to the site has them from a ready one"
 
 
 def test_the_ledger_is_bounded(ledger: LoadLedger) -> None:
@@ -233,17 +247,17 @@ def test_a_read_that_is_over_is_no_load(
     ledger: LoadLedger, event: Event, *, both: bool | None, log_first: bool
 ) -> None:
     """What was decided before the entry is over, whenever the report arrives; what is decided by it has begun."""
-    said = says("a", 3, 15, named=[(ONE, 50), (TWO, 50), (ReaderId(JOB, "critic", "rollout", 0), 50)])
+    said = says("a", 4, 20, named=[(ONE, 50), (TWO, 50), (ReaderId(JOB, "critic", "rollout", 0), 50)])
     if log_first:
         ledger.see(JOB, 60, event)
     ledger.hear(said, 0)
     ledger.see(JOB, 60, event)
     ended = {None: 0, False: 1, True: 2}[both]
-    assert ledger.at(0) == {("a", "ucxx"): Load(3 - ended, 15 - 5 * ended)}
+    assert ledger.at(0) == {("a", "ucxx"): Load(4 - ended, 20 - 5 * ended)}
     ledger.hear(says("a", 1, 5, named=[(ONE, 60)]), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(1, 5)}
     ledger.ended.forget(JOB)
-    ledger.hear(says("a", 1, 5, named=[(ONE, 1)]), 0)
+    ledger.hear(says("a", 1, 5, named=[(ONE, 0)]), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(1, 5)}, "the numbers of another log mean other entries"
 
 
@@ -254,5 +268,7 @@ def test_ends_are_bounded(ledger: LoadLedger) -> None:
         ledger.see(JOB, seq, ShardReleased(model="policy", replica="rollout", shard=shard))
     ledger.hear(says("a", 5, 5, named=[(each, 50) for each in readers]), 0)
     assert ledger.at(0)["a", "ucxx"] == Load(1, 1)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="'b', 'ucxx'"):
         ledger.at(0)["b", "ucxx"]
+    ledger.hear(says("a", 1, 5, named=[(readers[4], 50)]), 0)
+    assert ledger.at(0).get(("a", "ucxx")) is None

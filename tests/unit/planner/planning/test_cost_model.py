@@ -133,6 +133,7 @@ def measured(*rates: LinkRate) -> PlanRequest:
         (rate("site/a", GB, age_s=LIMITS.measured_s_max), True),
         (rate("site/a", GB, age_s=LIMITS.measured_s_max + 1), False),
         (rate("site/a", GB, age_s=-1.0), False),
+        (rate("site/a", 1), True),
         (rate("site/a", 0), False),
         (rate("site/a", -GB), False),
         (rate("site/a", BPS_MAX), True),
@@ -211,11 +212,11 @@ def test_a_slow_host_of_its_own_comes_after_a_fast_network() -> None:
         holder("beside"), holder("a", pieces=((0, 1),)), wants=measured(local, rate("site/host-of-a", 9 * GB))
     )
     assert agents(alone) == ["a", "beside"]
-    assert "after farther ones that were measured to be far faster" in alone.why
+    assert "; 1 of 1 source on the same host, after farther ones that were measured to be far faster" in alone.why
     assert [share.transport for share in alone.shares] == ["ucxx", "local"]
 
 
 def test_each_share_names_its_link() -> None:
     """So that the reader can tell what it got over it."""
-    for agent, link in (("a", "site/host-of-a"), ("beside", "host"), ("far", "wan/paris")):
+    for agent, link in (("a", "site/host-of-a"), ("beside", "host"), ("far", "wan/paris"), ("unheard-of", "")):
         assert [share.link for share in planned(holder(agent)).shares] == [link]

@@ -14,7 +14,7 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share
+from tensorhub_common.protocol.plans import LinkRate, Plan, PlanRequest, ReadPriority, Share
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_planner.catalog_view.holders import Candidates, Holder, HolderSet, ReaderShard
 from tensorhub_planner.load.ledger import LoadLedger
@@ -97,6 +97,20 @@ def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it_and_a_refusal_is_n
 def test_a_place_is_kept_for_earlier_turns_alone(ledger: LoadLedger, other: Holder, kept: bool) -> None:  # noqa: FBT001
     ask(ledger, holder("a"), other)
     assert ledger.knows(on("b")) is kept
+
+
+@pytest.mark.parametrize(("a_bps", "c_bps"), [(10**6, 10**10), (10**10, 10**6)])
+def test_a_place_is_kept_for_everything_and_as_if_nothing_were_measured(a_bps: int, c_bps: int) -> None:
+    """What the reader lacks and has measured says nothing of another one; here it reads a part from that one alone."""
+    holders = (holder("a"), holder("c"), holder("b", turn=40))
+    rates = tuple(LinkRate(f"site/host-of-{name}", "ucxx", bps, 9, 1.0) for name, bps in (("a", a_bps), ("c", c_bps)))
+    loads = []
+    for measured in ((), rates):
+        ledger = LoadLedger(LIMITS)
+        ask(ledger, *holders, wants=msgspec.structs.replace(demand(((0, 64),), ["a", "c"]), rates=measured))
+        loads.append(dict(ledger.at(0.0)))
+    assert loads[0] == loads[1]
+    assert sorted(load.nbytes for load in loads[0].values()) == [256 * MIB, GIB]
 
 
 def test_one_that_maps_keeps_places_for_those_that_copy(ledger: LoadLedger) -> None:

@@ -28,7 +28,7 @@ from tests.unit.planner.given import (
 
 from tensorhub_common.protocol.plans import Plan, PlanRequest, ReadPriority, Share, SourceId
 from tensorhub_common.protocol.ranges import NOTHING, Ranges, merge_ranges
-from tensorhub_planner.catalog_view.holders import Holder, HolderSet
+from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holder, HolderSet
 from tensorhub_planner.load.ledger import LoadView
 from tensorhub_planner.load.load import Load
 from tensorhub_planner.planning.plan import RANGES_MAX, make_plan
@@ -98,14 +98,67 @@ def test_a_chain_is_bounded() -> None:
     assert "through 3 others" in found.why
 
 
-def test_readers_spread_over_idle_sources() -> None:
-    """Planners that don't know of each other's plans still don't send everybody to one source."""
-    holders = HolderSet(tuple(map(holder, "abcd")))
+@pytest.mark.parametrize(
+    "sources", [[source(agent) for agent in "abcd"], [source("a", replica) for replica in ("r1", "r2", "r3")]]
+)
+def test_readers_spread_over_idle_sources(sources: list[SourceId]) -> None:
+    """Planners that don't know of each other's plans still don't send everybody to one agent, or one replica there."""
+    holders = HolderSet(tuple(msgspec.structs.replace(holder("a"), source=each) for each in sources))
     seats = [msgspec.structs.replace(SEAT, me=source("me", f"rollout-{n}")) for n in range(32)]
     found = [make_plan(demand(), seat, SIZES, holders, TOPOLOGY, {}, PlanLimits()) for seat in seats]
-    firsts = Counter(each.shares[0].source.agent for each in found if isinstance(each, Plan))
+    firsts = Counter(each.shares[0].source for each in found if isinstance(each, Plan))
     assert firsts.total() == 32
-    assert set(firsts) == set("abcd")
+    assert set(firsts) == set(sources)
+
+
+BUSY: LoadView = {("a", "ucxx"): Load(1, 2048)}
+OF_ONE = "1 of 1 source on the same site"
+OF_TWO = "1 of 2 sources on the same site, because more would hardly be faster than 43.9 ms by the model"
+
+
+@pytest.mark.parametrize(
+    ("holders", "nbytes", "why", "why_share"),
+    [
+        ([holder("a")], 7, f"1 piece (7 B); {OF_ONE}", "number 1 of 1 there by load (1 reader, 2 KiB assigned)"),
+        ([holder("b")], 3000, f"1 piece (2.93 KiB); {OF_ONE}", "number 1 of 1 there by load (0 readers, 0 B assigned)"),
+        (
+            [holder("b", turn=40), holder("a")],
+            GIB,
+            f"1 piece (1 GiB); {OF_TWO}",
+            "number 1 of 2 there by load (0 readers, 0 B assigned); half-filled, 1 hop from a ready holder",
+        ),
+        (
+            [holder("b", turn=40, depth=2), holder("c", turn=60), holder("a")],
+            GIB,
+            f"1 piece (1 GiB); {OF_TWO}; left out: on-c/0 on c is being filled, and its turn is not earlier",
+            "number 1 of 2 there by load (0 readers, 0 B assigned); half-filled, 2 hops from a ready holder",
+        ),
+    ],
+)
+def test_a_plan_and_its_share_say_why(holders: list[Holder], nbytes: int, why: str, why_share: str) -> None:
+    found = planned(*holders, sizes=PieceSizes([nbytes]), load=BUSY)
+    (share,) = found.shares
+    assert (found.why, share.why) == (why, f"the same site; {why_share}")
+    assert (share.layout, share.root, share.streams, share.far) == (None, None, 1, False)
+
+
+def test_a_refusal_names_some_of_many_and_counts_the_rest() -> None:
+    agents = [f"agent-{n}" for n in range(ABSENT_MAX + 4)]
+    holders = HolderSet(tuple(map(holder, agents)), absent_more=2)
+    found = make_plan(demand(avoid=agents), SEAT, SIZES, holders, TOPOLOGY, {}, PlanLimits())
+    named = ", ".join(f"on-{agent}/0 on {agent} failed this read" for agent in agents[:ABSENT_MAX])
+    assert refused(found).reason == (
+        f"no source is left for version 12 of 'policy' ({named} and 6 more): wait for another holder, and ask again"
+    )
+    assert "(no other replica has registered)" in refused(answer()).reason
+
+
+def test_a_chain_also_ends_at_what_follows_from_what_ready_ones_have() -> None:
+    """Else nobody could read scales that half-filled ones have made of partials."""
+    holders = HolderSet((holder("a", pieces=((0, 100),)), holder("b", turn=40)), made=((100, 156),))
+    found = make_plan(demand(), SEAT, SIZES, holders, TOPOLOGY, {}, PlanLimits())
+    assert isinstance(found, Plan)
+    assert "b" in agents(found)
 
 
 def test_why_these_sources() -> None:
@@ -196,7 +249,12 @@ def by_agent(found: Plan) -> dict[str, Share]:
 
 
 def test_a_reader_crosses_its_part_and_reads_the_rest_from_its_mates() -> None:
-    shares = by_agent(planned(FAR, *MATES, wants=asks()))
+    found = planned(FAR, *MATES, wants=asks())
+    assert found.why.endswith("; each of 4 in this site brings a part over, and they exchange the rest")
+    shares = by_agent(found)
+    by_program = planned(FAR, *MATES, wants=msgspec.structs.replace(asks(), program="p"))
+    layouts = [[each.layout for each in plan.shares] for plan in (found, by_program)]
+    assert layouts == [[None] * 4, [LAYOUT] * 4], "said where it may be another one than the reader's"
     parts = {agent: SIZES.of(share.pieces) // MIB for agent, share in shares.items()}
     assert parts == dict.fromkeys(("a", "b", "c", "far"), 256)
     assert shares["far"].far
@@ -347,6 +405,7 @@ def test_a_good_plan_passes() -> None:
         ((share("unheard-of", ALL),), "ends at no shard that is ready"),
         ((share(ME, ALL),), "must not be read"),
         ((share("b", ((0, 4),)), share("failed", ((4, 4),))), "must not be read"),
+        ((msgspec.structs.replace(share("a", ALL), crosses=True),), "pieces 0-7 are not those that on-a/0 on a brings"),
     ],
 )
 def test_a_faulty_plan_is_found(shares: tuple[Share, ...], fault: str) -> None:
@@ -372,8 +431,8 @@ PROVEN = Plan(version=11, shares=(OLD,), why="", program="p")
         ({}, [holder("a", turn=40)], "does not stand ready"),
         ({}, [holder("a", layout="x" * 64)], "another layout"),
         ({}, [holder("b")], "does not stand ready"),
-        (None, [], "other shares"),
-        ("another program", [holder("a")], "the same transfer program"),
+        (None, [], "^the plan has other shares than the one that was proven$"),
+        ("another program", [holder("a")], "^a plan can be made again only for the same transfer program$"),
     ],
 )
 def test_a_reused_plan_may_differ_in_roots_alone(changes: Any, given: list[Holder], fault: str | None) -> None:

@@ -74,7 +74,7 @@ class Cluster:
         )
         able = tuple(trainers(version) if holders is None else holders)
         roll = ReplicaHolders(HolderSet(able, draining=draining), Topology(self.places), ())
-        return Candidates(seat, roll.holders, roll.topology, (), roll)
+        return Candidates(seat, roll.holders, roll.topology, roll)
 
     def ask(self, shard: int, version: int, found: Candidates | None = None, **changes: Any) -> Plan:
         """Ask for everything of a version."""
@@ -139,6 +139,12 @@ def test_the_next_version_is_read_as_the_first_one(order: list[int], version: in
         same = [(share.source, share.pieces, share.nbytes) for share in first[shard].shares]
         assert [(share.source, share.pieces, share.nbytes) for share in plan.shares] == same
         assert all((share.root or "").startswith(f"{version}-") for share in plan.shares)
+
+
+def test_a_version_that_is_asked_for_twice_is_told_as_the_first_time() -> None:
+    """After an answer that came too late."""
+    cluster = Cluster()
+    assert cluster.ask(0, 1) == cluster.ask(0, 1)
 
 
 def changed(**changes: Any) -> Callable[[list[Holder], int], list[Holder]]:

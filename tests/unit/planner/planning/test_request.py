@@ -15,7 +15,7 @@ from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.programs.numbered_program import NumberedProgram
-from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, Refusal, SourceId
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, PlanRequest, ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.ranges import Range, intersect_ranges, merge_ranges, subtract_ranges
 from tensorhub_planner.catalog_view.catalog_replica import CatalogReplica
 from tensorhub_planner.load.ledger import LoadLedger
@@ -30,7 +30,8 @@ from tensorhub_simulator.drivers.planner import Known, Layouts, at_once
 class Planner:
     """A trainer has published; the other replicas, whose shards have these layouts, want to read."""
 
-    def __init__(self, published: list[Layout], **readers: list[Layout]) -> None:
+    def __init__(self, published: list[Layout], *, far: bool = False, **readers: list[Layout]) -> None:
+        """`far`: the trainer stands in another site, and publishes when the others wait for it."""
         self.log, layouts = CatalogDriver(), Layouts()
         self.counts = {name: len(shards) for name, shards in readers.items()}
         for name, shards in {"trainer": published, **readers}.items():
@@ -38,13 +39,18 @@ class Planner:
                 agent = f"{name}-{shard}"
                 self.log.join(agent)
                 self.log.register(agent, name, shard, len(shards), layout=layouts.add(layout))
+        for name in readers if far else ():
+            self.log.want_all(name)
         for shard in range(len(published)):
+            if far:
+                self.log.catalog.agents[f"trainer-{shard}"].site = "far"
             self.log.ready("trainer", 1, shard)
         self.known = Known(layouts, lambda: CatalogReplica(self.log.catalog, self.log.catalog.seq), lambda: 0.0)
 
     def ask(self, replica: str = "engine", shard: int = 0, **more: Any) -> PlanAnswer:
-        """Ask for a version; its root is what the log says that the shard must hold."""
+        """Ask for a version; its root is what the log says that the shard must hold, and its turn is as in the log."""
         key = root_key(self.counts[replica], shard, self.log.shard(replica, shard).layout)
+        current = self.log.replica(replica).round
         demand = PlanRequest(
             model=MODEL,
             version=1,
@@ -53,6 +59,7 @@ class Planner:
             agent=f"{replica}-{shard}",
             root=self.log.catalog.models[MODEL].versions[1].roots.get(key),
             at_seq=0,
+            turn=None if current is None else ReadPriority(current.decided, current.number),
         )
         answering = DemandPlanner("job", self.known, LoadLedger(PlanLimits()), PlanLimits())
         return at_once(answering.answer(msgspec.structs.replace(demand, **more)))
@@ -87,6 +94,31 @@ def test_a_reader_may_name_its_own_program_and_no_one_else_s() -> None:
         planner.ask("upper", program=lower, pieces=((0, 1),))
     with pytest.raises(BadCommand, match="names no program"):
         planner.ask("upper", program=upper, mapped=True)
+
+
+def test_a_reader_turns_to_a_program_when_no_holder_of_its_own_layout_is_left() -> None:
+    """None stands any more, or the one that there is has failed; a mapping can't go by a program."""
+    planner = Planner(half(0, 2) + half(2, 2), twin=half(0, 4), engine=half(0, 4))
+    planner.log.fetch("twin")
+    own = planner.plan()
+    assert (own.program, [share.source.replica for share in own.shares]) == (None, ["twin"])
+    failed = (own.shares[0].source,)
+    assert isinstance(planner.ask(avoid=failed, mapped=True), Refusal)
+    others = [planner.plan(avoid=failed)]
+    planner.log.empty("twin")
+    others.append(planner.plan())
+    assert [[share.source.replica for share in plan.shares] for plan in others] == [["trainer", "trainer"]] * 2
+
+
+def crosses(planner: Planner, replica: str) -> bool:
+    """Tell whether a reader gets anything from another site, by itself or from those who bring it over."""
+    return any(share.far or share.crosses for share in planner.plan(replica, promises=True).shares)
+
+
+def test_of_replicas_of_several_layouts_that_of_the_first_turn_crosses() -> None:
+    """The others read from it."""
+    planner = Planner(half(0, 2) + half(2, 2), far=True, a=half(0, 4), b=half(0, 4), c=half(0, 3), d=half(0, 3))
+    assert [crosses(planner, replica) for replica in "abcd"] == [True, True, False, False]
 
 
 def stages(*engine: str, published: tuple[str, ...] = ("abcd",)) -> Planner:
@@ -189,6 +221,23 @@ def test_the_first_reader_asks_for_partials_and_what_a_replica_has_quantised_is_
     assert pieces_of(rest) == merge_ranges([(0, 1), *values])
     assert all(share.source != avoid[0] for share in rest.shares)
     assert pieces_of(blocks.plan("second", program=plan.program, pieces=values)) == values, "it needs no partial"
+
+
+def test_a_half_filled_replica_gives_scales_that_no_ready_shard_has(blocks: Planner) -> None:
+    """They follow from partials that ready shards have."""
+    for replica in ("first", "second"):
+        blocks.log.want_all(replica)
+    program = blocks.plan("second").program
+    assert program is not None
+    partials, scales, _ = parts(asyncio.run(blocks.known.program(program)).execution)
+    rest = blocks.plan("second", program=program, pieces=(*partials, *scales))
+    assert [share.pieces for share in rest.shares if share.source.replica == "first"] == [scales]
+
+
+def test_what_is_computed_is_brought_over_by_each_reader_for_itself() -> None:
+    """Amax values are in no shard's memory, so nobody can give them to the others."""
+    planner = Planner(list(sources(70, 200, 300, 390).values()), far=True, first=[reader()], second=[reader()])
+    assert not any(share.crosses for share in planner.plan("first", promises=True).shares)
 
 
 def test_a_plan_that_lacks_a_partial_or_a_scale_is_an_error(blocks: Planner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tensorhub_planner.primitives.topology import Distance
 ALL = SIZES.all()
 
 
-def offer(agent: str, pieces: Ranges = ALL, *, distance: Distance = Distance.SITE, **more: int) -> SourceOffer:
+def offer(agent: str, pieces: Ranges = ALL, *, distance: Distance = Distance.SITE, **more: float) -> SourceOffer:
     about: dict[str, Any] = {"readers": 0, "assigned": 0, "depth": 0, "lot": 0} | more
     return SourceOffer(source=source(agent), distance=distance, pieces=pieces, **about)
 
@@ -64,10 +64,20 @@ HOST, AGENT, SITE, WAN = Distance.HOST, Distance.AGENT, Distance.SITE, Distance.
         # A host and a site take the bytes once: who is nearer than every ready one gives them to its neighbours.
         ([offer("ready"), offer("half", distance=HOST, depth=1, readers=3)], "ready"),
         ([offer("ready", distance=WAN), offer("half", depth=1, readers=3)], "half"),
+        # A small read forms no chain.
+        ([offer("ready", ((0, 1),), readers=1), offer("half", ((0, 1),), depth=1)], "ready"),
+        # From a holder with a reader 128 MiB take as long as 256, and 128 MiB as long as 16 hops.
+        ([offer("ready", ((0, 32),), readers=1), offer("half", ((0, 32),), depth=15)], "half"),
+        ([offer("ready", ((0, 32),), readers=1), offer("half", ((0, 32),), depth=17)], "ready"),
     ],
 )
 def test_half_filled_ones_beside_ready_ones(offers: list[SourceOffer], best: str) -> None:
-    assert list(chosen(*offers)[0]) == [best]
+    assert list(chosen(*offers, wanted=offers[0].pieces)[0]) == [best]
+
+
+def test_where_a_hop_costs_nothing_a_ready_one_comes_first() -> None:
+    found, _ = chosen(offer("ready", lot=2), offer("half", depth=1, lot=1), limits=PlanLimits(hop_bytes=0))
+    assert list(found) == ["ready"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +91,33 @@ def test_half_filled_ones_beside_ready_ones(offers: list[SourceOffer], best: str
             [offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=WAN)],
             {"a": ((0, 4),), "far": ((4, 2),)},
             ((6, 250),),
+        ),
+        # Whoever gives more of one group gives less of the next: all that is begun counts.
+        (
+            [
+                offer("a", ((0, 144),), readers=20),
+                offer("b", ((32, 64),), readers=20),
+                offer("c", ((96, 48),), readers=20),
+            ],
+            {"a": ((0, 32), (80, 16)), "b": ((32, 48),), "c": ((96, 48),)},
+            ((144, 112),),
+        ),
+        # What two give may come from the one that ends first with what it has begun.
+        (
+            [offer("a", ((0, 10), (16, 1))), offer("b", ((10, 7),), readers=1)],
+            {"a": ((0, 10), (16, 1)), "b": ((10, 6),)},
+            ((17, 239),),
+        ),
+        (
+            [offer("a", ((0, 10), (16, 1)), measured_bps=50e9), offer("b", ((10, 7),))],
+            {"a": ((0, 10), (16, 1)), "b": ((10, 6),)},
+            ((17, 239),),
+        ),
+        # A part is not striped where the rest takes longer.
+        (
+            [offer("a", ((0, 240),)), offer("b", ((240, 16),), readers=3), offer("c", ((240, 16),), readers=3)],
+            {"a": ((0, 240),), "b": ((240, 16),)},
+            (),
         ),
     ],
 )
@@ -101,6 +138,27 @@ def test_on_one_host_whoever_is_read_already_gives_the_rest_too() -> None:
     second = offer("second", ((10, 20),), distance=HOST, lot=2)
     found, _ = chosen(first, second, wanted=((10, 20),))
     assert found == {"second": ((10, 20),)}
+
+
+@pytest.mark.parametrize(("slack", "count"), [(0.0, 4), (100.0, 1)])
+def test_so_many_are_striped_as_are_allowed_and_pay(slack: float, count: int) -> None:
+    """Out of many busy sources the least loaded, in equal parts."""
+    busy = [offer(f"agent-{n:02}", readers=20, assigned=n) for n in range(40)]
+    found, _ = chosen(*busy, limits=PlanLimits(stripes_max=4, slack=slack))
+    assert {agent: SIZES.of(its) for agent, its in found.items()} == {
+        f"agent-{n:02}": 1024 * MIB // count for n in range(count)
+    }
+
+
+@pytest.mark.parametrize(("distance", "bps"), [(Distance.HOST, 1e9), (Distance.SITE, 1e9), (Distance.SITE, 1e15)])
+def test_a_measured_rate_is_that_of_the_copying_on_the_host_and_of_the_source_elsewhere(
+    distance: Distance, bps: float
+) -> None:
+    limits = PlanLimits()
+    rates = limits.rates(distance)
+    bound = bps if rates.source_bps is None else min(bps, rates.ingest_bps)
+    ((choice,), _) = select_sources(ALL, SIZES, (offer("a", distance=distance, measured_bps=bps),), limits)
+    assert choice.seconds == pytest.approx(SIZES.of(ALL) / bound + rates.setup_s)
 
 
 def test_of_those_that_have_everything_only_as_many_are_looked_at_as_may_be_striped() -> None:
@@ -172,6 +230,10 @@ def test_a_slow_one_goes_behind_all_that_are_far_faster(host: int, rack: int | N
     """Whichever way these stand to each other; other sites stay where they are."""
     found = order((Distance.HOST, host), (Distance.RACK, rack), (Distance.SITE, 1000), (Distance.WAN, None))
     assert found == [*expected, Distance.WAN]
+
+
+def test_two_of_one_distance_may_be_before_and_behind_a_farther_one() -> None:
+    assert order((HOST, 1), (HOST, 900), (SITE, 1000)) == [HOST, SITE, HOST]
 
 
 measures = st.lists(

@@ -28,6 +28,7 @@ def is_normal(ranges: Ranges) -> bool:
 @given(some_sizes, some_pieces, st.lists(st.floats(0, 200), min_size=1, max_size=6))
 @example(PieceSizes([2] * PIECES), [(0, PIECES)], [2.5, 0.0])
 @example(PieceSizes([2] * PIECES), [(0, 2), (5, 2)], [3.5, 0.0])
+@example(PieceSizes([2] * PIECES), [(0, 2), (5, 2), (9, 2)], [9.5, 0.0])
 def test_cut_gives_a_piece_to_one_run(sizes: PieceSizes, pieces: list[tuple[int, int]], targets: list[float]) -> None:
     """The runs follow each other, are all of it together, and each ends at the edge that is nearest to its target."""
     whole = merge_ranges(pieces)
