@@ -319,6 +319,7 @@ def inside(start: Shape, stop: Shape) -> Iterator[Shape]:
 QUARTERS = [padding((2 * row, 2 * column), (2, 2)) for row, column in product((0, 1), repeat=2)]
 
 
+@example(((4, 4), QUARTERS), 0)
 @example(((4, 4), QUARTERS[:3]), 0)
 @example(((4, 4), [QUARTERS[1], QUARTERS[0], QUARTERS[2]]), 0)
 @example(((2, 2, 2), [padding((0, 0, 0), (1, 2, 2))]), 0)
