@@ -45,6 +45,7 @@ PACKAGES: Final = (
     "services/planner/tensorhub_planner",
     "services/agent/tensorhub_agent",
     "services/rollout/tensorhub_rollout",
+    "services/runner/tensorhub_runner",
 )
 """Packages whose bounds are part of the protocol. docs/reference/api.md has the SDK's own waits."""
 
@@ -52,6 +53,7 @@ TABLES_ELSEWHERE: Final = {
     "lease": ("tensorhub_agent.leases.lease", "LEASE_TRANSITIONS"),
     "leader": ("tensorhub_registry.core.election", "LEADER_TRANSITIONS"),
     "request": ("tensorhub_rollout.core.transitions", "REQUEST_TRANSITIONS"),
+    "attempt": ("tensorhub_rollout.core.transitions", "ATTEMPT_TRANSITIONS"),
 }
 
 _MARKER: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -241,6 +243,7 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "states-lease": lambda: states_elsewhere("lease"),
     "states-leader": lambda: states_elsewhere("leader"),
     "states-request": lambda: states_elsewhere("request"),
+    "states-attempt": lambda: states_elsewhere("attempt"),
     "levels": folded_levels,
     "commands": commands,
     "events": events,
