@@ -16,7 +16,8 @@ def check(world: RolloutWorld) -> None:
     assert len(set(world.yielded)) == len(world.yielded), "nothing is yielded twice within one attachment"
     for of, written in world.responses.items():
         _check_response(of, world.seeds[of], written)
-    unanswered = set(world.opened) - world.responses.keys() - world.cancelled
+    assert world.failed.keys() <= world.poisoned, f"these failed, and nothing was wrong with them: {world.failed}"
+    unanswered = set(world.opened) - world.responses.keys() - world.cancelled - world.failed.keys()
     assert not unanswered, f"requests that nobody cancelled have no response: {sorted(unanswered)}"
 
 

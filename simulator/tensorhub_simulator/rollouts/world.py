@@ -70,6 +70,8 @@ from tensorhub_rollout.core.outcomes import (
     Submitted,
 )
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.policy.balancing import BalancingLimits, balance
+from tensorhub_rollout.policy.view import MoveAction, PlaceAction
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
     AbortCame,
@@ -132,6 +134,7 @@ class RolloutWorld:
         managers: int = 2,
         runners: int = 3,
         groups: int = 6,
+        poisoned: int = 0,
         on_update: OnUpdate = "continue",
         chances: Chances | None = None,
     ) -> None:
@@ -149,6 +152,9 @@ class RolloutWorld:
         self.ended: list[RequestId] = []
         self.yielded: list[tuple[int, RequestId]] = []
         self.done: list[RequestId] = []
+        self.poisoned: set[RequestId] = set()
+        """Requests that kill each engine that begins them."""
+        self.failed: dict[RequestId, str | None] = {}
         self.cancelled: set[RequestId] = set()
         self.responses: dict[RequestId, Written] = {}
         self.made = 0
@@ -162,6 +168,7 @@ class RolloutWorld:
         self._lost: set[tuple[str, int]] = set()
         """Runners with their lives that a leader has ever taken for lost."""
         self._groups_left = groups
+        self._poisoned = poisoned
         self._group = 0
         self._attachment, self._n = 0, 0
         for manager in self.managers:
@@ -246,6 +253,8 @@ class RolloutWorld:
                 self.opened += opened
                 for of in opened:
                     self.seeds[of] = self.random.getrandbits(30)
+                    if self._group <= self._poisoned:
+                        self.poisoned.add(of)
             case Ended(requests=requests):
                 self.ended += requests
                 self._keep_responses(requests)
@@ -277,7 +286,9 @@ class RolloutWorld:
             request = self.truth.request(of)
             assert request is not None
             assert request.end is not None
-            if request.end.payload is not None:
+            if request.end.reason == "failed":
+                self.failed[of] = request.end.error
+            elif request.end.payload is not None:
                 self.responses[of] = self.payloads[request.end.payload][request.end.index]
 
     def _follow(self, manager: ManagerProcess) -> None:
@@ -361,13 +372,12 @@ class RolloutWorld:
     def _place_some(self, manager: ManagerProcess) -> None:
         leader = manager.leader
         assert leader is not None
-        for of in [*leader.waiting()]:
-            takes = [
-                each for each in leader.instances.values() if each.takes_more and len(each.attempts) < 2 * each.slots
-            ]
-            if takes:
-                target = min(takes, key=lambda each: (len(each.attempts), each.runner))
-                self._tell_leader(manager, Place(of, target.runner))
+        for action in balance(leader.view(step=2), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
+            match action:
+                case PlaceAction(request=of, runner=runner):
+                    self._tell_leader(manager, Place(of, runner))
+                case MoveAction(request=of, target=target):
+                    self._tell_leader(manager, Withdraw(of, target))
         for placement in [*leader.placements.values()]:
             if self.random.random() < self.chances.moved:
                 self._tell_leader(manager, Withdraw(placement.request))
@@ -488,6 +498,8 @@ class RolloutWorld:
                 self._ask_leaders(runner, HeartbeatCame(name, beat))
             case Begin(attempt=attempt, tokens=tokens, sampling=sampling):
                 runner.engine[attempt] = (sampling.seed, len(tokens) // 4)
+                if core.held[attempt].assign.request in self.poisoned:
+                    self._later(runner, STEP_S / 2, partial(self.kill, runner))
                 self._note_inherited(runner, core.held[attempt].assign.request, len(tokens) // 4)
             case Stop(attempt=attempt):
                 runner.engine.pop(attempt, None)
@@ -525,7 +537,8 @@ class RolloutWorld:
             self._load(runner, newest)
         made: list[StepTokens] = []
         if not runner.is_loading and runner.loaded is not None:
-            made = [self._next_token(runner, attempt, runner.loaded) for attempt in [*runner.engine]]
+            able = [each for each in runner.engine if core.held[each].assign.request not in self.poisoned]
+            made = [self._next_token(runner, attempt, runner.loaded) for attempt in able]
         self._tell_runner(runner, EngineStepped(tuple(made)) if made else Tick())
         self._later(runner, STEP_S, lambda: self._engine_step(runner))
 

@@ -3,11 +3,22 @@
 import pytest
 
 from tensorhub_simulator.rollouts.bugs import BUGS, planted
+from tensorhub_simulator.rollouts.invariants import check
 from tensorhub_simulator.rollouts.run import first_failure, run
+from tensorhub_simulator.rollouts.world import Chances, RolloutWorld
 
 
 def test_what_must_hold_holds_under_faults() -> None:
     assert first_failure(range(1, 41)) is None
+
+
+def test_a_prompt_that_kills_each_engine_fails_alone() -> None:
+    world = RolloutWorld(3, groups=3, poisoned=1, chances=Chances(moved=0.0))
+    world.run(lambda: world.is_over, 120.0)
+    check(world)
+    assert world.failed.keys() == world.poisoned
+    assert len(world.failed) == 4
+    assert all("5 attempts one after the other made no token" in str(error) for error in world.failed.values())
 
 
 def test_one_seed_is_one_history() -> None:

@@ -65,6 +65,7 @@ from tensorhub_rollout.core.placements import Instance, OpenRequest, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
+from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 
 class LeaderLimits(msgspec.Struct, frozen=True):
@@ -85,6 +86,9 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     """So many attempts one after the other without a new token end a request as failed."""
     restarts_max: int = 3
     """After so many restarts a request goes on on the new version."""
+
+
+_AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
 
 
 class Leader:
@@ -192,6 +196,22 @@ class Leader:
         """Return the requests that may be placed now: none before all runners could report."""
         if self._has_gathered:
             yield from (of for of, each in self.requests.items() if each.is_waiting)
+
+    def view(self, step: int) -> FleetView:
+        """Return what a policy sees, in the trainer's step of this number."""
+        pending: dict[str, list[RequestId]] = {runner: [] for runner in self.instances}
+        executing: dict[str, list[RequestId]] = {runner: [] for runner in self.instances}
+        for placement in self.placements.values():
+            if placement.runner in self.instances and placement.state in _AT_WORK:
+                has_begun = self._held(placement.request) > placement.began_at
+                (executing if has_begun else pending)[placement.runner].append(placement.request)
+        instances = tuple(
+            InstanceView(
+                runner, each.slots, tuple(pending[runner]), tuple(executing[runner]), takes_more=each.takes_more
+            )
+            for runner, each in self.instances.items()
+        )
+        return FleetView(tuple(self.waiting()), instances, step)
 
     # ------------------------------------------------------------------------------------------ placing
 
@@ -317,6 +337,7 @@ class Leader:
         placement = None if request is None else request.placement
         if placement is None or placement.state not in {AttemptState.ASSIGNED, AttemptState.HELD}:
             return
+        placement.moves_to = event.target
         placement.move(AttemptTransition.WITHDRAWN)
         self._send_stop(placement)
 
@@ -340,6 +361,7 @@ class Leader:
                 # It never began: its assign was lost, and can't begin it any more.
                 placement.move(AttemptTransition.STOPPED)
                 self._over(placement)
+                self._go_on(placement)
             else:
                 placement.stopped_at = result.tokens
                 placement.asked_at = self._now
@@ -357,7 +379,13 @@ class Leader:
             return False
         placement.move(AttemptTransition.STOPPED)
         self._over(placement)
+        self._go_on(placement)
         return True
+
+    def _go_on(self, placement: Placement) -> None:
+        """Place a request where its stopped attempt was to go."""
+        if placement.moves_to is not None:
+            self._place(Place(placement.request, placement.moves_to))
 
     def _held(self, of: RequestId) -> int:
         response = self.responses.get(of)

@@ -111,9 +111,10 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """The policy: stop the attempt of a request, so that it waits again."""
+    """The policy: stop the attempt of a request; then begin one on `target`, or let it wait (None)."""
 
     request: RequestId
+    target: str | None = None
 
 
 LeaderInput = (

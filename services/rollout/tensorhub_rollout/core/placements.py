@@ -25,6 +25,8 @@ class Placement:
     stopped_at: int | None = None
     """After how many tokens of the request the runner has stopped it."""
     finished: Finished | None = None
+    moves_to: str | None = None
+    """Where its request goes once it is stopped."""
 
     def move(self, what: AttemptTransition) -> None:
         """Change the state. Raises `IllegalTransition`."""
