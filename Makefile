@@ -97,9 +97,11 @@ format: $(READY) ## put the code into its format, and mend what ruff can mend
 
 sim: $(READY) ## the production cores under SEEDS=500 seeds of simulated trouble
 	@$(BIN)/python -m tensorhub_simulator --seeds $(SEEDS)
+	@$(BIN)/python -m tensorhub_simulator.rollouts --seeds $(SEEDS)
 
 bugs: $(READY) ## each planted bug in turn: which of SEEDS=500 seeds finds it, and how
 	@$(BIN)/python -m tensorhub_simulator --bugs --seeds $(SEEDS)
+	@$(BIN)/python -m tensorhub_simulator.rollouts --bugs --seeds $(SEEDS)
 
 compose: $(READY) ## docker-compose.yml in the Docker engine of this machine: built, up, the demo, down and up again
 	@$(BIN)/python -m pytest tests/deployment/test_compose.py tests/deployment/test_compose_cluster.py -s

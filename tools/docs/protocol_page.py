@@ -1,4 +1,4 @@
-"""Writes the parts of the pages in docs/design/protocol/ that follow from the code, between their markers.
+"""Writes the parts of pages in docs/design/protocol/ and rollouts/ that follow from the code, between their markers.
 
     python -m tools.docs.protocol_page            write the pages anew
     python -m tools.docs.protocol_page --check    say what differs, and exit with 1 if anything does
@@ -37,19 +37,23 @@ from tensorhub_common.protocol.log.levels import Level
 from tools.docs.asyncapi import COMMANDS, EVENTS, example
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PROTOCOL: Final = ROOT / "docs" / "design" / "protocol"
+FOLDERS: Final = ("docs/design/protocol", "docs/design/rollouts")
 
 PACKAGES: Final = (
     "libs/common/tensorhub_common",
     "services/registry/tensorhub_registry",
     "services/planner/tensorhub_planner",
     "services/agent/tensorhub_agent",
+    "services/rollout/tensorhub_rollout",
+    "services/runner/tensorhub_runner",
 )
 """Packages whose bounds are part of the protocol. docs/reference/api.md has the SDK's own waits."""
 
 TABLES_ELSEWHERE: Final = {
     "lease": ("tensorhub_agent.leases.lease", "LEASE_TRANSITIONS"),
     "leader": ("tensorhub_registry.core.election", "LEADER_TRANSITIONS"),
+    "request": ("tensorhub_rollout.core.transitions", "REQUEST_TRANSITIONS"),
+    "attempt": ("tensorhub_rollout.core.transitions", "ATTEMPT_TRANSITIONS"),
 }
 
 _MARKER: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -238,6 +242,8 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "states-agent": lambda: states(AGENT_TRANSITIONS),
     "states-lease": lambda: states_elsewhere("lease"),
     "states-leader": lambda: states_elsewhere("leader"),
+    "states-request": lambda: states_elsewhere("request"),
+    "states-attempt": lambda: states_elsewhere("attempt"),
     "levels": folded_levels,
     "commands": commands,
     "events": events,
@@ -256,7 +262,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something differs")
     check = parser.parse_args().check
     stale = 0
-    for path in sorted(PROTOCOL.glob("*.md")):
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md")):
         page = path.read_text()
         after = generated(page)
         if not check:
@@ -264,7 +270,7 @@ def main() -> int:
             continue
         was, now = page.splitlines(keepends=True), after.splitlines(keepends=True)
         sys.stdout.writelines(
-            difflib.unified_diff(was, now, fromfile=f"docs/design/protocol/{path.name}", tofile="generated")
+            difflib.unified_diff(was, now, fromfile=path.relative_to(ROOT).as_posix(), tofile="generated")
         )
         stale += page != after
     return int(stale > 0)

@@ -83,6 +83,18 @@ class StaleSender(TensorHubError):
     """The log knows a newer incarnation of the sender, or took it for lost: it must join again."""
 
 
+class RolloutUnavailable(TensorHubError):
+    """No rollout manager answers within the bound, or another trainer has attached to the consumer since."""
+
+
+class NoInstance(TensorHubError):
+    """No instance generates, and the caller asked not to wait for one."""
+
+
+class BadPrompt(TensorHubError):
+    """A prompt can't be generated from, or its id stands for other content already."""
+
+
 class NotInThisVersion(TensorHubError):
     """The call is part of the interface, but this version of TensorHub can't do it yet."""
 

@@ -105,9 +105,12 @@ def test_links_to_files_of_the_repository_lead_to_pages_of_the_site() -> None:
     assert "- `trainer.py`" in shown(trainer.parent)
 
 
-# ------------------------------------------------------------------------------------------------ docs/design/protocol
+# ------------------------------------------------------------------------- docs/design/protocol, docs/design/rollouts
 
-PROTOCOL = {path.stem: path.read_text() for path in sorted((DOCS / "design" / "protocol").glob("*.md"))}
+PROTOCOL, ROLLOUTS = (
+    {path.stem: path.read_text() for path in sorted((links.ROOT / folder).glob("*.md"))}
+    for folder in protocol_page.FOLDERS
+)
 ANY_COMMAND = frozenset({"BadCommand", "StaleSender", "VersionUnavailable", "command.repeated"})
 
 
@@ -117,16 +120,18 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.parametrize("name", PROTOCOL)
-def test_a_page_is_as_the_code_is(name: str) -> None:
+@pytest.mark.parametrize("page", [*PROTOCOL.values(), *ROLLOUTS.values()], ids=[*PROTOCOL, *ROLLOUTS])
+def test_a_page_is_as_the_code_is(page: str) -> None:
     """After a change of a message, a transition or a bound: `make docs`."""
-    assert protocol_page.generated(PROTOCOL[name]) == PROTOCOL[name], "run: make docs"
+    assert protocol_page.generated(page) == page, "run: make docs"
 
 
 def test_every_section_and_page_is_there_and_what_is_written_by_hand_stays() -> None:
-    named = [each for page in PROTOCOL.values() for each in re.findall(r"<!-- generated: ([\w-]+) -->", page)]
+    pages = [*PROTOCOL.values(), *ROLLOUTS.values()]
+    named = [each for page in pages for each in re.findall(r"<!-- generated: ([\w-]+) -->", page)]
     assert sorted(named) == sorted(protocol_page.SECTIONS)
-    assert set(re.findall(r"\]\(([\w-]+)\.md\)", PROTOCOL["index"])) == PROTOCOL.keys() - {"index"}
+    for folder in (PROTOCOL, ROLLOUTS):
+        assert set(re.findall(r"\]\(([\w-]+)\.md\)", folder["index"])) == folder.keys() - {"index"}
     made = protocol_page.generated("before\n<!-- generated: states-agent -->\nold\n<!-- end -->\nafter\n")
     assert made.startswith("before\n<!-- generated: states-agent -->\n")
     assert made.endswith("<!-- end -->\nafter\n")
@@ -181,7 +186,9 @@ def test_outcomes_that_occur_are_those_that_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", rows(PROTOCOL["failures-log"] + PROTOCOL["failures-reads"]), ids=lambda row: row[0][:60]
+    "row",
+    rows(PROTOCOL["failures-log"] + PROTOCOL["failures-reads"] + ROLLOUTS["failures"]),
+    ids=lambda row: row[0][:60],
 )
 def test_an_interleaving_names_places_that_exist(row: list[str]) -> None:
     """What is planned is said to be so, and is not looked for."""

@@ -70,6 +70,9 @@ ERRORS_SINCE: Final[Mapping[str, Level]] = dict.fromkeys(
 )
 """Codes of errors that a command may name and an event repeats. Below its level a code counts as unknown."""
 
+ERRORS_NEVER_LOGGED: Final = frozenset({"BadPrompt", "NoInstance", "RolloutUnavailable"})
+"""Codes of rollouts, which have a log of their own. In the log of a job they count as unknown at every level."""
+
 COMMAND_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {}
 """Fields of commands that were added later, by verb and field. Below their level they count as unknown."""
 

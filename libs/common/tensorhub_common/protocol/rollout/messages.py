@@ -1,0 +1,227 @@
+"""What manager and runner say to each other over core NATS, as msgpack. docs/design/rollouts/messages.md has the rules.
+
+Core NATS loses, repeats and reorders, so every message says whose it is: the log's creation, the leader's term, the
+runner's incarnation and, for each request, its attempt.
+
+Tokens are int32 and log-probabilities float32, both little-endian and without padding, so that neither side makes an
+object for each token. Columns of a frame are int64.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
+
+TOKEN_BYTES: Final = 4
+"""Of a token, and of a log-probability."""
+ASSIGN_TOKENS_MAX: Final = 32_768
+"""Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
+
+OnUpdate = Literal["finish", "continue", "restart", "keep"]
+"""What becomes of a request when the weights of its engine change."""
+Kv = Literal["fresh", "recomputed", "kept"]
+"""Whether a token run began with a cache of its own version."""
+FinishReason = Literal["stop", "length", "failed", "restart", "superseded"]
+"""Why an attempt ended at its runner. `restart`: the weights changed, and its request asks to begin anew then.
+`superseded`: it had not begun, and its version rule no longer allows the engine's version."""
+HeldState = Literal["running", "stopped", "finished"]
+"""What a runner does with an attempt that it holds. `running` has requests that wait for a slot, too."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How tokens are drawn. `seed` is the request's own."""
+
+    tokens_max: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: Literal["processed", "temperature"] = "processed"
+
+
+class VersionRule(msgspec.Struct, frozen=True, array_like=True):
+    """On which versions a request may run: on `pinned` alone, or while at most `staleness` newer ones are published."""
+
+    pinned: int | None = None
+    staleness: int = 0
+    on_update: OnUpdate = "continue"
+
+    def allows(self, version: int, published: tuple[int, ...]) -> bool:
+        """Tell whether a request may start on `version`, where `published` are all that are published and unretired."""
+        if self.pinned is not None:
+            return version == self.pinned
+        return sum(each > version for each in published) <= self.staleness
+
+
+class TokenRun(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens from `start` on, up to the next run's, were made by one attempt on one version."""
+
+    start: int
+    version: int
+    root: str
+    instance: str
+    attempt: Attempt
+    kv: Kv = "fresh"
+
+
+class Versions(msgspec.Struct, frozen=True, array_like=True):
+    """All versions that are published and unretired, at a sequence of the job's log."""
+
+    seq: int
+    published: tuple[int, ...] = ()
+
+
+class Assign(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt to begin. Its prefix comes in parts: this one has tokens from `start` on, of `prefix` in all."""
+
+    request: RequestId
+    attempt: Attempt
+    prompt: bytes
+    sampling: Sampling
+    rule: VersionRule
+    prefix: int = 0
+    start: int = 0
+    tokens: bytes = b""
+    logprobs: bytes = b""
+    runs: tuple[TokenRun, ...] = ()
+    """Of the whole prefix."""
+
+
+class AssignRequest(msgspec.Struct, frozen=True):
+    """From the leader: begin these. `versions` is what the version rules were judged by."""
+
+    log: str
+    term: int
+    incarnation: int
+    versions: Versions
+    assigns: tuple[Assign, ...]
+
+
+class AssignResult(msgspec.Struct, frozen=True, array_like=True):
+    """How many tokens of the prefix the runner holds, or why it does not take the attempt."""
+
+    attempt: Attempt
+    held: int
+    refused: str | None = None
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """From the leader: stop some attempts, whose tokens stay at the runner, and forget others."""
+
+    log: str
+    term: int
+    incarnation: int
+    stop: tuple[Attempt, ...] = ()
+    forget: tuple[Attempt, ...] = ()
+
+
+class AbortResult(msgspec.Struct, frozen=True, array_like=True):
+    """Where a stopped attempt ended, prefix included. None: the runner does not have it, or has forgotten it."""
+
+    attempt: Attempt
+    tokens: int | None
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """An attempt ended by itself, after so many tokens of its request."""
+
+    attempt: Attempt
+    tokens: int
+    reason: FinishReason
+    error: str | None = None
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """From a runner: new tokens, one row for each attempt that has some.
+
+    `attempts`, `starts` and `counts` are columns. `tokens` and `logprobs` have the rows one behind the other.
+    """
+
+    log: str
+    incarnation: int
+    number: int
+    attempts: bytes = b""
+    """`attempt_key` of each row."""
+    starts: bytes = b""
+    counts: bytes = b""
+    tokens: bytes = b""
+    logprobs: bytes = b""
+    runs: tuple[tuple[Attempt, TokenRun], ...] = ()
+    """The runs that begin in this frame, with the attempts of their rows: a prefix has runs of earlier attempts."""
+    finished: tuple[Finished, ...] = ()
+
+
+class FrameResult(msgspec.Struct, frozen=True):
+    """From the leader: what it took of a frame."""
+
+    term: int
+    number: int
+    resend: tuple[tuple[Attempt, int], ...] = ()
+    """Attempts of which the leader holds less than the frame builds on, with what it holds."""
+    wants_report: bool = False
+    """The frame has an attempt that the leader does not know."""
+
+
+class HeldAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt at a runner. `tokens` counts the prefix."""
+
+    request: RequestId
+    attempt: Attempt
+    tokens: int
+    state: HeldState
+
+
+class Report(msgspec.Struct, frozen=True):
+    """From a runner: all attempts that it holds."""
+
+    log: str
+    incarnation: int
+    held: tuple[HeldAttempt, ...]
+
+
+class ReportResult(msgspec.Struct, frozen=True):
+    """From the leader: the attempts to forget, and from where on it wants the tokens of the others."""
+
+    term: int
+    forget: tuple[Attempt, ...]
+    resend: tuple[tuple[Attempt, int], ...] = ()
+
+
+class RunnerHeartbeat(msgspec.Struct, frozen=True):
+    """From a runner, every `beat_s`."""
+
+    log: str
+    incarnation: int
+    steps: int
+    """Steps of the engine since it began: they stand still while it hangs."""
+    slots: int
+    """How many requests it runs at once."""
+    version: int | None
+    """The version in the engine's memory; None: none yet, or it is being changed."""
+    is_leaving: bool = False
+    """A notice of preemption came: it takes no new request."""
+
+
+class HeartbeatResult(msgspec.Struct, frozen=True):
+    """From the leader."""
+
+    term: int
+    versions: Versions
+    wants_report: bool = False
+
+
+_TERM_SHIFT: Final = 32
+
+
+def attempt_key(attempt: Attempt) -> int:
+    """Return an attempt as one number, in the order of attempts. Raises ValueError for one beyond int64."""
+    if attempt.term >> 31 or attempt.n >> _TERM_SHIFT:
+        raise ValueError(f"{attempt} does not fit a frame: terms end at 2^31 and numbers at 2^32")
+    return attempt.term << _TERM_SHIFT | attempt.n
+
+
+def attempt_of(key: int) -> Attempt:
+    """Return the attempt of a key."""
+    return Attempt(key >> _TERM_SHIFT, key & ((1 << _TERM_SHIFT) - 1))

@@ -1,0 +1,6 @@
+"""What a rollout manager decides: the fold of a job's rollouts and its states. Pure.
+
+`app` imports it, and the simulator drives it.
+
+Seams: `fold`, `outcomes`, `state`, `transitions`.
+"""

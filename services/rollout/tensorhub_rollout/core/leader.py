@@ -1,0 +1,716 @@
+"""What the leading manager of a job does: places requests, collects their tokens, and ends them. Pure.
+
+It begins once its `lead` is folded, with nothing but the state of the log, and asks runners what they hold. It decides
+no placement by itself: a policy says `Place` and `Withdraw`, and what no rule allows is not done.
+
+Invariants (`check`):
+- A request has at most one attempt that is not over. Tokens count only of that one, at the place that is held.
+- An attempt that this leader makes is higher than all that it knows of the request.
+- The runner of an earlier attempt forgets it only after a later one is confirmed, or the request has ended.
+- What a runner has, the leader tells it to forget, or holds it in `placements`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import Attempt, ManagerEndReason, RequestEnded, RequestId, TokensKept
+from tensorhub_common.protocol.rollout.messages import (
+    TOKEN_BYTES,
+    AbortRequest,
+    Assign,
+    AssignRequest,
+    Finished,
+    Frame,
+    FrameResult,
+    HeartbeatResult,
+    HeldAttempt,
+    Report,
+    ReportResult,
+    TokenRun,
+    Versions,
+    attempt_of,
+)
+from tensorhub_rollout.core.leader_events import (
+    AbortAnswered,
+    AnswerFrame,
+    AnswerHeartbeat,
+    AnswerReport,
+    AssignAnswered,
+    BusChanged,
+    EntryFolded,
+    FrameCame,
+    HeartbeatCame,
+    InstanceLost,
+    LeaderEffect,
+    LeaderInput,
+    LoadPrefix,
+    LoadPrompt,
+    Place,
+    PrefixLoaded,
+    PromptLoaded,
+    ReportCame,
+    SendAbort,
+    SendAssign,
+    StoreEnd,
+    StoreTokens,
+    StoringFailed,
+    VersionsSeen,
+    Withdraw,
+)
+from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitted
+from tensorhub_rollout.core.placements import Instance, OpenRequest, Placement
+from tensorhub_rollout.core.responses import Response, TokensDiffer
+from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
+from tensorhub_rollout.policy.view import FleetView, InstanceView
+
+
+class LeaderLimits(msgspec.Struct, frozen=True):
+    """The bounds of a leader; times in seconds."""
+
+    silence_s: float = 0.5
+    """A runner that says nothing for so long is lost."""
+    stall_s: float = 60.0
+    """So is one whose engine makes no step for so long, though it has work."""
+    gather_s: float = 1.0
+    """So long a new leader waits for reports before it places anything."""
+    resend_s: float = 0.25
+    """What was not answered is asked again."""
+    checkpoint_s: float = 2.0
+    assign_tokens_max: int = 32_768
+    """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
+    attempts_max: int = 5
+    """So many attempts one after the other without a new token end a request as failed."""
+    restarts_max: int = 3
+    """After so many restarts a request goes on on the new version."""
+
+
+_AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
+
+
+class Leader:
+    """The leader of one job under one term."""
+
+    def __init__(self, state: RolloutState, log: str, limits: LeaderLimits, now: float) -> None:
+        """Begin; `state` is folded up to this leader's `lead`, and stays folded by the driver."""
+        self.state, self.log, self.term, self.limits = state, log, state.term, limits
+        self.instances: dict[str, Instance] = {}
+        self.placements: dict[Attempt, Placement] = {}
+        """All attempts that are not over."""
+        self.requests: dict[RequestId, OpenRequest] = {}
+        self.responses: dict[RequestId, Response] = {}
+        """Tokens of open requests, as far as this leader has them."""
+        self.versions = Versions(0)
+        self._effects: list[LeaderEffect] = []
+        self._n = 0
+        self._listening_since = now
+        self._gathered_at = now + limits.gather_s
+        self._has_gathered = False
+        self._checkpointed_at = now
+        self._is_connected = True
+        self._now = now
+        for of, _, request in state.requests():
+            if request.state is RequestState.OPEN:
+                self.requests[of] = OpenRequest()
+        self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
+            AbortAnswered: self._abort_answered,
+            AssignAnswered: self._assign_answered,
+            BusChanged: self._bus_changed,
+            EntryFolded: self._entry_folded,
+            FrameCame: self._frame,
+            HeartbeatCame: self._heartbeat,
+            Place: self._place,
+            PrefixLoaded: self._prefix_loaded,
+            PromptLoaded: self._prompt_loaded,
+            ReportCame: self._report,
+            StoringFailed: self._storing_failed,
+            VersionsSeen: self._versions_seen,
+            Withdraw: self._withdraw,
+        }
+
+    # ------------------------------------------------------------------------------------------ machine
+
+    def handle(self, event: LeaderInput, now: float) -> list[LeaderEffect]:
+        """Take one event and say what to do."""
+        # Where this process was not running, that it heard nothing says nothing.
+        was_away = now - self._now > self.limits.silence_s / 2
+        self._now = now
+        if was_away:
+            self._listen_anew()
+        if not isinstance(event, Tick):
+            self._handlers[type(event)](event)
+        self._on_time()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def deadline(self) -> float | None:
+        """Return when time alone changes something."""
+        limits = self.limits
+        times = [self._checkpointed_at + limits.checkpoint_s]
+        for each in self.instances.values():
+            times.append(max(each.heard_at, self._listening_since) + limits.silence_s)
+            if each.asked_to_forget_at is not None:
+                times.append(each.asked_to_forget_at + limits.resend_s)
+        times += [each.asked_at + limits.resend_s for each in self.placements.values() if each.asked_at is not None]
+        return min(times)
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        open_ = {of for of, _, request in self.state.requests() if request.state is RequestState.OPEN}
+        assert self.requests.keys() == open_
+        assert self.responses.keys() <= open_
+        live = {each.placement.attempt for each in self.requests.values() if each.placement is not None}
+        assert live == self.placements.keys()
+        for attempt, placement in self.placements.items():
+            assert placement.attempt == attempt
+            assert placement.state is not AttemptState.OVER
+            instance = self.instances.get(placement.runner)
+            assert placement.state is AttemptState.COMPLETE or (instance is not None and attempt in instance.attempts)
+        for instance in self.instances.values():
+            assert instance.attempts <= self.placements.keys()
+            assert not instance.attempts & instance.to_forget.keys()
+
+    def _bus_changed(self, event: BusChanged) -> None:
+        self._is_connected = event.is_connected
+        self._listen_anew()
+
+    def _versions_seen(self, event: VersionsSeen) -> None:
+        self.versions = event.versions
+
+    def _storing_failed(self, event: StoringFailed) -> None:
+        for each in event.requests:
+            self._store_end(each)
+
+    def _listen_anew(self) -> None:
+        """Begin a whole window of silence anew, and of gathering if that was not over."""
+        if not self._has_gathered:
+            self._gathered_at = self._now + self.limits.gather_s
+        self._listening_since = self._now
+
+    # ------------------------------------------------------------------------------------------ questions
+
+    def waiting(self) -> Iterator[RequestId]:
+        """Return the requests that may be placed now: none before all runners could report."""
+        if self._has_gathered:
+            yield from (of for of, each in self.requests.items() if each.is_waiting)
+
+    def view(self, step: int) -> FleetView:
+        """Return what a policy sees, in the trainer's step of this number."""
+        pending: dict[str, list[RequestId]] = {runner: [] for runner in self.instances}
+        executing: dict[str, list[RequestId]] = {runner: [] for runner in self.instances}
+        for placement in self.placements.values():
+            if placement.runner in self.instances and placement.state in _AT_WORK:
+                has_begun = self._held(placement.request) > placement.began_at
+                (executing if has_begun else pending)[placement.runner].append(placement.request)
+        instances = tuple(
+            InstanceView(
+                runner, each.slots, tuple(pending[runner]), tuple(executing[runner]), takes_more=each.takes_more
+            )
+            for runner, each in self.instances.items()
+        )
+        return FleetView(tuple(self.waiting()), instances, step)
+
+    # ------------------------------------------------------------------------------------------ placing
+
+    def _place(self, event: Place) -> None:
+        of, runner = event.request, event.runner
+        request, instance = self.requests.get(of), self.instances.get(runner)
+        if not self._has_gathered or request is None or not request.is_waiting:
+            return
+        if instance is None or not instance.takes_more:
+            return
+        self._n += 1
+        response = self.responses.get(of)
+        attempt = Attempt(self.term, self._n)
+        began_at = self._stored_count(of) if response is None else response.count
+        request.placement = Placement(of, attempt, runner, began_at)
+        self.placements[attempt] = request.placement
+        instance.attempts.add(attempt)
+        if response is None and began_at:
+            self._effects.append(LoadPrefix(of))
+            return
+        self.responses.setdefault(of, Response())
+        self._effects.append(LoadPrompt(of))
+
+    def _stored_count(self, of: RequestId) -> int:
+        stored = self.state.request(of)
+        return 0 if stored is None else stored.kept
+
+    def _prefix_loaded(self, event: PrefixLoaded) -> None:
+        request = self.requests.get(event.request)
+        if request is None or request.placement is None or event.request in self.responses:
+            return
+        stored = self.state.request(event.request)
+        attempt = None if stored is None else stored.attempt
+        self.responses[event.request] = Response(
+            bytearray(event.tokens), bytearray(event.logprobs), list(event.runs), attempt
+        )
+        self._effects.append(LoadPrompt(event.request))
+
+    def _prompt_loaded(self, event: PromptLoaded) -> None:
+        request = self.requests.get(event.request)
+        if request is None or request.placement is None:
+            return
+        placement = request.placement
+        if placement.state is AttemptState.PREPARED:
+            placement.move(AttemptTransition.LOADED)
+            reason = self.responses[event.request].ends_by(event.sampling)
+            if reason is not None:
+                # Its runner was lost before it could say so.
+                response = self.responses[event.request]
+                request.ending = RequestEnded(event.request, response.attempt, reason, response.count)
+            version = self.instances[placement.runner].version
+            if reason is not None or version is None or not event.rule.allows(version, self.versions.published):
+                placement.move(AttemptTransition.REFUSED)
+                self._over(placement)
+                if reason is not None:
+                    self._store_end(event.request)
+                return
+        if placement.state is AttemptState.ASSIGNED:
+            self._send_assign(placement, event)
+
+    def _send_assign(self, placement: Placement, said: PromptLoaded) -> None:
+        """Send the part of the prefix behind what the runner has confirmed."""
+        instance, response = self.instances[placement.runner], self.responses[placement.request]
+        room = max(1, self.limits.assign_tokens_max - len(said.prompt) // TOKEN_BYTES)
+        first = TOKEN_BYTES * placement.confirmed
+        last = min(TOKEN_BYTES * (placement.confirmed + room), TOKEN_BYTES * placement.began_at)
+        rule = said.rule
+        if self.requests[placement.request].restarts >= self.limits.restarts_max and rule.on_update == "restart":
+            rule = msgspec.structs.replace(rule, on_update="continue")
+        assign = Assign(
+            placement.request,
+            placement.attempt,
+            said.prompt,
+            said.sampling,
+            rule,
+            placement.began_at,
+            placement.confirmed,
+            bytes(response.tokens[first:last]),
+            bytes(response.logprobs[first:last]),
+            tuple(response.runs),
+        )
+        placement.asked_at = self._now
+        request = AssignRequest(self.log, self.term, instance.incarnation, self.versions, (assign,))
+        self._effects.append(SendAssign(placement.runner, request))
+
+    def _assign_answered(self, event: AssignAnswered) -> None:
+        if not self._is_known(event.runner, event.incarnation):
+            return
+        for result in event.results:
+            placement = self.placements.get(result.attempt)
+            if placement is None or placement.runner != event.runner or placement.state is not AttemptState.ASSIGNED:
+                continue
+            if result.refused is not None:
+                placement.move(AttemptTransition.REFUSED)
+                self._over(placement)
+            elif result.held >= placement.began_at:
+                self._confirmed(placement)
+            else:
+                placement.confirmed = max(placement.confirmed, result.held)
+                self._effects.append(LoadPrompt(placement.request))
+
+    def _confirmed(self, placement: Placement) -> None:
+        placement.move(AttemptTransition.CONFIRMED)
+        placement.asked_at = None
+        self._forget_earlier(placement.request)
+
+    def _forget_earlier(self, of: RequestId) -> None:
+        """Let the runners of earlier attempts forget what a later one holds."""
+        request = self.requests[of]
+        for attempt, runner in request.unforgotten.items():
+            self._forget(runner, attempt)
+        request.unforgotten.clear()
+
+    def _forget(self, runner: str, attempt: Attempt) -> None:
+        instance = self.instances.get(runner)
+        if instance is not None:
+            instance.to_forget[attempt] = None
+
+    # ------------------------------------------------------------------------------------------ stopping
+
+    def _withdraw(self, event: Withdraw) -> None:
+        request = self.requests.get(event.request)
+        placement = None if request is None else request.placement
+        if placement is None or placement.state not in {AttemptState.ASSIGNED, AttemptState.HELD}:
+            return
+        placement.moves_to = event.target
+        placement.move(AttemptTransition.WITHDRAWN)
+        self._send_stop(placement)
+
+    def _send_stop(self, placement: Placement) -> None:
+        placement.asked_at = self._now
+        instance = self.instances[placement.runner]
+        stop = AbortRequest(self.log, self.term, instance.incarnation, stop=(placement.attempt,))
+        self._effects.append(SendAbort(placement.runner, stop))
+
+    def _abort_answered(self, event: AbortAnswered) -> None:
+        instance = self._is_known(event.runner, event.incarnation)
+        if instance is None:
+            return
+        for attempt in event.forgotten:
+            instance.to_forget.pop(attempt, None)
+        for result in event.stopped:
+            placement = self.placements.get(result.attempt)
+            if placement is None or placement.runner != event.runner or placement.state is not AttemptState.STOPPING:
+                continue
+            if result.tokens is None:
+                # It never began: its assign was lost, and can't begin it any more.
+                placement.move(AttemptTransition.STOPPED)
+                self._over(placement)
+                self._go_on(placement)
+            else:
+                placement.stopped_at = result.tokens
+                placement.asked_at = self._now
+                self._look_whether_over(placement)
+
+    def _look_whether_over(self, placement: Placement) -> bool:
+        """End the attempt if all of its tokens are here; tell whether it ended."""
+        if placement.state is AttemptState.COMPLETE:
+            return True
+        held = self._held(placement.request)
+        if placement.finished is not None and held >= placement.finished.tokens:
+            self._finished(placement, placement.finished)
+            return True
+        if placement.state is not AttemptState.STOPPING or placement.stopped_at is None or held < placement.stopped_at:
+            return False
+        placement.move(AttemptTransition.STOPPED)
+        self._over(placement)
+        self._go_on(placement)
+        return True
+
+    def _go_on(self, placement: Placement) -> None:
+        """Place a request where its stopped attempt was to go."""
+        if placement.moves_to is not None:
+            self._place(Place(placement.request, placement.moves_to))
+
+    def _held(self, of: RequestId) -> int:
+        response = self.responses.get(of)
+        return 0 if response is None else response.count
+
+    def _finished(self, placement: Placement, finished: Finished) -> None:
+        match finished.reason:
+            case "stop" | "length":
+                placement.move(AttemptTransition.COMPLETED)
+                placement.asked_at = None
+                self._store_end(placement.request)
+            case "restart" | "superseded" | "failed":
+                if placement.state is AttemptState.HELD:
+                    placement.move(AttemptTransition.WITHDRAWN)
+                placement.move(AttemptTransition.STOPPED)
+                if finished.reason == "restart":
+                    self.requests[placement.request].restarts += 1
+                    self.responses[placement.request] = Response(attempt=placement.attempt)
+                self._over(placement, finished.error if finished.reason == "failed" else None)
+                if finished.reason == "restart":
+                    # Nobody wants its tokens again.
+                    self.requests[placement.request].unforgotten.pop(placement.attempt, None)
+                    self._forget(placement.runner, placement.attempt)
+
+    def _store_end(self, of: RequestId) -> None:
+        """Have the end of a request written; where it was written already, the log takes the first."""
+        request = self.requests.get(of)
+        if request is None:
+            return
+        response, ended = self.responses.setdefault(of, Response()), request.ending
+        placement = request.placement
+        if placement is not None and placement.state is AttemptState.COMPLETE and placement.finished is not None:
+            reason: ManagerEndReason = "stop" if placement.finished.reason == "stop" else "length"
+            ended = RequestEnded(of, placement.attempt, reason, response.count)
+        if ended is not None:
+            self._effects.append(
+                StoreEnd(ended, bytes(response.tokens), bytes(response.logprobs), tuple(response.runs))
+            )
+
+    def _over(self, placement: Placement, failure: str | None = None) -> None:
+        """An attempt is over and its request waits again; after too many failures without a new token it ends."""
+        of = placement.request
+        self._drop(placement)
+        request = self.requests[of]
+        request.placement = None
+        request.unforgotten[placement.attempt] = placement.runner
+        held = self._held(of)
+        if held > placement.began_at:
+            request.fruitless = 0
+        elif failure is not None:
+            request.fruitless += 1
+        if request.fruitless >= self.limits.attempts_max:
+            error = f"{request.fruitless} attempts one after the other made no token; the last one: {failure}"
+            request.ending = RequestEnded(of, placement.attempt, "failed", held, error)
+            self._store_end(of)
+
+    def _drop(self, placement: Placement) -> None:
+        del self.placements[placement.attempt]
+        instance = self.instances.get(placement.runner)
+        if instance is not None:
+            instance.attempts.discard(placement.attempt)
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    def _entry_folded(self, event: EntryFolded) -> None:
+        match event.outcome:
+            case Submitted(opened=opened):
+                for of in opened:
+                    self.requests[of] = OpenRequest()
+            case Ended(requests=gone) | Cancelled(requests=gone) | Attached(dropped=gone):
+                for of in gone:
+                    self._close(of)
+            case _:
+                pass
+
+    def _close(self, of: RequestId) -> None:
+        """The log has the request's end: whoever has an attempt of it forgets it."""
+        request = self.requests.pop(of)
+        self.responses.pop(of, None)
+        for attempt, runner in request.unforgotten.items():
+            self._forget(runner, attempt)
+        placement = request.placement
+        if placement is not None:
+            placement.move(AttemptTransition.CLOSED)
+            self._drop(placement)
+            self._forget(placement.runner, placement.attempt)
+
+    # ------------------------------------------------------------------------------------------ runners
+
+    def _is_known(self, runner: str, incarnation: int) -> Instance | None:
+        """Return the instance if this is its incarnation on record, and note that it lives."""
+        instance = self.instances.get(runner)
+        if instance is None or instance.incarnation != incarnation:
+            return None
+        instance.heard_at = self._now
+        return instance
+
+    def _heartbeat(self, event: HeartbeatCame) -> None:
+        runner, beat = event.runner, event.beat
+        instance = self.instances.get(runner)
+        if beat.log != self.log or (instance is not None and beat.incarnation < instance.incarnation):
+            return
+        if instance is not None and beat.incarnation > instance.incarnation:
+            self._lose(instance, "it began anew")
+            instance = None
+        if instance is None:
+            instance = self.instances[runner] = Instance(runner, beat.incarnation, self._now, stepped_at=self._now)
+        if beat.steps != instance.steps or not instance.attempts:
+            instance.stepped_at = self._now
+        instance.heard_at, instance.steps, instance.slots = self._now, beat.steps, beat.slots
+        instance.version, instance.is_leaving = beat.version, beat.is_leaving
+        self._effects.append(AnswerHeartbeat(HeartbeatResult(self.term, self.versions, not instance.has_reported)))
+
+    def _report(self, event: ReportCame) -> None:
+        runner, report = event.runner, event.report
+        instance = self._is_known(runner, report.incarnation)
+        if report.log != self.log or instance is None:
+            return
+        forget, resend = [], []
+        for held in report.held:
+            request = self.requests.get(held.request)
+            if request is None or held.attempt in instance.to_forget or self._is_outdated(request, held):
+                forget.append(held.attempt)
+            elif (placement := self._placement_of(runner, request, held)) is not None:
+                resend.append((held.attempt, self._held(held.request)))
+                self._look_whether_over(placement)
+        instance.has_reported = True
+        self._forget_unreported(instance, report)
+        self._effects.append(AnswerReport(ReportResult(self.term, tuple(forget), tuple(resend))))
+
+    def _is_outdated(self, request: OpenRequest, held: HeldAttempt) -> bool:
+        """Tell whether a later attempt has all that this one has."""
+        placement, highest = request.placement, self._highest(held.request)
+        if highest is not None and held.attempt < highest:
+            return True
+        if placement is None or held.attempt >= placement.attempt:
+            return False
+        return placement.state not in {AttemptState.PREPARED, AttemptState.ASSIGNED}
+
+    def _placement_of(self, runner: str, request: OpenRequest, held: HeldAttempt) -> Placement | None:
+        """Return the placement of an attempt, adopting it where nothing later is known; None: it stays as it is."""
+        placement = request.placement
+        if placement is not None and placement.attempt == held.attempt:
+            if placement.state is AttemptState.ASSIGNED:
+                self._confirmed(placement)
+            return placement
+        if placement is not None and placement.attempt > held.attempt:
+            request.unforgotten[held.attempt] = runner
+            return None
+        response = self.responses.get(held.request)
+        is_here = response is not None and response.attempt == held.attempt and response.count >= held.tokens
+        if request.ending is not None or (held.state == "stopped" and is_here):
+            request.unforgotten[held.attempt] = runner
+            return None
+        return self._adopt(runner, request, held)
+
+    def _highest(self, of: RequestId) -> Attempt | None:
+        stored, response = self.state.request(of), self.responses.get(of)
+        known = [
+            each
+            for each in (None if stored is None else stored.attempt, None if response is None else response.attempt)
+            if each is not None
+        ]
+        return max(known, default=None)
+
+    def _adopt(self, runner: str, request: OpenRequest, held: HeldAttempt) -> Placement:
+        before = request.placement
+        if before is not None:
+            before.move(AttemptTransition.CLOSED)
+            self._drop(before)
+            self._forget(before.runner, before.attempt)
+        response = self.responses.get(held.request)
+        if response is None or response.attempt != held.attempt:
+            self.responses[held.request] = Response(attempt=held.attempt)
+        placement = Placement(held.request, held.attempt, runner, self._held(held.request))
+        placement.move(AttemptTransition.ADOPTED)
+        request.placement = self.placements[held.attempt] = placement
+        request.unforgotten.pop(held.attempt, None)
+        self.instances[runner].attempts.add(held.attempt)
+        if held.state == "stopped":
+            placement.move(AttemptTransition.WITHDRAWN)
+            placement.stopped_at = held.tokens
+        return placement
+
+    def _forget_unreported(self, instance: Instance, report: Report) -> None:
+        """What a runner was to have and does not report never came, or is gone."""
+        reported = {each.attempt for each in report.held}
+        for attempt in [*instance.to_forget]:
+            if attempt not in reported:
+                del instance.to_forget[attempt]
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    def _frame(self, event: FrameCame) -> None:
+        runner, frame = event.runner, event.frame
+        instance = self._is_known(runner, frame.incarnation)
+        if frame.log != self.log:
+            return
+        if instance is None:
+            self._effects.append(AnswerFrame(FrameResult(self.term, frame.number, wants_report=True)))
+            return
+        finished = []
+        for each in frame.finished:
+            placement = self.placements.get(each.attempt)
+            if placement is not None and placement.runner == runner:
+                # Before the tokens: with the last of them the attempt is over.
+                placement.finished = each
+                finished.append(placement)
+        resend, is_unknown = self._take_rows(instance, frame)
+        for placement in finished:
+            if placement.attempt in self.placements and not self._look_whether_over(placement):
+                resend.append((placement.attempt, self._held(placement.request)))
+        self._effects.append(AnswerFrame(FrameResult(self.term, frame.number, tuple(resend), is_unknown)))
+
+    def _take_rows(self, instance: Instance, frame: Frame) -> tuple[list[tuple[Attempt, int]], bool]:
+        """Take the rows of a frame; return what to send again, and whether an attempt is unknown."""
+        resend: list[tuple[Attempt, int]] = []
+        is_unknown = False
+        runs: dict[Attempt, list[TokenRun]] = {}
+        for attempt, run in frame.runs:
+            runs.setdefault(attempt, []).append(run)
+        tokens, logprobs, at = memoryview(frame.tokens), memoryview(frame.logprobs), 0
+        columns = (memoryview(column).cast("q") for column in (frame.attempts, frame.starts, frame.counts))
+        for key, start, count in zip(*columns, strict=True):
+            attempt, end = attempt_of(key), at + TOKEN_BYTES * count
+            placement = self.placements.get(attempt)
+            if placement is None or placement.runner != instance.runner:
+                is_unknown = is_unknown or attempt not in instance.to_forget
+            elif not self._take(placement, start, tokens[at:end], logprobs[at:end], runs.get(attempt, ())):
+                resend.append((attempt, self.responses[placement.request].count))
+            at = end
+        return resend, is_unknown
+
+    def _take(
+        self, placement: Placement, start: int, tokens: memoryview, logprobs: memoryview, runs: Iterable[TokenRun]
+    ) -> bool:
+        if placement.state is AttemptState.ASSIGNED:
+            # It could not make tokens without the whole prefix.
+            self._confirmed(placement)
+        if placement.state is AttemptState.COMPLETE:
+            return True
+        response = self.responses[placement.request]
+        try:
+            if not response.take(start, tokens, logprobs):
+                return False
+        except TokensDiffer as why:
+            self._lose(self.instances[placement.runner], str(why))
+            return True
+        response.attempt = placement.attempt
+        for run in runs:
+            if run.start < response.count:
+                response.add_run(run)
+        self._look_whether_over(placement)
+        return True
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def _on_time(self) -> None:
+        limits = self.limits
+        if not self._has_gathered and self._is_connected and self._now >= self._gathered_at:
+            self._has_gathered = all(each.has_reported for each in self.instances.values())
+        if self._is_connected:
+            for instance in [*self.instances.values()]:
+                if self._now - max(instance.heard_at, self._listening_since) >= limits.silence_s:
+                    self._lose(instance, f"it was silent for {limits.silence_s:g} s")
+                elif (
+                    instance.attempts and self._now - max(instance.stepped_at, self._listening_since) >= limits.stall_s
+                ):
+                    self._lose(instance, f"its engine made no step for {limits.stall_s:g} s")
+        for placement in [*self.placements.values()]:
+            if placement.asked_at is not None and self._now - placement.asked_at >= limits.resend_s:
+                self._ask_again(placement)
+        for instance in self.instances.values():
+            self._ask_to_forget(instance)
+        if self._now - self._checkpointed_at >= limits.checkpoint_s:
+            self._checkpointed_at = self._now
+            self._checkpoint()
+
+    def _ask_again(self, placement: Placement) -> None:
+        placement.asked_at = self._now
+        if placement.state is AttemptState.ASSIGNED:
+            self._effects.append(LoadPrompt(placement.request))
+        elif placement.state is AttemptState.STOPPING:
+            self._send_stop(placement)
+
+    def _ask_to_forget(self, instance: Instance) -> None:
+        if not instance.to_forget:
+            instance.asked_to_forget_at = None
+        elif instance.asked_to_forget_at is None or self._now - instance.asked_to_forget_at >= self.limits.resend_s:
+            instance.asked_to_forget_at = self._now
+            forget = AbortRequest(self.log, self.term, instance.incarnation, forget=tuple(instance.to_forget))
+            self._effects.append(SendAbort(instance.runner, forget))
+
+    def _lose(self, instance: Instance, reason: str) -> None:
+        """Take an instance for lost: its requests go on elsewhere from what is held."""
+        if self.instances.pop(instance.runner, None) is None:
+            return
+        self._effects.append(InstanceLost(instance.runner, reason))
+        for attempt in sorted(instance.attempts):
+            placement = self.placements[attempt]
+            if placement.state is not AttemptState.COMPLETE:
+                placement.move(AttemptTransition.LOST)
+                self._over(placement, f"{instance.runner} was lost: {reason}")
+
+    def _checkpoint(self) -> None:
+        """Have the tokens written that came since the last checkpoint."""
+        for placement in self.placements.values():
+            response, stored = self.responses.get(placement.request), self.state.request(placement.request)
+            if (
+                response is None
+                or stored is None
+                or response.attempt is None
+                or placement.state is AttemptState.COMPLETE
+            ):
+                continue
+            # Behind the place where a later attempt began, the log has other tokens.
+            is_known = stored.attempt is None or stored.attempt == response.attempt
+            start = stored.kept if is_known else min(stored.kept, placement.began_at)
+            if response.count <= start:
+                continue
+            part = TokensKept(placement.request, response.attempt, start, response.count)
+            first = TOKEN_BYTES * start
+            runs = tuple(run for run in response.runs if run.start >= start) or tuple(response.runs[-1:])
+            self._effects.append(
+                StoreTokens(
+                    placement.runner, part, bytes(response.tokens[first:]), bytes(response.logprobs[first:]), runs
+                )
+            )

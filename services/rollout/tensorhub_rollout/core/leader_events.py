@@ -1,0 +1,221 @@
+"""What a leader takes in, and what it wants done. Pure values."""
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId, TokensKept
+from tensorhub_common.protocol.rollout.messages import (
+    AbortRequest,
+    AbortResult,
+    AssignRequest,
+    AssignResult,
+    Frame,
+    FrameResult,
+    HeartbeatResult,
+    Report,
+    ReportResult,
+    RunnerHeartbeat,
+    Sampling,
+    TokenRun,
+    VersionRule,
+    Versions,
+)
+from tensorhub_rollout.core.outcomes import Outcome
+
+
+class EntryFolded(msgspec.Struct, frozen=True):
+    """The state was changed by an entry with this outcome."""
+
+    outcome: Outcome
+
+
+class HeartbeatCame(msgspec.Struct, frozen=True):
+    """A runner lives."""
+
+    runner: str
+    beat: RunnerHeartbeat
+
+
+class ReportCame(msgspec.Struct, frozen=True):
+    """A runner said what it holds."""
+
+    runner: str
+    report: Report
+
+
+class FrameCame(msgspec.Struct, frozen=True):
+    """A runner sent tokens."""
+
+    runner: str
+    frame: Frame
+
+
+class AssignAnswered(msgspec.Struct, frozen=True):
+    """A runner answered which attempts it takes."""
+
+    runner: str
+    incarnation: int
+    results: tuple[AssignResult, ...]
+
+
+class AbortAnswered(msgspec.Struct, frozen=True):
+    """A runner answered where attempts ended, and which it has forgotten."""
+
+    runner: str
+    incarnation: int
+    stopped: tuple[AbortResult, ...]
+    forgotten: tuple[Attempt, ...]
+
+
+class PrefixLoaded(msgspec.Struct, frozen=True):
+    """What checkpoints hold of a request, read from their payloads."""
+
+    request: RequestId
+    tokens: bytes
+    logprobs: bytes
+    runs: tuple[TokenRun, ...]
+
+
+class PromptLoaded(msgspec.Struct, frozen=True):
+    """What an attempt needs of a request's submission."""
+
+    request: RequestId
+    prompt: bytes
+    sampling: Sampling
+    rule: VersionRule
+
+
+class VersionsSeen(msgspec.Struct, frozen=True):
+    """The versions of the model changed."""
+
+    versions: Versions
+
+
+class BusChanged(msgspec.Struct, frozen=True):
+    """The connection to NATS came or went."""
+
+    is_connected: bool
+
+
+class StoringFailed(msgspec.Struct, frozen=True):
+    """These ends were not written, and never will be by that entry."""
+
+    requests: tuple[RequestId, ...]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The policy: begin an attempt of a waiting request there."""
+
+    request: RequestId
+    runner: str
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """The policy: stop the attempt of a request; then begin one on `target`, or let it wait (None)."""
+
+    request: RequestId
+    target: str | None = None
+
+
+LeaderInput = (
+    EntryFolded
+    | HeartbeatCame
+    | ReportCame
+    | FrameCame
+    | AssignAnswered
+    | AbortAnswered
+    | PrefixLoaded
+    | PromptLoaded
+    | VersionsSeen
+    | BusChanged
+    | StoringFailed
+    | Place
+    | Withdraw
+    | Tick
+)
+
+# ------------------------------------------------------------------------------------------------------ effects
+
+
+class SendAssign(msgspec.Struct, frozen=True):
+    """Ask a runner to begin attempts."""
+
+    runner: str
+    request: AssignRequest
+
+
+class SendAbort(msgspec.Struct, frozen=True):
+    """Ask a runner to stop attempts, or to forget them."""
+
+    runner: str
+    request: AbortRequest
+
+
+class AnswerFrame(msgspec.Struct, frozen=True):
+    """Answer the frame that came."""
+
+    result: FrameResult
+
+
+class AnswerReport(msgspec.Struct, frozen=True):
+    """Answer the report that came."""
+
+    result: ReportResult
+
+
+class AnswerHeartbeat(msgspec.Struct, frozen=True):
+    """Answer the heartbeat that came."""
+
+    result: HeartbeatResult
+
+
+class LoadPrefix(msgspec.Struct, frozen=True):
+    """Read what checkpoints hold of the request."""
+
+    request: RequestId
+
+
+class LoadPrompt(msgspec.Struct, frozen=True):
+    """Read what the submission says of the request."""
+
+    request: RequestId
+
+
+class StoreEnd(msgspec.Struct, frozen=True):
+    """Write the response, then the entry that ends its request."""
+
+    ended: RequestEnded
+    tokens: bytes
+    logprobs: bytes
+    runs: tuple[TokenRun, ...]
+
+
+class StoreTokens(msgspec.Struct, frozen=True):
+    """Write tokens of a checkpoint, then its entry."""
+
+    instance: str
+    part: TokensKept
+    tokens: bytes
+    logprobs: bytes
+    runs: tuple[TokenRun, ...]
+
+
+class InstanceLost(msgspec.Struct, frozen=True):
+    """An instance is gone, for this reason; its requests wait again."""
+
+    runner: str
+    reason: str
+
+
+LeaderEffect = (
+    SendAssign
+    | SendAbort
+    | AnswerFrame
+    | AnswerReport
+    | AnswerHeartbeat
+    | LoadPrefix
+    | LoadPrompt
+    | StoreEnd
+    | StoreTokens
+    | InstanceLost
+)

@@ -1,0 +1,80 @@
+"""Attempts and instances, as the leading manager knows them. Never written to the log."""
+
+from dataclasses import dataclass, field
+
+from tensorhub_common.catalog.transitions import transition
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
+from tensorhub_common.protocol.rollout.messages import Finished
+from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """One attempt of a request on an instance."""
+
+    request: RequestId
+    attempt: Attempt
+    runner: str
+    began_at: int
+    """How many tokens of the request were held when it was placed."""
+    state: AttemptState = AttemptState.PREPARED
+    confirmed: int = 0
+    """How many tokens of the prefix the runner has said that it holds."""
+    asked_at: float | None = None
+    """When it was last asked to begin or to stop, and did not answer since."""
+    stopped_at: int | None = None
+    """After how many tokens of the request the runner has stopped it."""
+    finished: Finished | None = None
+    moves_to: str | None = None
+    """Where its request goes once it is stopped."""
+
+    def move(self, what: AttemptTransition) -> None:
+        """Change the state. Raises `IllegalTransition`."""
+        self.state = transition(ATTEMPT_TRANSITIONS, self.state, what)
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One engine and its runner."""
+
+    runner: str
+    incarnation: int
+    heard_at: float
+    has_reported: bool = False
+    """Whether this leader knows what it holds."""
+    slots: int = 0
+    version: int | None = None
+    is_leaving: bool = False
+    steps: int = 0
+    stepped_at: float = 0.0
+    """When its engine was last seen to make a step, or to have nothing to do."""
+    attempts: set[Attempt] = field(default_factory=set)
+    """Those that are placed on it and not over."""
+    to_forget: dict[Attempt, None] = field(default_factory=dict)
+    """Attempts that it may forget and has not said that it has."""
+    asked_to_forget_at: float | None = None
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether requests may be placed on it."""
+        return self.has_reported and not self.is_leaving and self.version is not None
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """What the leader knows of an open request beside its tokens."""
+
+    placement: Placement | None = None
+    """Its one attempt that is not over."""
+    unforgotten: dict[Attempt, str] = field(default_factory=dict)
+    """Earlier attempts with their runners, which keep their tokens until a later one is confirmed."""
+    fruitless: int = 0
+    """Attempts one after the other that were lost or failed, and made no token."""
+    restarts: int = 0
+    ending: RequestEnded | None = None
+    """How it ends without another attempt: it was tried too often, or its tokens are all here."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may be placed."""
+        return self.placement is None and self.ending is None

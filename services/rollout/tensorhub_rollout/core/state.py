@@ -1,0 +1,190 @@
+"""What the log of a job's rollouts says: consumers, submissions, requests, payloads. `fold` changes it.
+
+Invariants (`check`):
+- A payload is known exactly while a submission, a kept part or an undone end names it.
+- A group has as many open and undone requests as its counts say. A submission without an undone request is gone.
+- An id belongs to one group of its consumer.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import Attempt, EndReason, RequestId
+from tensorhub_rollout.core.transitions import RequestState
+
+DONE_IDS_MAX: Final = 262_144
+"""So many ids of groups that are done are kept for each consumer, the latest."""
+
+
+class Part(msgspec.Struct):
+    """Tokens `start` to `stop` of a request in a payload of a checkpoint."""
+
+    payload: str
+    start: int
+    stop: int
+
+
+class StoredEnd(msgspec.Struct, frozen=True):
+    """How a request ended. `payload` has its response as number `index`; None: it has no token."""
+
+    seq: int
+    """The entry that ended it."""
+    reason: EndReason
+    tokens: int = 0
+    attempt: Attempt | None = None
+    payload: str | None = None
+    index: int = 0
+    error: str | None = None
+
+
+class Request(msgspec.Struct):
+    """One response that is wanted."""
+
+    group: int
+    """The index of its group in the submission."""
+    state: RequestState = RequestState.OPEN
+    attempt: Attempt | None = None
+    """The highest attempt that a checkpoint or an end has named."""
+    parts: list[Part] = []
+    """What checkpoints hold of it, in order and without a gap from token 0."""
+    end: StoredEnd | None = None
+
+    @property
+    def kept(self) -> int:
+        """How many tokens checkpoints hold."""
+        return self.parts[-1].stop if self.parts else 0
+
+
+class Group(msgspec.Struct):
+    """The requests of one prompt. `first` and `size`: which of its submission they are."""
+
+    id: str
+    digest: str
+    first: int
+    size: int
+    prompt_tokens: int
+    tokens_max: int
+    priority: int
+    version: int | None
+    is_named: bool
+    open: int
+    undone: int
+
+
+class Submission(msgspec.Struct):
+    """One `submit`: its new groups by their index in the entry, and their requests by theirs."""
+
+    consumer: str
+    payload: str
+    groups: dict[int, Group]
+    requests: dict[int, Request]
+
+
+class Consumer(msgspec.Struct):
+    """One name under which a trainer takes responses."""
+
+    model: str
+    epoch: int
+    attachment: int
+    nonce: str
+    n: int = 0
+    """The last number that the live attachment used."""
+    last_seq: int = 0
+    """The entry that had it."""
+    error: str | None = None
+    message: str | None = None
+    """With what that entry was refused."""
+    ids: dict[str, tuple[int, int]] = {}
+    """The groups that are not done, as (submission, index of the group)."""
+    done_ids: dict[str, str] = {}
+    """Digests by id of the named groups that are done, in the order in which they were."""
+    ended: dict[int, list[RequestId]] = {}
+    """What ended and is not done, by the entry that ended it."""
+
+
+class StoredPayload(msgspec.Struct):
+    """A payload that is in use, by so many."""
+
+    nbytes: int
+    uses: int = 0
+
+
+class RolloutState(msgspec.Struct):
+    """A job's rollouts at one sequence of their log."""
+
+    job: str
+    seq: int = 0
+    term: int = 0
+    manager: str = ""
+    open: int = 0
+    """How many requests are open."""
+    consumers: dict[str, Consumer] = {}
+    submissions: dict[int, Submission] = {}
+    payloads: dict[str, StoredPayload] = {}
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes of payloads are in use."""
+        return sum(each.nbytes for each in self.payloads.values())
+
+    def request(self, of: RequestId) -> Request | None:
+        """Return the request, or None: it is done and forgotten, or never was."""
+        submission = self.submissions.get(of.submission)
+        return None if submission is None else submission.requests.get(of.index)
+
+    def requests(self) -> Iterator[tuple[RequestId, Submission, Request]]:
+        """Return all that are not done."""
+        for seq, submission in self.submissions.items():
+            for index, request in submission.requests.items():
+                yield RequestId(seq, index), submission, request
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        uses: Counter[str] = Counter(each.payload for each in self.submissions.values())
+        for _, _, request in self.requests():
+            uses.update(part.payload for part in request.parts)
+            if request.end is not None and request.end.payload is not None:
+                uses[request.end.payload] += 1
+            _check_request(request)
+        assert uses == {digest: payload.uses for digest, payload in self.payloads.items()}
+        named = {}
+        for seq, submission in self.submissions.items():
+            _check_submission(submission)
+            for index, group in submission.groups.items():
+                named[(submission.consumer, group.id)] = (seq, index)
+        assert named == {(name, of): at for name, each in self.consumers.items() for of, at in each.ids.items()}
+        assert self.open == sum(request.state is RequestState.OPEN for _, _, request in self.requests())
+        ended = {of for each in self.consumers.values() for requests in each.ended.values() for of in requests}
+        assert ended == {of for of, _, request in self.requests() if request.state is RequestState.ENDED}
+
+
+def _check_request(request: Request) -> None:
+    assert request.state is not RequestState.DONE
+    assert (request.end is not None) == (request.state is RequestState.ENDED)
+    assert not request.parts or request.state is RequestState.OPEN
+    at = 0
+    for part in request.parts:
+        assert part.start == at < part.stop
+        at = part.stop
+
+
+def _check_submission(submission: Submission) -> None:
+    assert submission.groups
+    for index, group in submission.groups.items():
+        states = Counter(each.state for each in submission.requests.values() if each.group == index)
+        assert (group.open, group.undone) == (states[RequestState.OPEN], states.total())
+        assert group.undone > 0
+    assert {each.group for each in submission.requests.values()} == submission.groups.keys()
+
+
+def encode_state(state: RolloutState) -> bytes:
+    """Return the state as a snapshot holds it."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode_state(data: bytes) -> RolloutState:
+    """Read what `encode_state` wrote. Raises one of `MALFORMED` on anything else."""
+    return msgspec.msgpack.decode(data, type=RolloutState)

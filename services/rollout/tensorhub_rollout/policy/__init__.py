@@ -1,0 +1,7 @@
+"""Who generates what, and where: policies as functions of a view of the fleet. Pure.
+
+The leader checks every action, so that a policy can be slow but never wrong. `app` imports it, and the simulator drives
+it.
+
+Seams: `balancing`, `plateau`, `seeding`, `view`.
+"""

@@ -1,0 +1,81 @@
+"""RLBoost's load balance (NSDI'26, Algorithm 2): delayed join of the shortest queue, and two kinds of migration. Pure.
+
+Select: of the instances with fewer than `pending_max` pending requests (the paper's Theta) the one with the fewest gets
+the next request. Where there is none, requests wait for a completion.
+
+Migrate, continuously:
+(a) where one instance has nothing pending and another has, one request goes from the one with most pending. The target
+    must have a free slot: without it the request would be pending there, and go back.
+(b) else, where nothing is pending anywhere and one instance executes nothing, `executing - B` requests go there from
+    the one that executes most, B being its plateau (`plateau`). B is measured in the step before, so this begins with
+    the trainer's second step.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction
+
+PLATEAU_STEP_MIN: Final = 2
+
+
+class BalancingLimits(msgspec.Struct, frozen=True):
+    """The settings of the load balance."""
+
+    pending_max: int = 4
+    """So many requests may be pending on an instance (Theta)."""
+
+
+def balance(view: FleetView, limits: BalancingLimits, plateaus: Mapping[str, int]) -> tuple[Action, ...]:
+    """Return what to place, or else what to move; `plateaus`: B of each runner of which it is known.
+
+    Nothing moves in a look that places: the view of the next one has the placements.
+    """
+    placed = _select(view, limits)
+    return placed or _migrate(view, plateaus)
+
+
+def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]:
+    pending = {each.runner: len(each.pending) for each in view.instances if each.takes_more}
+    actions: list[PlaceAction] = []
+    for request in view.waiting:
+        runner = min(pending, key=lambda name: (pending[name], name), default=None)
+        if runner is None or pending[runner] >= limits.pending_max:
+            break
+        reason = f"it has the fewest pending: {pending[runner]} of at most {limits.pending_max}"
+        actions.append(PlaceAction(request, runner, reason))
+        pending[runner] += 1
+    return tuple(actions)
+
+
+def _migrate(view: FleetView, plateaus: Mapping[str, int]) -> tuple[MoveAction, ...]:
+    takers = [each for each in view.instances if each.takes_more]
+    busiest = max(view.instances, key=lambda each: (len(each.pending), each.runner), default=None)
+    if busiest is None:
+        return ()
+    if busiest.pending:
+        idle = [each for each in takers if not each.pending and each.free_slots > 0 and each.runner != busiest.runner]
+        if not idle:
+            return ()
+        target = max(idle, key=lambda each: (each.free_slots, each.runner))
+        reason = f"{busiest.runner} has {len(busiest.pending)} pending, and {target.runner} has a free slot"
+        return (MoveAction(busiest.pending[-1], busiest.runner, target.runner, reason),)
+    return _spread(view, takers, plateaus)
+
+
+def _spread(view: FleetView, takers: list[InstanceView], plateaus: Mapping[str, int]) -> tuple[MoveAction, ...]:
+    idle = min((each for each in takers if not each.executing), key=lambda each: each.runner, default=None)
+    if view.step < PLATEAU_STEP_MIN or idle is None:
+        return ()
+    fullest = max(view.instances, key=lambda each: (len(each.executing), each.runner))
+    plateau = plateaus.get(fullest.runner)
+    if plateau is None:
+        return ()
+    count = min(max(len(fullest.executing) - plateau, 0), idle.slots)
+    reason = f"{fullest.runner} executes {len(fullest.executing)}, of which {plateau} are as fast; {idle.runner} none"
+    return tuple(
+        MoveAction(request, fullest.runner, idle.runner, reason)
+        for request in fullest.executing[len(fullest.executing) - count :]
+    )

@@ -1,0 +1,55 @@
+"""What a policy sees of the fleet, and what it may do. Actions that are under way are in the view already."""
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+
+
+class InstanceView(msgspec.Struct, frozen=True):
+    """One instance. A request counts as pending from its placement until its first new token is here."""
+
+    runner: str
+    slots: int
+    """How many requests it runs at once."""
+    pending: tuple[RequestId, ...]
+    """In the order in which they were placed."""
+    executing: tuple[RequestId, ...]
+    """The same."""
+    context_tokens: int = 0
+    """Of all that it executes: prompts and tokens together."""
+    takes_more: bool = True
+    """Whether requests may be placed on it."""
+
+    @property
+    def free_slots(self) -> int:
+        """How many more requests would execute at once."""
+        return self.slots - len(self.pending) - len(self.executing)
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """The whole fleet. `waiting`: requests on no instance, in the order in which they are to be placed."""
+
+    waiting: tuple[RequestId, ...]
+    instances: tuple[InstanceView, ...]
+    step: int
+    """The trainer's step, from 1 on."""
+
+
+class PlaceAction(msgspec.Struct, frozen=True):
+    """Place a waiting request on an instance."""
+
+    request: RequestId
+    runner: str
+    reason: str
+
+
+class MoveAction(msgspec.Struct, frozen=True):
+    """Take a request from its instance, and place it on another."""
+
+    request: RequestId
+    source: str
+    target: str
+    reason: str
+
+
+Action = PlaceAction | MoveAction

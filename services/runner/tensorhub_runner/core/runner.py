@@ -1,0 +1,437 @@
+"""One runner: the attempts that it holds, their tokens, and what the leader has of them. Pure.
+
+Invariants (`check`):
+- An attempt runs only once its whole prefix is here, and begins only on a version that its rule allows.
+- Tokens of an attempt stay here until a leader says that they may be forgotten.
+- An attempt that was stopped or forgotten never begins again, however late its assign comes.
+- A token's run names the version that was in the engine's memory at that step.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import Attempt
+from tensorhub_common.protocol.rollout.messages import (
+    TOKEN_BYTES,
+    AbortResult,
+    Assign,
+    AssignRequest,
+    AssignResult,
+    Finished,
+    Frame,
+    HeldAttempt,
+    HeldState,
+    Kv,
+    Report,
+    RunnerHeartbeat,
+    TokenRun,
+    Versions,
+    attempt_key,
+)
+from tensorhub_runner.core.runner_events import (
+    AbortCame,
+    AnswerAbort,
+    AnswerAssign,
+    AssignCame,
+    Begin,
+    EngineStepped,
+    FrameAnswered,
+    HeartbeatAnswered,
+    LoadWanted,
+    PreemptionNoticed,
+    ReportAnswered,
+    RunnerEffect,
+    RunnerInput,
+    SendFrame,
+    SendHeartbeat,
+    SendReport,
+    StepTokens,
+    Stop,
+    WeightsChanging,
+    WeightsLoaded,
+)
+
+
+class RunnerLimits(msgspec.Struct, frozen=True):
+    """The bounds of a runner; times in seconds."""
+
+    slots: int = 64
+    """So many requests run at once."""
+    held_max: int = 1024
+    """Limit of the attempts that it holds; what is assigned beyond is refused."""
+    flush_s: float = 0.05
+    """New tokens are sent so often."""
+    heartbeat_s: float = 0.1
+    resend_s: float = 0.25
+    """What was not answered is sent again."""
+    frames_ahead_max: int = 8
+    """So many frames may be without an answer."""
+    ended_kept_max: int = 65_536
+    """So many attempts that ended are remembered, the latest, so that no late assign begins one again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One attempt."""
+
+    assign: Assign
+    tokens: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
+    runs: list[TokenRun] = field(default_factory=list)
+    is_running: bool = False
+    is_stopped: bool = False
+    finished: Finished | None = None
+    is_finish_sent: bool = False
+    sent: int = 0
+    """How many tokens are sent or need not be."""
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole prefix is here."""
+        return self.count >= self.assign.prefix
+
+    @property
+    def waits(self) -> bool:
+        return self.is_whole and not (self.is_running or self.is_stopped or self.finished is not None)
+
+    @property
+    def state(self) -> HeldState:
+        if self.finished is not None:
+            return "finished"
+        return "stopped" if self.is_stopped else "running"
+
+
+class Runner:
+    """The runner of one engine under one incarnation."""
+
+    def __init__(self, name: str, log: str, incarnation: int, limits: RunnerLimits, now: float) -> None:
+        """Hold nothing yet."""
+        self.name, self.log, self.incarnation, self.limits = name, log, incarnation, limits
+        self.term = 0
+        """The highest that was heard."""
+        self.version: int | None = None
+        """What is in the engine's memory; None while it changes."""
+        self.root = ""
+        self.versions = Versions(0)
+        self.steps = 0
+        self.is_leaving = False
+        self.wants_load = False
+        self.held: dict[Attempt, _Held] = {}
+        self._ended: dict[Attempt, None] = {}
+        self._frame = 0
+        self._unanswered: dict[int, tuple[float, list[tuple[Attempt, int]]]] = {}
+        """Frames without an answer: when each was sent, and where its rows began."""
+        self._flushed_at = self._beaten_at = now - 3600.0
+        self._effects: list[RunnerEffect] = []
+        self._now = now
+        self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
+            AbortCame: self._abort,
+            AssignCame: self._assign,
+            EngineStepped: self._stepped,
+            FrameAnswered: self._frame_answered,
+            HeartbeatAnswered: self._heartbeat_answered,
+            LoadWanted: self._load_wanted,
+            PreemptionNoticed: self._preemption_noticed,
+            ReportAnswered: self._report_answered,
+            WeightsChanging: self._weights_changing,
+            WeightsLoaded: self._weights_loaded,
+        }
+
+    # ------------------------------------------------------------------------------------------ machine
+
+    def handle(self, event: RunnerInput, now: float) -> list[RunnerEffect]:
+        """Take one event and say what to do. `Begin` and `Stop` come before the next step of the engine."""
+        self._now = now
+        if not isinstance(event, Tick):
+            self._handlers[type(event)](event)
+        self._begin_waiting()
+        self._on_time()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def deadline(self) -> float | None:
+        """Return when time alone changes something."""
+        times = [self._beaten_at + self.limits.heartbeat_s]
+        if self._has_news():
+            times.append(self._flushed_at + self.limits.flush_s)
+        times += [sent_at + self.limits.resend_s for sent_at, _ in self._unanswered.values()]
+        return min(times)
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant does not hold."""
+        running = [each for each in self.held.values() if each.is_running]
+        assert len(running) <= self.limits.slots
+        assert all(each.is_whole and each.finished is None and not each.is_stopped for each in running)
+        assert not self.held.keys() & self._ended.keys()
+        assert len(self._unanswered) <= self.limits.frames_ahead_max
+        for held in self.held.values():
+            assert held.sent <= held.count
+            assert len(held.tokens) == len(held.logprobs)
+
+    @property
+    def may_load(self) -> bool:
+        """Whether weights may change now: nothing runs that must end on its version."""
+        return not any(each.is_running and each.assign.rule.on_update == "finish" for each in self.held.values())
+
+    # ------------------------------------------------------------------------------------------ the leader
+
+    def _hears(self, log: str, term: int, incarnation: int) -> bool:
+        """Tell whether a message is from the highest leader that was heard, and for this process."""
+        if log != self.log or incarnation != self.incarnation or term < self.term:
+            return False
+        self._hear_term(term)
+        return True
+
+    def _hear_term(self, term: int) -> None:
+        if term > self.term:
+            self.term = term
+            self._report()
+
+    def _assign(self, event: AssignCame) -> None:
+        request: AssignRequest = event.request
+        if not self._hears(request.log, request.term, request.incarnation):
+            return
+        self._see(request.versions)
+        self._effects.append(AnswerAssign(tuple(self._take(each) for each in request.assigns)))
+
+    def _take(self, assign: Assign) -> AssignResult:
+        attempt = assign.attempt
+        if attempt in self._ended:
+            return AssignResult(attempt, 0, "the attempt ended before its assign came")
+        held = self.held.get(attempt)
+        if held is None:
+            if self.is_leaving or len(self.held) >= self.limits.held_max:
+                return AssignResult(attempt, 0, "the machine goes away" if self.is_leaving else "there is no room")
+            held = self.held[attempt] = _Held(assign, runs=list(assign.runs))
+        if not held.is_whole and assign.start <= held.count:
+            skip = TOKEN_BYTES * (held.count - assign.start)
+            held.tokens += assign.tokens[skip:]
+            held.logprobs += assign.logprobs[skip:]
+            held.sent = held.count
+        return AssignResult(attempt, min(held.count, assign.prefix))
+
+    def _abort(self, event: AbortCame) -> None:
+        request = event.request
+        if not self._hears(request.log, request.term, request.incarnation):
+            return
+        stopped = []
+        for attempt in request.stop:
+            held = self.held.get(attempt)
+            if held is not None and held.is_whole:
+                self._leave(attempt, held)
+                held.is_stopped = True
+                stopped.append(AbortResult(attempt, held.count))
+            else:
+                self._forget(attempt)
+                stopped.append(AbortResult(attempt, None))
+        for attempt in request.forget:
+            self._forget(attempt)
+        self._effects.append(AnswerAbort(tuple(stopped), request.forget))
+
+    def _leave(self, attempt: Attempt, held: _Held) -> None:
+        if held.is_running:
+            held.is_running = False
+            self._effects.append(Stop(attempt))
+
+    def _forget(self, attempt: Attempt) -> None:
+        held = self.held.pop(attempt, None)
+        if held is not None:
+            self._leave(attempt, held)
+        self._ended[attempt] = None
+        if len(self._ended) > self.limits.ended_kept_max:
+            del self._ended[next(iter(self._ended))]
+
+    def _heartbeat_answered(self, event: HeartbeatAnswered) -> None:
+        if event.result.term < self.term:
+            return
+        is_new = event.result.term > self.term
+        self._hear_term(event.result.term)
+        self._see(event.result.versions)
+        if event.result.wants_report and not is_new:
+            self._report()
+
+    def _see(self, versions: Versions) -> None:
+        if versions.seq >= self.versions.seq:
+            self.versions = versions
+
+    def _report(self) -> None:
+        held = tuple(
+            HeldAttempt(each.assign.request, attempt, each.count, each.state)
+            for attempt, each in self.held.items()
+            if each.is_whole
+        )
+        self._effects.append(SendReport(Report(self.log, self.incarnation, held)))
+
+    def _report_answered(self, event: ReportAnswered) -> None:
+        if event.result.term < self.term:
+            return
+        self._hear_term(event.result.term)
+        for attempt in event.result.forget:
+            self._forget(attempt)
+        self._resend(event.result.resend)
+
+    # ------------------------------------------------------------------------------------------ the engine
+
+    def _begin_waiting(self) -> None:
+        """Have attempts begin while there are slots; one whose rule forbids the version goes back to the leader."""
+        free = self.limits.slots - sum(each.is_running for each in self.held.values())
+        if self.version is None or self.wants_load:
+            return
+        for attempt, held in self.held.items():
+            if free <= 0:
+                break
+            if not held.waits:
+                continue
+            if not self._is_allowed(held):
+                held.finished = Finished(attempt, held.count, "superseded")
+                continue
+            held.is_running = True
+            free -= 1
+            self._add_run(held)
+            sampling, prompt = held.assign.sampling, held.assign.prompt
+            self._effects.append(Begin(attempt, prompt, bytes(held.tokens), sampling))
+
+    def _is_allowed(self, held: _Held) -> bool:
+        """Tell whether an attempt may make its next token on the version in memory; the rule of age is of the first."""
+        assert self.version is not None
+        rule = held.assign.rule
+        if held.count and rule.pinned is None:
+            return True
+        return rule.allows(self.version, self.versions.published)
+
+    def _add_run(self, held: _Held, *, is_kept: bool = False) -> None:
+        """Begin a run behind the tokens that are here; one that got no token is replaced."""
+        assert self.version is not None
+        while held.runs and held.runs[-1].start >= held.count:
+            held.runs.pop()
+        kv: Kv = "kept" if is_kept else "recomputed" if held.count else "fresh"
+        held.runs.append(TokenRun(held.count, self.version, self.root, self.name, held.assign.attempt, kv))
+
+    def _stepped(self, event: EngineStepped) -> None:
+        self.steps += 1
+        for made in event.made:
+            held = self.held.get(made.attempt)
+            # The engine had begun the step before it was told to leave the attempt.
+            if held is not None and held.is_running:
+                self._made(held, made)
+
+    def _made(self, held: _Held, made: StepTokens) -> None:
+        held.tokens += made.tokens
+        held.logprobs += made.logprobs
+        if made.finished is not None:
+            held.is_running = False
+            held.finished = msgspec.structs.replace(made.finished, tokens=held.count)
+
+    def _load_wanted(self, _: LoadWanted) -> None:
+        self.wants_load = True
+
+    def _weights_changing(self, _: WeightsChanging) -> None:
+        self.version = None
+
+    def _weights_loaded(self, event: WeightsLoaded) -> None:
+        self.version, self.root, self.wants_load = event.version, event.root, False
+        if self.version is None:
+            return
+        for attempt, held in self.held.items():
+            if not held.is_running:
+                continue
+            if not self._is_allowed(held):
+                self._leave(attempt, held)
+                held.finished = Finished(attempt, held.count, "superseded")
+            elif held.assign.rule.on_update == "restart" and held.count:
+                self._leave(attempt, held)
+                held.finished = Finished(attempt, held.count, "restart")
+            else:
+                self._add_run(held, is_kept=held.assign.rule.on_update == "keep" and bool(held.count))
+
+    def _preemption_noticed(self, _: PreemptionNoticed) -> None:
+        self.is_leaving = True
+        self._beat()
+
+    # ------------------------------------------------------------------------------------------ frames
+
+    def _has_news(self) -> bool:
+        return any(
+            each.sent < each.count or (each.finished is not None and not each.is_finish_sent)
+            for each in self.held.values()
+        )
+
+    def _on_time(self) -> None:
+        if self._now - self._beaten_at >= self.limits.heartbeat_s:
+            self._beat()
+        for number, (sent_at, rows) in [*self._unanswered.items()]:
+            if self._now - sent_at >= self.limits.resend_s:
+                del self._unanswered[number]
+                self._resend(rows)
+        is_due = self._now - self._flushed_at >= self.limits.flush_s
+        if is_due and len(self._unanswered) < self.limits.frames_ahead_max and self._has_news():
+            self._flush()
+
+    def _beat(self) -> None:
+        self._beaten_at = self._now
+        beat = RunnerHeartbeat(self.log, self.incarnation, self.steps, self.limits.slots, self.version, self.is_leaving)
+        self._effects.append(SendHeartbeat(beat))
+
+    def _flush(self) -> None:
+        """Send all new tokens as one frame."""
+        self._flushed_at = self._now
+        self._frame += 1
+        attempts, starts, counts = array("q"), array("q"), array("q")
+        tokens, logprobs, runs, finished = bytearray(), bytearray(), list[tuple[Attempt, TokenRun]](), list[Finished]()
+        rows: list[tuple[Attempt, int]] = []
+        for attempt, held in self.held.items():
+            if held.sent < held.count:
+                first = TOKEN_BYTES * held.sent
+                attempts.append(attempt_key(attempt))
+                starts.append(held.sent)
+                counts.append(held.count - held.sent)
+                tokens += held.tokens[first:]
+                logprobs += held.logprobs[first:]
+                runs += [(attempt, run) for run in held.runs if run.start >= held.sent]
+                rows.append((attempt, held.sent))
+                held.sent = held.count
+            if held.finished is not None and not held.is_finish_sent:
+                held.is_finish_sent = True
+                finished.append(held.finished)
+                rows.append((attempt, held.count))
+        self._unanswered[self._frame] = (self._now, rows)
+        frame = Frame(
+            self.log,
+            self.incarnation,
+            self._frame,
+            attempts.tobytes(),
+            starts.tobytes(),
+            counts.tobytes(),
+            bytes(tokens),
+            bytes(logprobs),
+            tuple(runs),
+            tuple(finished),
+        )
+        self._effects.append(SendFrame(frame))
+
+    def _frame_answered(self, event: FrameAnswered) -> None:
+        result = event.result
+        if result.term < self.term:
+            return
+        self._hear_term(result.term)
+        self._unanswered.pop(result.number, None)
+        self._resend(result.resend)
+        if result.wants_report:
+            self._report()
+
+    def _resend(self, rows: list[tuple[Attempt, int]] | tuple[tuple[Attempt, int], ...]) -> None:
+        """Send the tokens of attempts again from these places on, and how they finished."""
+        for attempt, start in rows:
+            held = self.held.get(attempt)
+            if held is not None:
+                held.sent = min(held.sent, start)
+                held.is_finish_sent = False

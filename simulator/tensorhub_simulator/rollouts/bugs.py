@@ -1,0 +1,220 @@
+"""Planted bugs: each replaces a piece of a production core by a wrong one, which a seed must find."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
+from tensorhub_common.protocol.rollout.messages import attempt_of
+from tensorhub_rollout.core import fold as fold_module
+from tensorhub_rollout.core.leader import Leader
+from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded
+from tensorhub_rollout.core.placements import Placement
+from tensorhub_rollout.core.responses import Response
+from tensorhub_runner.core import runner as runner_module
+from tensorhub_runner.core.runner import Runner
+from tensorhub_runner.core.runner_events import WeightsLoaded
+
+Replacement = tuple[object, str, object]
+
+
+def _remembering(taken: Callable[[Leader, FrameCame, dict[Attempt, RequestId]], None]) -> tuple[Replacement, ...]:
+    """Do something with each frame that knows the requests of all attempts that ever were."""
+    over, frame = Leader._over, Leader._frame
+    requests: dict[Attempt, RequestId] = {}
+
+    def remember(self: Leader, placement: Placement, failure: str | None = None) -> None:
+        requests[placement.attempt] = placement.request
+        over(self, placement, failure)
+
+    def both(self: Leader, event: FrameCame) -> None:
+        taken(self, event, requests)
+        frame(self, event)
+
+    return (Leader, "_over", remember), (Leader, "_frame", both)
+
+
+def _older_frame() -> tuple[Replacement, ...]:
+    """Tokens of a request's earlier attempt are taken for those of its live one."""
+
+    def taken(self: Leader, event: FrameCame, requests: dict[Attempt, RequestId]) -> None:
+        frame, at = event.frame, 0
+        columns = (memoryview(column).cast("q") for column in (frame.attempts, frame.starts, frame.counts))
+        for key, start, count in zip(*columns, strict=True):
+            rows = slice(at, at := at + 4 * count)
+            request = self.requests.get(requests.get(attempt_of(key), RequestId(0, 0)))
+            placement = None if request is None else request.placement
+            if placement is not None and placement.request in self.responses:
+                self._take(placement, start, memoryview(frame.tokens)[rows], memoryview(frame.logprobs)[rows], ())
+
+    return _remembering(taken)
+
+
+def _first_finish() -> tuple[Replacement, ...]:
+    """The first attempt to finish ends its request, also where it is not the live one."""
+
+    def taken(self: Leader, event: FrameCame, requests: dict[Attempt, RequestId]) -> None:
+        for finished in event.frame.finished:
+            request = self.requests.get(requests.get(finished.attempt, RequestId(0, 0)))
+            if request is not None and request.placement is not None:
+                request.placement.finished = finished
+
+    return _remembering(taken)
+
+
+def _gap_taken() -> tuple[Replacement, ...]:
+    """A frame that begins behind what is held is taken."""
+    known = Response.take
+
+    def take(self: Response, start: int, tokens: memoryview, logprobs: memoryview) -> bool:
+        return known(self, min(start, self.count), tokens, logprobs)
+
+    return ((Response, "take", take),)
+
+
+def _later_end() -> tuple[Replacement, ...]:
+    """A later end takes the place of the first one."""
+    known = fold_module._Step._open_request
+
+    def open_request(self: Any, of: RequestId) -> Any:
+        request = self.state.request(of)
+        if request is not None and request.end is not None:
+            return request, self.state.submissions[of.submission].groups[request.group]
+        return known(self, of)
+
+    return ((fold_module._Step, "_open_request", open_request),)
+
+
+def _two_leaders() -> tuple[Replacement, ...]:
+    """Entries of an older leader count."""
+    return ((fold_module._Step, "_check_term", lambda self, term: None),)
+
+
+def _attempts_without_terms() -> tuple[Replacement, ...]:
+    """A new leader counts its attempts from 1 again, and the term is no part of them."""
+    known = Leader.__init__
+
+    def init(self: Leader, *arguments: Any) -> None:
+        known(self, *arguments)
+        self.term = 1
+
+    return ((Leader, "__init__", init),)
+
+
+def _closed_before_the_log() -> tuple[Replacement, ...]:
+    """A runner forgets a response once its end is to be written, and not once it is folded."""
+    known = Leader._store_end
+
+    def store_end(self: Leader, of: RequestId) -> None:
+        known(self, of)
+        request = self.requests.get(of)
+        if request is not None and request.placement is not None:
+            instance = self.instances.get(request.placement.runner)
+            if instance is not None:
+                instance.to_forget[request.placement.attempt] = None
+                instance.attempts.discard(request.placement.attempt)
+
+    return ((Leader, "_store_end", store_end),)
+
+
+def _half_prefix() -> tuple[Replacement, ...]:
+    """A runner begins before the whole prefix is there."""
+    return ((runner_module._Held, "is_whole", property(lambda self: True)),)
+
+
+def _prefix_forgotten() -> tuple[Replacement, ...]:
+    """What checkpoints hold is not read: a request goes on from nothing, but counts from where it was."""
+    known = Leader._prefix_loaded
+
+    def loaded(self: Leader, event: PrefixLoaded) -> None:
+        known(self, msgspec.structs.replace(event, tokens=event.tokens[:-4], logprobs=event.logprobs[:-4]))
+
+    return ((Leader, "_prefix_loaded", loaded),)
+
+
+def _version_late() -> tuple[Replacement, ...]:
+    """Tokens are counted for the version before until their attempt ends."""
+    known = Runner._weights_loaded
+
+    def loaded(self: Runner, event: WeightsLoaded) -> None:
+        with mock.patch.object(Runner, "_add_run", lambda *_, **__: None):
+            known(self, event)
+
+    return ((Runner, "_weights_loaded", loaded),)
+
+
+def _on_after_the_stop() -> tuple[Replacement, ...]:
+    """A request whose stop token is here goes on, because nobody has said that it ended."""
+    return ((Response, "ends_by", lambda self, sampling: None),)
+
+
+def _acknowledged_again() -> tuple[Replacement, ...]:
+    """What is done is kept as undone."""
+    known = fold_module._Step._forget
+
+    def forget(self: Any, of: RequestId, how: Any) -> None:
+        request = self.state.request(of)
+        end = request.end
+        known(self, of, how)
+        if end is not None and of.index == 0:
+            self.state.consumers["main"].ended.setdefault(end.seq, []).append(of)
+
+    return ((fold_module._Step, "_forget", forget),)
+
+
+def _silence_while_cut() -> tuple[Replacement, ...]:
+    """A leader counts silence also while it has no connection."""
+    return ((Leader, "_bus_changed", lambda self, event: None),)
+
+
+def _silence_while_asleep() -> tuple[Replacement, ...]:
+    """A leader that was stopped takes all runners for lost when it wakes up."""
+    known = Leader.handle
+
+    def handle(self: Leader, event: LeaderInput, now: float) -> list[LeaderEffect]:
+        self._now = now
+        return known(self, event, now)
+
+    return ((Leader, "handle", handle),)
+
+
+def _forgotten_early() -> tuple[Replacement, ...]:
+    """The runner of an attempt that was stopped may forget it before a later one is confirmed."""
+    known = Leader._over
+
+    def over(self: Leader, placement: Placement, failure: str | None = None) -> None:
+        known(self, placement, failure)
+        self._forget_earlier(placement.request)
+
+    return ((Leader, "_over", over),)
+
+
+BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
+    "older-frame": _older_frame,
+    "gap-taken": _gap_taken,
+    "later-end": _later_end,
+    "first-finish": _first_finish,
+    "two-leaders": _two_leaders,
+    "attempt-without-term": _attempts_without_terms,
+    "closed-before-log": _closed_before_the_log,
+    "half-prefix": _half_prefix,
+    "prefix-forgotten": _prefix_forgotten,
+    "version-late": _version_late,
+    "on-after-stop": _on_after_the_stop,
+    "done-again": _acknowledged_again,
+    "silence-while-cut": _silence_while_cut,
+    "silence-while-asleep": _silence_while_asleep,
+    "forgotten-early": _forgotten_early,
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Run with a bug."""
+    with ExitStack() as stack:
+        for target, attribute, replacement in BUGS[name]():
+            stack.enter_context(mock.patch.object(target, attribute, replacement))
+        yield

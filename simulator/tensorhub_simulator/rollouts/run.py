@@ -1,0 +1,43 @@
+"""One seed: a job under faults, to its end."""
+
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_common.protocol.rollout.messages import OnUpdate
+from tensorhub_simulator.rollouts.faults import GROUPS, Faults
+from tensorhub_simulator.rollouts.invariants import check
+from tensorhub_simulator.rollouts.world import RolloutWorld
+
+END_S: Final = 120.0
+"""Within so much virtual time every job is over: nothing hangs."""
+MODES: Final[tuple[OnUpdate, ...]] = ("continue", "restart", "finish", "keep")
+
+
+def run(seed: int) -> RolloutWorld:
+    """Run a job to its end. Raises AssertionError where something does not hold."""
+    world = RolloutWorld(seed, groups=GROUPS, on_update=MODES[seed % len(MODES)])
+    Faults(world, seed)
+    world.run(lambda: world.is_over, END_S)
+    check(world)
+    return world
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A seed that does not hold, and why."""
+
+    seed: int
+    why: str
+
+
+def first_failure(seeds: Iterable[int]) -> Failure | None:
+    """Return the first seed that fails; None where all hold."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except Exception as why:  # noqa: BLE001 (a core that raises is a finding like any other)
+            where = traceback.extract_tb(why.__traceback__)[-1]
+            return Failure(seed, str(why) or f"{where.name}: {where.line}")
+    return None

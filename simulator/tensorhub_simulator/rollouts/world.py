@@ -1,0 +1,646 @@
+"""A whole job of rollouts in virtual time: managers, runners with fake engines, a trainer, and a network that loses.
+
+All that decides is the production core. The log, the network, the engines and the faults are modelled. One seed gives
+one history.
+"""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from random import Random
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout.entries import (
+    AnyEntry,
+    Attach,
+    Attempt,
+    Cancel,
+    Checkpoint,
+    Done,
+    End,
+    GroupSubmitted,
+    Lead,
+    Payload,
+    RequestId,
+    SdkSender,
+    Submit,
+)
+from tensorhub_common.protocol.rollout.messages import Finished, OnUpdate, Sampling, TokenRun, VersionRule, Versions
+from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.leader import Leader, LeaderLimits
+from tensorhub_rollout.core.leader_events import (
+    AbortAnswered,
+    AnswerFrame,
+    AnswerHeartbeat,
+    AnswerReport,
+    AssignAnswered,
+    BusChanged,
+    EntryFolded,
+    FrameCame,
+    HeartbeatCame,
+    InstanceLost,
+    LeaderEffect,
+    LeaderInput,
+    LoadPrefix,
+    LoadPrompt,
+    Place,
+    PrefixLoaded,
+    PromptLoaded,
+    ReportCame,
+    SendAbort,
+    SendAssign,
+    StoreEnd,
+    StoreTokens,
+    VersionsSeen,
+    Withdraw,
+)
+from tensorhub_rollout.core.outcomes import (
+    Acknowledged,
+    Attached,
+    Cancelled,
+    Ended,
+    Kept,
+    Leads,
+    Outcome,
+    Refused,
+    Submitted,
+)
+from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
+from tensorhub_rollout.policy.balancing import BalancingLimits, balance
+from tensorhub_rollout.policy.view import MoveAction, PlaceAction
+from tensorhub_runner.core.runner import Runner, RunnerLimits
+from tensorhub_runner.core.runner_events import (
+    AbortCame,
+    AnswerAbort,
+    AnswerAssign,
+    AssignCame,
+    Begin,
+    EngineStepped,
+    FrameAnswered,
+    HeartbeatAnswered,
+    LoadWanted,
+    PreemptionNoticed,
+    ReportAnswered,
+    RunnerEffect,
+    RunnerInput,
+    SendFrame,
+    SendHeartbeat,
+    SendReport,
+    StepTokens,
+    Stop,
+    WeightsChanging,
+    WeightsLoaded,
+)
+from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.rollouts.model import STOP, TOKENS_MAX, token_of
+from tensorhub_simulator.rollouts.processes import ManagerProcess, Process, RunnerProcess, Written
+
+LOG: Final = "the-log"
+NAME: Final = "main"
+STEP_S: Final = 0.02
+LOOK_S: Final = 0.02
+LOAD_S: Final = 0.05
+
+
+class Chances(msgspec.Struct, frozen=True):
+    """How often what goes wrong does; times in seconds."""
+
+    lost: float = 0.02
+    doubled: float = 0.02
+    late: float = 0.01
+    late_s: float = 1.5
+    moved: float = 0.01
+    """Of placements, at each look of the policy."""
+    submits: float = 0.2
+    """At each look of the trainer, as the next."""
+    acknowledges: float = 0.5
+    told_late: float = 0.3
+    """Of responses that stop: the engine says so a step after the last token."""
+    survives: float = 0.5
+    """Of entries under way, when their sender is killed."""
+
+
+class RolloutWorld:
+    """One job, from its first submission until all of its requests have ended and are done."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        managers: int = 2,
+        runners: int = 3,
+        groups: int = 6,
+        poisoned: int = 0,
+        on_update: OnUpdate = "continue",
+        chances: Chances | None = None,
+    ) -> None:
+        self.random, self.agenda = Random(seed), Agenda()
+        self.chances = chances or Chances()
+        self.on_update: OnUpdate = on_update
+        self.entries: list[AnyEntry] = []
+        self.truth = RolloutState("job")
+        self.payloads: dict[str, list[Written]] = {}
+        self.managers = [ManagerProcess(f"manager-{number}") for number in range(managers)]
+        self.runners = [RunnerProcess(f"runner-{number}") for number in range(runners)]
+        self.versions = Versions(1, (1,))
+        self.seeds: dict[RequestId, int] = {}
+        self.opened: list[RequestId] = []
+        self.ended: list[RequestId] = []
+        self.yielded: list[tuple[int, RequestId]] = []
+        self.done: list[RequestId] = []
+        self.poisoned: set[RequestId] = set()
+        """Requests that kill each engine that begins them."""
+        self.failed: dict[RequestId, str | None] = {}
+        self.cancelled: set[RequestId] = set()
+        self.responses: dict[RequestId, Written] = {}
+        self.made = 0
+        """Tokens that engines made."""
+        self._term = 0
+        self._attempts: dict[RequestId, Attempt] = {}
+        """The highest attempt of each request that the log has counted."""
+        self._makers: dict[tuple[RequestId, int], tuple[RunnerProcess, int, int]] = {}
+        """Who has the token of a request at a place: the runner, its life, and how often it had been stopped."""
+        self._cut_until = self._stored_at = 0.0
+        self._lost: set[tuple[str, int]] = set()
+        """Runners with their lives that a leader has ever taken for lost."""
+        self._groups_left = groups
+        self._poisoned = poisoned
+        self._group = 0
+        self._attachment, self._n = 0, 0
+        for manager in self.managers:
+            self.start_manager(manager)
+        for runner in self.runners:
+            self.start_runner(runner)
+        self._attach()
+        self._trainer_look()
+        self._elect()
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def run(self, until: Callable[[], bool], within_s: float) -> None:
+        """Let things happen until it is so. Raises AssertionError where it is not within this virtual time."""
+        end = self.agenda.now + within_s
+        while not until():
+            assert self.agenda.now < end, f"it did not come true within {within_s:g} s: {self.story()}"
+            assert self.agenda.step()
+
+    def story(self) -> str:
+        """Say what is still open, for a failed run."""
+        left = [of for of in self.opened if of not in self.ended]
+        leaders = [each.name for each in self.managers if each.leader is not None and each.is_up]
+        return f"{len(left)} of {len(self.opened)} open ({left[:5]}), leaders {leaders}, {len(self.entries)} entries"
+
+    def _later(self, process: Process, delay_s: float, action: Callable[[], None]) -> None:
+        """Have a process do something later, in this life; while it is stopped, it waits."""
+        life = process.life
+
+        def act() -> None:
+            if process.life != life or not process.is_up:
+                return
+            if process.asleep_until > self.agenda.now:
+                self.agenda.at(process.asleep_until, act)
+            else:
+                action()
+
+        self.agenda.after(delay_s, act)
+
+    def _send(self, to: Process, action: Callable[[], None]) -> None:
+        """Send a message over core NATS: it may be lost, doubled or late."""
+        chances = self.chances
+        if self.random.random() < chances.lost or self.agenda.now < self._cut_until:
+            return
+        for _ in range(2 if self.random.random() < chances.doubled else 1):
+            is_late = self.random.random() < chances.late
+            delay_s = self.random.uniform(0.001, chances.late_s if is_late else 0.005)
+            self._later(to, delay_s, action)
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    def append(self, entry: AnyEntry, sender: Process | None = None) -> None:
+        """Write an entry: it stands after a moment; of a sender that is killed meanwhile, every other one is lost."""
+        life = 0 if sender is None else sender.life
+        survives = self.random.random() < self.chances.survives
+
+        def store() -> None:
+            if sender is not None and sender.life != life and not survives:
+                return
+            self.entries.append(entry)
+            seq = len(self.entries)
+            folded = fold(self.truth, seq, entry)
+            self.truth.check()
+            self._note(seq, entry, folded.outcome)
+            for manager in self.managers:
+                self._later(manager, self.random.uniform(0.001, 0.004), partial(self._follow, manager))
+
+        stored_at = max(self.agenda.now, self._cut_until) + self.random.uniform(0.001, 0.01)
+        # Entries of one sender keep their order.
+        self._stored_at = max(self._stored_at, stored_at)
+        self.agenda.at(self._stored_at, store)
+
+    def _note(self, seq: int, entry: AnyEntry, outcome: Outcome) -> None:
+        if isinstance(entry, Lead) and isinstance(outcome, Leads):
+            assert entry.term > self._term, f"term {entry.term} leads after {self._term}"
+            self._term = entry.term
+        if isinstance(entry, End | Checkpoint) and not isinstance(outcome, Refused):
+            assert entry.term == self._term, f"an entry of term {entry.term} counts at term {self._term}"
+            self._check_attempts(entry, outcome)
+        match outcome:
+            case Submitted(opened=opened):
+                self.opened += opened
+                for of in opened:
+                    self.seeds[of] = self.random.getrandbits(30)
+                    if self._group <= self._poisoned:
+                        self.poisoned.add(of)
+            case Ended(requests=requests):
+                self.ended += requests
+                self._keep_responses(requests)
+            case Cancelled(requests=requests):
+                self.ended += requests
+                self.cancelled.update(requests)
+            case Acknowledged(requests=requests):
+                self.done += requests
+            case Attached():
+                assert isinstance(entry, Attach)
+                self._attachment, self._n = seq, 0
+            case _:
+                pass
+
+    def _check_attempts(self, entry: End | Checkpoint, outcome: Outcome) -> None:
+        """The highest attempt counts: never one below what a checkpoint has named."""
+        said = entry.parts if isinstance(entry, Checkpoint) else entry.ends
+        counted = outcome.parts if isinstance(outcome, Kept) else said
+        for each in counted:
+            if isinstance(outcome, Ended) and each.request not in outcome.requests:
+                continue
+            if each.attempt is not None:
+                highest = self._attempts.get(each.request, each.attempt)
+                assert each.attempt >= highest, f"{each.attempt} of {each.request} counts after {highest}"
+                self._attempts[each.request] = each.attempt
+
+    def _keep_responses(self, requests: tuple[RequestId, ...]) -> None:
+        for of in requests:
+            request = self.truth.request(of)
+            assert request is not None
+            assert request.end is not None
+            if request.end.reason == "failed":
+                self.failed[of] = request.end.error
+            elif request.end.payload is not None:
+                self.responses[of] = self.payloads[request.end.payload][request.end.index]
+
+    def _follow(self, manager: ManagerProcess) -> None:
+        """Fold what stands in the log, one entry after the other."""
+        while manager.next < len(self.entries):
+            entry = self.entries[manager.next]
+            manager.next += 1
+            folded = fold(manager.state, manager.next, entry)
+            if isinstance(folded.outcome, Leads):
+                self._led(manager, folded.outcome)
+            elif manager.leader is not None:
+                self._tell_leader(manager, EntryFolded(folded.outcome))
+
+    # ------------------------------------------------------------------------------------------ managers
+
+    def start_manager(self, manager: ManagerProcess) -> None:
+        """Start a manager with a snapshot of what stands in the log."""
+        manager.life += 1
+        manager.is_up, manager.leader, manager.has_lease, manager.claimed = True, None, False, 0
+        manager.state, manager.next = decode_state(encode_state(self.truth)), len(self.entries)
+        self._later(manager, LOOK_S, lambda: self._look(manager))
+
+    def kill(self, process: ManagerProcess | RunnerProcess) -> None:
+        """Kill a process, and have it back after a while."""
+        process.is_up = False
+        process.life += 1
+        process.asleep_until = 0.0
+        back_s = self.random.uniform(0.2, 3.0)
+        if isinstance(process, ManagerProcess):
+            process.leader, process.has_lease = None, False
+            self.agenda.after(back_s, lambda: None if process.is_up else self.start_manager(process))
+        else:
+            self.agenda.after(back_s, lambda: None if process.is_up else self.start_runner(process))
+
+    def stop(self, process: ManagerProcess | RunnerProcess, for_s: float) -> None:
+        """Stop a process (SIGSTOP) for a while."""
+        process.stops += 1
+        process.asleep_until = max(process.asleep_until, self.agenda.now + for_s)
+
+    def cut(self, for_s: float) -> None:
+        """Take NATS away for a while: messages are lost, and entries wait."""
+        self._cut_until = max(self._cut_until, self.agenda.now + for_s)
+        for manager in self.managers:
+            self._later(manager, 0.0, partial(self._tell_leader, manager, BusChanged(is_connected=False)))
+        self.agenda.at(self._cut_until, self._reconnect)
+
+    def _reconnect(self) -> None:
+        if self.agenda.now >= self._cut_until:
+            for manager in self.managers:
+                self._later(manager, 0.0, partial(self._tell_leader, manager, BusChanged(is_connected=True)))
+
+    def _elect(self) -> None:
+        """Model the lease: one manager that runs has it; who sleeps loses it, and does not know."""
+        awake = [each for each in self.managers if each.is_up and each.asleep_until <= self.agenda.now]
+        holder = next((each for each in self.managers if each.has_lease), None)
+        if holder not in awake:
+            for each in self.managers:
+                each.has_lease = False
+            if awake:
+                self.random.choice(awake).has_lease = True
+        self.agenda.after(0.5, self._elect)
+
+    def _look(self, manager: ManagerProcess) -> None:
+        """Claim the term while this manager has the lease; let the policy look while it leads."""
+        if manager.has_lease and (manager.leader is None) and manager.claimed <= manager.state.term:
+            manager.claimed = manager.state.term + 1
+            self.append(Lead(manager.claimed, manager.name), manager)
+        if manager.leader is not None:
+            self._tell_leader(manager, Tick())
+            self._place_some(manager)
+        self._later(manager, LOOK_S, lambda: self._look(manager))
+
+    def _led(self, manager: ManagerProcess, leads: Leads) -> None:
+        is_mine = leads.manager == manager.name and leads.term == manager.claimed
+        manager.leader = (
+            Leader(manager.state, LOG, LeaderLimits(checkpoint_s=0.3), self.agenda.now) if is_mine else None
+        )
+        if manager.leader is not None:
+            self._tell_leader(manager, VersionsSeen(self.versions))
+
+    def _place_some(self, manager: ManagerProcess) -> None:
+        leader = manager.leader
+        assert leader is not None
+        for action in balance(leader.view(step=2), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
+            match action:
+                case PlaceAction(request=of, runner=runner):
+                    self._tell_leader(manager, Place(of, runner))
+                case MoveAction(request=of, target=target):
+                    self._tell_leader(manager, Withdraw(of, target))
+        for placement in [*leader.placements.values()]:
+            if self.random.random() < self.chances.moved:
+                self._tell_leader(manager, Withdraw(placement.request))
+
+    def _tell_leader(self, manager: ManagerProcess, event: LeaderInput) -> None:
+        leader = manager.leader
+        if leader is None:
+            return
+        effects = leader.handle(event, self.agenda.now)
+        leader.check()
+        for effect in effects:
+            self._do_for_leader(manager, effect)
+
+    def _do_for_leader(self, manager: ManagerProcess, effect: LeaderEffect) -> None:
+        match effect:
+            case SendAssign(runner=name, request=assign):
+                runner = self._runner(name)
+                self._send(runner, lambda: self._tell_runner(runner, AssignCame(assign), manager))
+            case SendAbort(runner=name, request=abort):
+                runner = self._runner(name)
+                self._send(runner, lambda: self._tell_runner(runner, AbortCame(abort), manager))
+            case LoadPrompt(request=of):
+                self._later(manager, 0.001, lambda: self._tell_leader(manager, self._prompt(of)))
+            case LoadPrefix(request=of):
+                self._later(manager, 0.002, lambda: self._load_prefix(manager, of))
+            case StoreEnd(ended=ended):
+                payload = self._write([Written(effect.tokens, effect.logprobs, effect.runs)]) if ended.tokens else None
+                assert manager.leader is not None
+                self.append(End(manager.leader.term, (ended,), payload), manager)
+            case StoreTokens(part=part):
+                payload = self._write([Written(effect.tokens, effect.logprobs, effect.runs)])
+                assert manager.leader is not None
+                self.append(Checkpoint(manager.leader.term, effect.instance, (part,), payload), manager)
+            case InstanceLost():
+                self._note_lost(manager, effect)
+            case _:
+                pass
+
+    def _note_lost(self, manager: ManagerProcess, effect: InstanceLost) -> None:
+        """Nobody is lost whom the leader could not hear, or who was heard just now."""
+        runner, now = self._runner(effect.runner), self.agenda.now
+        self._lost.add((runner.name, runner.life))
+        if not effect.reason.startswith("it was silent"):
+            return
+        silence_s = LeaderLimits().silence_s
+        assert now >= self._cut_until + silence_s, f"{runner.name} is lost while NATS is away"
+        assert now >= manager.asleep_until + silence_s, f"{runner.name} is lost by a leader that was asleep"
+        is_there = runner.is_up and min(now - runner.asleep_until, now - runner.started_at) >= silence_s
+        assert not is_there, f"{runner.name} is lost and was there all the time"
+
+    def _write(self, responses: list[Written]) -> Payload:
+        body = repr(responses).encode()
+        digest = sha256(body).hexdigest()
+        self.payloads[digest] = responses
+        return Payload(digest, len(body))
+
+    def _prompt(self, of: RequestId) -> PromptLoaded:
+        rule = VersionRule(None, 2, self.on_update)
+        return PromptLoaded(
+            of, struct.pack("<i", 7), Sampling(TOKENS_MAX, self.seeds[of], stop_token_ids=(STOP,)), rule
+        )
+
+    def _load_prefix(self, manager: ManagerProcess, of: RequestId) -> None:
+        """Read the parts that the manager's own state names."""
+        request = manager.state.request(of)
+        if request is None:
+            return
+        tokens, logprobs, runs = bytearray(), bytearray(), list[TokenRun]()
+        for part in request.parts:
+            (written,) = self.payloads[part.payload]
+            count = 4 * (part.stop - part.start)
+            tokens += written.tokens[:count]
+            logprobs += written.logprobs[:count]
+            runs += [run for run in written.runs if run.start < part.stop and (not runs or run.start > runs[-1].start)]
+        self._tell_leader(manager, PrefixLoaded(of, bytes(tokens), bytes(logprobs), tuple(runs)))
+
+    # ------------------------------------------------------------------------------------------ runners
+
+    def _runner(self, name: str) -> RunnerProcess:
+        return next(each for each in self.runners if each.name == name)
+
+    def start_runner(self, runner: RunnerProcess) -> None:
+        """Start a runner with an engine that loads the newest version."""
+        runner.life += 1
+        runner.is_up, runner.incarnation, runner.started_at = True, runner.incarnation + 1, self.agenda.now
+        runner.core = Runner(runner.name, LOG, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now)
+        runner.engine, runner.loaded, runner.is_loading = {}, None, False
+        self._later(runner, 0.01, lambda: self._engine_step(runner))
+
+    def notice(self, runner: RunnerProcess) -> None:
+        """Tell a runner that its machine goes away, and take it away a moment later."""
+        life = runner.life
+        self._later(runner, 0.0, lambda: self._tell_runner(runner, PreemptionNoticed()))
+        self.agenda.after(0.8, lambda: self.kill(runner) if runner.life == life else None)
+
+    def _tell_runner(self, runner: RunnerProcess, event: RunnerInput, asker: ManagerProcess | None = None) -> None:
+        assert runner.core is not None
+        effects = runner.core.handle(event, self.agenda.now)
+        runner.core.check()
+        for effect in effects:
+            self._do_for_runner(runner, effect, asker)
+
+    def _do_for_runner(self, runner: RunnerProcess, effect: RunnerEffect, asker: ManagerProcess | None) -> None:
+        core, name = runner.core, runner.name
+        assert core is not None
+        match effect:
+            case AnswerAssign(results=results) if asker is not None:
+                answer: LeaderInput = AssignAnswered(name, runner.incarnation, results)
+                self._send(asker, lambda: self._tell_leader(asker, answer))
+            case AnswerAbort(stopped=stopped, forgotten=forgotten) if asker is not None:
+                answer = AbortAnswered(name, runner.incarnation, stopped, forgotten)
+                self._send(asker, lambda: self._tell_leader(asker, answer))
+            case SendFrame(frame=frame):
+                self._ask_leaders(runner, FrameCame(name, frame))
+            case SendReport(report=report):
+                self._ask_leaders(runner, ReportCame(name, report))
+            case SendHeartbeat(beat=beat):
+                self._ask_leaders(runner, HeartbeatCame(name, beat))
+            case Begin(attempt=attempt, tokens=tokens, sampling=sampling):
+                runner.engine[attempt] = (sampling.seed, len(tokens) // 4)
+                if core.held[attempt].assign.request in self.poisoned:
+                    self._later(runner, STEP_S / 2, partial(self.kill, runner))
+                self._note_inherited(runner, core.held[attempt].assign.request, len(tokens) // 4)
+            case Stop(attempt=attempt):
+                runner.engine.pop(attempt, None)
+            case _:
+                pass
+
+    def _ask_leaders(self, runner: RunnerProcess, event: LeaderInput) -> None:
+        """Ask whoever thinks that it leads: two may, for a while, and both answer."""
+        for manager in self.managers:
+            self._send(manager, partial(self._answer, manager, runner, event))
+
+    def _answer(self, manager: ManagerProcess, runner: RunnerProcess, event: LeaderInput) -> None:
+        if manager.leader is None:
+            return
+        effects = manager.leader.handle(event, self.agenda.now)
+        manager.leader.check()
+        for effect in effects:
+            answer: RunnerInput | None = None
+            if isinstance(effect, AnswerFrame):
+                answer = FrameAnswered(effect.result)
+            elif isinstance(effect, AnswerReport):
+                answer = ReportAnswered(effect.result)
+            elif isinstance(effect, AnswerHeartbeat):
+                answer = HeartbeatAnswered(effect.result)
+            else:
+                self._do_for_leader(manager, effect)
+            if answer is not None:
+                self._send(runner, partial(self._tell_runner, runner, answer))
+
+    def _engine_step(self, runner: RunnerProcess) -> None:
+        core = runner.core
+        assert core is not None
+        newest = max(self.versions.published)
+        if not runner.is_loading and runner.loaded != newest:
+            self._load(runner, newest)
+        made: list[StepTokens] = []
+        if not runner.is_loading and runner.loaded is not None:
+            able = [each for each in runner.engine if core.held[each].assign.request not in self.poisoned]
+            made = [self._next_token(runner, attempt, runner.loaded) for attempt in able]
+        self._tell_runner(runner, EngineStepped(tuple(made)) if made else Tick())
+        self._later(runner, STEP_S, lambda: self._engine_step(runner))
+
+    def _note_made(self, runner: RunnerProcess, of: RequestId, position: int) -> None:
+        """Nothing is generated twice while who made it lives; of a runner that was taken for lost nobody knows."""
+        if (runner.name, runner.life) in self._lost or self.on_update == "restart":
+            return
+        maker, life, stops = self._makers.get((of, position), (runner, 0, 0))
+        is_there = maker.is_up and maker.life == life and maker.stops == stops and (maker.name, life) not in self._lost
+        assert not is_there, f"token {position} of {of} is made by {runner.name}, and {maker.name} has it"
+        self._makers[of, position] = (runner, runner.life, runner.stops)
+
+    def _note_inherited(self, runner: RunnerProcess, of: RequestId, count: int) -> None:
+        """Whoever begins with a prefix has it; the runner before may forget it."""
+        if (runner.name, runner.life) not in self._lost:
+            for position in range(count):
+                self._makers[of, position] = (runner, runner.life, runner.stops)
+
+    def _next_token(self, runner: RunnerProcess, attempt: Attempt, version: int) -> StepTokens:
+        """Make the next token of an attempt; that it was the last one is told with it, or a step later."""
+        seed, position = runner.engine[attempt]
+        assert runner.core is not None
+        if position < 0:
+            del runner.engine[attempt]
+            return StepTokens(attempt, b"", b"", Finished(attempt, 0, "stop"))
+        self._note_made(runner, runner.core.held[attempt].assign.request, position)
+        self.made += 1
+        token = token_of(seed, position, attempt)
+        finished = None
+        if token == STOP and self.random.random() < self.chances.told_late:
+            runner.engine[attempt] = (seed, -1)
+        elif token == STOP or position + 1 == TOKENS_MAX:
+            del runner.engine[attempt]
+            finished = Finished(attempt, 0, "stop" if token == STOP else "length")
+        else:
+            runner.engine[attempt] = (seed, position + 1)
+        return StepTokens(attempt, struct.pack("<i", token), struct.pack("<f", -version), finished)
+
+    def _load(self, runner: RunnerProcess, version: int) -> None:
+        core = runner.core
+        assert core is not None
+        if not core.wants_load:
+            self._tell_runner(runner, LoadWanted())
+        if not core.may_load:
+            return
+        runner.is_loading = True
+        self._tell_runner(runner, WeightsChanging())
+
+        def loaded() -> None:
+            runner.is_loading, runner.loaded = False, version
+            self._tell_runner(runner, WeightsLoaded(version, f"root-{version}"))
+
+        self._later(runner, LOAD_S, loaded)
+
+    def publish(self) -> None:
+        """Publish the next version."""
+        newest = max(self.versions.published)
+        self.versions = Versions(self.versions.seq + 1, (*self.versions.published, newest + 1))
+        for manager in self.managers:
+            tell = partial(self._tell_leader, manager, VersionsSeen(self.versions))
+            self._later(manager, self.random.uniform(0.001, 0.05), tell)
+
+    # ------------------------------------------------------------------------------------------ the trainer
+
+    def _attach(self) -> None:
+        self.append(Attach(NAME, "policy", 0, "nonce"))
+
+    def restart_trainer(self) -> None:
+        """Kill the trainer between receipt and `done`: what it had yielded and not acknowledged comes again."""
+        self._attachment = 0
+        self._attach()
+
+    def _by(self) -> SdkSender:
+        self._n += 1
+        return SdkSender(self._attachment, self._n)
+
+    def _trainer_look(self) -> None:
+        """Submit a group, take what has ended, and acknowledge some of it."""
+        if self._attachment:
+            if self._groups_left and self.random.random() < self.chances.submits:
+                self._groups_left -= 1
+                self._group += 1
+                group = GroupSubmitted(f"p{self._group}", "a" * 64, 4, 1, TOKENS_MAX)
+                self.append(Submit(self._by(), (group,), Payload(sha256(group.id.encode()).hexdigest(), 4)))
+            self._take_ended()
+        self.agenda.after(0.05, self._trainer_look)
+
+    def _take_ended(self) -> None:
+        consumer = self.truth.consumers[NAME]
+        had = {of for attachment, of in self.yielded if attachment == self._attachment}
+        ready = [of for requests in consumer.ended.values() for of in requests if of not in had]
+        self.yielded += [(self._attachment, of) for of in ready]
+        undone = [of for attachment, of in self.yielded if attachment == self._attachment and of not in self.done]
+        if undone and self.random.random() < self.chances.acknowledges:
+            self.append(Done(self._by(), tuple(undone)))
+
+    def cancel(self, group: str) -> None:
+        """Cancel a group that was submitted."""
+        if self._attachment and group in self.truth.consumers[NAME].ids:
+            self.append(Cancel(self._by(), (group,)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every group was submitted and every request is done."""
+        return not self._groups_left and bool(self.opened) and len(self.done) == len(self.opened)

@@ -1,0 +1,109 @@
+"""RLBoost's Algorithm 2: cases by hand, and what no view may lead to."""
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_rollout.policy.balancing import BalancingLimits, balance
+from tensorhub_rollout.policy.view import FleetView, InstanceView, MoveAction, PlaceAction
+
+LIMITS = BalancingLimits(pending_max=3)
+NUMBERS = count()
+
+
+def requests(number: int) -> tuple[RequestId, ...]:
+    return tuple(RequestId(1, next(NUMBERS)) for _ in range(number))
+
+
+def instance(
+    name: str, pending: int = 0, executing: int = 0, slots: int = 8, *, takes_more: bool = True
+) -> InstanceView:
+    return InstanceView(name, slots, requests(pending), requests(executing), takes_more=takes_more)
+
+
+def fleet(*instances: InstanceView, waiting: int = 0, step: int = 2) -> FleetView:
+    return FleetView(requests(waiting), instances, step)
+
+
+def test_the_fewest_pending_takes_the_next_and_none_takes_more_than_its_bound() -> None:
+    view = fleet(instance("a", 2), instance("b", 0), instance("c", 0, takes_more=False), waiting=6)
+    actions = balance(view, LIMITS, {})
+    assert [(each.request, each.runner) for each in actions if isinstance(each, PlaceAction)] == [
+        *zip(view.waiting, "bbaba"[:4], strict=False)
+    ][:4]
+    assert len(actions) == 4, "two instances with room for one and three; the others wait for a completion"
+
+
+def test_one_pending_request_goes_to_an_instance_that_has_none_and_a_free_slot() -> None:
+    most = instance("a", 3, 8)
+    view = fleet(most, instance("b", 1, 8), instance("c", 0, 2))
+    (move,) = balance(view, LIMITS, {})
+    assert isinstance(move, MoveAction)
+    assert (move.request, move.source, move.target) == (most.pending[-1], "a", "c")
+    assert balance(fleet(most, instance("c", 0, 8)), LIMITS, {}) == (), "it would be pending there, and go back"
+    assert balance(fleet(most, instance("c", 0, 2, takes_more=False)), LIMITS, {}) == ()
+
+
+def test_what_executes_beyond_the_plateau_goes_to_an_instance_that_executes_nothing() -> None:
+    full = instance("a", 0, 7)
+    view = fleet(full, instance("b", 0, 3), instance("c"))
+    moves = balance(view, LIMITS, {"a": 4})
+    assert [each.request for each in moves] == [*full.executing[4:]]
+    assert {(each.source, each.target) for each in moves if isinstance(each, MoveAction)} == {("a", "c")}
+    assert balance(view, LIMITS, {"a": 9}) == ()
+    assert balance(view, LIMITS, {"b": 1}) == (), "of the fullest one nothing was measured"
+    assert balance(fleet(instance("a", 0, 8), instance("b", 1, 3), instance("c", slots=0)), LIMITS, {"a": 4}) == (), (
+        "something pends"
+    )
+    assert balance(fleet(full, instance("c"), step=1), LIMITS, {"a": 4}) == (), "nothing was measured in a step before"
+
+
+VIEWS = st.builds(
+    lambda sizes, waiting, step: fleet(
+        *(
+            instance(f"r{number}", pending, executing, slots, takes_more=takes_more)
+            for number, (pending, executing, slots, takes_more) in enumerate(sizes)
+        ),
+        waiting=waiting,
+        step=step,
+    ),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=5),
+    st.integers(0, 9),
+    st.integers(1, 3),
+)
+
+
+@given(VIEWS, st.dictionaries(st.sampled_from(["r0", "r1", "r2"]), st.integers(1, 6)), st.integers(1, 4))
+def test_no_view_leads_to_what_the_rules_do_not_name(
+    view: FleetView, plateaus: dict[str, int], pending_max: int
+) -> None:
+    actions = balance(view, BalancingLimits(pending_max), plateaus)
+    by_name = {each.runner: each for each in view.instances}
+    pending = {each.runner: len(each.pending) for each in view.instances}
+    assert len({each.request for each in actions}) == len(actions)
+    for action in actions:
+        match action:
+            case PlaceAction(request=request, runner=runner):
+                pending[runner] += 1
+                assert request in view.waiting
+                assert by_name[runner].takes_more
+                assert pending[runner] <= pending_max
+            case MoveAction(request=request, source=source, target=target):
+                taker, giver = by_name[target], by_name[source]
+                assert source != target
+                assert taker.takes_more
+                assert not taker.pending
+                if request in giver.pending:
+                    assert len(actions) == 1
+                    assert taker.free_slots > 0
+                else:
+                    assert request in giver.executing
+                    assert not taker.executing
+                    assert not any(pending.values())
+                    assert view.step >= 2
+                    assert len(giver.executing) - len(actions) >= plateaus[source]
+    moved_or_placed = bool(actions)
+    room = any(each.takes_more and len(each.pending) < pending_max for each in view.instances)
+    assert moved_or_placed or not (view.waiting and room), "whoever has room takes what waits"

@@ -1,0 +1,39 @@
+"""Rollouts under faults: manager, runner and log together, by seeds; each planted bug is found."""
+
+import pytest
+
+from tensorhub_simulator.rollouts.bugs import BUGS, planted
+from tensorhub_simulator.rollouts.invariants import check
+from tensorhub_simulator.rollouts.run import first_failure, run
+from tensorhub_simulator.rollouts.world import Chances, RolloutWorld
+
+
+def test_what_must_hold_holds_under_faults() -> None:
+    assert first_failure(range(1, 41)) is None
+
+
+def test_a_prompt_that_kills_each_engine_fails_alone() -> None:
+    world = RolloutWorld(3, groups=3, poisoned=1, chances=Chances(moved=0.0))
+    world.run(lambda: world.is_over, 120.0)
+    check(world)
+    assert world.failed.keys() == world.poisoned
+    assert len(world.failed) == 4
+    assert all("5 attempts one after the other made no token" in str(error) for error in world.failed.values())
+
+
+def test_one_seed_is_one_history() -> None:
+    first, second = run(7), run(7)
+    assert (first.entries, first.yielded, first.agenda.steps) == (second.entries, second.yielded, second.agenda.steps)
+    assert first.entries != run(8).entries
+
+
+@pytest.mark.slow
+def test_what_must_hold_holds_for_two_thousand_seeds() -> None:
+    assert first_failure(range(1, 2001)) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    with planted(bug):
+        assert first_failure(range(1, 501)) is not None
