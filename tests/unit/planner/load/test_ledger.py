@@ -142,7 +142,9 @@ def test_what_an_agent_says_counts_and_whom_it_names_counts_once(ledger: LoadLed
     """A planner that was just started knows nothing else; a reader may be assigned before the agent spoke or since."""
     ledger.hear(says("a", 8, 40), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(8, 40)}
-    assert ledger.at(PlanLimits().said_s_max) == {}
+    assert (len(ledger.at(0)), ledger.at(0).get(("a", "ucxx"))) == (1, Load(8, 40))
+    later = ledger.at(PlanLimits().said_s_max)
+    assert (dict(later), len(later), later.get(("a", "ucxx"))) == ({}, 0, None)
     ledger.hear(says("a", 1, 30, named=[(ONE, 50)]), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
     assert ledger.at(0) == {("a", "ucxx"): Load(2, 35)}
