@@ -29,7 +29,14 @@ from tensorhub_common.protocol.rollout.entries import (
     SdkSender,
     Submit,
 )
-from tensorhub_common.protocol.rollout.messages import Finished, OnUpdate, Sampling, TokenRun, VersionRule, Versions
+from tensorhub_common.protocol.rollout.messages import (
+    Finished,
+    OnUpdate,
+    PublishedVersions,
+    Sampling,
+    TokenRun,
+    VersionRule,
+)
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -146,7 +153,7 @@ class RolloutWorld:
         self.payloads: dict[str, list[Written]] = {}
         self.managers = [ManagerProcess(f"manager-{number}") for number in range(managers)]
         self.runners = [RunnerProcess(f"runner-{number}") for number in range(runners)]
-        self.versions = Versions(1, (1,))
+        self.versions = PublishedVersions(1, (1,))
         self.seeds: dict[RequestId, int] = {}
         self.opened: list[RequestId] = []
         self.ended: list[RequestId] = []
@@ -596,7 +603,7 @@ class RolloutWorld:
     def publish(self) -> None:
         """Publish the next version."""
         newest = max(self.versions.published)
-        self.versions = Versions(self.versions.seq + 1, (*self.versions.published, newest + 1))
+        self.versions = PublishedVersions(self.versions.seq + 1, (*self.versions.published, newest + 1))
         for manager in self.managers:
             tell = partial(self._tell_leader, manager, VersionsSeen(self.versions))
             self._later(manager, self.random.uniform(0.001, 0.05), tell)

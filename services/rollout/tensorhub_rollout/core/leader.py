@@ -27,10 +27,10 @@ from tensorhub_common.protocol.rollout.messages import (
     FrameResult,
     HeartbeatResult,
     HeldAttempt,
+    PublishedVersions,
     Report,
     ReportResult,
     TokenRun,
-    Versions,
     attempt_of,
 )
 from tensorhub_rollout.core.leader_events import (
@@ -103,7 +103,7 @@ class Leader:
         self.requests: dict[RequestId, OpenRequest] = {}
         self.responses: dict[RequestId, Response] = {}
         """Tokens of open requests, as far as this leader has them."""
-        self.versions = Versions(0)
+        self.versions = PublishedVersions(0)
         self._effects: list[LeaderEffect] = []
         self._n = 0
         self._listening_since = now

@@ -12,13 +12,13 @@ from tensorhub_common.protocol.rollout.messages import (
     Frame,
     FrameResult,
     HeartbeatResult,
+    PublishedVersions,
     Report,
     ReportResult,
     RunnerHeartbeat,
     Sampling,
     TokenRun,
     VersionRule,
-    Versions,
 )
 from tensorhub_rollout.core.outcomes import Outcome
 
@@ -88,7 +88,7 @@ class PromptLoaded(msgspec.Struct, frozen=True):
 class VersionsSeen(msgspec.Struct, frozen=True):
     """The versions of the model changed."""
 
-    versions: Versions
+    versions: PublishedVersions
 
 
 class BusChanged(msgspec.Struct, frozen=True):

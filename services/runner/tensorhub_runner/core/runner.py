@@ -27,10 +27,10 @@ from tensorhub_common.protocol.rollout.messages import (
     HeldAttempt,
     HeldState,
     Kv,
+    PublishedVersions,
     Report,
     RunnerHeartbeat,
     TokenRun,
-    Versions,
     attempt_key,
 )
 from tensorhub_runner.core.runner_events import (
@@ -121,7 +121,7 @@ class Runner:
         self.version: int | None = None
         """What is in the engine's memory; None while it changes."""
         self.root = ""
-        self.versions = Versions(0)
+        self.versions = PublishedVersions(0)
         self.steps = 0
         self.is_leaving = False
         self.wants_load = False
@@ -259,7 +259,7 @@ class Runner:
         if event.result.wants_report and not is_new:
             self._report()
 
-    def _see(self, versions: Versions) -> None:
+    def _see(self, versions: PublishedVersions) -> None:
         if versions.seq >= self.versions.seq:
             self.versions = versions
 

@@ -66,7 +66,7 @@ class TokenRun(msgspec.Struct, frozen=True, array_like=True):
     kv: Kv = "fresh"
 
 
-class Versions(msgspec.Struct, frozen=True, array_like=True):
+class PublishedVersions(msgspec.Struct, frozen=True, array_like=True):
     """All versions that are published and unretired, at a sequence of the job's log."""
 
     seq: int
@@ -95,7 +95,7 @@ class AssignRequest(msgspec.Struct, frozen=True):
     log: str
     term: int
     incarnation: int
-    versions: Versions
+    versions: PublishedVersions
     assigns: tuple[Assign, ...]
 
 
@@ -208,7 +208,7 @@ class HeartbeatResult(msgspec.Struct, frozen=True):
     """From the leader."""
 
     term: int
-    versions: Versions
+    versions: PublishedVersions
     wants_report: bool = False
 
 
