@@ -1,8 +1,8 @@
 """What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
 
 The tests start hundreds of interpreters, several workers side by side: each of them finds bytecode, torch has one
-thread, as a worker has one core, and Ctrl-C is not ignored. What they start and make is gone when they end
-(`leftovers.py`).
+thread, as a worker has one core, and neither Ctrl-C nor a hangup is ignored. What they start and make is gone when they
+end (`leftovers.py`).
 
 Examples are the same in every run, on every machine: what fails once fails again, and what passed here passes there.
 With `--hypothesis-profile=anew` they are others each time, and with `thorough` eight times as many, as in `make slow`;
@@ -24,9 +24,10 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Else the threads of every torch spin on the same cores, for half as much again of a test's time. It asks at import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A shell has what it runs in the background ignore Ctrl-C, and all that this starts would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell has what it runs in the background ignore Ctrl-C, and nohup a hangup; all that this starts would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # No deadline, and no complaint about examples that are slow to draw: how long one takes says how busy the machine is.
 settings.register_profile(

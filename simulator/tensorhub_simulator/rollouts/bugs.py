@@ -147,7 +147,7 @@ def _version_late() -> tuple[Replacement, ...]:
 
 
 def _on_after_the_stop() -> tuple[Replacement, ...]:
-    """A request whose stop token is here goes on, because nobody has said that it ended."""
+    """A request whose stop token is here goes on, because its runner has not said that it ended."""
     return ((Response, "ends_by", lambda self, sampling: None),)
 
 

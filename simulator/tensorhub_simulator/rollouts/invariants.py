@@ -18,7 +18,7 @@ def check(world: RolloutWorld) -> None:
         _check_response(of, world.seeds[of], written)
     assert world.failed.keys() <= world.poisoned, f"these failed, and nothing was wrong with them: {world.failed}"
     unanswered = set(world.opened) - world.responses.keys() - world.cancelled - world.failed.keys()
-    assert not unanswered, f"requests that nobody cancelled have no response: {sorted(unanswered)}"
+    assert not unanswered, f"requests that were not cancelled have no response: {sorted(unanswered)}"
 
 
 def _check_response(of: RequestId, seed: int, written: Written) -> None:

@@ -8,7 +8,7 @@ from tensorhub_common.protocol.rollout.entries import Attempt
 TOKENS_MAX: Final = 40
 STOP: Final = 2
 STOPS_AFTER: Final = 24
-"""A response stops after so many tokens on average, wherever it was begun: another attempt has another length."""
+"""The mean number of tokens until a response stops, wherever it was begun: another attempt has another length."""
 
 
 def token_of(seed: int, position: int, attempt: Attempt) -> int:

@@ -424,7 +424,7 @@ class RolloutWorld:
                 pass
 
     def _note_lost(self, manager: ManagerProcess, effect: InstanceLost) -> None:
-        """Nobody is lost whom the leader could not hear, or who was heard just now."""
+        """No runner is lost that the leader could not hear, or that was heard just now."""
         runner, now = self._runner(effect.runner), self.agenda.now
         self._lost.add((runner.name, runner.life))
         if not effect.reason.startswith("it was silent"):
@@ -514,7 +514,7 @@ class RolloutWorld:
                 pass
 
     def _ask_leaders(self, runner: RunnerProcess, event: LeaderInput) -> None:
-        """Ask whoever thinks that it leads: two may, for a while, and both answer."""
+        """Ask each manager that thinks that it leads: two may, for a while, and both answer."""
         for manager in self.managers:
             self._send(manager, partial(self._answer, manager, runner, event))
 
@@ -550,7 +550,7 @@ class RolloutWorld:
         self._later(runner, STEP_S, lambda: self._engine_step(runner))
 
     def _note_made(self, runner: RunnerProcess, of: RequestId, position: int) -> None:
-        """Nothing is generated twice while who made it lives; of a runner that was taken for lost nobody knows."""
+        """No token is made twice while its maker lives; a runner that was taken for lost does not count."""
         if (runner.name, runner.life) in self._lost or self.on_update == "restart":
             return
         maker, life, stops = self._makers.get((of, position), (runner, 0, 0))
@@ -559,7 +559,7 @@ class RolloutWorld:
         self._makers[of, position] = (runner, runner.life, runner.stops)
 
     def _note_inherited(self, runner: RunnerProcess, of: RequestId, count: int) -> None:
-        """Whoever begins with a prefix has it; the runner before may forget it."""
+        """A runner that begins with a prefix has it; the runner before may forget it."""
         if (runner.name, runner.life) not in self._lost:
             for position in range(count):
                 self._makers[of, position] = (runner, runner.life, runner.stops)

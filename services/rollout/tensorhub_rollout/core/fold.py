@@ -354,7 +354,6 @@ class _Step:
         request.end = end
         if end.payload is not None:
             self.state.payloads[end.payload].uses += 1
-        submission.groups[request.group].open -= 1
         self.state.open -= 1
         self.state.consumers[submission.consumer].ended.setdefault(self.seq, []).append(of)
 
@@ -373,7 +372,6 @@ class _Step:
         request = submission.requests.pop(of.index)
         group = submission.groups[request.group]
         if request.state is RequestState.OPEN:
-            group.open -= 1
             self.state.open -= 1
         if request.end is not None:
             consumer.ended[request.end.seq].remove(of)
@@ -434,7 +432,6 @@ def _opened(group: GroupSubmitted, first: int) -> Group:
         group.priority,
         group.version,
         group.is_named,
-        open=group.size,
         undone=group.size,
     )
 

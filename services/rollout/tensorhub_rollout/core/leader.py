@@ -32,6 +32,7 @@ from tensorhub_common.protocol.rollout.messages import (
     ReportResult,
     TokenRun,
     attempt_of,
+    is_well_formed,
 )
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
@@ -80,12 +81,14 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     resend_s: float = 0.25
     """What was not answered is asked again."""
     checkpoint_s: float = 2.0
+    look_s: float = 0.02
+    """What time alone changes is looked at so often, and not with each frame: a look is at every placement."""
     assign_tokens_max: int = 32_768
     """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
     attempts_max: int = 5
-    """So many attempts one after the other without a new token end a request as failed."""
+    """A request fails after this number of attempts one after the other without a new token."""
     restarts_max: int = 3
-    """After so many restarts a request goes on on the new version."""
+    """A request that was restarted so often goes on with its tokens on the next version."""
 
 
 _AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
@@ -109,7 +112,7 @@ class Leader:
         self._listening_since = now
         self._gathered_at = now + limits.gather_s
         self._has_gathered = False
-        self._checkpointed_at = now
+        self._checkpointed_at = self._looked_at = now
         self._is_connected = True
         self._now = now
         for of, _, request in state.requests():
@@ -142,20 +145,15 @@ class Leader:
             self._listen_anew()
         if not isinstance(event, Tick):
             self._handlers[type(event)](event)
-        self._on_time()
+        if now >= self.deadline():
+            self._looked_at = now
+            self._on_time()
         effects, self._effects = self._effects, []
         return effects
 
-    def deadline(self) -> float | None:
-        """Return when time alone changes something."""
-        limits = self.limits
-        times = [self._checkpointed_at + limits.checkpoint_s]
-        for each in self.instances.values():
-            times.append(max(each.heard_at, self._listening_since) + limits.silence_s)
-            if each.asked_to_forget_at is not None:
-                times.append(each.asked_to_forget_at + limits.resend_s)
-        times += [each.asked_at + limits.resend_s for each in self.placements.values() if each.asked_at is not None]
-        return min(times)
+    def deadline(self) -> float:
+        """Return when time alone may change something."""
+        return self._looked_at + self.limits.look_s
 
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold."""
@@ -226,7 +224,7 @@ class Leader:
         response = self.responses.get(of)
         attempt = Attempt(self.term, self._n)
         began_at = self._stored_count(of) if response is None else response.count
-        request.placement = Placement(of, attempt, runner, began_at)
+        request.placement = Placement(of, attempt, runner, began_at, self._tokens_max(of))
         self.placements[attempt] = request.placement
         instance.attempts.add(attempt)
         if response is None and began_at:
@@ -234,6 +232,10 @@ class Leader:
             return
         self.responses.setdefault(of, Response())
         self._effects.append(LoadPrompt(of))
+
+    def _tokens_max(self, of: RequestId) -> int:
+        submission = self.state.submissions[of.submission]
+        return submission.groups[submission.requests[of.index].group].tokens_max
 
     def _stored_count(self, of: RequestId) -> int:
         stored = self.state.request(of)
@@ -406,7 +408,7 @@ class Leader:
                     self.responses[placement.request] = Response(attempt=placement.attempt)
                 self._over(placement, finished.error if finished.reason == "failed" else None)
                 if finished.reason == "restart":
-                    # Nobody wants its tokens again.
+                    # Its tokens are not wanted again.
                     self.requests[placement.request].unforgotten.pop(placement.attempt, None)
                     self._forget(placement.runner, placement.attempt)
 
@@ -462,7 +464,7 @@ class Leader:
                 pass
 
     def _close(self, of: RequestId) -> None:
-        """The log has the request's end: whoever has an attempt of it forgets it."""
+        """The log has the request's end: the runners of its attempts forget them."""
         request = self.requests.pop(of)
         self.responses.pop(of, None)
         for attempt, runner in request.unforgotten.items():
@@ -560,7 +562,9 @@ class Leader:
         response = self.responses.get(held.request)
         if response is None or response.attempt != held.attempt:
             self.responses[held.request] = Response(attempt=held.attempt)
-        placement = Placement(held.request, held.attempt, runner, self._held(held.request))
+        placement = Placement(
+            held.request, held.attempt, runner, self._held(held.request), self._tokens_max(held.request)
+        )
         placement.move(AttemptTransition.ADOPTED)
         request.placement = self.placements[held.attempt] = placement
         request.unforgotten.pop(held.attempt, None)
@@ -586,6 +590,9 @@ class Leader:
             return
         if instance is None:
             self._effects.append(AnswerFrame(FrameResult(self.term, frame.number, wants_report=True)))
+            return
+        if not is_well_formed(frame):
+            self._lose(instance, f"its frame {frame.number} can't be read")
             return
         finished = []
         for each in frame.finished:
@@ -628,6 +635,11 @@ class Leader:
         if placement.state is AttemptState.COMPLETE:
             return True
         response = self.responses[placement.request]
+        if start + len(tokens) // TOKEN_BYTES > placement.tokens_max:
+            self._lose(
+                self.instances[placement.runner], f"it made more than {placement.tokens_max} tokens of a response"
+            )
+            return True
         try:
             if not response.take(start, tokens, logprobs):
                 return False

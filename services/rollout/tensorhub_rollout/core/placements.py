@@ -17,6 +17,8 @@ class Placement:
     runner: str
     began_at: int
     """How many tokens of the request were held when it was placed."""
+    tokens_max: int
+    """Limit of the tokens of the response."""
     state: AttemptState = AttemptState.PREPARED
     confirmed: int = 0
     """How many tokens of the prefix the runner has said that it holds."""

@@ -2,7 +2,7 @@
 
 Invariants (`check`):
 - A payload is known exactly while a submission, a kept part or an undone end names it.
-- A group has as many open and undone requests as its counts say. A submission without an undone request is gone.
+- A group has as many undone requests as it counts. A submission without an undone request is gone.
 - An id belongs to one group of its consumer.
 """
 
@@ -16,7 +16,7 @@ from tensorhub_common.protocol.rollout.entries import Attempt, EndReason, Reques
 from tensorhub_rollout.core.transitions import RequestState
 
 DONE_IDS_MAX: Final = 262_144
-"""So many ids of groups that are done are kept for each consumer, the latest."""
+"""Limit of the ids of done groups that each consumer keeps, the latest."""
 
 
 class Part(msgspec.Struct):
@@ -70,8 +70,8 @@ class Group(msgspec.Struct):
     priority: int
     version: int | None
     is_named: bool
-    open: int
     undone: int
+    """How many of its requests are not done."""
 
 
 class Submission(msgspec.Struct):
@@ -106,7 +106,7 @@ class Consumer(msgspec.Struct):
 
 
 class StoredPayload(msgspec.Struct):
-    """A payload that is in use, by so many."""
+    """A payload that is in use. `uses`: how many things name it."""
 
     nbytes: int
     uses: int = 0
@@ -124,11 +124,6 @@ class RolloutState(msgspec.Struct):
     consumers: dict[str, Consumer] = {}
     submissions: dict[int, Submission] = {}
     payloads: dict[str, StoredPayload] = {}
-
-    @property
-    def payload_bytes(self) -> int:
-        """How many bytes of payloads are in use."""
-        return sum(each.nbytes for each in self.payloads.values())
 
     def request(self, of: RequestId) -> Request | None:
         """Return the request, or None: it is done and forgotten, or never was."""
@@ -174,8 +169,7 @@ def _check_request(request: Request) -> None:
 def _check_submission(submission: Submission) -> None:
     assert submission.groups
     for index, group in submission.groups.items():
-        states = Counter(each.state for each in submission.requests.values() if each.group == index)
-        assert (group.open, group.undone) == (states[RequestState.OPEN], states.total())
+        assert group.undone == sum(each.group == index for each in submission.requests.values())
         assert group.undone > 0
     assert {each.group for each in submission.requests.values()} == submission.groups.keys()
 

@@ -25,7 +25,7 @@ class BalancingLimits(msgspec.Struct, frozen=True):
     """The settings of the load balance."""
 
     pending_max: int = 4
-    """So many requests may be pending on an instance (Theta)."""
+    """Limit of the requests that are pending on an instance (Theta)."""
 
 
 def balance(view: FleetView, limits: BalancingLimits, plateaus: Mapping[str, int]) -> tuple[Action, ...]:

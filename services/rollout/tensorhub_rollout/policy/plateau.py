@@ -15,9 +15,7 @@ import msgspec
 
 PLATEAU_SHARE: Final = 0.9
 SAMPLES_MIN: Final = 8
-"""Before so many steps were measured nothing is known of an instance."""
-SAMPLES_MAX: Final = 512
-"""So many steps are kept, the latest."""
+"""With fewer measured steps nothing is known of an instance."""
 
 
 class EngineStep(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ class SeedingSettings(msgspec.Struct, frozen=True):
     initial_s: float = 150.0
     """T_init."""
     remembered_max: int = 1024
-    """So many counts of instances are remembered, the latest."""
+    """Limit of the counts of instances that are remembered, the latest."""
 
 
 class StepTimes(msgspec.Struct, frozen=True):

@@ -15,8 +15,6 @@ class InstanceView(msgspec.Struct, frozen=True):
     """In the order in which they were placed."""
     executing: tuple[RequestId, ...]
     """The same."""
-    context_tokens: int = 0
-    """Of all that it executes: prompts and tokens together."""
     takes_more: bool = True
     """Whether requests may be placed on it."""
 

@@ -61,7 +61,7 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     """The bounds of a runner; times in seconds."""
 
     slots: int = 64
-    """So many requests run at once."""
+    """How many requests run at once."""
     held_max: int = 1024
     """Limit of the attempts that it holds; what is assigned beyond is refused."""
     flush_s: float = 0.05
@@ -70,9 +70,9 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     resend_s: float = 0.25
     """What was not answered is sent again."""
     frames_ahead_max: int = 8
-    """So many frames may be without an answer."""
+    """Limit of the frames without an answer."""
     ended_kept_max: int = 65_536
-    """So many attempts that ended are remembered, the latest, so that no late assign begins one again."""
+    """Limit of the ended attempts that are remembered, the latest, so that no late assign begins one again."""
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ def test_a_round_begins_and_ends_with_one_word_and_the_longer_way_is_still_there
 
 @pytest.mark.parametrize("attempt", [None, 0, 2])
 def test_leases_of_another_attempt_or_none_are_no_leases(attempt: int | None) -> None:
-    refused(mapping().filled("rollout", 12, attempt=attempt), BAD)
+    assert refused(mapping().filled("rollout", 12, attempt=attempt), BAD).error == BAD
 
 
 def test_what_was_decided_again_meanwhile_is_not_ended_by_the_old_word() -> None:
@@ -85,7 +85,7 @@ def test_all_shards_of_a_replica_are_mapped_or_none(*, mapped: bool, how: str) -
 @pytest.mark.parametrize(("staged", "mapped"), [(True, False), (False, True), (False, False)])
 def test_who_moves_bytes_waits_for_the_start(*, staged: bool, mapped: bool) -> None:
     """A retained last copy may have to stay, and others must hear that a round reads: for a newer version's sake."""
-    refused(mapping(staged=staged, mapped=mapped).filled("rollout", 12, attempt=1), BAD)
+    assert refused(mapping(staged=staged, mapped=mapped).filled("rollout", 12, attempt=1), BAD).error == BAD
 
 
 class Crowd:

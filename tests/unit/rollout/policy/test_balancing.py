@@ -106,4 +106,4 @@ def test_no_view_leads_to_what_the_rules_do_not_name(
                     assert len(giver.executing) - len(actions) >= plateaus[source]
     moved_or_placed = bool(actions)
     room = any(each.takes_more and len(each.pending) < pending_max for each in view.instances)
-    assert moved_or_placed or not (view.waiting and room), "whoever has room takes what waits"
+    assert moved_or_placed or not (view.waiting and room), "an instance with room takes what waits"

@@ -160,17 +160,6 @@ SdkEntry = Submit | Cancel | Done
 LeaderEntry = Checkpoint | End | Scale
 AnyEntry = Attach | SdkEntry | Lead | LeaderEntry
 
-VERBS: Final[dict[str, type[msgspec.Struct]]] = {
-    "attach": Attach,
-    "submit": Submit,
-    "cancel": Cancel,
-    "done": Done,
-    "lead": Lead,
-    "checkpoint": Checkpoint,
-    "end": End,
-    "scale": Scale,
-}
-
 
 class UnreadableEntry(msgspec.Struct, frozen=True):
     """What stands in the log and is no entry. It changes nothing."""

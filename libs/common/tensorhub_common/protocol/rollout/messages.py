@@ -15,8 +15,7 @@ from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 
 TOKEN_BYTES: Final = 4
 """Of a token, and of a log-probability."""
-ASSIGN_TOKENS_MAX: Final = 32_768
-"""Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
+_COLUMN_BYTES: Final = 8
 
 OnUpdate = Literal["finish", "continue", "restart", "keep"]
 """What becomes of a request when the weights of its engine change."""
@@ -125,7 +124,7 @@ class AbortResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt ended by itself, after so many tokens of its request."""
+    """An attempt ended by itself. `tokens`: how many its request has then."""
 
     attempt: Attempt
     tokens: int
@@ -151,6 +150,17 @@ class Frame(msgspec.Struct, frozen=True):
     runs: tuple[tuple[Attempt, TokenRun], ...] = ()
     """The runs that begin in this frame, with the attempts of their rows: a prefix has runs of earlier attempts."""
     finished: tuple[Finished, ...] = ()
+
+
+def is_well_formed(frame: Frame) -> bool:
+    """Tell whether the columns of a frame are whole and name as many tokens as it has."""
+    sizes = {len(frame.attempts), len(frame.starts), len(frame.counts)}
+    if len(sizes) > 1 or len(frame.attempts) % _COLUMN_BYTES:
+        return False
+    starts, counts = (memoryview(column).cast("q") for column in (frame.starts, frame.counts))
+    if min(starts, default=0) < 0 or min(counts, default=0) < 0:
+        return False
+    return len(frame.tokens) == len(frame.logprobs) == TOKEN_BYTES * sum(counts)
 
 
 class FrameResult(msgspec.Struct, frozen=True):
