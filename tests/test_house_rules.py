@@ -207,7 +207,7 @@ def seams_of(package: Path) -> set[str]:
     return {f"{package.parent.name}.{package.name}.{module}" for module in SEAM.findall(named)}
 
 
-@pytest.mark.parametrize("service", ["planner", "registry", "rollout"])
+@pytest.mark.parametrize("service", ["planner", "registry", "rollout", "runner"])
 def test_unit_tests_of_a_service_import_its_seams_alone(service: str) -> None:
     """So that a module inside a package is renamed without a change of tests."""
     root = ROOT / "services" / service / f"tensorhub_{service}"

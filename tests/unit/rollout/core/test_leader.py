@@ -8,6 +8,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.protocol.rollout.entries import (
     Attach,
     Attempt,
+    Checkpoint,
     GroupSubmitted,
     Lead,
     Payload,
@@ -17,6 +18,7 @@ from tensorhub_common.protocol.rollout.entries import (
 )
 from tensorhub_common.protocol.rollout.messages import (
     AssignResult,
+    Finished,
     Frame,
     PublishedVersions,
     Report,
@@ -36,8 +38,10 @@ from tensorhub_rollout.core.leader_events import (
     InstanceLost,
     LeaderEffect,
     Place,
+    PrefixLoaded,
     PromptLoaded,
     ReportCame,
+    StoreEnd,
     StoreTokens,
     VersionsSeen,
 )
@@ -52,10 +56,9 @@ def leader() -> Leader:
     """Return a leader whose one request runs on its one runner; it may have four tokens."""
     state = RolloutState("job")
     group = GroupSubmitted("p", "a" * 64, 1, 1, 4)
-    for seq, entry in enumerate(
-        (Lead(1, "m"), Attach("main", "policy", 0, "n"), Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1))), 1
-    ):
-        fold(state, seq, entry)
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
     made = Leader(state, LOG, LeaderLimits(gather_s=0.0), 0.0)
     made.handle(VersionsSeen(PublishedVersions(1, (1,))), 0.0)
     made.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, 8, 1)), 0.0)
@@ -112,6 +115,59 @@ def test_tokens_that_differ_from_those_before_lose_the_runner(leader: Leader) ->
     other = frame(0, 2, tokens=array("i", [0, 9]).tobytes())
     assert InstanceLost(RUNNER, "tokens 0 to 2 are not those that came before") in taken(leader, other)
     assert leader.responses[REQUEST].count == 2
+
+
+def placed_again(leader: Leader, number: int, now: float) -> Attempt:
+    """Have the runner back after it was lost, and the request on it once more."""
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number, 0, 8, 1)), now)
+    leader.handle(ReportCame(RUNNER, Report(LOG, number, ())), now)
+    leader.handle(Place(REQUEST, RUNNER), now)
+    leader.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule(on_update="restart")), now)
+    (attempt,) = leader.placements
+    held = leader.responses[REQUEST].count
+    leader.handle(AssignAnswered(RUNNER, number, (AssignResult(attempt, held),)), now)
+    return attempt
+
+
+def said_by(attempt: Attempt, number: int, start: int, *tokens: int, finished: tuple[Finished, ...] = ()) -> FrameCame:
+    columns = (array("q", [each]).tobytes() for each in (attempt_key(attempt), start, len(tokens)))
+    attempts, starts, counts = columns
+    body = array("i", tokens).tobytes()
+    return FrameCame(RUNNER, Frame(LOG, number, 1, attempts, starts, counts, body, body, (), finished))
+
+
+def test_only_attempts_one_after_the_other_without_a_token_count(leader: Leader) -> None:
+    """Four fail, one makes a token, and then it takes five more."""
+    effects: list[LeaderEffect] = []
+    for number in range(2, 11):
+        assert not [each for each in effects if isinstance(each, StoreEnd)]
+        attempt = placed_again(leader, number, number / 10)
+        if number == 5:
+            leader.handle(said_by(attempt, number, 0, 5), number / 10)
+        effects = leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number + 1, 0, 8, 1)), number / 10)
+    (end,) = [each for each in effects if isinstance(each, StoreEnd)]
+    assert (end.ended.reason, end.ended.tokens) == ("failed", 1)
+    assert end.ended.error == (
+        "5 attempts one after the other made no token; the last one: runner-0 was lost: it began anew"
+    )
+
+
+def test_after_a_restart_checkpoints_begin_anew(leader: Leader) -> None:
+    taken(leader, frame(0, 3))
+    (kept,) = [each for each in leader.handle(Tick(), 0.4 + 2.0) if isinstance(each, StoreTokens)]
+    fold(leader.state, 4, Checkpoint(1, RUNNER, (kept.part,), Payload("c" * 64, 12)))
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 1, 8, 1)), 2.4)
+    leader.handle(said_by(ATTEMPT, 1, 3, finished=(Finished(ATTEMPT, 3, "restart"),)), 2.4)
+    attempt = placed_again(leader, 2, 2.5)
+    leader.handle(said_by(attempt, 2, 0, 9, 9, 9, 9), 2.5)
+    (again,) = [each for each in leader.handle(Tick(), 4.6) if isinstance(each, StoreTokens)]
+    assert (again.part.attempt, again.part.start, again.part.stop) == (attempt, 0, 4)
+
+
+def test_a_prefix_that_is_read_twice_takes_no_token_away(leader: Leader) -> None:
+    taken(leader, frame(0, 3))
+    leader.handle(PrefixLoaded(REQUEST, b"", b"", ()), 0.12)
+    assert leader.responses[REQUEST].count == 3
 
 
 def test_an_attempt_is_one_number_in_a_frame_in_the_order_of_attempts() -> None:

@@ -1,0 +1,116 @@
+"""What a runner takes, begins and says; tests/unit/simulator/test_rollouts.py has the rest."""
+
+import pytest
+
+from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
+from tensorhub_common.protocol.rollout.messages import (
+    AbortRequest,
+    Assign,
+    AssignRequest,
+    Finished,
+    PublishedVersions,
+    Sampling,
+    TokenRun,
+    VersionRule,
+)
+from tensorhub_runner.core.runner import Runner, RunnerLimits
+from tensorhub_runner.core.runner_events import (
+    AbortCame,
+    AnswerAbort,
+    AnswerAssign,
+    AssignCame,
+    Begin,
+    EngineStepped,
+    PreemptionNoticed,
+    RunnerEffect,
+    SendFrame,
+    StepTokens,
+    WeightsChanging,
+    WeightsLoaded,
+)
+
+ATTEMPT, NEXT = Attempt(1, 1), Attempt(1, 2)
+SAMPLING = Sampling(8, 7)
+TOKEN = b"\1\0\0\0"
+
+
+def assigned(
+    *attempts: Attempt, term: int = 1, rule: VersionRule | None = None, published: tuple[int, ...] = (1,)
+) -> AssignCame:
+    assigns = tuple(Assign(RequestId(3, each.n), each, b"", SAMPLING, rule or VersionRule()) for each in attempts)
+    return AssignCame(AssignRequest("log", term, 1, PublishedVersions(1, published), assigns))
+
+
+@pytest.fixture
+def runner() -> Runner:
+    """Return a runner whose engine holds version 1."""
+    made = Runner("runner-0", "log", 1, RunnerLimits(held_max=2), 0.0)
+    made.handle(WeightsLoaded(1, "root-1"), 0.0)
+    return made
+
+
+def refusals(effects: list[RunnerEffect]) -> list[str | None]:
+    (answer,) = [each for each in effects if isinstance(each, AnswerAssign)]
+    return [each.refused for each in answer.results]
+
+
+def begun(effects: list[RunnerEffect]) -> list[Attempt]:
+    return [each.attempt for each in effects if isinstance(each, Begin)]
+
+
+def frames(effects: list[RunnerEffect]) -> list[SendFrame]:
+    return [each for each in effects if isinstance(each, SendFrame)]
+
+
+def test_an_attempt_begins_and_its_tokens_are_sent_with_their_run(runner: Runner) -> None:
+    assert begun(runner.handle(assigned(ATTEMPT), 0.0)) == [ATTEMPT]
+    (sent,) = frames(runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 1.0))
+    assert sent.frame.runs == ((ATTEMPT, TokenRun(0, 1, "root-1", "runner-0", ATTEMPT, "fresh")),)
+    assert (sent.frame.tokens, sent.frame.finished) == (TOKEN, ())
+
+
+def test_only_so_much_is_held_and_a_machine_that_goes_away_takes_nothing(runner: Runner) -> None:
+    third = Attempt(1, 3)
+    assert refusals(runner.handle(assigned(ATTEMPT, NEXT, third), 0.0)) == [None, None, "there is no room"]
+    leaving = Runner("runner-1", "log", 1, RunnerLimits(), 0.0)
+    leaving.handle(PreemptionNoticed(), 0.0)
+    assert refusals(leaving.handle(assigned(ATTEMPT), 0.0)) == ["the machine goes away"]
+
+
+def test_a_leader_of_a_lower_term_is_not_answered(runner: Runner) -> None:
+    runner.handle(assigned(ATTEMPT, term=2), 0.0)
+    assert runner.handle(assigned(NEXT, term=1), 0.01) == []
+    late = AbortCame(AbortRequest("log", 1, 1, stop=(ATTEMPT,)))
+    assert not [each for each in runner.handle(late, 0.02) if isinstance(each, AnswerAbort)]
+    assert ATTEMPT in runner.held
+    for other in (AbortRequest("another log", 2, 1, forget=(ATTEMPT,)), AbortRequest("log", 2, 9, forget=(ATTEMPT,))):
+        runner.handle(AbortCame(other), 0.03)
+        assert ATTEMPT in runner.held
+
+
+@pytest.mark.parametrize(
+    ("rule", "published", "begins"),
+    [
+        (VersionRule(), (1,), True),
+        (VersionRule(), (1, 2), False),
+        (VersionRule(staleness=1), (1, 2), True),
+        (VersionRule(staleness=1), (1, 2, 3), False),
+        (VersionRule(pinned=1), (1, 2, 3), True),
+        (VersionRule(pinned=2), (1, 2), False),
+    ],
+)
+def test_what_its_rule_forbids_does_not_begin_and_is_given_back(
+    runner: Runner, rule: VersionRule, published: tuple[int, ...], *, begins: bool
+) -> None:
+    assert begun(runner.handle(assigned(ATTEMPT, rule=rule, published=published), 0.0)) == [ATTEMPT] * begins
+    given_back = [each for sent in frames(runner.handle(EngineStepped(()), 1.0)) for each in sent.frame.finished]
+    assert given_back == [Finished(ATTEMPT, 0, "superseded")] * (not begins)
+
+
+def test_a_run_that_got_no_token_is_replaced(runner: Runner) -> None:
+    runner.handle(assigned(ATTEMPT, rule=VersionRule(staleness=9)), 0.0)
+    for version in (2, 3):
+        runner.handle(WeightsChanging(), 0.0)
+        runner.handle(WeightsLoaded(version, f"root-{version}"), 0.0)
+    (sent,) = frames(runner.handle(EngineStepped((StepTokens(ATTEMPT, TOKEN, TOKEN),)), 1.0))
+    assert [(run.start, run.version) for _, run in sent.frame.runs] == [(0, 3)]
