@@ -8,10 +8,10 @@ from unittest import mock
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
-from tensorhub_common.protocol.rollout.messages import attempt_of
+from tensorhub_common.protocol.rollout.messages import AbortRequest, attempt_of
 from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core.leader import Leader
-from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded
+from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort
 from tensorhub_rollout.core.placements import Placement
 from tensorhub_rollout.core.responses import Response
 from tensorhub_runner.core import runner as runner_module
@@ -111,11 +111,12 @@ def _closed_before_the_log() -> tuple[Replacement, ...]:
     def store_end(self: Leader, of: RequestId) -> None:
         known(self, of)
         request = self.requests.get(of)
-        if request is not None and request.placement is not None:
-            instance = self.instances.get(request.placement.runner)
-            if instance is not None:
-                instance.to_forget[request.placement.attempt] = None
-                instance.attempts.discard(request.placement.attempt)
+        instance = (
+            None if request is None or request.placement is None else self.instances.get(request.placement.runner)
+        )
+        if request is not None and request.placement is not None and instance is not None:
+            forget = AbortRequest(self.log, self.term, instance.incarnation, forget=(request.placement.attempt,))
+            self._effects.append(SendAbort(instance.runner, forget))
 
     return ((Leader, "_store_end", store_end),)
 

@@ -485,26 +485,37 @@ class Leader:
         instance.heard_at = self._now
         return instance
 
-    def _heartbeat(self, event: HeartbeatCame) -> None:
-        runner, beat = event.runner, event.beat
+    def _heard(self, runner: str, log: str, incarnation: int) -> Instance | None:
+        """Return the instance of a runner that says something, known or not; None: its process was replaced.
+
+        Whatever it says first makes it known, so that a new leader waits for its report.
+        """
         instance = self.instances.get(runner)
-        if beat.log != self.log or (instance is not None and beat.incarnation < instance.incarnation):
-            return
-        if instance is not None and beat.incarnation > instance.incarnation:
+        if log != self.log or (instance is not None and incarnation < instance.incarnation):
+            return None
+        if instance is not None and incarnation > instance.incarnation:
             self._lose(instance, "it began anew")
             instance = None
         if instance is None:
-            instance = self.instances[runner] = Instance(runner, beat.incarnation, self._now, stepped_at=self._now)
+            instance = self.instances[runner] = Instance(runner, incarnation, self._now, stepped_at=self._now)
+        instance.heard_at = self._now
+        return instance
+
+    def _heartbeat(self, event: HeartbeatCame) -> None:
+        beat = event.beat
+        instance = self._heard(event.runner, beat.log, beat.incarnation)
+        if instance is None:
+            return
         if beat.steps != instance.steps or not instance.attempts:
             instance.stepped_at = self._now
-        instance.heard_at, instance.steps, instance.slots = self._now, beat.steps, beat.slots
+        instance.steps, instance.slots = beat.steps, beat.slots
         instance.version, instance.is_leaving = beat.version, beat.is_leaving
         self._effects.append(AnswerHeartbeat(HeartbeatResult(self.term, self.versions, not instance.has_reported)))
 
     def _report(self, event: ReportCame) -> None:
         runner, report = event.runner, event.report
-        instance = self._is_known(runner, report.incarnation)
-        if report.log != self.log or instance is None:
+        instance = self._heard(runner, report.log, report.incarnation)
+        if instance is None:
             return
         forget, resend = [], []
         for held in report.held:
@@ -585,11 +596,8 @@ class Leader:
 
     def _frame(self, event: FrameCame) -> None:
         runner, frame = event.runner, event.frame
-        instance = self._is_known(runner, frame.incarnation)
-        if frame.log != self.log:
-            return
+        instance = self._heard(runner, frame.log, frame.incarnation)
         if instance is None:
-            self._effects.append(AnswerFrame(FrameResult(self.term, frame.number, wants_report=True)))
             return
         if not is_well_formed(frame):
             self._lose(instance, f"its frame {frame.number} can't be read")
@@ -605,7 +613,9 @@ class Leader:
         for placement in finished:
             if placement.attempt in self.placements and not self._look_whether_over(placement):
                 resend.append((placement.attempt, self._held(placement.request)))
-        self._effects.append(AnswerFrame(FrameResult(self.term, frame.number, tuple(resend), is_unknown)))
+        self._effects.append(
+            AnswerFrame(FrameResult(self.term, frame.number, tuple(resend), is_unknown or not instance.has_reported))
+        )
 
     def _take_rows(self, instance: Instance, frame: Frame) -> tuple[list[tuple[Attempt, int]], bool]:
         """Take the rows of a frame; return what to send again, and whether an attempt is unknown."""

@@ -20,6 +20,7 @@ from tensorhub_common.protocol.rollout.messages import (
     AssignResult,
     Finished,
     Frame,
+    HeldAttempt,
     PublishedVersions,
     Report,
     RunnerHeartbeat,
@@ -162,6 +163,19 @@ def test_after_a_restart_checkpoints_begin_anew(leader: Leader) -> None:
     leader.handle(said_by(attempt, 2, 0, 9, 9, 9, 9), 2.5)
     (again,) = [each for each in leader.handle(Tick(), 4.6) if isinstance(each, StoreTokens)]
     assert (again.part.attempt, again.part.start, again.part.stop) == (attempt, 0, 4)
+
+
+def test_a_runner_that_is_heard_by_a_frame_is_waited_for(leader: Leader) -> None:
+    """Its first heartbeat to a new leader may be late; its report counts before that."""
+    new = Leader(leader.state, LOG, LeaderLimits(gather_s=0.1), 1.0)
+    (asked,) = new.handle(FrameCame(RUNNER, frame(0, 3)), 1.05)
+    assert isinstance(asked, AnswerFrame)
+    assert asked.result.wants_report
+    new.handle(Tick(), 1.2)
+    assert [*new.waiting()] == []
+    new.handle(ReportCame(RUNNER, Report(LOG, 1, (HeldAttempt(REQUEST, ATTEMPT, 3, "running"),))), 1.21)
+    new.handle(Tick(), 1.25)
+    assert ([*new.waiting()], [*new.placements]) == ([], [ATTEMPT])
 
 
 def test_a_prefix_that_is_read_twice_takes_no_token_away(leader: Leader) -> None:
