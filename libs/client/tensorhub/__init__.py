@@ -16,18 +16,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensorhub import mapping as mapping
     from tensorhub._control.watch import Watched as Watched
+    from tensorhub._rollouts.prompts import Prompt as Prompt
+    from tensorhub._rollouts.prompts import Sampling as Sampling
+    from tensorhub._rollouts.responses import Response as Response
+    from tensorhub._rollouts.responses import TokenRun as TokenRun
     from tensorhub.aio.hub import AsyncHub as AsyncHub
     from tensorhub.aio.hub import connect_async as connect_async
+    from tensorhub.aio.rollouts import AsyncBatch as AsyncBatch
+    from tensorhub.aio.rollouts import AsyncRollouts as AsyncRollouts
     from tensorhub.aio.shard import AsyncShard as AsyncShard
     from tensorhub.errors import *  # noqa: F403 (one list of errors: `tensorhub.errors.__all__`)
     from tensorhub.specs import TensorSpec as TensorSpec
     from tensorhub.sync.hub import Hub as Hub
     from tensorhub.sync.hub import Shard as Shard
     from tensorhub.sync.hub import connect as connect
+    from tensorhub.sync.rollouts import Batch as Batch
+    from tensorhub.sync.rollouts import Rollouts as Rollouts
     from tensorhub_common.layout.parts import Part as Part
     from tensorhub_common.protocol.queries import ReplicaInfo as ReplicaInfo
     from tensorhub_common.protocol.queries import ShardInfo as ShardInfo
     from tensorhub_common.protocol.queries import VersionInfo as VersionInfo
+    from tensorhub_common.protocol.rollout.questions import RolloutStatus as RolloutStatus
     from tensorhub_common.protocol.worker import ReadReport as ReadReport
     from tensorhub_common.protocol.worker import SourceReport as SourceReport
 
@@ -35,16 +44,25 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "AsyncBatch": "tensorhub.aio.rollouts",
     "AsyncHub": "tensorhub.aio.hub",
+    "AsyncRollouts": "tensorhub.aio.rollouts",
     "AsyncShard": "tensorhub.aio.shard",
+    "Batch": "tensorhub.sync.rollouts",
     "Hub": "tensorhub.sync.hub",
     "Part": "tensorhub_common.layout.parts",
+    "Prompt": "tensorhub._rollouts.prompts",
     "ReadReport": "tensorhub_common.protocol.worker",
     "ReplicaInfo": "tensorhub_common.protocol.queries",
+    "Response": "tensorhub._rollouts.responses",
+    "RolloutStatus": "tensorhub_common.protocol.rollout.questions",
+    "Rollouts": "tensorhub.sync.rollouts",
+    "Sampling": "tensorhub._rollouts.prompts",
     "Shard": "tensorhub.sync.hub",
     "ShardInfo": "tensorhub_common.protocol.queries",
     "SourceReport": "tensorhub_common.protocol.worker",
     "TensorSpec": "tensorhub.specs",
+    "TokenRun": "tensorhub._rollouts.responses",
     "VersionInfo": "tensorhub_common.protocol.queries",
     "Watched": "tensorhub._control.watch",
     "connect": "tensorhub.sync.hub",

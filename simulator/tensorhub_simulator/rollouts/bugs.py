@@ -149,7 +149,7 @@ def _version_late() -> tuple[Replacement, ...]:
 
 def _on_after_the_stop() -> tuple[Replacement, ...]:
     """A request whose stop token is here goes on, because its runner has not said that it ended."""
-    return ((Response, "ends_by", lambda self, sampling: None),)
+    return ((Sampling, "ended_by", lambda self, tokens: None),)
 
 
 def _acknowledged_again() -> tuple[Replacement, ...]:

@@ -107,6 +107,7 @@ from tensorhub_simulator.rollouts.model import STOP, TOKENS_MAX, token_of
 from tensorhub_simulator.rollouts.processes import ManagerProcess, Process, RunnerProcess, Written
 
 LOG: Final = "the-log"
+MODEL: Final = "policy"
 NAME: Final = "main"
 STEP_S: Final = 0.02
 LOOK_S: Final = 0.02
@@ -374,12 +375,12 @@ class RolloutWorld:
             Leader(manager.state, LOG, LeaderLimits(checkpoint_s=0.3), self.agenda.now) if is_mine else None
         )
         if manager.leader is not None:
-            self._tell_leader(manager, VersionsSeen(self.versions))
+            self._tell_leader(manager, VersionsSeen(MODEL, self.versions))
 
     def _place_some(self, manager: ManagerProcess) -> None:
         leader = manager.leader
         assert leader is not None
-        for action in balance(leader.view(step=2), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
+        for action in balance(leader.view(MODEL, step=2), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
             match action:
                 case PlaceAction(request=of, runner=runner):
                     self._tell_leader(manager, Place(of, runner))
@@ -470,7 +471,7 @@ class RolloutWorld:
         """Start a runner with an engine that loads the newest version."""
         runner.life += 1
         runner.is_up, runner.incarnation, runner.started_at = True, runner.incarnation + 1, self.agenda.now
-        runner.core = Runner(runner.name, LOG, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now)
+        runner.core = Runner(runner.name, MODEL, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now)
         runner.engine, runner.loaded, runner.is_loading = {}, None, False
         self._later(runner, 0.01, lambda: self._engine_step(runner))
 
@@ -605,13 +606,13 @@ class RolloutWorld:
         newest = max(self.versions.published)
         self.versions = PublishedVersions(self.versions.seq + 1, (*self.versions.published, newest + 1))
         for manager in self.managers:
-            tell = partial(self._tell_leader, manager, VersionsSeen(self.versions))
+            tell = partial(self._tell_leader, manager, VersionsSeen(MODEL, self.versions))
             self._later(manager, self.random.uniform(0.001, 0.05), tell)
 
     # ------------------------------------------------------------------------------------------ the trainer
 
     def _attach(self) -> None:
-        self.append(Attach(NAME, "policy", 0, "nonce"))
+        self.append(Attach(NAME, MODEL, 0, "nonce"))
 
     def restart_trainer(self) -> None:
         """Kill the trainer between receipt and `done`: what it had yielded and not acknowledged comes again."""

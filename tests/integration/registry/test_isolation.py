@@ -39,7 +39,7 @@ from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import Health, JobHealth, QueryError, Status
 from tensorhub_common.runtime.supervision import fault_counts
 from tensorhub_registry.app import release_survey, service
-from tensorhub_registry.app.leader_lease import LeaderLease
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_registry.app.service import Registry
 from tensorhub_registry.core import agent_forgetting, snapshot_policy
 from tensorhub_registry.core.job_fold import JobFold

@@ -21,8 +21,8 @@ from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.events import AgentLost, RegistryLeads
 from tensorhub_common.protocol.queries import Status
-from tensorhub_registry.app import leader_lease
-from tensorhub_registry.app.leader_lease import LeaderLease
+from tensorhub_common.jetstream import leader_lease
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 
 KILLS_MIN = 3
 
@@ -186,7 +186,7 @@ async def test_a_lease_that_nobody_can_have_here_is_told_once_with_what_to_do(
     own_bus: Bus, job: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Three replicas are asked of one server: that doesn't pass by itself, and without a leader nobody would say it."""
-    with caplog.at_level(logging.DEBUG, "tensorhub_registry.app.leader_lease"):
+    with caplog.at_level(logging.DEBUG, "tensorhub_common.jetstream.leader_lease"):
         async with LeaderLease(own_bus, "leader", "one", 1, bucket=job, replicas=3) as wanted:
             await until(lambda: len(caplog.records) >= 3, "it is tried three times")
             assert not wanted.held

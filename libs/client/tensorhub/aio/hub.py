@@ -41,10 +41,13 @@ from tensorhub_common.protocol.worker import Attached
 
 if TYPE_CHECKING:
     from tensorhub._control.watch import Watched
+    from tensorhub._rollouts.prompts import Sampling
     from tensorhub._tensors.description import Description, Tensors
     from tensorhub._tensors.fsdp import Gathered
     from tensorhub._tensors.installs import Mapped, Staged
     from tensorhub._tensors.residency import Residency
+    from tensorhub.aio.rollouts import AsyncRollouts, RolloutPolicy
+    from tensorhub_common.protocol.rollout.messages import OnUpdate
 
 CONNECT_S: Final = 10.0
 CLOSE_AWAY_S: Final = 3.0
@@ -260,6 +263,68 @@ class AsyncHub(NotCopyable):
             await events.aclose()
 
     # ------------------------------------------------------------------------------------------------- rulings
+
+    async def rollouts(
+        self,
+        model: str,
+        *,
+        name: str = "main",
+        epoch: int = 0,
+        group_size: int = 1,
+        staleness: int = 0,
+        max_age: int | None = None,
+        on_update: "OnUpdate" = "continue",
+        policy: "RolloutPolicy" = "arrival",
+        sampling: "Sampling | None" = None,
+        timeout_s: float = 30,
+    ) -> "AsyncRollouts":
+        """Attach to a consumer's name of this job's rollouts: prompts in, finished responses out.
+
+        An earlier trainer of the name is replaced: it gets nothing more. What is open goes on, and what it had no
+        `done` for comes again, to this one.
+
+        Examples:
+            >>> rollouts = await hub.rollouts("policy", group_size=8, sampling=tensorhub.Sampling(max_tokens=64))
+
+        Args:
+            model: The model whose versions generate.
+            name: The consumer's name. One trainer at a time has it.
+            epoch: A number that rises when the trainer goes back to a checkpoint: what is open of a lower one is
+                cancelled, what was not done is dropped, and its ids are free.
+            group_size: How many responses a prompt gets.
+            staleness: A response may begin on a version while at most so many newer ones are published.
+            max_age: How many newer versions may be published when a response is delivered; see `Response.age`.
+            on_update: What becomes of a response when its engine's weights change: "finish" ends it on the old
+                version, "continue" goes on with the new one from this token, its cache computed again, "keep" goes on
+                with the old cache, and "restart" begins it anew.
+            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's.
+            sampling: How tokens are drawn.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            RolloutUnavailable: No manager answered within the bound, or a trainer with a higher epoch was here.
+            BadCommand: An argument is not possible.
+            BadPrompt: The sampling is not possible.
+        """
+        from tensorhub._rollouts.prompts import Sampling  # noqa: PLC0415 (only trainers need it)
+        from tensorhub.aio.rollouts import AsyncRollouts, attached  # noqa: PLC0415
+
+        self._session.check()
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        left = await self._open_job(bound_s)
+        rollouts = AsyncRollouts(
+            self.registry,
+            arguments.name("model", model),
+            name=arguments.name("consumer", name),
+            epoch=epoch,
+            group_size=group_size,
+            staleness=staleness,
+            age_max=max_age,
+            on_update=on_update,
+            policy=policy,
+            sampling=sampling or Sampling(),
+        )
+        return await attached(rollouts, left)
 
     async def retain(self, model: str, *, last: int, timeout_s: float = ASK_S) -> None:
         """Keep the last `last` versions of a model from now on; 0, the default, keeps none.

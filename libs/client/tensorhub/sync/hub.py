@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     import torch
 
     from tensorhub._control.watch import Watched
+    from tensorhub._rollouts.prompts import Sampling
     from tensorhub._tensors.description import Tensors
+    from tensorhub.aio.rollouts import RolloutPolicy
+    from tensorhub.sync.rollouts import Rollouts
+    from tensorhub_common.protocol.rollout.messages import OnUpdate
 
 
 class Shard(NotCopyable):
@@ -322,6 +326,64 @@ class Hub(NotCopyable):
         finally:
             with suppress(TensorHubError):
                 self._background.run(events.aclose())
+
+    def rollouts(
+        self,
+        model: str,
+        *,
+        name: str = "main",
+        epoch: int = 0,
+        group_size: int = 1,
+        staleness: int = 0,
+        max_age: int | None = None,
+        on_update: "OnUpdate" = "continue",
+        policy: "RolloutPolicy" = "arrival",
+        sampling: "Sampling | None" = None,
+        timeout_s: float = 30,
+    ) -> "Rollouts":
+        """Attach to a consumer's name of this job's rollouts: prompts in, finished responses out.
+
+        An earlier trainer of the name is replaced: it gets nothing more. What is open goes on, and what it had no
+        `done` for comes again, to this one.
+
+        Examples:
+            >>> rollouts = hub.rollouts("policy", group_size=8, sampling=tensorhub.Sampling(max_tokens=64))
+
+        Args:
+            model: The model whose versions generate.
+            name: The consumer's name. One trainer at a time has it.
+            epoch: A number that rises when the trainer goes back to a checkpoint: what is open of a lower one is
+                cancelled, what was not done is dropped, and its ids are free.
+            group_size: How many responses a prompt gets.
+            staleness: A response may begin on a version while at most so many newer ones are published.
+            max_age: How many newer versions may be published when a response is delivered; see `Response.age`.
+            on_update: What becomes of a response when its engine's weights change: "finish" ends it on the old
+                version, "continue" goes on with the new one from this token, its cache computed again, "keep" goes on
+                with the old cache, and "restart" begins it anew.
+            policy: How requests are placed. "arrival" is what this release does best; "rlboost" is that paper's.
+            sampling: How tokens are drawn.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            RolloutUnavailable: No manager answered within the bound, or a trainer with a higher epoch was here.
+            BadCommand: An argument is not possible.
+            BadPrompt: The sampling is not possible.
+        """
+        from tensorhub.sync.rollouts import Rollouts  # noqa: PLC0415 (only trainers need it)
+
+        attaching = self._twin.rollouts(
+            model,
+            name=name,
+            epoch=epoch,
+            group_size=group_size,
+            staleness=staleness,
+            max_age=max_age,
+            on_update=on_update,
+            policy=policy,
+            sampling=sampling,
+            timeout_s=timeout_s,
+        )
+        return Rollouts(self._background, self._background.run(attaching))
 
     retain = blocking(AsyncHub.retain)
     """Keep the last versions of a model from now on; see `AsyncHub.retain`."""

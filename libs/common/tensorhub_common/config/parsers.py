@@ -20,10 +20,13 @@ COUNT_MAX: Final = 9999
 
 _BYTES: Final = re.compile(r"(\d{1,18})\s*(|KiB|MiB|GiB|TiB)", re.ASCII)
 _BYTES_FACTOR: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_ENGINE: Final = re.compile(r"torch|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
+RunnerInstall = Literal["staged", "mapped"]
+EngineDtype = Literal["float64", "float32", "bfloat16"]
 
 
 class Listen(NamedTuple):
@@ -205,3 +208,28 @@ def log_format(text: str) -> LogFormat:
             return text
         case _:
             raise ValueError("must be console or json")
+
+
+def engine(text: str) -> str:
+    """Take the name of an engine, or where one can be imported from."""
+    if _ENGINE.fullmatch(text) is None:
+        raise ValueError("must be torch, or an engine of your own as module:function")
+    return text
+
+
+def runner_install(text: str) -> RunnerInstall:
+    """Take the name of a way in which a runner's engine gets weights."""
+    match text:
+        case "staged" | "mapped":
+            return text
+        case _:
+            raise ValueError("must be staged or mapped")
+
+
+def engine_dtype(text: str) -> EngineDtype:
+    """Take the name of a dtype that the torch engine computes in."""
+    match text:
+        case "float64" | "float32" | "bfloat16":
+            return text
+        case _:
+            raise ValueError("must be float64, float32 or bfloat16")

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.config import parsers as values
+from tensorhub_common.config.parsers import EngineDtype, RunnerInstall
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.plans import SHARES_MAX
 
@@ -384,6 +385,78 @@ class Settings:
         unit="name",
         example="planner-1",
         meaning="What a planner calls itself. Several may run, each with a name of its own.",
+    )
+    rollout_id: str = _variable(
+        values.name("rollout manager"),
+        "rollout-0",
+        unit="name",
+        example="rollout-1",
+        meaning="What a rollout manager calls itself. Several may run, each with a name of its own.",
+    )
+    runner_id: str = _variable(
+        values.name("runner"),
+        "$TENSORHUB_HOST-runner",
+        unit="name",
+        example="node-12-runner-0",
+        meaning="What a runner calls itself. One runner beside each engine, each with a name of its own in the hub.",
+    )
+    runner_replica: str = _variable(
+        values.optional_name("replica"),
+        "",
+        unit="name",
+        example="runner-0",
+        meaning="The replica that a runner's engine is. By default the runner's own name.",
+    )
+    runner_engine: str = _variable(
+        values.engine,
+        "torch",
+        unit="torch, or module:function",
+        example="my_engine:load",
+        meaning="The engine of a runner: the one of this package, or a function that takes the settings and returns one.",
+    )
+    runner_model: Path | None = _variable(
+        values.optional_path,
+        "",
+        unit="path",
+        example="/models/policy",
+        meaning="The folder with the `config.json` of a runner's model, as Hugging Face writes it. Its weights come "
+        "through the hub.",
+    )
+    runner_hub_model: str = _variable(
+        values.name("model"),
+        "policy",
+        unit="name",
+        example="policy",
+        meaning="The model of the hub whose versions a runner follows.",
+    )
+    runner_spot: bool = _variable(
+        values.switch,
+        "off",
+        unit="on, off",
+        example="on",
+        meaning="Whether a runner's machine may be taken away at any moment. SIGUSR1 tells the runner that it will be.",
+    )
+    runner_install: RunnerInstall = _variable(
+        values.runner_install,
+        "staged",
+        unit="staged, mapped",
+        example="mapped",
+        meaning="How a runner's engine gets weights: into memory of its own beside those in use, or mapped from a "
+        "holder on its host.",
+    )
+    runner_slots: int = _variable(
+        values.count_between(1, 4096),
+        "16",
+        unit="requests",
+        example="64",
+        meaning="How many requests a runner's engine runs at once.",
+    )
+    runner_dtype: EngineDtype = _variable(
+        values.engine_dtype,
+        "float64",
+        unit="float64, float32, bfloat16",
+        example="bfloat16",
+        meaning="In which the torch engine computes. float64 makes the same tokens in any batch, bit for bit.",
     )
 
     @property

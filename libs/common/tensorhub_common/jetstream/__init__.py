@@ -1,4 +1,4 @@
-"""What the hub keeps in JetStream: the log of a job, snapshots, and blobs by digest.
+"""What the hub keeps in JetStream: the log of a job, snapshots, blobs by digest, and leases on leadership.
 
 Stands on `bus`; services and the SDK import it.
 """

@@ -36,7 +36,7 @@ from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, JobHealth, JobState
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
-from tensorhub_registry.app.leader_lease import LeaderLease
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_registry.app.release_survey import ROLE, ReleaseSurvey
 from tensorhub_registry.core import election, liveness
 from tensorhub_registry.core.job_health import JobFailure, health_of

@@ -90,7 +90,7 @@ Output = StartLeading | StopLeading | MonitoringStarted | MonitoringStopped
 
 @dataclass(slots=True)
 class Election:
-    """The state of this registry in the election; `app.leader_lease` has the lease itself."""
+    """The state of this registry in the election; `tensorhub_common.jetstream.leader_lease` has the lease itself."""
 
     state: LeaderState = LeaderState.STANDBY
     term: int = 0

@@ -174,6 +174,7 @@ class _Step:
         if new.groups:
             self.state.submissions[self.seq] = new
             self.state.open += len(new.requests)
+            consumer.open += len(new.requests)
             self._use(entry.payload)
         elif entry.payload.digest not in self.state.payloads:
             self.freed.append(entry.payload.digest)
@@ -264,11 +265,13 @@ class _Step:
         self._check_term(entry.term)
         self._check_payload(entry.payload)
         self._use(entry.payload)
-        kept = tuple(part for part in entry.parts if self._keep(part, entry.payload.digest))
+        kept = tuple(
+            part for index, part in enumerate(entry.parts) if self._keep(part, entry.payload.digest, index)
+        )
         self._drop(entry.payload.digest)
         return Kept(kept)
 
-    def _keep(self, part: TokensKept, digest: str) -> bool:
+    def _keep(self, part: TokensKept, digest: str, index: int) -> bool:
         """Keep a part where it leaves no gap; what was kept behind its beginning is dropped."""
         request, group = self._open_request(part.request)
         if request is None or group is None or not part.start < part.stop <= group.tokens_max:
@@ -277,7 +280,7 @@ class _Step:
             return False
         self._cut(request, part.start)
         request.attempt = part.attempt
-        request.parts.append(Part(digest, part.start, part.stop))
+        request.parts.append(Part(digest, part.start, part.stop, index))
         self.state.payloads[digest].uses += 1
         return True
 
@@ -354,8 +357,15 @@ class _Step:
         request.end = end
         if end.payload is not None:
             self.state.payloads[end.payload].uses += 1
+        consumer = self.state.consumers[submission.consumer]
+        self._count_closed(consumer, submission.groups[request.group])
+        consumer.ended.setdefault(self.seq, []).append(of)
+
+    def _count_closed(self, consumer: Consumer, group: Group) -> None:
+        """Count one open request less."""
         self.state.open -= 1
-        self.state.consumers[submission.consumer].ended.setdefault(self.seq, []).append(of)
+        consumer.open -= 1
+        group.open -= 1
 
     def _drop_all(self, name: str) -> tuple[RequestId, ...]:
         """Forget all of a consumer; return what was open."""
@@ -372,7 +382,7 @@ class _Step:
         request = submission.requests.pop(of.index)
         group = submission.groups[request.group]
         if request.state is RequestState.OPEN:
-            self.state.open -= 1
+            self._count_closed(consumer, group)
         if request.end is not None:
             consumer.ended[request.end.seq].remove(of)
             if not consumer.ended[request.end.seq]:
@@ -433,6 +443,7 @@ def _opened(group: GroupSubmitted, first: int) -> Group:
         group.version,
         group.is_named,
         undone=group.size,
+        open=group.size,
     )
 
 

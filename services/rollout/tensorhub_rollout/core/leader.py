@@ -10,6 +10,7 @@ Invariants (`check`):
 - What a runner has, the leader tells it to forget, or holds it in `placements`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ from tensorhub_rollout.core.leader_events import (
     InstanceLost,
     LeaderEffect,
     LeaderInput,
+    LoadingFailed,
     LoadPrefix,
     LoadPrompt,
     Place,
@@ -81,6 +83,8 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     resend_s: float = 0.25
     """What was not answered is asked again."""
     checkpoint_s: float = 2.0
+    rate_s: float = 1.0
+    """Each instance's tokens per second are counted over so long."""
     look_s: float = 0.02
     """What time alone changes is looked at so often, and not with each frame: a look is at every placement."""
     assign_tokens_max: int = 32_768
@@ -90,6 +94,8 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     restarts_max: int = 3
     """A request that was restarted so often goes on with its tokens on the next version."""
 
+
+_NO_VERSIONS: Final = PublishedVersions(0)
 
 _AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
 
@@ -106,13 +112,16 @@ class Leader:
         self.requests: dict[RequestId, OpenRequest] = {}
         self.responses: dict[RequestId, Response] = {}
         """Tokens of open requests, as far as this leader has them."""
-        self.versions = PublishedVersions(0)
+        self.versions: dict[str, PublishedVersions] = {}
+        """By model."""
         self._effects: list[LeaderEffect] = []
         self._n = 0
         self._listening_since = now
         self._gathered_at = now + limits.gather_s
         self._has_gathered = False
-        self._checkpointed_at = self._looked_at = now
+        self._checkpointed_at = self._looked_at = self._rated_at = now
+        self._rated: dict[str, int] = {}
+        """Each instance's tokens when its rate was counted."""
         self._is_connected = True
         self._now = now
         for of, _, request in state.requests():
@@ -125,6 +134,7 @@ class Leader:
             EntryFolded: self._entry_folded,
             FrameCame: self._frame,
             HeartbeatCame: self._heartbeat,
+            LoadingFailed: self._loading_failed,
             Place: self._place,
             PrefixLoaded: self._prefix_loaded,
             PromptLoaded: self._prompt_loaded,
@@ -176,7 +186,7 @@ class Leader:
         self._listen_anew()
 
     def _versions_seen(self, event: VersionsSeen) -> None:
-        self.versions = event.versions
+        self.versions[event.model] = event.versions
 
     def _storing_failed(self, event: StoringFailed) -> None:
         for each in event.requests:
@@ -195,21 +205,30 @@ class Leader:
         if self._has_gathered:
             yield from (of for of, each in self.requests.items() if each.is_waiting)
 
-    def view(self, step: int) -> FleetView:
-        """Return what a policy sees, in the trainer's step of this number."""
-        pending: dict[str, list[RequestId]] = {runner: [] for runner in self.instances}
-        executing: dict[str, list[RequestId]] = {runner: [] for runner in self.instances}
+    def serving(self) -> dict[str, int]:
+        """Return by model how many instances take requests."""
+        return Counter(each.model for each in self.instances.values() if each.takes_more)
+
+    def models(self) -> set[str]:
+        """Return the models that instances run."""
+        return {each.model for each in self.instances.values()}
+
+    def view(self, model: str, step: int) -> FleetView:
+        """Return what a policy sees of a model's requests and instances, in the trainer's step of this number."""
+        fleet = {runner: each for runner, each in self.instances.items() if each.model == model}
+        pending: dict[str, list[RequestId]] = {runner: [] for runner in fleet}
+        executing: dict[str, list[RequestId]] = {runner: [] for runner in fleet}
         for placement in self.placements.values():
-            if placement.runner in self.instances and placement.state in _AT_WORK:
+            if placement.runner in fleet and placement.state in _AT_WORK:
                 has_begun = self._held(placement.request) > placement.began_at
                 (executing if has_begun else pending)[placement.runner].append(placement.request)
         instances = tuple(
             InstanceView(
                 runner, each.slots, tuple(pending[runner]), tuple(executing[runner]), takes_more=each.takes_more
             )
-            for runner, each in self.instances.items()
+            for runner, each in fleet.items()
         )
-        return FleetView(tuple(self.waiting()), instances, step)
+        return FleetView(tuple(of for of in self.waiting() if self._model_of(of) == model), instances, step)
 
     # ------------------------------------------------------------------------------------------ placing
 
@@ -218,7 +237,7 @@ class Leader:
         request, instance = self.requests.get(of), self.instances.get(runner)
         if not self._has_gathered or request is None or not request.is_waiting:
             return
-        if instance is None or not instance.takes_more:
+        if instance is None or not instance.takes_more or instance.model != self._model_of(of):
             return
         self._n += 1
         response = self.responses.get(of)
@@ -232,6 +251,12 @@ class Leader:
             return
         self.responses.setdefault(of, Response())
         self._effects.append(LoadPrompt(of))
+
+    def _model_of(self, of: RequestId) -> str:
+        return self.state.consumers[self.state.submissions[of.submission].consumer].model
+
+    def _versions_of(self, model: str) -> PublishedVersions:
+        return self.versions.get(model, _NO_VERSIONS)
 
     def _tokens_max(self, of: RequestId) -> int:
         submission = self.state.submissions[of.submission]
@@ -259,13 +284,14 @@ class Leader:
         placement = request.placement
         if placement.state is AttemptState.PREPARED:
             placement.move(AttemptTransition.LOADED)
-            reason = self.responses[event.request].ends_by(event.sampling)
+            reason = event.sampling.ended_by(self.responses[event.request].tokens)
             if reason is not None:
                 # Its runner was lost before it could say so.
                 response = self.responses[event.request]
                 request.ending = RequestEnded(event.request, response.attempt, reason, response.count)
-            version = self.instances[placement.runner].version
-            if reason is not None or version is None or not event.rule.allows(version, self.versions.published):
+            instance = self.instances[placement.runner]
+            published = self._versions_of(instance.model).published
+            if reason is not None or instance.version is None or not event.rule.allows(instance.version, published):
                 placement.move(AttemptTransition.REFUSED)
                 self._over(placement)
                 if reason is not None:
@@ -273,6 +299,16 @@ class Leader:
                 return
         if placement.state is AttemptState.ASSIGNED:
             self._send_assign(placement, event)
+
+    def _loading_failed(self, event: LoadingFailed) -> None:
+        request = self.requests.get(event.request)
+        if request is None or request.placement is None or request.placement.state is not AttemptState.PREPARED:
+            return
+        request.placement.move(AttemptTransition.CLOSED)
+        self._drop(request.placement)
+        request.placement = None
+        request.ending = RequestEnded(event.request, None, "failed", 0, event.error)
+        self._store_end(event.request)
 
     def _send_assign(self, placement: Placement, said: PromptLoaded) -> None:
         """Send the part of the prefix behind what the runner has confirmed."""
@@ -296,7 +332,8 @@ class Leader:
             tuple(response.runs),
         )
         placement.asked_at = self._now
-        request = AssignRequest(self.log, self.term, instance.incarnation, self.versions, (assign,))
+        versions = self._versions_of(instance.model)
+        request = AssignRequest(self.log, self.term, instance.incarnation, versions, (assign,))
         self._effects.append(SendAssign(placement.runner, request))
 
     def _assign_answered(self, event: AssignAnswered) -> None:
@@ -505,12 +542,15 @@ class Leader:
         beat = event.beat
         instance = self._heard(event.runner, beat.log, beat.incarnation)
         if instance is None:
+            if beat.log < self.log:
+                self._effects.append(AnswerHeartbeat(HeartbeatResult(self.log, self.term, _NO_VERSIONS)))
             return
         if beat.steps != instance.steps or not instance.attempts:
             instance.stepped_at = self._now
-        instance.steps, instance.slots = beat.steps, beat.slots
+        instance.steps, instance.model, instance.slots = beat.steps, beat.model, beat.slots
         instance.version, instance.is_leaving = beat.version, beat.is_leaving
-        self._effects.append(AnswerHeartbeat(HeartbeatResult(self.term, self.versions, not instance.has_reported)))
+        versions = self._versions_of(beat.model)
+        self._effects.append(AnswerHeartbeat(HeartbeatResult(self.log, self.term, versions, not instance.has_reported)))
 
     def _report(self, event: ReportCame) -> None:
         runner, report = event.runner, event.report
@@ -527,7 +567,7 @@ class Leader:
                 self._look_whether_over(placement)
         instance.has_reported = True
         self._forget_unreported(instance, report)
-        self._effects.append(AnswerReport(ReportResult(self.term, tuple(forget), tuple(resend))))
+        self._effects.append(AnswerReport(ReportResult(self.log, self.term, tuple(forget), tuple(resend))))
 
     def _is_outdated(self, request: OpenRequest, held: HeldAttempt) -> bool:
         """Tell whether a later attempt has all that this one has."""
@@ -614,7 +654,11 @@ class Leader:
             if placement.attempt in self.placements and not self._look_whether_over(placement):
                 resend.append((placement.attempt, self._held(placement.request)))
         self._effects.append(
-            AnswerFrame(FrameResult(self.term, frame.number, tuple(resend), is_unknown or not instance.has_reported))
+            AnswerFrame(
+                FrameResult(
+                    self.log, self.term, frame.number, tuple(resend), is_unknown or not instance.has_reported
+                )
+            )
         )
 
     def _take_rows(self, instance: Instance, frame: Frame) -> tuple[list[tuple[Attempt, int]], bool]:
@@ -633,6 +677,8 @@ class Leader:
                 is_unknown = is_unknown or attempt not in instance.to_forget
             elif not self._take(placement, start, tokens[at:end], logprobs[at:end], runs.get(attempt, ())):
                 resend.append((attempt, self.responses[placement.request].count))
+            else:
+                instance.tokens += count
             at = end
         return resend, is_unknown
 
@@ -682,9 +728,17 @@ class Leader:
                 self._ask_again(placement)
         for instance in self.instances.values():
             self._ask_to_forget(instance)
+        if self._now - self._rated_at >= limits.rate_s:
+            self._count_rates()
         if self._now - self._checkpointed_at >= limits.checkpoint_s:
             self._checkpointed_at = self._now
             self._checkpoint()
+
+    def _count_rates(self) -> None:
+        seconds, self._rated_at = self._now - self._rated_at, self._now
+        for runner, instance in self.instances.items():
+            instance.tokens_per_s = (instance.tokens - self._rated.get(runner, 0)) / seconds
+        self._rated = {runner: each.tokens for runner, each in self.instances.items()}
 
     def _ask_again(self, placement: Placement) -> None:
         placement.asked_at = self._now

@@ -85,9 +85,17 @@ class PromptLoaded(msgspec.Struct, frozen=True):
     rule: VersionRule
 
 
-class VersionsSeen(msgspec.Struct, frozen=True):
-    """The versions of the model changed."""
+class LoadingFailed(msgspec.Struct, frozen=True):
+    """What the log keeps of a request can't be read, and no repeat helps."""
 
+    request: RequestId
+    error: str
+
+
+class VersionsSeen(msgspec.Struct, frozen=True):
+    """The versions of a model changed."""
+
+    model: str
     versions: PublishedVersions
 
 
@@ -126,6 +134,7 @@ LeaderInput = (
     | AbortAnswered
     | PrefixLoaded
     | PromptLoaded
+    | LoadingFailed
     | VersionsSeen
     | BusChanged
     | StoringFailed

@@ -44,12 +44,18 @@ class Instance:
     heard_at: float
     has_reported: bool = False
     """Whether this leader knows what it holds."""
+    model: str = ""
+    """Empty until a heartbeat says it."""
     slots: int = 0
     version: int | None = None
     is_leaving: bool = False
     steps: int = 0
     stepped_at: float = 0.0
     """When its engine was last seen to make a step, or to have nothing to do."""
+    tokens: int = 0
+    """How many tokens it has made since this leader knows it."""
+    tokens_per_s: float = 0.0
+    """Over the last look at its rate."""
     attempts: set[Attempt] = field(default_factory=set)
     """Those that are placed on it and not over."""
     to_forget: dict[Attempt, None] = field(default_factory=dict)

@@ -4,10 +4,9 @@ Invariant: tokens have no gap, and belong to one chain of attempts: each began w
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tensorhub_common.protocol.rollout.entries import Attempt
-from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Sampling, TokenRun
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, TokenRun
 
 
 class TokensDiffer(Exception):
@@ -52,9 +51,3 @@ class Response:
         """Take a run of tokens that are held, unless it is known."""
         if not self.runs or run.start > self.runs[-1].start:
             self.runs.append(run)
-
-    def ends_by(self, sampling: Sampling) -> Literal["stop", "length"] | None:
-        """Tell whether no token may follow, and why."""
-        if self.tokens and int.from_bytes(self.tokens[-TOKEN_BYTES:], "little") in sampling.stop_token_ids:
-            return "stop"
-        return "length" if self.count >= sampling.tokens_max else None

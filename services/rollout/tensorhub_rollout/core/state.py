@@ -20,11 +20,12 @@ DONE_IDS_MAX: Final = 262_144
 
 
 class Part(msgspec.Struct):
-    """Tokens `start` to `stop` of a request in a payload of a checkpoint."""
+    """Tokens `start` to `stop` of a request, as number `index` in a payload of a checkpoint."""
 
     payload: str
     start: int
     stop: int
+    index: int = 0
 
 
 class StoredEnd(msgspec.Struct, frozen=True):
@@ -72,6 +73,8 @@ class Group(msgspec.Struct):
     is_named: bool
     undone: int
     """How many of its requests are not done."""
+    open: int
+    """How many of its requests are open."""
 
 
 class Submission(msgspec.Struct):
@@ -101,6 +104,8 @@ class Consumer(msgspec.Struct):
     """The groups that are not done, as (submission, index of the group)."""
     done_ids: dict[str, str] = {}
     """Digests by id of the named groups that are done, in the order in which they were."""
+    open: int = 0
+    """How many of its requests are open."""
     ended: dict[int, list[RequestId]] = {}
     """What ended and is not done, by the entry that ended it."""
 
@@ -151,7 +156,11 @@ class RolloutState(msgspec.Struct):
             for index, group in submission.groups.items():
                 named[(submission.consumer, group.id)] = (seq, index)
         assert named == {(name, of): at for name, each in self.consumers.items() for of, at in each.ids.items()}
-        assert self.open == sum(request.state is RequestState.OPEN for _, _, request in self.requests())
+        open_ = Counter(
+            submission.consumer for _, submission, request in self.requests() if request.state is RequestState.OPEN
+        )
+        assert open_ == {name: each.open for name, each in self.consumers.items() if each.open}
+        assert self.open == open_.total()
         ended = {of for each in self.consumers.values() for requests in each.ended.values() for of in requests}
         assert ended == {of for of, _, request in self.requests() if request.state is RequestState.ENDED}
 
@@ -171,6 +180,8 @@ def _check_submission(submission: Submission) -> None:
     for index, group in submission.groups.items():
         assert group.undone == sum(each.group == index for each in submission.requests.values())
         assert group.undone > 0
+        mine = (each for each in submission.requests.values() if each.group == index)
+        assert group.open == sum(each.state is RequestState.OPEN for each in mine)
     assert {each.group for each in submission.requests.values()} == submission.groups.keys()
 
 

@@ -71,6 +71,8 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     """What was not answered is sent again."""
     frames_ahead_max: int = 8
     """Limit of the frames without an answer."""
+    frame_tokens_max: int = 65_536
+    """Limit of the tokens of one frame: half a MiB with their log-probabilities, and NATS takes one."""
     ended_kept_max: int = 65_536
     """Limit of the ended attempts that are remembered, the latest, so that no late assign begins one again."""
 
@@ -113,9 +115,11 @@ class _Held:
 class Runner:
     """The runner of one engine under one incarnation."""
 
-    def __init__(self, name: str, log: str, incarnation: int, limits: RunnerLimits, now: float) -> None:
+    def __init__(self, name: str, model: str, incarnation: int, limits: RunnerLimits, now: float) -> None:
         """Hold nothing yet."""
-        self.name, self.log, self.incarnation, self.limits = name, log, incarnation, limits
+        self.name, self.model, self.incarnation, self.limits = name, model, incarnation, limits
+        self.log = ""
+        """The latest log that a leader has named; empty before the first. Later ones are higher as text."""
         self.term = 0
         """The highest that was heard."""
         self.version: int | None = None
@@ -251,13 +255,25 @@ class Runner:
             del self._ended[next(iter(self._ended))]
 
     def _heartbeat_answered(self, event: HeartbeatAnswered) -> None:
-        if event.result.term < self.term:
+        if event.result.log > self.log:
+            self._serve(event.result.log)
+            return
+        if event.result.log < self.log or event.result.term < self.term:
             return
         is_new = event.result.term > self.term
         self._hear_term(event.result.term)
         self._see(event.result.versions)
         if event.result.wants_report and not is_new:
             self._report()
+
+    def _serve(self, log: str) -> None:
+        """Go over to a log: the job is new to this runner, or was made anew, and knows no attempt of the one before."""
+        for attempt in [*self.held]:
+            self._forget(attempt)
+        self._ended.clear()
+        self._unanswered.clear()
+        self.log, self.term, self.versions = log, 0, PublishedVersions(0)
+        self._beat()
 
     def _see(self, versions: PublishedVersions) -> None:
         if versions.seq >= self.versions.seq:
@@ -272,7 +288,7 @@ class Runner:
         self._effects.append(SendReport(Report(self.log, self.incarnation, held)))
 
     def _report_answered(self, event: ReportAnswered) -> None:
-        if event.result.term < self.term:
+        if event.result.log != self.log or event.result.term < self.term:
             return
         self._hear_term(event.result.term)
         for attempt in event.result.forget:
@@ -294,11 +310,18 @@ class Runner:
             if not self._is_allowed(held):
                 held.finished = Finished(attempt, held.count, "superseded")
                 continue
-            held.is_running = True
             free -= 1
-            self._add_run(held)
-            sampling, prompt = held.assign.sampling, held.assign.prompt
-            self._effects.append(Begin(attempt, prompt, bytes(held.tokens), sampling))
+            self._begin(attempt, held)
+
+    def _begin(self, attempt: Attempt, held: _Held) -> None:
+        """Have the engine go on behind the tokens that are here, unless no token may follow them."""
+        reason = held.assign.sampling.ended_by(held.tokens)
+        if reason is not None:
+            held.is_running, held.finished = False, Finished(attempt, held.count, reason)
+            return
+        held.is_running = True
+        self._add_run(held)
+        self._effects.append(Begin(attempt, held.assign.prompt, bytes(held.tokens), held.assign.sampling))
 
     def _is_allowed(self, held: _Held) -> bool:
         """Tell whether an attempt may make its next token on the version in memory; the rule of age is of the first."""
@@ -350,8 +373,12 @@ class Runner:
             elif held.assign.rule.on_update == "restart" and held.count:
                 self._leave(attempt, held)
                 held.finished = Finished(attempt, held.count, "restart")
+            elif held.assign.rule.on_update == "keep" and held.count:
+                self._add_run(held, is_kept=True)
             else:
-                self._add_run(held, is_kept=held.assign.rule.on_update == "keep" and bool(held.count))
+                # What the engine has cached of it is of the version before.
+                self._leave(attempt, held)
+                self._begin(attempt, held)
 
     def _preemption_noticed(self, _: PreemptionNoticed) -> None:
         self.is_leaving = True
@@ -372,13 +399,21 @@ class Runner:
             if self._now - sent_at >= self.limits.resend_s:
                 del self._unanswered[number]
                 self._resend(rows)
-        is_due = self._now - self._flushed_at >= self.limits.flush_s
+        is_due = bool(self.log) and self._now - self._flushed_at >= self.limits.flush_s
         if is_due and len(self._unanswered) < self.limits.frames_ahead_max and self._has_news():
             self._flush()
 
     def _beat(self) -> None:
         self._beaten_at = self._now
-        beat = RunnerHeartbeat(self.log, self.incarnation, self.steps, self.limits.slots, self.version, self.is_leaving)
+        beat = RunnerHeartbeat(
+            self.log,
+            self.incarnation,
+            self.steps,
+            self.model,
+            self.limits.slots,
+            self.version,
+            self.is_leaving,
+        )
         self._effects.append(SendHeartbeat(beat))
 
     def _flush(self) -> None:
@@ -388,18 +423,21 @@ class Runner:
         attempts, starts, counts = array("q"), array("q"), array("q")
         tokens, logprobs, runs, finished = bytearray(), bytearray(), list[tuple[Attempt, TokenRun]](), list[Finished]()
         rows: list[tuple[Attempt, int]] = []
+        room = self.limits.frame_tokens_max
         for attempt, held in self.held.items():
-            if held.sent < held.count:
-                first = TOKEN_BYTES * held.sent
+            stop = min(held.count, held.sent + room)
+            if held.sent < stop:
+                first, last = TOKEN_BYTES * held.sent, TOKEN_BYTES * stop
                 attempts.append(attempt_key(attempt))
                 starts.append(held.sent)
-                counts.append(held.count - held.sent)
-                tokens += held.tokens[first:]
-                logprobs += held.logprobs[first:]
-                runs += [(attempt, run) for run in held.runs if run.start >= held.sent]
+                counts.append(stop - held.sent)
+                tokens += held.tokens[first:last]
+                logprobs += held.logprobs[first:last]
+                runs += [(attempt, run) for run in held.runs if held.sent <= run.start < stop]
                 rows.append((attempt, held.sent))
-                held.sent = held.count
-            if held.finished is not None and not held.is_finish_sent:
+                room -= stop - held.sent
+                held.sent = stop
+            if held.sent == held.count and held.finished is not None and not held.is_finish_sent:
                 held.is_finish_sent = True
                 finished.append(held.finished)
                 rows.append((attempt, held.count))
@@ -420,7 +458,7 @@ class Runner:
 
     def _frame_answered(self, event: FrameAnswered) -> None:
         result = event.result
-        if result.term < self.term:
+        if result.log != self.log or result.term < self.term:
             return
         self._hear_term(result.term)
         self._unanswered.pop(result.number, None)

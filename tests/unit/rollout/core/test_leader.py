@@ -61,8 +61,8 @@ def leader() -> Leader:
     fold(state, 2, Attach("main", "policy", 0, "n"))
     fold(state, 3, Submit(SdkSender(2, 1), (group,), Payload("b" * 64, 1)))
     made = Leader(state, LOG, LeaderLimits(gather_s=0.0), 0.0)
-    made.handle(VersionsSeen(PublishedVersions(1, (1,))), 0.0)
-    made.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, 8, 1)), 0.0)
+    made.handle(VersionsSeen("policy", PublishedVersions(1, (1,))), 0.0)
+    made.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, "policy", 8, 1)), 0.0)
     made.handle(ReportCame(RUNNER, Report(LOG, 1, ())), 0.0)
     made.handle(Tick(), 0.1)
     made.handle(Place(REQUEST, RUNNER), 0.1)
@@ -120,7 +120,7 @@ def test_tokens_that_differ_from_those_before_lose_the_runner(leader: Leader) ->
 
 def placed_again(leader: Leader, number: int, now: float) -> Attempt:
     """Have the runner back after it was lost, and the request on it once more."""
-    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number, 0, 8, 1)), now)
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number, 0, "policy", 8, 1)), now)
     leader.handle(ReportCame(RUNNER, Report(LOG, number, ())), now)
     leader.handle(Place(REQUEST, RUNNER), now)
     leader.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule(on_update="restart")), now)
@@ -145,7 +145,7 @@ def test_only_attempts_one_after_the_other_without_a_token_count(leader: Leader)
         attempt = placed_again(leader, number, number / 10)
         if number == 5:
             leader.handle(said_by(attempt, number, 0, 5), number / 10)
-        effects = leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number + 1, 0, 8, 1)), number / 10)
+        effects = leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number + 1, 0, "policy", 8, 1)), number / 10)
     (end,) = [each for each in effects if isinstance(each, StoreEnd)]
     assert (end.ended.reason, end.ended.tokens) == ("failed", 1)
     assert end.ended.error == (
@@ -157,7 +157,7 @@ def test_after_a_restart_checkpoints_begin_anew(leader: Leader) -> None:
     taken(leader, frame(0, 3))
     (kept,) = [each for each in leader.handle(Tick(), 0.4 + 2.0) if isinstance(each, StoreTokens)]
     fold(leader.state, 4, Checkpoint(1, RUNNER, (kept.part,), Payload("c" * 64, 12)))
-    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 1, 8, 1)), 2.4)
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 1, "policy", 8, 1)), 2.4)
     leader.handle(said_by(ATTEMPT, 1, 3, finished=(Finished(ATTEMPT, 3, "restart"),)), 2.4)
     attempt = placed_again(leader, 2, 2.5)
     leader.handle(said_by(attempt, 2, 0, 9, 9, 9, 9), 2.5)

@@ -8,6 +8,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Assign,
     AssignRequest,
     Finished,
+    HeartbeatResult,
     PublishedVersions,
     Sampling,
     TokenRun,
@@ -21,6 +22,7 @@ from tensorhub_runner.core.runner_events import (
     AssignCame,
     Begin,
     EngineStepped,
+    HeartbeatAnswered,
     PreemptionNoticed,
     RunnerEffect,
     SendFrame,
@@ -41,10 +43,16 @@ def assigned(
     return AssignCame(AssignRequest("log", term, 1, PublishedVersions(1, published), assigns))
 
 
+def serving(runner: Runner) -> Runner:
+    """Have a runner learn its log."""
+    runner.handle(HeartbeatAnswered(HeartbeatResult("log", 1, PublishedVersions(0))), 0.0)
+    return runner
+
+
 @pytest.fixture
 def runner() -> Runner:
     """Return a runner whose engine holds version 1."""
-    made = Runner("runner-0", "log", 1, RunnerLimits(held_max=2), 0.0)
+    made = serving(Runner("runner-0", "policy", 1, RunnerLimits(held_max=2), 0.0))
     made.handle(WeightsLoaded(1, "root-1"), 0.0)
     return made
 
@@ -72,7 +80,7 @@ def test_an_attempt_begins_and_its_tokens_are_sent_with_their_run(runner: Runner
 def test_only_so_much_is_held_and_a_machine_that_goes_away_takes_nothing(runner: Runner) -> None:
     third = Attempt(1, 3)
     assert refusals(runner.handle(assigned(ATTEMPT, NEXT, third), 0.0)) == [None, None, "there is no room"]
-    leaving = Runner("runner-1", "log", 1, RunnerLimits(), 0.0)
+    leaving = serving(Runner("runner-1", "policy", 1, RunnerLimits(), 0.0))
     leaving.handle(PreemptionNoticed(), 0.0)
     assert refusals(leaving.handle(assigned(ATTEMPT), 0.0)) == ["the machine goes away"]
 

@@ -39,6 +39,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...] = ()
     logprobs: Literal["processed", "temperature"] = "processed"
 
+    def ended_by(self, tokens: bytes | bytearray) -> Literal["stop", "length"] | None:
+        """Tell whether no token may follow `tokens` of a response, and why."""
+        if tokens and int.from_bytes(tokens[-TOKEN_BYTES:], "little") in self.stop_token_ids:
+            return "stop"
+        return "length" if len(tokens) // TOKEN_BYTES >= self.tokens_max else None
+
 
 class VersionRule(msgspec.Struct, frozen=True, array_like=True):
     """On which versions a request may run: on `pinned` alone, or while at most `staleness` newer ones are published."""
@@ -106,6 +112,12 @@ class AssignResult(msgspec.Struct, frozen=True, array_like=True):
     refused: str | None = None
 
 
+class AssignAnswer(msgspec.Struct, frozen=True):
+    """From a runner: what it says to each attempt of an assign."""
+
+    results: tuple[AssignResult, ...]
+
+
 class AbortRequest(msgspec.Struct, frozen=True):
     """From the leader: stop some attempts, whose tokens stay at the runner, and forget others."""
 
@@ -121,6 +133,13 @@ class AbortResult(msgspec.Struct, frozen=True, array_like=True):
 
     attempt: Attempt
     tokens: int | None
+
+
+class AbortAnswer(msgspec.Struct, frozen=True):
+    """From a runner: where the attempts of an abort ended, and which it has forgotten."""
+
+    stopped: tuple[AbortResult, ...] = ()
+    forgotten: tuple[Attempt, ...] = ()
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +185,7 @@ def is_well_formed(frame: Frame) -> bool:
 class FrameResult(msgspec.Struct, frozen=True):
     """From the leader: what it took of a frame."""
 
+    log: str
     term: int
     number: int
     resend: tuple[tuple[Attempt, int], ...] = ()
@@ -194,6 +214,7 @@ class Report(msgspec.Struct, frozen=True):
 class ReportResult(msgspec.Struct, frozen=True):
     """From the leader: the attempts to forget, and from where on it wants the tokens of the others."""
 
+    log: str
     term: int
     forget: tuple[Attempt, ...]
     resend: tuple[tuple[Attempt, int], ...] = ()
@@ -206,6 +227,8 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
     incarnation: int
     steps: int
     """Steps of the engine since it began: they stand still while it hangs."""
+    model: str
+    """The model of the hub whose versions it loads."""
     slots: int
     """How many requests it runs at once."""
     version: int | None
@@ -215,8 +238,9 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
-    """From the leader."""
+    """From the leader. `log` tells the runner which log it is of; a runner that says an earlier one is known by none."""
 
+    log: str
     term: int
     versions: PublishedVersions
     wants_report: bool = False

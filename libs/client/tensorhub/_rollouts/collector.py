@@ -1,0 +1,68 @@
+"""What has ended and was not yielded yet, in one attachment of a trainer. Pure.
+
+Invariants:
+- A request is yielded at most once.
+- A group counts as whole once none of its requests is open, and all that had ended by then is here.
+"""
+
+from collections.abc import Collection
+
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyAnswer
+
+
+class Collector:
+    """The responses of one attachment that wait to be yielded, by group, in the order in which the first ended."""
+
+    def __init__(self) -> None:
+        self.after = 0
+        """The entry behind which the next question looks."""
+        self.after_request: RequestId | None = None
+        """The last request of that entry which is here."""
+        self.is_exhausted = False
+        """Whether nothing was open at the last answer, and all that had ended is here."""
+        self._waiting: dict[str, list[EndedRequest]] = {}
+        self._closed: set[str] = set()
+        """Groups of which nothing is open."""
+        self._whole: set[str] = set()
+
+    def take(self, answer: ReadyAnswer) -> None:
+        """Take what the manager says has ended."""
+        for ended in answer.ended:
+            self._waiting.setdefault(ended.group, []).append(ended)
+            if not ended.group_open:
+                self._closed.add(ended.group)
+            self.after, self.after_request = ended.ended_seq, ended.request
+        if answer.is_last:
+            self._whole |= self._closed
+            self._closed.clear()
+        self.is_exhausted = answer.is_last and not answer.open
+
+    def pick(
+        self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, all_of_them: bool
+    ) -> list[EndedRequest]:
+        """Return at least `count_min` responses, by groups, and keep the rest; none where there are fewer.
+
+        `all_of_them`: return what there is. `groups`: of these alone.
+        """
+        names = [
+            name
+            for name in self._waiting
+            if (groups is None or name in groups) and (not whole_groups or name in self._whole)
+        ]
+        picked: list[str] = []
+        count = 0
+        for name in names:
+            if count >= count_min and not all_of_them:
+                break
+            picked.append(name)
+            count += len(self._waiting[name])
+        if not all_of_them and count < count_min:
+            return []
+        found = [ended for name in picked for ended in self._waiting.pop(name)]
+        self._whole.difference_update(name for name in picked if name not in self._waiting)
+        return found
+
+    def drop(self) -> None:
+        """Forget all: the attachment is over."""
+        self._waiting.clear()

@@ -1,0 +1,147 @@
+"""Prompts and sampling as a trainer gives them, checked before anything travels."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from tensorhub_common.errors import BadPrompt, NotInThisVersion
+from tensorhub_common.protocol.rollout import messages
+from tensorhub_common.protocol.rollout.payloads import METADATA_BYTES_MAX, SubmittedPrompt
+
+TOKEN_ID_MAX: Final = 2**31 - 1
+TOKENS_MAX: Final = 4_194_304
+"""Limit of a response's tokens, and of a prompt's."""
+SEED_MAX: Final = 2**63 - 1
+PROMPTS_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Limit of the prompts of one call, with their metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of responses are drawn.
+
+    A token's noise comes from `seed`, its group's id, its index in the group and its position, and from nothing else.
+    `logprobs`: of the distribution that was drawn from ("processed"), or of temperature alone ("temperature").
+    """
+
+    max_tokens: int = 512
+    temperature: float = 1.0
+    """0: the likeliest token, with its log-probability at temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    stop_token_ids: tuple[int, ...] = ()
+    """A response ends with the first of these, which is its last token."""
+    seed: int = 0
+    logprobs: Literal["processed", "temperature"] = "processed"
+
+    def checked(self) -> messages.Sampling:
+        """Return it as it travels. Raises `BadPrompt` for a value that is not possible."""
+        _whole("max_tokens", self.max_tokens, 1, TOKENS_MAX)
+        _whole("top_k", self.top_k, 0, TOKEN_ID_MAX)
+        _whole("seed", self.seed, 0, SEED_MAX)
+        _number("temperature", self.temperature, "0 or more", is_possible=0 <= _float(self.temperature) < math.inf)
+        _number("top_p", self.top_p, "above 0 and at most 1", is_possible=0 < _float(self.top_p) <= 1)
+        if self.logprobs not in {"processed", "temperature"}:
+            raise BadPrompt(f"logprobs={self.logprobs!r} is not possible: take 'processed' or 'temperature'")
+        for each in self.stop_token_ids:
+            _whole("a stop token id", each, 0, TOKEN_ID_MAX)
+        return messages.Sampling(
+            self.max_tokens,
+            self.seed,
+            float(self.temperature),
+            float(self.top_p),
+            self.top_k,
+            tuple(self.stop_token_ids),
+            self.logprobs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids to go on from.
+
+    With an `id`, the same prompt may be submitted again, and is generated once: give one where the trainer may restart.
+    `metadata` is anything that JSON has; it comes back with each response, and no runner gets it.
+    """
+
+    token_ids: "Sequence[int] | np.ndarray[Any, Any]"
+    id: str | None = None
+    metadata: Any = None
+    session: str | None = None
+    """Kept for later, as `turn` and `media`."""
+    turn: int | None = None
+    media: Any = None
+
+    def checked(self) -> SubmittedPrompt:
+        """Return it as it travels. Raises `BadPrompt` for one that nothing can be generated from."""
+        which = "a prompt" if self.id is None else f"prompt {self.id!r:.80}"
+        if self.session is not None or self.turn is not None or self.media is not None:
+            raise NotInThisVersion(f"{which} has a session, turn or media, which this version can't use: leave them out")
+        return SubmittedPrompt(_ids(which, self.token_ids), _metadata(which, self.metadata))
+
+
+def checked_prompts(prompts: Sequence[Prompt]) -> Iterator[SubmittedPrompt]:
+    """Yield prompts as they travel. Raises `BadPrompt`, also where they are too many bytes."""
+    nbytes = 0
+    for prompt in prompts:
+        if not isinstance(prompt, Prompt):
+            raise BadPrompt(f"{prompt!r:.80} is no prompt: give tensorhub.Prompt([1, 5, 9])")
+        found = prompt.checked()
+        nbytes += len(found.tokens) + len(found.metadata)
+        if nbytes > PROMPTS_BYTES_MAX:
+            raise BadPrompt(
+                f"the prompts of one call have more than {PROMPTS_BYTES_MAX} bytes: submit them in several calls, and "
+                "take batches between them"
+            )
+        yield found
+
+
+def _ids(which: str, token_ids: "Sequence[int] | np.ndarray[Any, Any]") -> bytes:
+    try:
+        ids = np.asarray(token_ids)
+    except (ValueError, TypeError, OverflowError) as why:
+        raise BadPrompt(f"the token ids of {which} can't be read: {why}") from None
+    if ids.size == 0:
+        raise BadPrompt(f"{which} is empty: give at least one token id")
+    if ids.ndim != 1:
+        raise BadPrompt(f"the token ids of {which} have {ids.ndim} dimensions: give one row of them")
+    if ids.dtype.kind not in "iu":
+        raise BadPrompt(f"the token ids of {which} are of {ids.dtype}: give integers")
+    if ids.size > TOKENS_MAX:
+        raise BadPrompt(f"{which} has {ids.size} tokens: take at most {TOKENS_MAX}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high > TOKEN_ID_MAX:
+        raise BadPrompt(f"{which} has the token id {low if low < 0 else high}: token ids are 0 to {TOKEN_ID_MAX}")
+    return ids.astype("<i4").tobytes()
+
+
+def _metadata(which: str, metadata: object) -> bytes:
+    if metadata is None:
+        return b""
+    try:
+        found = msgspec.json.encode(metadata)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as why:
+        raise BadPrompt(f"the metadata of {which} is not what JSON has: {why}") from None
+    if len(found) > METADATA_BYTES_MAX:
+        raise BadPrompt(f"the metadata of {which} has {len(found)} bytes: take at most {METADATA_BYTES_MAX}")
+    return found
+
+
+def _whole(what: str, number: object, low: int, high: int) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise BadPrompt(f"{what}={number!r:.40} is not possible: take a whole number from {low} to {high}")
+
+
+def _number(what: str, number: object, wanted: str, *, is_possible: bool) -> None:
+    if not is_possible:
+        raise BadPrompt(f"{what}={number!r:.40} is not possible: take a number {wanted}")
+
+
+def _float(number: object) -> float:
+    """Return NaN, which no comparison holds for, for what is no number."""
+    return float(number) if isinstance(number, int | float) and not isinstance(number, bool) else math.nan

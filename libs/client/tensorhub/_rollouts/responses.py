@@ -1,0 +1,99 @@
+"""Responses as a trainer gets them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tensorhub_common.protocol.rollout.entries import Attempt, EndReason
+from tensorhub_common.protocol.rollout.messages import Kv
+from tensorhub_common.protocol.rollout.payloads import StoredTokens, SubmittedPrompts, request_seed
+from tensorhub_common.protocol.rollout.questions import EndedRequest
+
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Tokens `start` to `end` (exclusive) of a response were made by one attempt on one version.
+
+    `kv`: whether the run began with a cache of its own version (`fresh`, `recomputed`), or with one of a version before
+    (`kept`). `root` is the digest of the version's bytes at that instance.
+    """
+
+    start: int
+    end: int
+    version: int
+    root: str
+    instance: str
+    attempt: tuple[int, int]
+    kv: Kv
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """One response. `token_ids`, `logprobs` and `versions` have one length: int32, float32 (natural log), int64."""
+
+    group: str
+    index: int
+    """Within its group."""
+    prompt_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
+    """With the stop token, where one ended it."""
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int64]
+    """The version whose weights were in the engine's memory when each token was made."""
+    runs: tuple[TokenRun, ...]
+    finish_reason: FinishReason
+    error: str | None
+    """Why it failed."""
+    seed: int
+    """Its own, of 64 bits."""
+    metadata: Any
+    """Of its prompt."""
+    age: int
+    """How many newer versions are published than that of its oldest token, as of its delivery."""
+
+
+def response_of(
+    ended: EndedRequest, prompts: SubmittedPrompts, stored: StoredTokens | None, published: tuple[int, ...]
+) -> Response:
+    """Return the response of a request that has ended. `stored`: its tokens, None where it has none."""
+    prompt = prompts.prompts[ended.group_index]
+    tokens = b"" if stored is None else stored.tokens
+    count = len(tokens) // 4
+    runs = () if stored is None else _runs(stored, count)
+    versions = np.empty(count, np.int64)
+    for run in runs:
+        versions[run.start : run.end] = run.version
+    oldest = min((run.version for run in runs), default=None)
+    reason: EndReason = ended.reason
+    return Response(
+        group=ended.group,
+        index=ended.index_in_group,
+        prompt_ids=np.frombuffer(prompt.tokens, "<i4"),
+        token_ids=np.frombuffer(tokens, "<i4"),
+        logprobs=np.frombuffer(b"" if stored is None else stored.logprobs, "<f4"),
+        versions=versions,
+        runs=runs,
+        finish_reason=reason,
+        error=ended.error,
+        seed=request_seed(prompts.sampling.seed, ended.group, ended.index_in_group),
+        metadata=msgspec.json.decode(prompt.metadata) if prompt.metadata else None,
+        age=0 if oldest is None else sum(each > oldest for each in published),
+    )
+
+
+def _runs(stored: StoredTokens, count: int) -> tuple[TokenRun, ...]:
+    ends = [*(run.start for run in stored.runs[1:]), count]
+    return tuple(
+        TokenRun(run.start, end, run.version, run.root, run.instance, _pair(run.attempt), run.kv)
+        for run, end in zip(stored.runs, ends, strict=True)
+        if run.start < end
+    )
+
+
+def _pair(attempt: Attempt) -> tuple[int, int]:
+    return attempt.term, attempt.n

@@ -1,0 +1,403 @@
+"""A trainer's rollouts: prompts in, finished responses out. `AsyncHub.rollouts` makes them.
+
+Always true: what `submit` returned for is generated to its end, whatever is killed; a response is yielded at most once
+by one object, and comes again to the next one of its name until its batch is done.
+"""
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, Literal, get_args
+
+from tensorhub import arguments
+from tensorhub._control.registry_client import RegistryClient
+from tensorhub._rollouts.collector import Collector
+from tensorhub._rollouts.manager_client import ManagerClient
+from tensorhub._rollouts.prompts import Prompt, Sampling, checked_prompts
+from tensorhub._rollouts.responses import Response, response_of
+from tensorhub.aio.lifetime import NotCopyable
+from tensorhub.errors import closed_error
+from tensorhub_common.errors import BadCommand, NoInstance, RolloutUnavailable
+from tensorhub_common.protocol.rollout.entries import (
+    PRIORITY_MAX,
+    Attach,
+    Cancel,
+    Done,
+    GroupSubmitted,
+    Payload,
+    RequestId,
+    SdkEntry,
+    SdkSender,
+    Submit,
+)
+from tensorhub_common.protocol.rollout.messages import OnUpdate, VersionRule
+from tensorhub_common.protocol.rollout.payloads import (
+    StoredTokens,
+    SubmittedPrompt,
+    SubmittedPrompts,
+    decode_prompts,
+    decode_tokens,
+    encode_prompts,
+    group_digest,
+)
+from tensorhub_common.protocol.rollout.questions import (
+    WAIT_S_MAX,
+    EndedRequest,
+    OutcomeAnswer,
+    OutcomeQuestion,
+    ReadyQuestion,
+    RolloutStatus,
+)
+
+SUBMIT_S: Final = 60.0
+ATTACH_S: Final = 30.0
+GROUPS_MAX: Final = 1024
+"""Limit of the groups of one entry; a call with more makes several."""
+GROUP_SIZE_MAX: Final = 1024
+ENTRY_PROMPTS_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Limit of the prompts of one entry, but for one prompt that is longer by itself."""
+DONE_MAX: Final = 8192
+"""Limit of the responses that one entry acknowledges."""
+PROMPTS_KEPT_MAX: Final = 64
+"""Limit of the submissions whose prompts are kept for their responses, the latest used."""
+
+RolloutPolicy = Literal["arrival", "rlboost"]
+
+
+class AsyncBatch:
+    """Some finished responses."""
+
+    def __init__(self, rollouts: "AsyncRollouts", requests: tuple[RequestId, ...], responses: tuple[Response, ...]) -> None:
+        self.responses = responses
+        """In groups, each in the order in which its responses ended."""
+        self._rollouts, self._requests = rollouts, requests
+
+    async def done(self, *, timeout_s: float = SUBMIT_S) -> None:
+        """Acknowledge the responses: they don't come again. A second call does nothing.
+
+        Args:
+            timeout_s: The bound in seconds.
+
+        Raises:
+            RolloutUnavailable: No manager answered within the bound, or another trainer has attached since.
+        """
+        requests, self._requests = self._requests, ()
+        try:
+            await self._rollouts._done(requests, timeout_s)  # noqa: SLF001 (a batch is a part of its rollouts)
+        except BaseException:
+            self._requests = requests
+            raise
+
+
+class AsyncRollouts(NotCopyable):
+    """One consumer of a job's rollouts; `AsyncHub.rollouts` attaches it."""
+
+    def __init__(
+        self,
+        registry: RegistryClient,
+        model: str,
+        *,
+        name: str,
+        epoch: int,
+        group_size: int,
+        staleness: int,
+        age_max: int | None,
+        on_update: OnUpdate,
+        policy: RolloutPolicy,
+        sampling: Sampling,
+    ) -> None:
+        self.model, self.name, self.epoch = model, name, _whole("epoch", epoch, 0, 2**53)
+        _one_of("policy", policy, get_args(RolloutPolicy))
+        _one_of("on_update", on_update, get_args(OnUpdate))
+        sampling.checked()
+        self._manager = ManagerClient(registry)
+        self._registry = registry
+        self._group_size = _whole("group_size", group_size, 1, GROUP_SIZE_MAX)
+        self._rule = VersionRule(None, _whole("staleness", staleness, 0, 2**31), on_update)
+        self._age_max = None if age_max is None else _whole("max_age", age_max, 0, 2**31)
+        self._sampling = sampling
+        self._collector = Collector()
+        self._attachment = self._n = self._seq = 0
+        self._saying = asyncio.Lock()
+        self._store: Any = None
+        self._prompts: OrderedDict[str, SubmittedPrompts] = OrderedDict()
+        self._published: tuple[int, ...] = ()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<rollouts {self.name!r} of {self.model!r} in job {self._manager.job!r}, epoch {self.epoch}>"
+
+    async def _attach(self, timeout_s: float) -> None:
+        """Take the consumer's name. Raises `RolloutUnavailable` for an epoch that is over."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        nonce = secrets.token_hex(8)
+        attach = Attach(self.name, self.model, self.epoch, nonce)
+        self._attachment = self._seq = await self._manager.append(attach, f"attach-{nonce}", deadline)
+        await self._manager.outcome(OutcomeQuestion(self._seq), deadline)
+
+    # ------------------------------------------------------------------------------------------ submitting
+
+    async def submit(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        version: int | None = None,
+        sampling: Sampling | None = None,
+        group_size: int | None = None,
+        priority: int = 0,
+        timeout_s: float = SUBMIT_S,
+    ) -> list[str]:
+        """Have responses generated: `group_size` of each prompt. Return the ids of the groups.
+
+        Once it returns, every response comes to its end, whatever is killed.
+
+        Examples:
+            >>> groups = await rollouts.submit([tensorhub.Prompt([1, 5, 9], id="p-17")])
+
+        Args:
+            prompts: What to go on from.
+            version: The one version that the tokens must be made on; None: the rule of these rollouts.
+            sampling: How tokens are drawn; None: the sampling of these rollouts.
+            group_size: Responses of each prompt; None: the size of these rollouts.
+            priority: Higher ones begin first.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            BadPrompt: A prompt or a sampling is not possible, or an id stands for another prompt.
+            RolloutUnavailable: No manager answered within the bound. The prompts may be submitted all the same: those
+                with an id may be submitted again.
+        """
+        self._check_open()
+        size = _whole("group_size", self._group_size if group_size is None else group_size, 1, GROUP_SIZE_MAX)
+        order = _whole("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
+        pinned = None if version is None else _whole("version", version, 0, 2**53)
+        drawn = (sampling or self._sampling).checked()
+        deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
+        given = list(zip(prompts, checked_prompts(prompts), strict=True))
+        groups: list[str] = []
+        while given:
+            part = _part(given)
+            given = given[len(part) :]
+            async with self._saying:
+                nonce = f"{self._attachment}.{self._n + 1}"
+                submitted = SubmittedPrompts(drawn, self._rule, tuple(each for _, each in part), nonce, self._age_max)
+                entries = tuple(
+                    GroupSubmitted(
+                        id=prompt.id or f"_{nonce}.{index}",
+                        digest=group_digest(each.tokens, drawn, pinned, size),
+                        size=size,
+                        prompt_tokens=len(each.tokens) // 4,
+                        tokens_max=drawn.tokens_max,
+                        priority=order,
+                        version=pinned,
+                        is_named=prompt.id is not None,
+                    )
+                    for index, (prompt, each) in enumerate(part)
+                )
+                data = encode_prompts(submitted)
+                payload = Payload(await (await self._payloads()).put(self._manager.job, data), len(data))
+                self._keep(payload.digest, submitted)
+                await self._say(lambda by: Submit(by, entries, payload), deadline)  # noqa: B023 (called at once)
+            groups += [each.id for each in entries]
+        return groups
+
+    async def cancel(self, groups: str | Iterable[str], *, timeout_s: float = SUBMIT_S) -> None:
+        """End what is open of these groups: their responses come as `cancelled`, with no tokens.
+
+        Args:
+            groups: One id, or several.
+            timeout_s: The bound in seconds.
+
+        Raises:
+            BadCommand: A group was never submitted.
+            RolloutUnavailable: No manager answered within the bound.
+        """
+        self._check_open()
+        deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
+        named = iter((groups,) if isinstance(groups, str) else tuple(groups))
+        while part := tuple(islice(named, GROUPS_MAX)):
+            async with self._saying:
+                await self._say(lambda by: Cancel(by, part), deadline)  # noqa: B023 (called at once)
+
+    # ------------------------------------------------------------------------------------------ taking
+
+    async def batches(
+        self,
+        min_responses: int = 1,
+        *,
+        whole_groups: bool = True,
+        wait_s: float = 600,
+        groups: Iterable[str] | None = None,
+    ) -> AsyncGenerator[AsyncBatch, None]:
+        """Yield batches of finished responses, each as soon as enough are finished, until nothing is open.
+
+        Examples:
+            >>> async for batch in rollouts.batches(min_responses=64):
+            ...     train(batch.responses)
+            ...     await batch.done()
+
+        Args:
+            min_responses: A batch has at least so many; the last one may have fewer.
+            whole_groups: A batch has all responses of a group, or none.
+            wait_s: So long a batch is waited for; then what is ready is yielded.
+            groups: Of these groups alone.
+
+        Raises:
+            NoInstance: Nothing was ready after `wait_s`, and no instance generates.
+            RolloutUnavailable: Nothing was ready after `wait_s`, or another trainer has attached since.
+        """
+        _whole("min_responses", min_responses, 1, 2**31)
+        bound_s = arguments.seconds("wait_s", wait_s)
+        wanted = None if groups is None else frozenset(groups)
+        while True:
+            picked = await self._pick(min_responses, whole_groups=whole_groups, groups=wanted, wait_s=bound_s)
+            if not picked:
+                return
+            yield await self._batch(picked)
+
+    async def _pick(
+        self, count_min: int, *, whole_groups: bool, groups: Collection[str] | None, wait_s: float
+    ) -> list[EndedRequest]:
+        """Return at least so many responses, or what is ready at the end of the wait, or of all; none: nothing is open.
+
+        Raises as `batches`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        collector = self._collector
+        asked_of = -1
+        instances = 0
+        while True:
+            self._check_open()
+            picked = collector.pick(count_min, whole_groups=whole_groups, groups=groups, all_of_them=False)
+            if picked:
+                return picked
+            # What this trainer has said since the last answer may have opened something.
+            if collector.is_exhausted and asked_of == self._seq:
+                return collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                picked = collector.pick(0, whole_groups=whole_groups, groups=groups, all_of_them=True)
+                if picked:
+                    return picked
+                if not instances:
+                    raise NoInstance(
+                        f"nothing was ready after {wait_s:g} s, and no instance generates with model {self.model!r}: "
+                        "start a runner, see 'tensorhub rollouts'"
+                    )
+                raise RolloutUnavailable(f"nothing was ready after {wait_s:g} s: see 'tensorhub rollouts'")
+            asked_of = self._seq
+            question = ReadyQuestion(
+                self._attachment,
+                asked_of,
+                collector.after,
+                collector.after_request,
+                wait_s=max(0.0, min(left_s, WAIT_S_MAX)),
+            )
+            answer = await self._manager.ready(question, deadline)
+            instances = answer.instances
+            self._published = answer.published
+            collector.take(answer)
+
+    async def _batch(self, picked: list[EndedRequest]) -> AsyncBatch:
+        """Read the tokens of responses, each payload once."""
+        stored: dict[str, tuple[StoredTokens, ...]] = {}
+        store, job = await self._payloads(), self._manager.job
+        responses = []
+        for ended in picked:
+            if ended.payload is not None and ended.payload not in stored:
+                stored[ended.payload] = decode_tokens(await store.get(job, ended.payload))
+            tokens = None if ended.payload is None else stored[ended.payload][ended.index]
+            prompts = await self._prompts_of(ended.prompts)
+            responses.append(response_of(ended, prompts, tokens, self._published))
+        return AsyncBatch(self, tuple(each.request for each in picked), tuple(responses))
+
+    async def _done(self, requests: tuple[RequestId, ...], timeout_s: float) -> None:
+        self._check_open()
+        deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
+        for start in range(0, len(requests), DONE_MAX):
+            part = requests[start : start + DONE_MAX]
+            async with self._saying:
+                await self._say(lambda by: Done(by, part), deadline)  # noqa: B023 (called at once)
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    async def status(self, *, timeout_s: float = 5) -> RolloutStatus:
+        """Return the job's rollouts: consumers, instances, queue.
+
+        Args:
+            timeout_s: The bound in seconds.
+
+        Raises:
+            RolloutUnavailable: No manager answered within the bound.
+        """
+        self._check_open()
+        deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
+        return await self._manager.ask("status", None, RolloutStatus, deadline)
+
+    async def close(self) -> None:
+        """Detach. Work goes on; what is not done comes to the next trainer that attaches to the name."""
+        self._is_closed = True
+        self._collector.drop()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_error()
+
+    async def _say(self, entry_by: Callable[[SdkSender], SdkEntry], deadline: float) -> OutcomeAnswer:
+        """Append the next entry of this attachment and return its outcome. The caller has `_saying`."""
+        self._n += 1
+        by = SdkSender(self._attachment, self._n)
+        seq = await self._manager.append(entry_by(by), f"{self._attachment}-{self._n}", deadline)
+        self._seq = max(self._seq, seq)
+        return await self._manager.outcome(OutcomeQuestion(seq, self._attachment, by.n), deadline)
+
+    async def _payloads(self) -> Any:
+        if self._store is None:
+            from tensorhub_common.jetstream.payload_store import PayloadStore  # noqa: PLC0415 (it imports NATS's client)
+
+            self._store = PayloadStore(await self._registry.bus())
+        return self._store
+
+    async def _prompts_of(self, digest: str) -> SubmittedPrompts:
+        found = self._prompts.get(digest)
+        if found is None:
+            found = decode_prompts(await (await self._payloads()).get(self._manager.job, digest))
+        self._keep(digest, found)
+        return found
+
+    def _keep(self, digest: str, prompts: SubmittedPrompts) -> None:
+        self._prompts[digest] = prompts
+        self._prompts.move_to_end(digest)
+        if len(self._prompts) > PROMPTS_KEPT_MAX:
+            self._prompts.popitem(last=False)
+
+
+async def attached(rollouts: AsyncRollouts, timeout_s: float) -> AsyncRollouts:
+    """Attach the rollouts to their name and return them."""
+    await rollouts._attach(timeout_s)  # noqa: SLF001 (of this file)
+    return rollouts
+
+
+def _one_of(what: str, said: object, possible: tuple[str, ...]) -> None:
+    if said not in possible:
+        raise BadCommand(f"{what}={said!r:.40} is not possible: take one of {', '.join(possible)}")
+
+
+def _part(given: list[tuple[Prompt, SubmittedPrompt]]) -> list[tuple[Prompt, SubmittedPrompt]]:
+    """Return the first prompts that fit into one entry."""
+    part, nbytes = list[tuple[Prompt, SubmittedPrompt]](), 0
+    for prompt, each in given[:GROUPS_MAX]:
+        nbytes += len(each.tokens) + len(each.metadata)
+        if part and nbytes > ENTRY_PROMPTS_BYTES_MAX:
+            break
+        part.append((prompt, each))
+    return part
+
+
+def _whole(what: str, number: object, low: int, high: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise BadCommand(f"{what}={number!r:.40} is not possible: take a whole number from {low} to {high}")
+    return number

@@ -1,0 +1,102 @@
+"""The twin of `AsyncRollouts` for programs without an event loop."""
+
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+
+from tensorhub._rollouts.responses import Response
+from tensorhub.aio.lifetime import NotCopyable
+from tensorhub.aio.rollouts import AsyncBatch, AsyncRollouts
+from tensorhub.sync.blocking import blocking
+from tensorhub.sync.loop_thread import LoopThread
+from tensorhub_common.errors import TensorHubError
+
+
+class Batch:
+    """Some finished responses."""
+
+    def __init__(self, background: LoopThread, batch: AsyncBatch) -> None:
+        self._background = background
+        self._twin = batch
+
+    @property
+    def responses(self) -> tuple[Response, ...]:
+        """In groups, each in the order in which its responses ended."""
+        return self._twin.responses
+
+    done = blocking(AsyncBatch.done)
+    """Acknowledge the responses; see `AsyncBatch.done`."""
+
+
+class Rollouts(NotCopyable):
+    """One consumer of a job's rollouts; `Hub.rollouts` attaches it."""
+
+    def __init__(self, background: LoopThread, rollouts: AsyncRollouts) -> None:
+        self._background = background
+        self._twin = rollouts
+
+    def __repr__(self) -> str:
+        return repr(self._twin)
+
+    @property
+    def model(self) -> str:
+        """The model whose versions generate."""
+        return self._twin.model
+
+    @property
+    def name(self) -> str:
+        """The consumer's name."""
+        return self._twin.name
+
+    @property
+    def epoch(self) -> int:
+        """The number of the trainer's history."""
+        return self._twin.epoch
+
+    submit = blocking(AsyncRollouts.submit)
+    """Have responses generated and return the ids of their groups; see `AsyncRollouts.submit`."""
+
+    cancel = blocking(AsyncRollouts.cancel)
+    """End what is open of groups; see `AsyncRollouts.cancel`."""
+
+    status = blocking(AsyncRollouts.status)
+    """Return consumers, instances and queue; see `AsyncRollouts.status`."""
+
+    close = blocking(AsyncRollouts.close)
+    """Detach; see `AsyncRollouts.close`."""
+
+    def batches(
+        self,
+        min_responses: int = 1,
+        *,
+        whole_groups: bool = True,
+        wait_s: float = 600,
+        groups: Iterable[str] | None = None,
+    ) -> Generator[Batch, None, None]:
+        """Yield batches of finished responses, each as soon as enough are finished, until nothing is open.
+
+        Examples:
+            >>> for batch in rollouts.batches(min_responses=64):
+            ...     train(batch.responses)
+            ...     batch.done()
+
+        Args:
+            min_responses: A batch has at least so many; the last one may have fewer.
+            whole_groups: A batch has all responses of a group, or none.
+            wait_s: So long a batch is waited for; then what is ready is yielded.
+            groups: Of these groups alone.
+
+        Raises:
+            NoInstance: Nothing was ready after `wait_s`, and no instance generates.
+            RolloutUnavailable: Nothing was ready after `wait_s`, or another trainer has attached since.
+        """
+        found = self._twin.batches(min_responses, whole_groups=whole_groups, wait_s=wait_s, groups=groups)
+
+        async def following() -> AsyncBatch | None:
+            return await anext(found, None)
+
+        try:
+            while (batch := self._background.run(following())) is not None:
+                yield Batch(self._background, batch)
+        finally:
+            with suppress(TensorHubError):
+                self._background.run(found.aclose())

@@ -1,0 +1,131 @@
+"""What the SDK asks the leading manager of a job, as JSON on `ask.rollout.<what>`. docs/design/rollouts/messages.md."""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from tensorhub_common.protocol.rollout.entries import Attempt, Count, EndReason, RequestId
+
+ASK_S: Final = 3.0
+"""So long an answer may take; a question of longer is asked again."""
+WAIT_S_MAX: Final = 2.0
+"""So long the manager keeps `ready` for what has not ended yet."""
+READY_MAX: Final = 512
+"""Limit of the responses in one answer."""
+
+WaitS = Annotated[float, msgspec.Meta(ge=0.0, le=WAIT_S_MAX)]
+
+
+class OutcomeQuestion(msgspec.Struct, frozen=True):
+    """What became of the entry at `seq`? `attachment` and `n` are those of its sender; 0 for an `attach`."""
+
+    seq: Count
+    attachment: Count = 0
+    n: Count = 0
+
+
+class OutcomeAnswer(msgspec.Struct, frozen=True, tag="outcome"):
+    """The entry counts, or `error` is the code of an error of TensorHub and `message` its text."""
+
+    error: str | None = None
+    message: str = ""
+    epoch: int = 0
+    """Of the consumer."""
+    known: tuple[str, ...] = ()
+    """Ids of groups of a `submit` that stood before it."""
+
+
+class ReadyQuestion(msgspec.Struct, frozen=True):
+    """Which responses have ended behind request `after_request` of entry `after`, in the order of entries and requests?
+
+    The answer is of a fold that has entry `seq`.
+    """
+
+    attachment: Count
+    seq: Count
+    after: Count = 0
+    after_request: RequestId | None = None
+    count_max: Annotated[int, msgspec.Meta(ge=1, le=READY_MAX)] = READY_MAX
+    wait_s: WaitS = 0.0
+    """So long the answer waits for one to end."""
+
+
+class EndedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One response that has ended and is not done. Tokens are number `index` of the payload `payload` (None: none)."""
+
+    request: RequestId
+    ended_seq: int
+    group: str
+    index_in_group: int
+    group_size: int
+    group_open: int
+    """How many requests of its group are open: the group is whole once this is 0."""
+    prompts: str
+    """The payload of the submission, of which the prompt is number `group_index`."""
+    group_index: int
+    reason: EndReason
+    tokens: int
+    attempt: Attempt | None = None
+    payload: str | None = None
+    index: int = 0
+    error: str | None = None
+    version: int | None = None
+    """The version that the group is pinned to."""
+
+
+class ReadyAnswer(msgspec.Struct, frozen=True, tag="ready"):
+    """Responses in the order in which they ended, and how many requests of the consumer are open.
+
+    `is_last`: no other has ended yet. `instances`: how many take requests of the consumer's model. `published`: the
+    model's versions. `error`: the attachment is over, or the question can't be answered; `message` says why.
+    """
+
+    ended: tuple[EndedRequest, ...] = ()
+    open: int = 0
+    is_last: bool = True
+    instances: int = 0
+    published: tuple[int, ...] = ()
+    error: str | None = None
+    message: str = ""
+
+
+InstanceStateName = Literal["serving", "loading", "leaving"]
+
+
+class InstanceStatus(msgspec.Struct, frozen=True):
+    """One instance: its requests, and its tokens per second over the last seconds."""
+
+    runner: str
+    model: str
+    state: InstanceStateName
+    version: int | None
+    slots: int
+    pending: int
+    executing: int
+    tokens_per_s: float
+
+
+class ConsumerStatus(msgspec.Struct, frozen=True):
+    """One consumer: how many of its requests are open (and of these on no instance), and how many ended, not done."""
+
+    name: str
+    model: str
+    epoch: int
+    open: int
+    waiting: int
+    ended: int
+    versions_behind: tuple[int, ...] = ()
+    """How many executing requests run on the newest version, on the one before, and so on."""
+
+
+class RolloutStatus(msgspec.Struct, frozen=True, tag="rollouts"):
+    """The rollouts of a job, as its leading manager sees them. `tokens_per_s` is of all instances."""
+
+    job: str
+    manager: str
+    term: int
+    seq: int
+    consumers: tuple[ConsumerStatus, ...]
+    instances: tuple[InstanceStatus, ...]
+    tokens_per_s: float
+    payload_bytes: int

@@ -1,0 +1,9 @@
+"""`tensorhub-rollout`: a rollout manager as a process. Settings come from the environment; SIGTERM or SIGINT ends it."""
+
+from tensorhub_common.service import process
+from tensorhub_rollout.app.service import RolloutManager
+
+
+def main() -> None:
+    """Run a rollout manager until a signal ends it."""
+    process.run("rollout", lambda settings: settings.rollout_id, RolloutManager)

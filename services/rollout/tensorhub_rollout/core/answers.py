@@ -1,0 +1,125 @@
+"""Answers to what the SDK asks: what became of an entry, and which responses have ended. Pure.
+
+The caller waits until the state has the entry that a question names.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from tensorhub_common.errors import RolloutUnavailable, StaleSender
+from tensorhub_common.protocol.rollout.entries import RequestId
+from tensorhub_common.protocol.rollout.messages import PublishedVersions
+from tensorhub_common.protocol.rollout.questions import (
+    EndedRequest,
+    OutcomeAnswer,
+    OutcomeQuestion,
+    ReadyAnswer,
+    ReadyQuestion,
+)
+from tensorhub_rollout.core.outcomes import Attached, Outcome, Refused, Repeated, Submitted
+from tensorhub_rollout.core.state import Consumer, RolloutState
+
+
+def answer_outcome(
+    state: RolloutState, recent: Mapping[int, Outcome], question: OutcomeQuestion
+) -> OutcomeAnswer:
+    """Say what became of an entry. `recent`: outcomes of the latest entries; the state remembers the senders' last."""
+    outcome = recent.get(question.seq)
+    consumer = _consumer_of(state, question.attachment or question.seq)
+    epoch = 0 if consumer is None else consumer.epoch
+    match outcome:
+        case Refused(error=error, message=message):
+            return OutcomeAnswer(error, message, epoch)
+        case Repeated(error=error, message=message):
+            return OutcomeAnswer(error, message or "", epoch)
+        case Submitted(known=known):
+            return OutcomeAnswer(None, "", epoch, known)
+        case Attached():
+            return OutcomeAnswer(None, "", outcome.epoch)
+        case None:
+            return _remembered(consumer, question, epoch)
+        case _:
+            return OutcomeAnswer(None, "", epoch)
+
+
+def _remembered(consumer: Consumer | None, question: OutcomeQuestion, epoch: int) -> OutcomeAnswer:
+    """Say what the state remembers of an entry."""
+    if consumer is None:
+        return OutcomeAnswer(StaleSender.__name__, "another trainer has attached to this consumer since")
+    if question.n == consumer.n:
+        return OutcomeAnswer(consumer.error, consumer.message or "", epoch)
+    if question.n < consumer.n:
+        return OutcomeAnswer(
+            RolloutUnavailable.__name__, f"entry {question.seq} was answered before, and is not remembered"
+        )
+    return OutcomeAnswer(StaleSender.__name__, f"entry {question.seq} is none of this attachment")
+
+
+def answer_ready(
+    state: RolloutState,
+    question: ReadyQuestion,
+    instances: Mapping[str, int],
+    versions: Mapping[str, PublishedVersions],
+) -> ReadyAnswer:
+    """Return what has ended behind the question's cursor. `instances`: by model, those that take requests."""
+    consumer = _consumer_of(state, question.attachment)
+    if consumer is None:
+        message = "another trainer has attached to this consumer since: only the latest gets its responses"
+        return ReadyAnswer(error=StaleSender.__name__, message=message)
+    ended = _ended_behind(state, consumer, question)
+    page = [each for each, _ in zip(ended, range(question.count_max), strict=False)]
+    known = versions.get(consumer.model)
+    return ReadyAnswer(
+        tuple(page),
+        consumer.open,
+        len(page) < question.count_max,
+        instances.get(consumer.model, 0),
+        () if known is None else known.published,
+    )
+
+
+def has_ready(state: RolloutState, question: ReadyQuestion) -> bool:
+    """Tell whether a question would be answered otherwise than by 'nothing yet'."""
+    consumer = _consumer_of(state, question.attachment)
+    return consumer is None or not consumer.open or next(_ended_behind(state, consumer, question), None) is not None
+
+
+def _consumer_of(state: RolloutState, attachment: int) -> Consumer | None:
+    return next((each for each in state.consumers.values() if each.attachment == attachment), None)
+
+
+def _ended_behind(state: RolloutState, consumer: Consumer, question: ReadyQuestion) -> Iterator[EndedRequest]:
+    """Yield what ended behind the cursor, by entry and within one by request."""
+    cursor = (question.after, question.after_request or RequestId(0, 0))
+    newest = next(reversed(consumer.ended), 0)
+    if newest < question.after:
+        return
+    for seq, requests in consumer.ended.items():
+        if seq < question.after:
+            continue
+        for of in sorted(requests):
+            if (seq, of) > cursor:
+                yield _ended(state, seq, of)
+
+
+def _ended(state: RolloutState, seq: int, of: RequestId) -> EndedRequest:
+    submission = state.submissions[of.submission]
+    request = submission.requests[of.index]
+    group, end = submission.groups[request.group], request.end
+    assert end is not None
+    return EndedRequest(
+        request=of,
+        ended_seq=seq,
+        group=group.id,
+        index_in_group=of.index - group.first,
+        group_size=group.size,
+        group_open=group.open,
+        prompts=submission.payload,
+        group_index=request.group,
+        reason=end.reason,
+        tokens=end.tokens,
+        attempt=end.attempt,
+        payload=end.payload,
+        index=end.index,
+        error=end.error,
+        version=group.version,
+    )

@@ -1,0 +1,350 @@
+"""One job's rollouts: the fold of their log, and while this manager leads, the leader and what it wants done. I/O.
+
+It drives `core.fold` and `core.leader` and decides nothing itself.
+
+Invariants:
+- The leader begins once its own `lead` is folded, and ends with the first later one, whatever the lease says.
+- An entry is folded once, in the order of the log.
+- What the log no longer names is removed only by the leader.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final, NoReturn
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing
+from tensorhub_common.errors import IntegrityError, RolloutUnavailable, TensorHubError
+from tensorhub_common.jetstream.api import time_ns_of
+from tensorhub_common.jetstream.blob_store import PAYLOADS, BlobStore
+from tensorhub_common.jetstream.rollout_log import RolloutLog
+from tensorhub_common.machine import Tick
+from tensorhub_common.observability.logs import logger
+from tensorhub_common.protocol.rollout.entries import AnyEntry, Lead, RequestId, UnreadableEntry
+from tensorhub_common.protocol.rollout.messages import PublishedVersions
+from tensorhub_common.protocol.rollout.questions import (
+    OutcomeAnswer,
+    OutcomeQuestion,
+    ReadyAnswer,
+    ReadyQuestion,
+    RolloutStatus,
+)
+from tensorhub_common.runtime.supervision import Supervisor, log_only
+from tensorhub_rollout.core.answers import answer_outcome, answer_ready, has_ready
+from tensorhub_rollout.core.fold import fold
+from tensorhub_rollout.core.leader import Leader, LeaderLimits
+from tensorhub_rollout.core.leader_events import (
+    AbortAnswered,
+    AssignAnswered,
+    BusChanged,
+    EntryFolded,
+    InstanceLost,
+    LeaderEffect,
+    LeaderInput,
+    LoadingFailed,
+    LoadPrefix,
+    LoadPrompt,
+    Place,
+    SendAbort,
+    SendAssign,
+    StoreEnd,
+    StoreTokens,
+    StoringFailed,
+    VersionsSeen,
+    Withdraw,
+)
+from tensorhub_rollout.core.outcomes import Leads, Outcome
+from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.core.status import status_of
+from tensorhub_rollout.jobs.entry_writer import EntryWriter
+from tensorhub_rollout.jobs.payload_reader import PayloadReader
+from tensorhub_rollout.jobs.published_versions import VersionFollower
+from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
+from tensorhub_rollout.policy.balancing import BalancingLimits, balance
+from tensorhub_rollout.policy.view import MoveAction, PlaceAction
+
+OUTCOMES_MAX: Final = 4096
+"""Limit of the outcomes that are remembered for those who ask, the latest."""
+FOLD_S_MAX: Final = 2.0
+"""So long a question waits for the entry that it names."""
+FOLD_BURST: Final = 64
+"""Other work has its turn after this many entries."""
+CLAIM_AGAIN_S: Final = 1.0
+"""A claim of the term that did not count is repeated after this."""
+LOAD_AGAIN_S: Final = 0.2
+"""The pause after a payload could not be read because NATS did not answer."""
+DROPS_WAITING_MAX: Final = 65_536
+"""Limit of the payloads that wait to be removed; what is beyond is found as an orphan."""
+
+_log: Final = logger(__name__)
+
+
+class RolloutJob:
+    """The rollouts of one job in one manager: `run` until cancelled, then `close`."""
+
+    def __init__(self, bus: Bus, job: str, manager: str, limits: LeaderLimits) -> None:
+        """Prepare. `manager` names this process: no other one has ever had this name."""
+        self.name, self.manager = job, manager
+        self.state = RolloutState(job)
+        self.leader: Leader | None = None
+        self._bus, self._limits = bus, limits
+        self._log = RolloutLog(bus, job)
+        self._created = ""
+        """When the log was made: later ones are higher as text."""
+        self._payloads = PayloadReader(job, BlobStore(bus, at=PAYLOADS))
+        self._work = Supervisor(f"rollouts of job {job!r}", on_fault=log_only)
+        self._leading = self._work.group()
+        self._writer: EntryWriter | None = None
+        self._outboxes: dict[str, RunnerOutbox] = {}
+        self._versions = VersionFollower(bus, job, self._see_versions)
+        self._recent: OrderedDict[int, Outcome] = OrderedDict()
+        self._folded = asyncio.Condition()
+        self._may_lead = False
+        self._claimed = 0
+        self._drops: asyncio.Queue[str] = asyncio.Queue(DROPS_WAITING_MAX)
+
+    # ------------------------------------------------------------------------------------------ the log
+
+    async def run(self) -> NoReturn:
+        """Fold the log. Raises `LogMissing` without one, and what can't be mended by waiting."""
+        self._created = f"{time_ns_of((await self._log.extent()).created):020d}"
+        self._work.start(self._versions.run(), "following the versions")
+        self._work.start(self._claim_always(), "claiming the term")
+        entries = self._log.follow(self.state.seq + 1)
+        taken = 0
+        async with aclosing(entries):
+            async for stored in entries:
+                await self._take(stored.seq, stored.entry)
+                taken += 1
+                if taken % FOLD_BURST == 0:
+                    await asyncio.sleep(0)
+        raise AssertionError("a log is followed for ever")
+
+    async def _take(self, seq: int, entry: AnyEntry | UnreadableEntry) -> None:
+        folded = fold(self.state, seq, entry)
+        self._recent[seq] = folded.outcome
+        if len(self._recent) > OUTCOMES_MAX:
+            self._recent.popitem(last=False)
+        if isinstance(folded.outcome, Leads):
+            self._led(folded.outcome)
+        elif self.leader is not None:
+            self._tell(EntryFolded(folded.outcome))
+        if self.leader is not None:
+            for digest in folded.freed:
+                if not self._drops.full():
+                    self._drops.put_nowait(digest)
+        async with self._folded:
+            self._folded.notify_all()
+
+    # ------------------------------------------------------------------------------------------ leading
+
+    def lead(self) -> None:
+        """Claim the term: this manager has the lease."""
+        self._may_lead = True
+
+    def stand_down(self) -> None:
+        """Lead no more: the lease is lost, or given back."""
+        self._may_lead = False
+        self._stop_leading()
+
+    async def _claim_always(self) -> NoReturn:
+        while True:
+            if self._may_lead and self.leader is None:
+                self._claimed = self.state.term + 1
+                lead = Lead(self._claimed, self.manager)
+                try:
+                    await self._log.append(lead, f"lead-{self._claimed}-{self.manager}")
+                except TensorHubError as why:
+                    _log.debug("the term could not be claimed", job=self.name, why=str(why))
+            await self._wait_folded(lambda: self._may_lead and self.leader is None, CLAIM_AGAIN_S)
+
+    def _led(self, leads: Leads) -> None:
+        self._stop_leading()
+        if leads.manager != self.manager or not self._may_lead:
+            return
+        _log.info("leads the rollouts", job=self.name, term=leads.term)
+        self.leader = Leader(self.state, self._created, self._limits, time.monotonic())
+        self._leading = self._work.group()
+        self._writer = EntryWriter(self._log, self._payloads, leads.term, self._storing_failed)
+        self._leading.start(self._writer.run(), "writing entries")
+        self._leading.start(self._look_always(), "looking at time")
+        self._leading.start(self._drop_always(), "removing payloads")
+        for model, versions in self._versions.versions.items():
+            self._tell(VersionsSeen(model, versions))
+
+    def _stop_leading(self) -> None:
+        if self.leader is None:
+            return
+        _log.info("stands down", job=self.name, term=self.leader.term)
+        self.leader = self._writer = None
+        self._leading.cancel()
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._outboxes.clear()
+
+    def on_connection(self, *, is_connected: bool) -> None:
+        """Note that the connection to NATS came or went."""
+        self._tell(BusChanged(is_connected))
+
+    async def close(self) -> None:
+        """End."""
+        self.stand_down()
+        await self._work.close()
+
+    # ------------------------------------------------------------------------------------------ the leader
+
+    def tell(self, event: LeaderInput) -> list[LeaderEffect]:
+        """Give an event to the leader; carry out what it wants done, and return its answers. None where none leads."""
+        leader = self.leader
+        if leader is None:
+            return []
+        return [effect for effect in leader.handle(event, time.monotonic()) if not self._do(effect)]
+
+    def _tell(self, event: LeaderInput) -> None:
+        self.tell(event)
+
+    def _do(self, effect: LeaderEffect) -> bool:
+        """Carry out what the leader wants; False: it is an answer to what came."""
+        match effect:
+            case SendAssign(runner=runner, request=assign):
+                self._outbox(runner).assign(assign)
+            case SendAbort(runner=runner, request=abort):
+                self._outbox(runner).abort(abort)
+            case LoadPrompt(request=of):
+                self._load_prompt(of)
+            case LoadPrefix(request=of):
+                self._leading.start(self._load_prefix(of), "reading a checkpoint")
+            case StoreEnd() if self._writer is not None:
+                self._writer.end(effect)
+            case StoreTokens() if self._writer is not None:
+                self._writer.keep(effect)
+            case InstanceLost(runner=runner, reason=reason):
+                _log.warning("an instance is lost", job=self.name, runner=runner, why=reason)
+                outbox = self._outboxes.pop(runner, None)
+                if outbox is not None:
+                    outbox.close()
+            case _:
+                return False
+        return True
+
+    def _outbox(self, runner: str) -> RunnerOutbox:
+        found = self._outboxes.get(runner)
+        if found is None:
+            found = self._outboxes[runner] = RunnerOutbox(self._bus, self.name, runner, self._leading, self._answered)
+        return found
+
+    def _answered(self, answer: AssignAnswered | AbortAnswered) -> None:
+        self._tell(answer)
+
+    def _load_prompt(self, of: RequestId) -> None:
+        found = self._payloads.known_prompt(self.state, of)
+        if found is not None:
+            self._tell(found)
+        else:
+            self._leading.start(self._read_prompt(of), "reading a prompt")
+
+    async def _read_prompt(self, of: RequestId) -> None:
+        while self.state.request(of) is not None:
+            try:
+                await self._payloads.read_prompts(self.state, of)
+            except UNCERTAIN as why:
+                _log.debug("a prompt can't be read yet", job=self.name, why=str(why))
+                await asyncio.sleep(LOAD_AGAIN_S)
+                continue
+            except (BlobMissing, IntegrityError) as why:
+                self._tell(LoadingFailed(of, f"its prompt can't be read: {why}"))
+                return
+            found = self._payloads.known_prompt(self.state, of)
+            if found is not None:
+                self._tell(found)
+            return
+
+    async def _load_prefix(self, of: RequestId) -> None:
+        while True:
+            try:
+                found = await self._payloads.read_prefix(self.state, of)
+            except UNCERTAIN as why:
+                _log.debug("a checkpoint can't be read yet", job=self.name, why=str(why))
+                await asyncio.sleep(LOAD_AGAIN_S)
+                continue
+            except (BlobMissing, IntegrityError) as why:
+                self._tell(LoadingFailed(of, f"the tokens that were kept of it can't be read: {why}"))
+                return
+            if found is not None:
+                self._tell(found)
+            return
+
+    def _storing_failed(self, requests: tuple[RequestId, ...]) -> None:
+        self._tell(StoringFailed(requests))
+
+    def _see_versions(self, model: str, versions: PublishedVersions) -> None:
+        self._tell(VersionsSeen(model, versions))
+
+    async def _look_always(self) -> NoReturn:
+        """Let the leader look at the time, and the policy at the fleet."""
+        while True:
+            await asyncio.sleep(self._limits.look_s)
+            self._tell(Tick())
+            self._follow_policy()
+
+    def _follow_policy(self) -> None:
+        leader = self.leader
+        if leader is None:
+            return
+        for model in leader.models():
+            for action in balance(leader.view(model, step=2), BalancingLimits(), {}):
+                match action:
+                    case PlaceAction(request=of, runner=runner):
+                        self._tell(Place(of, runner))
+                    case MoveAction(request=of, target=target):
+                        self._tell(Withdraw(of, target))
+
+    async def _drop_always(self) -> NoReturn:
+        """Remove payloads that nothing names any more."""
+        while True:
+            digest = await self._drops.get()
+            try:
+                if digest not in self.state.payloads:
+                    await self._payloads.drop(digest)
+            except TensorHubError as why:
+                # It is found as an orphan later.
+                _log.debug("a payload could not be removed", job=self.name, digest=digest, why=str(why))
+
+    # ------------------------------------------------------------------------------------------ questions
+
+    async def outcome(self, question: OutcomeQuestion) -> OutcomeAnswer:
+        """Say what became of an entry. Raises `RolloutUnavailable` where it is not folded within `FOLD_S_MAX`."""
+        await self._reach(question.seq)
+        return answer_outcome(self.state, self._recent, question)
+
+    async def ready(self, question: ReadyQuestion) -> ReadyAnswer:
+        """Say what has ended. Raises `RolloutUnavailable` where the entry is not folded within `FOLD_S_MAX`."""
+        await self._reach(question.seq)
+        await self._wait_folded(lambda: not has_ready(self.state, question), question.wait_s)
+        serving = {} if self.leader is None else self.leader.serving()
+        return answer_ready(self.state, question, serving, self._versions.versions)
+
+    def status(self) -> RolloutStatus:
+        """Return the state of the job's rollouts. Raises `RolloutUnavailable` where this manager doesn't lead."""
+        if self.leader is None:
+            raise RolloutUnavailable(f"manager {self.manager!r} does not lead the rollouts of job {self.name!r}")
+        return status_of(self.leader)
+
+    async def _reach(self, seq: int) -> None:
+        if not await self._wait_folded(lambda: self.state.seq < seq, FOLD_S_MAX):
+            raise RolloutUnavailable(
+                f"the manager has folded the rollouts of job {self.name!r} up to {self.state.seq}, not to {seq}, after "
+                f"{FOLD_S_MAX:g} s: ask again"
+            )
+
+    async def _wait_folded(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait while it is so, at most this long; tell whether it ended to be so."""
+        try:
+            async with asyncio.timeout(timeout_s), self._folded:
+                await self._folded.wait_for(lambda: not is_so())
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,66 @@
+"""Which versions of a job's models are published and unretired, by following the job's log. I/O.
+
+It folds the whole catalog, as registry and planner do, so that a rewind counts here as it counts there.
+"""
+
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.snapshot import Snapshot
+from tensorhub_common.catalog.state import Catalog, VersionState
+from tensorhub_common.jetstream.job_log import LogExtent
+from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.log_follower.follower import LogFollower
+from tensorhub_common.protocol.log.entries import command_in
+from tensorhub_common.protocol.rollout.messages import PublishedVersions
+
+BURST: Final = 32
+"""Other work has its turn after this many entries, which take about a millisecond."""
+RETRY_S: Final = 0.2
+
+OnVersions = Callable[[str, PublishedVersions], None]
+"""Takes a model and its versions, each time that they have changed."""
+
+
+class VersionFollower:
+    """The versions of one job's models."""
+
+    def __init__(self, bus: Bus, job: str, on_versions: OnVersions) -> None:
+        self.versions: dict[str, PublishedVersions] = {}
+        """By model."""
+        self._bus, self._job, self._on_versions = bus, job, on_versions
+        self._catalog, self._position = Catalog(job), 0
+
+    async def run(self) -> NoReturn:
+        """Follow the log. Raises what `LogFollower.run` raises."""
+        await LogFollower(self._bus, self._job, self, burst=BURST, retry_s=RETRY_S).run()
+
+    @property
+    def folded_seq(self) -> int:
+        """The last entry that is folded."""
+        return self._position
+
+    def restore(self, snapshot: Snapshot, _: LogExtent) -> int:
+        """Go on from a snapshot, with the entry after it."""
+        self._catalog, self._position = snapshot.catalog, snapshot.seq
+        self._look()
+        return snapshot.seq + 1
+
+    async def take(self, entry: StoredEntry) -> None:
+        """Fold the next entry."""
+        self._position = entry.seq
+        command = command_in(entry, self._catalog.level)
+        if command is not None and apply(self._catalog, entry.seq, entry.time, command):
+            self._look()
+
+    def _look(self) -> None:
+        for name, model in self._catalog.models.items():
+            published = tuple(
+                sorted(each.number for each in model.versions.values() if each.state is not VersionState.RETIRED)
+            )
+            known = self.versions.get(name)
+            if known is None or known.published != published:
+                self.versions[name] = PublishedVersions(self._position, published)
+                self._on_versions(name, self.versions[name])

@@ -1,0 +1,77 @@
+"""The engine in a thread of its own: begun and stopped attempts, steps, and a lock between steps. I/O.
+
+Invariants:
+- The engine is called from one thread, and by one caller at a time.
+- `between_steps` is held by whoever changes weights, and no step is under way then.
+- What the core has said before a step is done before it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NoReturn
+
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.observability.logs import logger
+from tensorhub_runner.core.runner_events import Begin, Finished, StepTokens, Stop
+from tensorhub_runner.engines.engine import Engine
+
+_log: Final = logger(__name__)
+
+OnStepped = Callable[[tuple[StepTokens, ...], float], None]
+"""Takes what a step made, and how long it took, in seconds."""
+
+
+class EngineThread:
+    """One engine; `run` is its task."""
+
+    def __init__(self, engine: Engine, on_stepped: OnStepped) -> None:
+        self.between_steps = asyncio.Lock()
+        self._engine, self._on_stepped = engine, on_stepped
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._commands: list[Begin | Stop] = []
+        self._wanted = asyncio.Event()
+
+    def do(self, command: Begin | Stop) -> None:
+        """Begin or stop an attempt before the next step."""
+        self._commands.append(command)
+        self._wanted.set()
+
+    async def run(self) -> NoReturn:
+        """Make steps while there is work."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wanted.wait()
+            async with self.between_steps:
+                commands, self._commands = self._commands, []
+                made, seconds, has_work = await loop.run_in_executor(self._thread, self._step, commands)
+                if not has_work and not self._commands:
+                    self._wanted.clear()
+                if made:
+                    self._on_stepped(made, seconds)
+            # Whoever waits for the lock has it now.
+            await asyncio.sleep(0)
+
+    async def weights_changed(self) -> None:
+        """Tell the engine that others wrote its weights. The caller has `between_steps`."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.weights_changed)
+
+    def close(self) -> None:
+        """End the thread after its step."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _step(self, commands: list[Begin | Stop]) -> tuple[tuple[StepTokens, ...], float, bool]:
+        failed = []
+        for command in commands:
+            match command:
+                case Stop(attempt=attempt):
+                    self._engine.stop(attempt)
+                case Begin(attempt=attempt, prompt=prompt, tokens=tokens, sampling=sampling):
+                    try:
+                        self._engine.begin(attempt, prompt, tokens, sampling)
+                    except TensorHubError as why:
+                        failed.append(StepTokens(attempt, b"", b"", Finished(attempt, 0, "failed", str(why))))
+        began = time.perf_counter()
+        made = self._engine.step() if self._engine.has_work else ()
+        return (*failed, *made), time.perf_counter() - began, self._engine.has_work

@@ -1,0 +1,232 @@
+"""One runner on the bus: drives the core, and lets it speak with the engine, the leader and the hub. I/O.
+
+Invariant: what the core wants done is carried out in its order. What is said to the leader may be lost, since the core
+says again what was not answered.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+import tensorhub
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.message import Message
+from tensorhub_common.config.settings import Settings
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.introspection.ping import answer_pings
+from tensorhub_common.machine import Tick
+from tensorhub_common.observability.logs import logger
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.protocol.rollout.messages import (
+    AbortAnswer,
+    AbortRequest,
+    AssignAnswer,
+    AssignRequest,
+    Frame,
+    FrameResult,
+    HeartbeatResult,
+    Report,
+    ReportResult,
+    RunnerHeartbeat,
+)
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_common.service.systemd import serving
+from tensorhub_runner.app.engine_thread import EngineThread
+from tensorhub_runner.app.engines import load_engine
+from tensorhub_runner.app.weight_follower import WeightFollower
+from tensorhub_runner.core.runner import Runner, RunnerLimits
+from tensorhub_runner.core.runner_events import (
+    AbortCame,
+    AnswerAbort,
+    AnswerAssign,
+    AssignCame,
+    Begin,
+    EngineStepped,
+    FrameAnswered,
+    HeartbeatAnswered,
+    PreemptionNoticed,
+    ReportAnswered,
+    RunnerEffect,
+    RunnerInput,
+    SendFrame,
+    SendHeartbeat,
+    SendReport,
+    StepTokens,
+    Stop,
+)
+
+ROLE: Final = "runner"
+ANSWER_S_MAX: Final = 0.5
+"""What the leader has not answered by then is said again by the core."""
+ASSIGNS_PENDING_MAX: Final = 256
+RELEASE_S_MAX: Final = 1.0
+"""So long the hub is given to let go of the replica when the process ends."""
+NOTICE: Final = signal.SIGUSR1
+"""The machine goes away soon: the runner takes no new request, and the leader moves what it has."""
+
+_SILENCE: Final = b""
+_log: Final = logger(__name__)
+
+Answer = TypeVar("Answer")
+
+
+class RunnerService:
+    """One runner on one connection: `run`, and then `close`."""
+
+    def __init__(self, bus: Bus, settings: Settings) -> None:
+        self.id = settings.runner_id
+        self._bus, self._settings = bus, settings
+        self._work = Supervisor(f"runner {self.id!r}")
+        self._talk = self._work.group()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoders = {
+            kind: msgspec.msgpack.Decoder(kind)
+            for kind in (AssignRequest, AbortRequest, FrameResult, ReportResult, HeartbeatResult)
+        }
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._hub: tensorhub.aio.hub.AsyncHub | None = None
+        self._thread: EngineThread | None = None
+        self._core: Runner | None = None
+
+    async def run(self) -> None:
+        """Load the engine, register its weights, and serve until cancelled."""
+        settings, job = self._settings, self._settings.job
+        # Building a model takes seconds; NATS must have its answers meanwhile.
+        loaded = await asyncio.to_thread(load_engine, settings)
+        limits = RunnerLimits(slots=loaded.engine.capacity.slots)
+        incarnation = time.time_ns() // 1_000_000
+        self._core = Runner(self.id, settings.runner_hub_model, incarnation, limits, time.monotonic())
+        self._thread = EngineThread(loaded.engine, self._on_stepped)
+        self._hub = await tensorhub.connect_async(job=job)
+        shard = await self._hub.register(
+            settings.runner_hub_model,
+            loaded.tensors,
+            replica=settings.runner_replica or self.id,
+            spot=settings.runner_spot,
+            install=settings.runner_install,
+        )
+        follower = WeightFollower(
+            shard, self._thread, self._tell, self._wait_loadable, waits_for_finish=settings.runner_install != "mapped"
+        )
+        self._work.start(self._thread.run(), "driving the engine")
+        self._work.start(follower.run(), "following versions")
+        await self._bus.serve(
+            subjects.to_runner(job, "assign", self.id), self._on_assign, pending_max=ASSIGNS_PENDING_MAX
+        )
+        await self._bus.serve(subjects.to_runner(job, "abort", self.id), self._on_abort, pending_max=ASSIGNS_PENDING_MAX)
+        asyncio.get_running_loop().add_signal_handler(NOTICE, self._on_notice)
+        self._tell(Tick())
+        await answer_pings(self._bus, self.id, ROLE)
+        async with serving(f"runner {self.id} serves"):
+            _log.info("ready", engine=loaded.engine.facts.kind, slots=limits.slots, incarnation=incarnation)
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Let go of engine and replica. What was running goes on elsewhere."""
+        await self._work.close()
+        if self._thread is not None:
+            self._thread.close()
+        if self._hub is not None:
+            await self._hub.close(timeout_s=RELEASE_S_MAX)
+
+    # ------------------------------------------------------------------------------------------ the core
+
+    def _tell(self, event: RunnerInput) -> None:
+        """Give an event to the core, and carry out what it wants done."""
+        for effect in self._handle(event):
+            self._do(effect)
+
+    def _handle(self, event: RunnerInput) -> list[RunnerEffect]:
+        assert self._core is not None
+        effects = self._core.handle(event, time.monotonic())
+        self._changed.set()
+        self._set_timer()
+        return effects
+
+    def _do(self, effect: RunnerEffect) -> None:
+        job = self._settings.job
+        match effect:
+            case Begin() | Stop():
+                assert self._thread is not None
+                self._thread.do(effect)
+            case SendFrame(frame=frame):
+                self._say("tokens", frame, FrameResult, FrameAnswered)
+            case SendReport(report=report):
+                self._say("report", report, ReportResult, ReportAnswered)
+            case SendHeartbeat(beat=beat):
+                self._say("beat", beat, HeartbeatResult, HeartbeatAnswered)
+            case _:
+                raise AssertionError(f"{effect} answers nothing that was asked in job {job!r}")
+
+    def _set_timer(self) -> None:
+        assert self._core is not None
+        deadline = self._core.deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = max(0.0, deadline - time.monotonic())
+        self._timer = self._work.call_later(wait_s, self._tell, Tick(), what="what is due")
+
+    def _on_stepped(self, made: tuple[StepTokens, ...], _: float) -> None:
+        self._tell(EngineStepped(made))
+
+    def _on_notice(self) -> None:
+        _log.warning("the machine goes away soon")
+        self._tell(PreemptionNoticed())
+
+    async def _wait_loadable(self) -> None:
+        assert self._core is not None
+        while not self._core.may_load:
+            self._changed.clear()
+            await self._changed.wait()
+
+    # ------------------------------------------------------------------------------------------ the leader
+
+    def _say(
+        self,
+        what: str,
+        said: Frame | Report | RunnerHeartbeat,
+        kind: type[Answer],
+        event: Callable[[Answer], RunnerInput],
+    ) -> None:
+        subject = subjects.from_runner(self._settings.job, what, self.id)
+        self._talk.start(self._ask(subject, self._encoder.encode(said), kind, event), f"saying {what}")
+
+    async def _ask(self, subject: str, body: bytes, kind: type[Answer], event: Callable[[Answer], RunnerInput]) -> None:
+        try:
+            answer = self._decoders[kind].decode(await self._bus.request(subject, body, ANSWER_S_MAX))
+        except (TensorHubError, *MALFORMED) as why:
+            _log.debug("the leader did not answer", subject=subject, why=str(why))
+            return
+        self._tell(event(answer))
+
+    async def _on_assign(self, message: Message) -> bytes:
+        try:
+            request = self._decoders[AssignRequest].decode(message.data)
+        except MALFORMED:
+            return _SILENCE
+        answer = _SILENCE
+        for effect in self._handle(AssignCame(request)):
+            if isinstance(effect, AnswerAssign):
+                answer = self._encoder.encode(AssignAnswer(effect.results))
+            else:
+                self._do(effect)
+        return answer
+
+    async def _on_abort(self, message: Message) -> bytes:
+        try:
+            request = self._decoders[AbortRequest].decode(message.data)
+        except MALFORMED:
+            return _SILENCE
+        answer = _SILENCE
+        for effect in self._handle(AbortCame(request)):
+            if isinstance(effect, AnswerAbort):
+                answer = self._encoder.encode(AbortAnswer(effect.stopped, effect.forgotten))
+            else:
+                self._do(effect)
+        return answer

@@ -1,0 +1,92 @@
+"""Follows the versions of the engine's model: each comes beside the engine, and is shown between two of its steps. I/O.
+
+Invariant: the number and the root that the core hears belong to the bytes that the engine reads from the next step on.
+They come from the hub, and never from the engine.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Final, NoReturn
+
+import tensorhub
+from tensorhub.aio.shard import AsyncShard
+from tensorhub_common.observability.logs import logger
+from tensorhub_runner.app.engine_thread import EngineThread
+from tensorhub_runner.core.runner_events import LoadWanted, RunnerInput, WeightsChanging, WeightsLoaded
+
+FIRST_S_MAX: Final = 60.0
+"""So long one call waits for the first version."""
+UPDATE_WAIT_S: Final = 5.0
+"""So long one call waits for a newer version."""
+UPDATE_S_MAX: Final = 600.0
+"""The bound of one transfer."""
+FINISH_S_MAX: Final = 3600.0
+"""So long new weights wait for responses that end on their version; after it they go on with the new ones."""
+RETRY_S: Final = 0.5
+"""The pause after a version could not be had."""
+
+TRY_AGAIN: Final = (
+    tensorhub.AgentUnavailable,
+    tensorhub.RegistryUnavailable,
+    tensorhub.RoundTimeout,
+    tensorhub.VersionUnavailable,
+    tensorhub.IntegrityError,
+)
+
+_log: Final = logger(__name__)
+
+
+class WeightFollower:
+    """The versions of one engine's shard; `run` is its task."""
+
+    def __init__(
+        self,
+        shard: AsyncShard,
+        thread: EngineThread,
+        tell: Callable[[RunnerInput], None],
+        wait_loadable: Callable[[], Awaitable[None]],
+        *,
+        waits_for_finish: bool,
+    ) -> None:
+        """Prepare. `wait_loadable` ends once nothing runs that must end on its version."""
+        self._shard, self._thread, self._tell = shard, thread, tell
+        self._wait_loadable, self._waits_for_finish = wait_loadable, waits_for_finish
+
+    async def run(self) -> NoReturn:
+        """Follow. Raises what asking again can't mend."""
+        reported = ""
+        while True:
+            try:
+                if self._shard.version is None:
+                    await self._shard.replicate("latest", timeout_s=FIRST_S_MAX, swap_under=self)
+                else:
+                    await self._shard.update(UPDATE_WAIT_S, timeout_s=UPDATE_S_MAX, swap_under=self)
+                reported = ""
+            except TRY_AGAIN as why:
+                if str(why) != reported:
+                    _log.warning("a version can't be had yet", model=self._shard.model, why=str(why))
+                reported = str(why)
+                await asyncio.sleep(RETRY_S)
+
+    async def __aenter__(self) -> None:
+        """Wait until the weights may change, and have the engine stand still."""
+        self._tell(LoadWanted())
+        if self._waits_for_finish:
+            try:
+                async with asyncio.timeout(FINISH_S_MAX):
+                    await self._wait_loadable()
+            except TimeoutError:
+                _log.warning("responses did not end on their version in time, and go on with the next one")
+        await self._thread.between_steps.acquire()
+        self._tell(WeightsChanging())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Have the engine go on with what its tensors show now."""
+        try:
+            await self._thread.weights_changed()
+            self._tell(WeightsLoaded(self._shard.version))
+        finally:
+            self._thread.between_steps.release()
