@@ -30,7 +30,7 @@ from tensorhub.local.hub import LocalHub
 from tensorhub_agent.transports.ucxx import server
 from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.config.settings import load
-from tensorhub_common.jetstream.job_log import DUPLICATE_WINDOW_S
+from tensorhub_common.jetstream.stream_log import DUPLICATE_WINDOW_S
 
 MODEL: Final = "soak"
 AGENTS: Final = 2

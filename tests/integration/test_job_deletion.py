@@ -37,10 +37,15 @@ def files_of(hub: RunningHub, job: str) -> list[Path]:
     return found
 
 
+def stores_of(job: str) -> set[str]:
+    """The streams beside log and snapshots."""
+    return {subjects.blob_stream(job), subjects.rollout_stream(job), subjects.payload_stream(job)}
+
+
 async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
     found = {}
     async with await hub.bus(hub.admin_key) as bus:
-        for name in (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job)):
+        for name in (subjects.log_stream(job), subjects.snapshot_stream(job), *stores_of(job)):
             try:
                 found[name] = int((await api.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
             except StreamFailure as failure:
@@ -52,7 +57,7 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
 async def cleared(hub: RunningHub, job: str) -> None:
     def are_cleared(found: dict[str, int]) -> bool:
         is_cut = found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX
-        return is_cut and subjects.blob_stream(job) not in found
+        return is_cut and stores_of(job).isdisjoint(found)
 
     await until_answer(lambda: streams_of(hub, job), are_cleared, f"job {job} is cleared up")
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -12,6 +12,8 @@ from tensorhub_common.jetstream.job_log import JobLog, open_job
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.jetstream.log_reader import LogReader
 from tensorhub_common.protocol.subjects import command_subject
+
+Entry = TypeVar("Entry")
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ async def reading(
     log: JobLog, subjects: tuple[str, ...] = (), is_wanted: Callable[[bytes], bool] | None = None
 ) -> AsyncIterator[tuple[LogReader, AsyncGenerator[StoredEntry, None]]]:
     """Follow a log from its beginning with a reader that is looked into."""
-    reader = LogReader(log._bus, log.job, 1, subjects, is_wanted)
+    reader = LogReader(log._bus, log.job, log.stream, 1, subjects, is_wanted)
     entries = reader.entries()
     try:
         yield reader, entries
@@ -46,7 +48,7 @@ async def reading(
         await entries.aclose()
 
 
-async def take(entries: AsyncGenerator[StoredEntry, None], number: int, timeout_s: float = 10.0) -> list[StoredEntry]:
+async def take(entries: AsyncGenerator[Entry, None], number: int, timeout_s: float = 10.0) -> list[Entry]:
     async with asyncio.timeout(timeout_s):
         return [await anext(entries) for _ in range(number)]
 

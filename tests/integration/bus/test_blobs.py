@@ -4,6 +4,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import zstandard
 from tests.kit.nats import RunningNats
@@ -14,6 +15,7 @@ from tensorhub_common.bus.errors import BlobMissing, BlobTooLarge
 from tensorhub_common.errors import IntegrityError, InvalidName
 from tensorhub_common.jetstream import api, blob_store
 from tensorhub_common.jetstream.blob_store import (
+    BLOBS,
     CHUNK_BYTES_MAX,
     CHUNK_INFLATED_BYTES,
     LENGTH,
@@ -150,11 +152,14 @@ async def test_what_somebody_else_put_there_is_refused(
         await store.get(job, digest)
 
 
-async def test_too_large_is_refused(store: BlobStore, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_store, "BLOB_BYTES_MAX", 100)
-    await store.put(job, b"x" * 100)
+async def test_too_large_is_refused(store: BlobStore, bus: Bus, job: str) -> None:
+    """Also where somebody else has put it."""
+    small = BlobStore(bus, place=msgspec.structs.replace(BLOBS, bytes_max=100))
+    assert await small.put(job, b"x" * 100) == blob_digest(b"x" * 100)
     with pytest.raises(BlobTooLarge):
-        await store.put(job, b"x" * 101)
+        await small.put(job, b"x" * 101)
+    with pytest.raises(IntegrityError):
+        await small.get(job, await store.put(job, b"x" * 101))
 
 
 def test_an_incompressible_chunk_stays_within_the_limit() -> None:

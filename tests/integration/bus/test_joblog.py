@@ -343,7 +343,7 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
     monkeypatch.setattr(log_reader, "OPEN_WAIT_S", 0.0)
     last = await fill(log, 1)
     states: list[Exception | None] = []
-    reader = log_reader.LogReader(log._bus, log.job, 1, (), on_read_state=states.append)
+    reader = log_reader.LogReader(log._bus, log.job, log.stream, 1, (), on_read_state=states.append)
     begin, failures = reader._begin, [StreamFailure("JetStream refused", 1) for _ in range(20)]
 
     async def refused() -> None:

@@ -14,6 +14,8 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogFull, StreamFailure
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.payload_store import PayloadStore
+from tensorhub_common.jetstream.rollout_log import RolloutLog
 from tensorhub_common.jetstream.snapshot_store import SnapshotStore
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.commands import DeleteJob, Join, Ready, Register, Sender
@@ -28,6 +30,7 @@ from tensorhub_common.protocol.queries import (
     Story,
     Versions,
 )
+from tensorhub_common.protocol.rollout.entries import Lead
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -119,6 +122,40 @@ async def test_a_job_whose_log_was_deleted_can_be_opened_anew(
     await again.wait_settled()
 
 
+async def test_the_streams_of_rollouts_come_and_go_with_the_job(watched: WatchedJob, stage: Stage) -> None:
+    """An older release did not make them: they are made when its job is opened again, and nothing else is."""
+    assert await stores_there(stage.bus, stage.job) == [stream(stage.job) for stream in STORES]
+    last = await RolloutLog(stage.bus, stage.job).append(Lead(1, "rollout-0"), "m")
+    await watched.answered()
+    opened = JobOpened(job=stage.job)
+    assert await watched.ask("open", JobOpened | QueryError) == opened
+    assert await RolloutLog(stage.bus, stage.job).last_seq() == last
+    await RolloutLog(stage.bus, stage.job).remove()
+    await PayloadStore(stage.bus).remove(stage.job)
+    assert await watched.ask("open", JobOpened | QueryError) == opened
+    assert await stores_there(stage.bus, stage.job) == [stream(stage.job) for stream in STORES]
+    assert await RolloutLog(stage.bus, stage.job).append(Lead(1, "rollout-0"), "m") == 1
+    deleted = await watched.say(DeleteJob())
+    await wait_cleared(stage.bus, watched, deleted)
+
+
+async def test_a_job_goes_on_without_rollouts_where_nats_refuses_their_streams(
+    registry: RunningService, stage: Stage
+) -> None:
+    """A stream of that name which is another's is left alone, and told once; without it the job has rollouts."""
+    other = {"name": subjects.payload_stream(stage.job), "subjects": ["elsewhere"]}
+    await api.api(stage.bus, f"STREAM.CREATE.{other['name']}", other)
+    watched = await stage.open()
+    for _ in range(3):
+        assert await watched.ask("open", JobOpened | QueryError) == JobOpened(job=stage.job)
+    await watched.answered()
+    await registry.wait_says("the job goes on without rollouts")
+    assert registry.log.read_text().count("the job goes on without rollouts") == 1
+    await api.api(stage.bus, f"STREAM.DELETE.{other['name']}")
+    assert await watched.ask("open", JobOpened | QueryError) == JobOpened(job=stage.job)
+    assert await stores_there(stage.bus, stage.job) == [stream(stage.job) for stream in STORES]
+
+
 ANSWER = JobOpened | JobForgotten | QueryError
 
 KILLED_WITHIN_S = 0.06
@@ -141,12 +178,20 @@ async def is_there(bus: Bus, stream: str) -> bool:
     return True
 
 
+STORES = (subjects.blob_stream, subjects.rollout_stream, subjects.payload_stream)
+
+
+async def stores_there(bus: Bus, job: str) -> list[str]:
+    """Return which of the streams beside the job's log there are."""
+    return [name for stream in STORES if await is_there(bus, name := stream(job))]
+
+
 async def wait_cleared(bus: Bus, watched: WatchedJob, deleted: int) -> None:
     async def is_cleared() -> bool:
         extent = await watched.log.extent()
         index = await SnapshotStore(bus, watched.name).index(extent.created)
         summed = index is not None and index.newer.seq >= deleted
-        return extent.first == deleted and summed and not await is_there(bus, subjects.blob_stream(watched.name))
+        return extent.first == deleted and summed and await stores_there(bus, watched.name) == []
 
     await until(is_cleared, f"job {watched.name} is cleared up")
 
@@ -184,8 +229,8 @@ async def test_a_standby_follows_into_the_new_job(stage: Stage) -> None:
     await watched.close()
     await assert_refused(watched, "open", "JobGone")
     assert await watched.ask("forget", ANSWER) == JobForgotten(job=job)
-    for stream in (subjects.log_stream(job), subjects.snapshot_stream(job), subjects.blob_stream(job)):
-        assert not await is_there(stage.bus, stream)
+    for stream in (subjects.log_stream, subjects.snapshot_stream, *STORES):
+        assert not await is_there(stage.bus, stream(job))
     again = await stage.open()
     await again.answered()
     assert (await again.log.extent()).first == 1, "the log of the deleted job is trimmed, and begins later"

@@ -7,6 +7,7 @@ as the connection breaks. The caller knows whether a repeat is harmless, and say
 import asyncio
 import json
 import re
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -35,6 +36,7 @@ EXPECTED_LAST_ID: Final = "Nats-Expected-Last-Msg-Id"
 EXPECTED_LAST_OF: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 NOT_FOUND: Final = "404"
+NO_MESSAGE: Final = 10037
 STREAM_NOT_FOUND: Final = 10059
 STREAM_EXISTS: Final = 10058
 WRONG_LAST: Final = frozenset({10071, 10164})
@@ -56,6 +58,8 @@ MISSING_WAIT_S: Final = 0.5
 Result = TypeVar("Result")
 
 NS_PER_S: Final = 1_000_000_000
+_ACK_TOKENS: Final = 9
+_ACK_TOKENS_LONG: Final = 12
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z", re.ASCII)
 
 
@@ -135,6 +139,16 @@ async def last_of(bus: Bus, stream: str, subject: str, timeout_s: float = REQUES
 async def number(bus: Bus, stream: str, seq: int, timeout_s: float = REQUEST_TIMEOUT_S) -> Stored | None:
     """Return the message with this sequence number, or None. Raises `NoResponder` without a stream."""
     return await _get(bus, stream, {"seq": seq}, timeout_s)
+
+
+async def last_at_leader(bus: Bus, stream: str, subject: str, timeout_s: float = REQUEST_TIMEOUT_S) -> Stored | None:
+    """Do what `last_of` does, of a stream whose leader alone answers."""
+    return await _get_at_leader(bus, stream, {"last_by_subj": subject}, timeout_s)
+
+
+async def number_at_leader(bus: Bus, stream: str, seq: int, timeout_s: float = REQUEST_TIMEOUT_S) -> Stored | None:
+    """Do what `number` does, of a stream whose leader alone answers."""
+    return await _get_at_leader(bus, stream, {"seq": seq}, timeout_s)
 
 
 async def insist(attempt: Callable[[], Awaitable[Result]], *, on_no_responder: bool = False) -> Result:
@@ -224,6 +238,16 @@ def time_ns_of(text: str) -> int:
     return seconds * NS_PER_S + int((match[2] or "0").ljust(9, "0"))
 
 
+def delivery_of(reply: str) -> tuple[int, int, int]:
+    """Return the stream's and the consumer's sequence and the time, which JetStream puts into the reply subject."""
+    tokens = reply.split(".")
+    if len(tokens) == _ACK_TOKENS:
+        return int(tokens[5]), int(tokens[6]), int(tokens[7])
+    if len(tokens) >= _ACK_TOKENS_LONG - 1:
+        return int(tokens[7]), int(tokens[8]), int(tokens[9])
+    raise StreamFailure(f"JetStream delivered a message without its numbers: {reply!r:.120}")
+
+
 async def _get(bus: Bus, stream: str, what: Mapping[str, Any], timeout_s: float) -> Stored | None:
     message = await bus.request_message(f"{API}.DIRECT.GET.{stream}", json.dumps(what).encode(), timeout_s)
     headers = dict(message.headers)
@@ -235,6 +259,22 @@ async def _get(bus: Bus, stream: str, what: Mapping[str, Any], timeout_s: float)
     headers.pop(STREAM, None)
     seq, subject = int(headers.pop("Nats-Sequence")), headers.pop("Nats-Subject")
     return Stored(seq, time_ns_of(headers.pop("Nats-Time-Stamp")), subject, headers, message.data, relayed)
+
+
+async def _get_at_leader(bus: Bus, stream: str, what: Mapping[str, Any], timeout_s: float) -> Stored | None:
+    try:
+        found = (await api(bus, f"STREAM.MSG.GET.{stream}", what, timeout_s))["message"]
+    except StreamFailure as failure:
+        if failure.err_code == NO_MESSAGE:
+            return None
+        if failure.err_code == STREAM_NOT_FOUND:
+            # As without a responder for the stream's messages: a node may not have come to its making yet.
+            raise NoResponder(f"there is no stream {stream}") from None
+        raise
+    headers = Headers(b64decode(found.get("hdrs", "")))
+    data = b64decode(found.get("data", ""))
+    time_ns = time_ns_of(found["time"])
+    return Stored(int(found["seq"]), time_ns, found["subject"], dict(headers), data, is_relayed(headers))
 
 
 def _failure(error: Mapping[str, Any], where: str) -> Exception:

@@ -35,7 +35,6 @@ from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.api import NS_PER_S, Stored
 from tensorhub_common.jetstream.log_entry import StoredEntry
-from tensorhub_common.protocol.subjects import log_stream
 from tensorhub_common.runtime.peer_status import PeerStatus
 
 BATCH: Final = 512
@@ -56,8 +55,6 @@ replaced while it slept notices that sooner."""
 HEARTBEAT: Final = "100"
 PULL_ENDED: Final = frozenset({"404", "408"})
 _LOOKING: Final = "watching over a consumer"
-_ACK_TOKENS: Final = 9
-_ACK_TOKENS_LONG: Final = 12
 
 EntryFilter = Callable[[bytes], bool]
 """Tells by an entry's body whether it is wanted. It is asked while all entries before were taken and acted upon."""
@@ -69,12 +66,13 @@ _log: Final = logging.getLogger(__name__)
 
 
 class LogReader:
-    """One reader of one job's log. It is used once, through `entries`."""
+    """One reader of one stream of a job. It is used once, through `entries`."""
 
     def __init__(
         self,
         bus: Bus,
         job: str,
+        stream: str,
         start_seq: int,
         filter_subjects: Sequence[str],
         wanted: EntryFilter | None = None,
@@ -82,7 +80,7 @@ class LogReader:
     ) -> None:
         self._bus = bus
         self._job = job
-        self._stream = log_stream(job)
+        self._stream = stream
         self._filters = list(filter_subjects)
         self._wanted = wanted
         self._on_read_state = on_read_state
@@ -253,7 +251,7 @@ class LogReader:
         return None
 
     async def _take_entry(self, message: Message) -> StoredEntry | None:
-        seq, consumer_seq, time_ns = _numbers(message.reply)
+        seq, consumer_seq, time_ns = api.delivery_of(message.reply)
         if consumer_seq != self._consumer_next:
             _log.warning(
                 "stream %s: a message was lost on the way, so it is read again from %d", self._stream, self._next_seq
@@ -310,7 +308,7 @@ class LogReader:
         if message.status is not None or self._wanted(message.data):
             return False
         try:
-            seq, consumer_seq, _ = _numbers(message.reply)
+            seq, consumer_seq, _ = api.delivery_of(message.reply)
         except StreamFailure:
             return False
         if consumer_seq != self._consumer_next or not self._is_due(seq):
@@ -334,13 +332,3 @@ class LogReader:
     def _rouse(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-
-
-def _numbers(reply: str) -> tuple[int, int, int]:
-    """Return the stream's and the consumer's sequence and the time, which JetStream puts into the reply subject."""
-    tokens = reply.split(".")
-    if len(tokens) == _ACK_TOKENS:
-        return int(tokens[5]), int(tokens[6]), int(tokens[7])
-    if len(tokens) >= _ACK_TOKENS_LONG - 1:
-        return int(tokens[7]), int(tokens[8]), int(tokens[9])
-    raise StreamFailure(f"JetStream delivered a message without its numbers: {reply!r:.120}")

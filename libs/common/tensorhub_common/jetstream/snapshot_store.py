@@ -1,8 +1,9 @@
-"""A job's snapshots: where they are stored, and which of them exist.
+"""A log's snapshots: where they are stored, and which of them exist.
 
-They are stored in a JetStream stream of their own, compressed and cut into parts, since the object store reads at 13
-MiB/s. The last two are kept, and one word, the index, names both: it is written last, against the index that was read
-before, so that a snapshot which is half written, or another leader's, is never taken for a whole one.
+They are stored in a JetStream stream, compressed and cut into parts, since the object store reads at 13 MiB/s: those of
+a job's log in a stream of their own, those of its rollout log in the stream of payloads (`SnapshotPlace`). The last two
+are kept, and one word, the index, names both: it is written last, against the index that was read before, so that a
+snapshot which is half written, or another leader's, is never taken for a whole one.
 
 Invariants: `read` returns exactly the bytes whose BLAKE2b-256 digest is in the index, or raises; the index only
 goes forward in the log; what the index names is not removed.
@@ -20,7 +21,16 @@ from tensorhub_common.bus.errors import NoResponder, SnapshotBroken, StreamFailu
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.blob_store import blob_digest
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.protocol.subjects import snapshot, snapshot_index, snapshot_stream, snapshots_of
+from tensorhub_common.protocol.subjects import (
+    payload_stream,
+    rollout_snapshot,
+    rollout_snapshot_index,
+    rollout_snapshots_of,
+    snapshot,
+    snapshot_index,
+    snapshot_stream,
+    snapshots_of,
+)
 from tensorhub_common.runtime.gather_bounded import gather_bounded
 
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024 * 1024
@@ -82,14 +92,43 @@ class PackedSnapshot(msgspec.Struct, frozen=True):
         return cls(blob_digest(data), len(body), data)
 
 
-class SnapshotStore:
-    """The snapshots of one job. Making it asks nothing of NATS."""
+class SnapshotPlace(msgspec.Struct, frozen=True):
+    """Where the snapshots of a job's log of one kind are stored."""
 
-    def __init__(self, bus: Bus, job: str, replicas: int = 1) -> None:
+    what: str
+    """How an error calls the log."""
+    stream: Callable[[str], str]
+    part: Callable[[str, str, int], str]
+    """The subject of a part, by job, digest and number."""
+    index: Callable[[str], str]
+    """The subject of the index."""
+    subjects: Callable[[str], str]
+    """The wildcard over all of these."""
+    is_shared: bool = False
+    """The stream has other messages too, is made by another, and its leader alone answers for a single message."""
+
+
+JOB_SNAPSHOTS: Final = SnapshotPlace("job", snapshot_stream, snapshot, snapshot_index, snapshots_of)
+ROLLOUT_SNAPSHOTS: Final = SnapshotPlace(
+    "the rollouts of job",
+    payload_stream,
+    rollout_snapshot,
+    rollout_snapshot_index,
+    rollout_snapshots_of,
+    is_shared=True,
+)
+
+
+class SnapshotStore:
+    """The snapshots of one job's log. Making it asks nothing of NATS."""
+
+    def __init__(self, bus: Bus, job: str, replicas: int = 1, place: SnapshotPlace = JOB_SNAPSHOTS) -> None:
         self._bus = bus
         self._job = job
         self._replicas = replicas
-        self._stream = snapshot_stream(job)
+        self._place = place
+        self._name = f"{place.what} {job!r}"
+        self._stream = place.stream(job)
         self._is_open = False
         self._seen = 0
         """The place of the index that was read last; the next one is written against it."""
@@ -97,7 +136,7 @@ class SnapshotStore:
     async def index(self, log: str) -> SnapshotIndex | None:
         """Return what there is of this log, or None. `log` is when the log was made."""
         try:
-            stored = await self._insist(lambda: api.last_of(self._bus, self._stream, snapshot_index(self._job)))
+            stored = await self._last_of(self._place.index(self._job))
         except NoResponder:
             self._seen = 0
             return None
@@ -107,10 +146,10 @@ class SnapshotStore:
         try:
             found = msgspec.json.decode(stored.data, type=SnapshotIndex)
         except MALFORMED as why:
-            raise SnapshotBroken(f"the index of the snapshots of job {self._job!r} can't be read: {why}") from None
+            raise SnapshotBroken(f"the index of the snapshots of {self._name} can't be read: {why}") from None
         if found.format > INDEX_FORMAT:
             raise SnapshotBroken(
-                f"the index of the snapshots of job {self._job!r} was written by a newer release (format "
+                f"the index of the snapshots of {self._name} was written by a newer release (format "
                 f"{found.format}, and this one reads {INDEX_FORMAT}): run that one"
             )
         return found if found.log == log else None
@@ -128,7 +167,7 @@ class SnapshotStore:
 
         async def put(part: int) -> None:
             body = packed.data[part * PART_BYTES_MAX : (part + 1) * PART_BYTES_MAX]
-            subject = snapshot(self._job, packed.digest, part)
+            subject = self._place.part(self._job, packed.digest, part)
             places[part] = (await self._store(subject, body)).seq
 
         await gather_bounded(range(parts), put)
@@ -144,8 +183,7 @@ class SnapshotStore:
         parts = [b""] * record.parts
 
         async def get(part: int) -> None:
-            subject = snapshot(self._job, record.digest, part)
-            stored = await self._insist(lambda: api.last_of(self._bus, self._stream, subject, ATTEMPT_S))
+            stored = await self._last_of(self._place.part(self._job, record.digest, part))
             if stored is None:
                 raise self._broken(record, f"part {part} of {record.parts} is missing")
             parts[part] = stored.data
@@ -154,14 +192,21 @@ class SnapshotStore:
         return await asyncio.to_thread(self._unpack, record, b"".join(parts))
 
     async def drop_older(self, index: SnapshotIndex) -> None:
-        """Remove everything before what the index names."""
+        """Remove all snapshots before what the index names."""
         first = min(record.first for record in index.records)
-        purge = {"seq": first}
+        purge = {"seq": first, **self._only_snapshots()}
         await self._insist(lambda: api.api(self._bus, f"STREAM.PURGE.{self._stream}", purge, ATTEMPT_S))
 
     async def remove(self) -> None:
         """Delete all snapshots; where there are none, nothing is done."""
-        await api.delete_stream(self._bus, self._stream)
+        if not self._place.is_shared:
+            await api.delete_stream(self._bus, self._stream)
+        elif not await api.is_missing(self._bus, self._stream):
+            purge = self._only_snapshots()
+            await self._insist(lambda: api.api(self._bus, f"STREAM.PURGE.{self._stream}", purge, ATTEMPT_S))
+
+    def _only_snapshots(self) -> dict[str, Any]:
+        return {"filter": self._place.subjects(self._job)} if self._place.is_shared else {}
 
     def _unpack(self, record: SnapshotRecord, data: bytes) -> bytes:
         if len(data) != record.packed or blob_digest(data) != record.digest:
@@ -172,15 +217,15 @@ class SnapshotStore:
             raise self._broken(record, str(why)) from None
 
     def _broken(self, record: SnapshotRecord, why: str) -> SnapshotBroken:
-        return SnapshotBroken(f"the snapshot of job {self._job!r} at {record.seq} is broken: {why}")
+        return SnapshotBroken(f"the snapshot of {self._name} at {record.seq} is broken: {why}")
 
     async def _open(self) -> None:
-        if self._is_open:
+        if self._is_open or self._place.is_shared:
             return
         config: dict[str, Any] = {
             "name": self._stream,
             "description": f"TensorHub's snapshots of job {self._job}",
-            "subjects": [snapshots_of(self._job)],
+            "subjects": [self._place.subjects(self._job)],
             "retention": "limits",
             "discard": "new",
             "max_age": 0,
@@ -204,7 +249,7 @@ class SnapshotStore:
 
     async def _store_index(self, body: bytes) -> None:
         headers = {api.EXPECTED_LAST: str(self._seen)}
-        subject = snapshot_index(self._job)
+        subject = self._place.index(self._job)
         try:
             ack = await self._insist(
                 lambda: api.store(self._bus, subject, body, headers, ATTEMPT_S), on_no_responder=True
@@ -212,10 +257,14 @@ class SnapshotStore:
             self._seen = ack.seq
         except WrongLastSequence:
             # Perhaps it is our own, whose acknowledgement was lost.
-            stored = await self._insist(lambda: api.last_of(self._bus, self._stream, subject))
+            stored = await self._last_of(subject)
             if stored is None or stored.data != body:
                 raise
             self._seen = stored.seq
+
+    async def _last_of(self, subject: str) -> api.Stored | None:
+        last_of = api.last_at_leader if self._place.is_shared else api.last_of
+        return await self._insist(lambda: last_of(self._bus, self._stream, subject, ATTEMPT_S))
 
     async def _insist(self, attempt: Callable[[], Awaitable[Result]], *, on_no_responder: bool = False) -> Result:
         try:
@@ -227,5 +276,5 @@ class SnapshotStore:
         try:
             return await api.insist(attempt, on_no_responder=True)
         except NoResponder:
-            why = f"the snapshots of job {self._job!r} have no leader now: try again later"
+            why = f"the snapshots of {self._name} have no leader now: try again later"
             raise StreamFailure(why) from None

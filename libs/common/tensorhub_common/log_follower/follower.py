@@ -14,9 +14,10 @@ from typing import Final, NoReturn, Protocol
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import UNCERTAIN, LogGap
 from tensorhub_common.catalog.snapshot import Snapshot
-from tensorhub_common.jetstream.job_log import JobLog, LogExtent
+from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.jetstream.log_reader import OnReadState
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower import restore
 from tensorhub_common.observability.logs import logger
 

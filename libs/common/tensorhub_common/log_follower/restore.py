@@ -9,8 +9,9 @@ from typing import Final
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogGap, LogShorter, SnapshotBroken
 from tensorhub_common.catalog.snapshot import Snapshot, SnapshotNewer, SnapshotUnreadable, decode
-from tensorhub_common.jetstream.job_log import JobLog, LogExtent
+from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.snapshot_store import SnapshotIndex, SnapshotRecord, SnapshotStore
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.observability.logs import logger
 from tensorhub_common.protocol.log.levels import LevelUnknown
 

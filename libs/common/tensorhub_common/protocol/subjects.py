@@ -10,12 +10,18 @@ and accepts exactly their results.
     tensorhub.v1.<job>.snapshot.<digest>.<i>         in the job's snapshot stream
     tensorhub.v1.<job>.snapshot.index                in the job's snapshot stream: the list of snapshots
     tensorhub.v1.<job>.ask.<what>                    request and reply: the registry or the planner answers
+    tensorhub.v1.<job>.rollout.<verb>                in the job's rollout log
+    tensorhub.v1.<job>.rollout.payload.<digest>.<i>  in the job's payload stream
+    tensorhub.v1.<job>.rollout.snapshot.<digest>.<i> in the job's payload stream: of the fold of the rollout log
+    tensorhub.v1.<job>.rollout.snapshot.index        in the job's payload stream: the list of these snapshots
+    tensorhub.v1.<job>.rollout.<message>.<runner>    request and reply: between the rollout manager and that runner
+    tensorhub.v1.<job>.rollout.ask.<what>            request and reply: the job's rollout manager answers
     tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
     tensorhub.v1._hub.agent.<agent>.<what>.<asker>   request and reply: that agent answers, and knows which one asks
     tensorhub.v1._hub.beat.<agent>                   an agent lives
 
-Names of jobs, models, replicas, agents and sites are subject tokens. A name with a character other than letters,
-digits, `_` and `-` is refused before it reaches NATS. Names that begin with `_` are reserved for the hub.
+Names of jobs, models, replicas, agents, runners and sites are subject tokens. A name with a character other than
+letters, digits, `_` and `-` is refused before it reaches NATS. Names that begin with `_` are reserved for the hub.
 """
 
 import re
@@ -70,8 +76,20 @@ INBOX_CHARS_MAX: Final = 512
 LOG_STREAM_PREFIX: Final = "TENSORHUB_"
 BLOB_STREAM_PREFIX: Final = "TENSORHUB_BLOBS_"
 SNAPSHOT_STREAM_PREFIX: Final = "TENSORHUB_SNAPSHOTS_"
-_TAKEN: Final = ("BLOBS_", "SNAPSHOTS_")
+ROLLOUT_STREAM_PREFIX: Final = "TENSORHUB_ROLLOUTS_"
+PAYLOAD_STREAM_PREFIX: Final = "TENSORHUB_PAYLOADS_"
+_TAKEN: Final = ("BLOBS_", "SNAPSHOTS_", "ROLLOUTS_", "PAYLOADS_")
 """How no job's name may begin: its log would be called as another stream of another job."""
+
+SDK_VERBS: Final = ("attach", "submit", "cancel", "done")
+"""The entries of a job's rollout log that its trainer appends."""
+MANAGER_VERBS: Final = ("lead", "checkpoint", "end", "scale")
+"""The entries that the rollout manager appends."""
+ROLLOUT_VERBS: Final = (*SDK_VERBS, *MANAGER_VERBS)
+MANAGER_MESSAGES: Final = ("assign", "abort")
+"""What the rollout manager asks a runner for."""
+RUNNER_MESSAGES: Final = ("tokens", "report", "beat")
+"""What a runner tells the rollout manager."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
@@ -110,6 +128,44 @@ class SnapshotSubject(msgspec.Struct, frozen=True):
     index: int = 0
 
 
+class RolloutEntrySubject(msgspec.Struct, frozen=True):
+    """What the subject of an entry of the rollout log says."""
+
+    job: str
+    verb: str
+
+
+class PayloadSubject(msgspec.Struct, frozen=True):
+    """What the subject of one chunk of a payload says."""
+
+    job: str
+    digest: str
+    index: int
+
+
+class RolloutSnapshotSubject(msgspec.Struct, frozen=True):
+    """The same as `SnapshotSubject`, of a snapshot of the rollout log's fold."""
+
+    job: str
+    digest: str | None = None
+    index: int = 0
+
+
+class RunnerSubject(msgspec.Struct, frozen=True):
+    """What the subject of a message between the rollout manager and a runner says. `what` is "assign" or "tokens"."""
+
+    job: str
+    what: str
+    runner: str
+
+
+class RolloutAskSubject(msgspec.Struct, frozen=True):
+    """What the subject of a question to the job's rollout manager says."""
+
+    job: str
+    what: str
+
+
 class AskSubject(msgspec.Struct, frozen=True):
     """What the subject of a question says. `job` is None where the hub as a whole is asked."""
 
@@ -131,7 +187,17 @@ class BeatSubject(msgspec.Struct, frozen=True):
     agent: str
 
 
-Subject = CommandSubject | EventSubject | BlobSubject | SnapshotSubject | AskSubject | AgentAskSubject | BeatSubject
+RolloutSubject = RolloutEntrySubject | PayloadSubject | RolloutSnapshotSubject | RunnerSubject | RolloutAskSubject
+Subject = (
+    CommandSubject
+    | EventSubject
+    | BlobSubject
+    | SnapshotSubject
+    | AskSubject
+    | AgentAskSubject
+    | BeatSubject
+    | RolloutSubject
+)
 
 
 def command_subject(job: str, verb: str, agent: str | None = None) -> str:
@@ -218,6 +284,103 @@ def snapshots_of_all_jobs() -> str:
     return f"{PREFIX}.*.snapshot.>"
 
 
+def rollout_entry(job: str, verb: str) -> str:
+    """Return the subject of an entry of the job's rollout log. Raises `InvalidName` for another verb than theirs."""
+    return f"{_rollout(job)}.{_one_of('entry', verb, ROLLOUT_VERBS)}"
+
+
+def rollout_entries_of(job: str) -> str:
+    """Return the wildcard over all entries of a job's rollout log."""
+    return f"{_rollout(job)}.*"
+
+
+def rollout_entries_of_all_jobs(verb: str) -> str:
+    """Return the wildcard over the entries with this verb in the rollout log of every job."""
+    return f"{PREFIX}.*.rollout.{_one_of('entry', verb, ROLLOUT_VERBS)}"
+
+
+def payload(job: str, digest: str, index: int) -> str:
+    """Return the subject of chunk number `index` of the payload with this digest."""
+    return f"{_rollout(job)}.payload.{check_digest(digest)}.{index:d}"
+
+
+def chunks_of_payload(job: str, digest: str) -> str:
+    """Return the wildcard over all chunks of one payload."""
+    return f"{_rollout(job)}.payload.{check_digest(digest)}.*"
+
+
+def first_chunks_of_payloads(job: str) -> str:
+    """Return the wildcard over the first chunk of each payload of a job."""
+    return f"{_rollout(job)}.payload.*.0"
+
+
+def payloads_of(job: str) -> str:
+    """Return the wildcard over all chunks of all payloads of a job."""
+    return f"{_rollout(job)}.payload.>"
+
+
+def payloads_of_all_jobs() -> str:
+    """Return the wildcard over all chunks of all payloads there are."""
+    return f"{PREFIX}.*.rollout.payload.>"
+
+
+def rollout_snapshot(job: str, digest: str, index: int) -> str:
+    """Return the subject of part number `index` of the snapshot of the rollout log with this digest."""
+    return f"{_rollout(job)}.snapshot.{check_digest(digest)}.{index:d}"
+
+
+def rollout_snapshot_index(job: str) -> str:
+    """Return the subject of the word that says which snapshots there are of a job's rollout log."""
+    return f"{_rollout(job)}.snapshot.index"
+
+
+def rollout_snapshots_of(job: str) -> str:
+    """Return the wildcard over all that is kept of the snapshots of a job's rollout log."""
+    return f"{_rollout(job)}.snapshot.>"
+
+
+def rollout_snapshots_of_all_jobs() -> str:
+    """Return the wildcard over what is kept of the snapshots of the rollout log of every job."""
+    return f"{PREFIX}.*.rollout.snapshot.>"
+
+
+def to_runner(job: str, what: str, runner: str) -> str:
+    """Return the subject on which the rollout manager asks a runner of the job: "assign" or "abort"."""
+    return f"{_rollout(job)}.{_one_of('message', what, MANAGER_MESSAGES)}.{check_name('runner', runner)}"
+
+
+def to_runners_of_all_jobs(what: str, runner: str | None = None) -> str:
+    """Return the wildcard over what the rollout manager asks one runner, or any, in every job."""
+    token = "*" if runner is None else check_name("runner", runner)
+    return f"{PREFIX}.*.rollout.{_one_of('message', what, MANAGER_MESSAGES)}.{token}"
+
+
+def from_runner(job: str, what: str, runner: str) -> str:
+    """Return the subject on which a runner of the job speaks: "tokens", "report" or "beat"."""
+    return f"{_rollout(job)}.{_one_of('message', what, RUNNER_MESSAGES)}.{check_name('runner', runner)}"
+
+
+def from_runners_of(job: str, what: str) -> str:
+    """Return the wildcard under which a job's rollout manager hears all runners of the job."""
+    return f"{_rollout(job)}.{_one_of('message', what, RUNNER_MESSAGES)}.*"
+
+
+def from_runners_of_all_jobs(what: str, runner: str | None = None) -> str:
+    """Return the wildcard over what one runner, or any, says in every job."""
+    token = "*" if runner is None else check_name("runner", runner)
+    return f"{PREFIX}.*.rollout.{_one_of('message', what, RUNNER_MESSAGES)}.{token}"
+
+
+def rollout_ask(job: str, what: str) -> str:
+    """Return the subject of a question to the job's rollout manager."""
+    return f"{_rollout(job)}.ask.{_token('question', what)}"
+
+
+def rollout_asks_of_all_jobs(what: str) -> str:
+    """Return the wildcard over one question to the rollout manager of every job."""
+    return f"{PREFIX}.*.rollout.ask.{_token('question', what)}"
+
+
 def query_subject(job: str, what: str) -> str:
     """Return the subject of a question about a job; `what` is one name or several with dots between."""
     return f"{_job(job)}.ask.{_dotted(what)}"
@@ -302,6 +465,16 @@ def snapshot_stream(job: str) -> str:
     return f"{SNAPSHOT_STREAM_PREFIX}{check_job(job)}"
 
 
+def rollout_stream(job: str) -> str:
+    """Return the name of the stream that is the log of the job's rollouts."""
+    return f"{ROLLOUT_STREAM_PREFIX}{check_job(job)}"
+
+
+def payload_stream(job: str) -> str:
+    """Return the name of the stream that holds the payloads of the job's rollouts, and the snapshots of their log."""
+    return f"{PAYLOAD_STREAM_PREFIX}{check_job(job)}"
+
+
 def job_of_log(stream: str) -> str | None:
     """Return the job whose log this stream is, or None when it is something else."""
     job = stream.removeprefix(LOG_STREAM_PREFIX)
@@ -344,6 +517,8 @@ def parse_subject(subject: str) -> Subject:
             case ["event", model, noun, what]:
                 token = model if model == HUB else check_name("model", model)
                 return EventSubject(check_job(job), token, _token("noun", noun), _token("event", what))
+            case ["rollout", *tokens] if (found := _rollout_subject_of(job, tokens)) is not None:
+                return found
             case [*stored] if (part := _part_of(job, stored)) is not None:
                 return part
     raise InvalidName(f"{subject!r:.200} is no subject of the hub: they begin with {root!r} and a job's name")
@@ -360,8 +535,35 @@ def _part_of(job: str, tokens: list[str]) -> BlobSubject | SnapshotSubject | Non
     return None
 
 
+def _rollout_subject_of(job: str, tokens: list[str]) -> RolloutSubject | None:
+    match tokens:
+        case [verb] if verb in ROLLOUT_VERBS:
+            return RolloutEntrySubject(check_job(job), verb)
+        case ["payload", digest, index] if _INDEX.fullmatch(index):
+            return PayloadSubject(check_job(job), check_digest(digest), int(index))
+        case ["snapshot", digest, index] if _INDEX.fullmatch(index):
+            return RolloutSnapshotSubject(check_job(job), check_digest(digest), int(index))
+        case ["snapshot", "index"]:
+            return RolloutSnapshotSubject(check_job(job))
+        case ["ask", what]:
+            return RolloutAskSubject(check_job(job), _token("question", what))
+        case [what, runner] if what in MANAGER_MESSAGES or what in RUNNER_MESSAGES:
+            return RunnerSubject(check_job(job), what, check_name("runner", runner))
+    return None
+
+
 def _job(job: str) -> str:
     return f"{PREFIX}.{check_job(job)}"
+
+
+def _rollout(job: str) -> str:
+    return f"{_job(job)}.rollout"
+
+
+def _one_of(what: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise InvalidName(f"{text!r:.80} is no {what} of rollouts: take {', '.join(known)}")
+    return text
 
 
 def _token(what: str, text: str) -> str:

@@ -23,8 +23,8 @@ from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.jetstream.job_log import LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.log_follower.job_list import LIST_S, JobList
 from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside

@@ -19,13 +19,15 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import UNCERTAIN
+from tensorhub_common.bus.errors import UNCERTAIN, LogFull, StreamFailure, StreamMismatch
 from tensorhub_common.bus.message import Message
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
 from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.jetstream.payload_store import PayloadStore
+from tensorhub_common.jetstream.rollout_log import open_rollout_log
 from tensorhub_common.log_follower.job_list import JobList
 from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside
 from tensorhub_common.machine import Tick
@@ -104,6 +106,8 @@ class Registry:
         """Those of the jobs that were raised to a level which this release can't fold; a level never goes down."""
         self._giving_way: asyncio.Task[None] | None = None
         self._job_list = JobList(bus, self._work, self._reconcile, LIST_AGAIN_S, UNCERTAIN)
+        self._without_rollouts: set[str] = set()
+        """Jobs for whose rollouts NATS made no streams, so that it is told once."""
         self._forgetting: set[str] = set()
         """Jobs whose streams are being deleted."""
         self._forgotten: dict[str, float] = {}
@@ -244,7 +248,7 @@ class Registry:
         return job
 
     async def open(self, name: str) -> Job:
-        """Make the job's log and blob store, if they are not there, and fold the log."""
+        """Make the job's streams, if they are not there, and fold the log, which is made last since it is listed."""
         subjects.check_job(name)
         if name in self._forgetting:
             raise gone(name)
@@ -256,8 +260,20 @@ class Registry:
             if job.is_deleted:
                 raise gone(name)
         await BlobStore(self._bus).open(name, self._replicas)
+        await self._open_rollouts(name)
         await job_log.open_job(self._bus, name, self._replicas)
         return self._add(name)
+
+    async def _open_rollouts(self, name: str) -> None:
+        """Make the streams of the job's rollouts. A job for which NATS refuses them goes on without rollouts."""
+        try:
+            await PayloadStore(self._bus).open(name, self._replicas)
+            await open_rollout_log(self._bus, name, self._replicas)
+            self._without_rollouts.discard(name)
+        except (LogFull, StreamFailure, StreamMismatch) as why:
+            if name not in self._without_rollouts:
+                self._without_rollouts.add(name)
+                _log.warning("the job goes on without rollouts", job=name, why=str(why))
 
     async def forget(self, job: Job) -> None:
         """Remove what is left of a deleted job. Its name is free from then on."""
@@ -338,6 +354,7 @@ class Registry:
             del self.jobs[job.name]
             self._aside.pop(job.name, None)
             self._raised.discard(job.name)
+            self._without_rollouts.discard(job.name)
             self._drive_liveness(liveness.UnwatchJob(job.name))
             self._questions.drop(job.name)
 

@@ -17,6 +17,8 @@ from typing import Final
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.jetstream.payload_store import PayloadStore
+from tensorhub_common.jetstream.rollout_log import RolloutLog
 from tensorhub_common.observability import logs
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_registry.core.job_fold import JobFold
@@ -48,7 +50,7 @@ class JobDeletion:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, fold: JobFold) -> None:
-        """Cut the log down and remove the blobs, in the background; once for each time that this registry leads."""
+        """Cut the log down and remove the rest, in the background; once for each time that this registry leads."""
         if self._task is None:
             self._task = self._work.start(self._clear(fold), "clearing up after the deleted job")
 
@@ -61,14 +63,20 @@ class JobDeletion:
     async def remove(self, job: str) -> None:
         """Delete all that NATS has of the job, the tombstone first, since it alone leads to the rest."""
         await self._snapshotting.remove()
-        await BlobStore(self._bus).remove(job)
+        await self._remove_stores(job)
         _log.info("a deleted job is forgotten", job=job)
+
+    async def _remove_stores(self, job: str) -> None:
+        """Delete blobs, the rollout log, and then its payloads, so that it never names what is gone."""
+        await BlobStore(self._bus).remove(job)
+        await RolloutLog(self._bus, job).remove()
+        await PayloadStore(self._bus).remove(job)
 
     async def _clear(self, fold: JobFold) -> None:
         while True:
             try:
                 await self._snapshotting.close(fold)
-                await BlobStore(self._bus).remove(fold.job)
+                await self._remove_stores(fold.job)
             except TensorHubError as why:
                 _log.warning("a deleted job can't be cleared up yet", job=fold.job, why=str(why))
                 await asyncio.sleep(AGAIN_S)

@@ -34,8 +34,9 @@ from tensorhub_common.bus.errors import (
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.jetstream.job_log import JobLog, LogExtent
+from tensorhub_common.jetstream.job_log import JobLog
 from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.events import (

@@ -14,6 +14,7 @@ from typing import Any, Final
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.errors import BadCommand, BadPrompt, InvalidName, StaleSender, TensorHubError
 from tensorhub_common.protocol.rollout.entries import (
+    PAYLOAD_BYTES_MAX,
     AnyEntry,
     Attach,
     Attempt,
@@ -69,8 +70,6 @@ OPEN_REQUESTS_MAX: Final = 262_144
 TOKENS_MAX: Final = 4_194_304
 """Limit of a response's tokens, and of a prompt's."""
 ID_CHARS_MAX: Final = 128
-PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Limit of one payload."""
 MESSAGE_CHARS_MAX: Final = 2000
 """A sentence in an entry is cut here."""
 

@@ -13,9 +13,9 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogGap, LogShorter, NoAnswer
 from tensorhub_common.catalog.snapshot import Snapshot, encode
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.jetstream.job_log import LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.jetstream.snapshot_store import SnapshotIndex, SnapshotRecord
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower import restore
 from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.log_follower.set_aside import RetryLimits, SetAside, set_aside

@@ -1,6 +1,7 @@
 """Subjects: what is built is what is parsed, and nothing widens into a wildcard or another job."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import InvalidName
 from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.rollout.entries import AnyEntry, Attach, SdkEntry
 from tensorhub_common.protocol.subjects import (
     NAME_CHARS_MAX,
     AgentAskSubject,
@@ -16,15 +18,19 @@ from tensorhub_common.protocol.subjects import (
     BlobSubject,
     CommandSubject,
     EventSubject,
+    PayloadSubject,
+    RolloutAskSubject,
+    RolloutEntrySubject,
+    RolloutSnapshotSubject,
+    RunnerSubject,
     SnapshotSubject,
     check_name,
     is_name,
     parse_subject,
 )
 
-names = st.from_regex(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}", fullmatch=True).filter(
-    lambda n: not n.startswith(("BLOBS_", "SNAPSHOTS_"))
-)
+TAKEN = ("BLOBS_", "SNAPSHOTS_", "ROLLOUTS_", "PAYLOADS_")
+names = st.from_regex(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}", fullmatch=True).filter(lambda n: not n.startswith(TAKEN))
 digests = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 
 BAD = ["", "a.b", "*", ">", "a b", "a\r\nPUB x 0", "é", "x" * 65, "_x", "a\x00"]
@@ -61,6 +67,29 @@ SUBJECTS = {
     "TENSORHUB_SNAPSHOTS_run-7": subjects.snapshot_stream("run-7"),
     "TENSORHUB_run-7": subjects.log_stream("run-7"),
     "TENSORHUB_BLOBS_run-7": subjects.blob_stream("run-7"),
+    "TENSORHUB_ROLLOUTS_run-7": subjects.rollout_stream("run-7"),
+    "TENSORHUB_PAYLOADS_run-7": subjects.payload_stream("run-7"),
+    f"{V1}.run-7.rollout.submit": subjects.rollout_entry("run-7", "submit"),
+    f"{V1}.run-7.rollout.*": subjects.rollout_entries_of("run-7"),
+    f"{V1}.*.rollout.lead": subjects.rollout_entries_of_all_jobs("lead"),
+    f"{V1}.run-7.rollout.payload.{DIGEST}.3": subjects.payload("run-7", DIGEST, 3),
+    f"{V1}.run-7.rollout.payload.{DIGEST}.*": subjects.chunks_of_payload("run-7", DIGEST),
+    f"{V1}.run-7.rollout.payload.*.0": subjects.first_chunks_of_payloads("run-7"),
+    f"{V1}.run-7.rollout.payload.>": subjects.payloads_of("run-7"),
+    f"{V1}.*.rollout.payload.>": subjects.payloads_of_all_jobs(),
+    f"{V1}.run-7.rollout.snapshot.{DIGEST}.3": subjects.rollout_snapshot("run-7", DIGEST, 3),
+    f"{V1}.run-7.rollout.snapshot.index": subjects.rollout_snapshot_index("run-7"),
+    f"{V1}.run-7.rollout.snapshot.>": subjects.rollout_snapshots_of("run-7"),
+    f"{V1}.*.rollout.snapshot.>": subjects.rollout_snapshots_of_all_jobs(),
+    f"{V1}.run-7.rollout.assign.runner-0": subjects.to_runner("run-7", "assign", "runner-0"),
+    f"{V1}.*.rollout.abort.runner-0": subjects.to_runners_of_all_jobs("abort", "runner-0"),
+    f"{V1}.*.rollout.abort.*": subjects.to_runners_of_all_jobs("abort"),
+    f"{V1}.run-7.rollout.tokens.runner-0": subjects.from_runner("run-7", "tokens", "runner-0"),
+    f"{V1}.run-7.rollout.tokens.*": subjects.from_runners_of("run-7", "tokens"),
+    f"{V1}.*.rollout.beat.runner-0": subjects.from_runners_of_all_jobs("beat", "runner-0"),
+    f"{V1}.*.rollout.beat.*": subjects.from_runners_of_all_jobs("beat"),
+    f"{V1}.run-7.rollout.ask.ready": subjects.rollout_ask("run-7", "ready"),
+    f"{V1}.*.rollout.ask.ready": subjects.rollout_asks_of_all_jobs("ready"),
 }
 
 
@@ -83,7 +112,34 @@ def test_parse_undoes_every_function(job: str, one: str, two: str, three: str, d
     assert parse_subject(subjects.agent_ask(one, two, three)) == AgentAskSubject(one, two, three)
     assert parse_subject(subjects.beat(one)) == BeatSubject(one)
     assert subjects.job_of_log(subjects.log_stream(job)) == job
-    assert subjects.job_of_log(subjects.blob_stream(job)) is None
+
+
+@given(job=names, one=names, two=names, digest=digests, index=st.integers(0, 999_999))
+def test_parse_undoes_every_function_of_rollouts(job: str, one: str, two: str, digest: str, index: int) -> None:
+    for verb in subjects.ROLLOUT_VERBS:
+        assert parse_subject(subjects.rollout_entry(job, verb)) == RolloutEntrySubject(job, verb)
+    for what in subjects.MANAGER_MESSAGES:
+        assert parse_subject(subjects.to_runner(job, what, one)) == RunnerSubject(job, what, one)
+    for what in subjects.RUNNER_MESSAGES:
+        assert parse_subject(subjects.from_runner(job, what, one)) == RunnerSubject(job, what, one)
+    assert parse_subject(subjects.payload(job, digest, index)) == PayloadSubject(job, digest, index)
+    assert parse_subject(subjects.rollout_snapshot(job, digest, index)) == RolloutSnapshotSubject(job, digest, index)
+    assert parse_subject(subjects.rollout_snapshot_index(job)) == RolloutSnapshotSubject(job)
+    assert parse_subject(subjects.rollout_ask(job, two)) == RolloutAskSubject(job, two)
+
+
+@given(job=names)
+def test_no_other_stream_of_a_job_is_taken_for_a_log(job: str) -> None:
+    others = (subjects.blob_stream, subjects.snapshot_stream, subjects.rollout_stream, subjects.payload_stream)
+    assert [subjects.job_of_log(stream(job)) for stream in others] == [None] * len(others)
+    assert len({stream(job) for stream in (subjects.log_stream, *others)}) == 1 + len(others)
+
+
+def test_the_verbs_of_the_rollout_log_are_those_of_its_entries() -> None:
+    tags = [str(kind.__struct_config__.tag) for kind in get_args(AnyEntry)]
+    assert sorted(tags) == sorted(subjects.ROLLOUT_VERBS)
+    sdk = {str(kind.__struct_config__.tag) for kind in (Attach, *get_args(SdkEntry))}
+    assert sdk == set(subjects.SDK_VERBS)
 
 
 BUILDERS: list[Callable[[str], str]] = [
@@ -107,6 +163,21 @@ BUILDERS: list[Callable[[str], str]] = [
     subjects.blob_stream,
     subjects.blobs_of,
     lambda bad: subjects.blob("j", bad, 0),
+    subjects.rollout_stream,
+    subjects.payload_stream,
+    subjects.payloads_of,
+    lambda bad: subjects.rollout_entry(bad, "submit"),
+    lambda bad: subjects.rollout_entry("j", bad),
+    subjects.rollout_entries_of_all_jobs,
+    lambda bad: subjects.payload("j", bad, 0),
+    lambda bad: subjects.chunks_of_payload("j", bad),
+    lambda bad: subjects.rollout_snapshot("j", bad, 0),
+    lambda bad: subjects.to_runner("j", "assign", bad),
+    lambda bad: subjects.to_runner("j", bad, "r"),
+    lambda bad: subjects.to_runners_of_all_jobs("assign", bad),
+    lambda bad: subjects.from_runner("j", "tokens", bad),
+    lambda bad: subjects.from_runners_of_all_jobs("tokens", bad),
+    lambda bad: subjects.rollout_ask(bad, "ready"),
 ]
 
 
@@ -129,10 +200,28 @@ def test_questions_may_have_dots_and_nothing_else(build: Callable[[str], str], b
 ELSEWHERE = ["", "tensorhub.v1", "tensorhub.v1.", "tensorhub.v2.j.cmd.publish", "_INBOX.x"]
 OF_A_JOB = ["cmd", "cmd.publish.a.b", "cmd.>", "event.m.version", "beat.agent-0", "ask."]
 OF_BLOBS = [f"{V1}.j.blob.{DIGEST}.01", f"{V1}.j.blob.{DIGEST[1:]}.1"]
+ROLLOUT_WORDS = [
+    "",
+    "publish",
+    "submit.r",
+    "assign",
+    "assign._r",
+    "payload.r",
+    "snapshot.0",
+    "snapshot.index.0",
+    "beat.*",
+]
+OF_ROLLOUTS = [
+    *(f"{V1}.j.rollout.{what}" for what in (*ROLLOUT_WORDS, f"payload.{DIGEST}.01", f"payload.{DIGEST}", "ask.a.b")),
+    f"{V1}._hub.rollout.submit",
+    f"{V1}.ROLLOUTS_j.rollout.submit",
+]
 OF_THE_HUB = [f"{V1}.{what}" for what in ("*.cmd.publish", "_hub.cmd.publish", "_hub.event.m.a.b", "_hub.beat._x")]
 
 
-@pytest.mark.parametrize("subject", [*ELSEWHERE, *(f"{V1}.j.{what}" for what in OF_A_JOB), *OF_BLOBS, *OF_THE_HUB])
+@pytest.mark.parametrize(
+    "subject", [*ELSEWHERE, *(f"{V1}.j.{what}" for what in OF_A_JOB), *OF_BLOBS, *OF_ROLLOUTS, *OF_THE_HUB]
+)
 def test_what_the_hub_never_says_is_not_parsed(subject: str) -> None:
     with pytest.raises(InvalidName):
         parse_subject(subject)
@@ -141,8 +230,12 @@ def test_what_the_hub_never_says_is_not_parsed(subject: str) -> None:
 @pytest.mark.parametrize("stream", ["KV_tensorhub", "TENSORHUB_", "TENSORHUB__x", "TENSORHUB_BLOBS_j", "TENSORHUB_é"])
 def test_other_streams_are_no_logs(stream: str) -> None:
     assert subjects.job_of_log(stream) is None
-    with pytest.raises(InvalidName, match="BLOBS_"):
-        subjects.log_stream("BLOBS_j")
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_no_job_is_called_as_another_stream_of_another_job(taken: str) -> None:
+    with pytest.raises(InvalidName, match=taken):
+        subjects.log_stream(f"{taken}j")
 
 
 GOOD = ["a", "A-9_z", "7", "-", "x" * NAME_CHARS_MAX]

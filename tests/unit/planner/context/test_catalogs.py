@@ -13,8 +13,8 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.jetstream.job_log import LogExtent
 from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower import job_list
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log import codec

@@ -14,6 +14,9 @@ from tensorhub_common.protocol.log.commands import VERSION_MAX
 ENTRY_BYTES_MAX: Final = 256 * 1024
 """What is larger is not even parsed."""
 
+PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Limit of one payload."""
+
 PRIORITY_MAX: Final = 1_000_000
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
