@@ -45,6 +45,16 @@ class RegistryEntry(msgspec.Struct, frozen=True):
     pid: int
 
 
+class RunnerEntry(msgspec.Struct, frozen=True):
+    """A runner: its engine, the agent that it is at, and the replica that its engine is."""
+
+    id: str
+    pid: int
+    engine: str
+    agent: str
+    replica: str
+
+
 class NatsEntry(msgspec.Struct, frozen=True):
     """One node of NATS."""
 
@@ -66,6 +76,9 @@ class HubFile(msgspec.Struct, frozen=True):
     agents: list[AgentEntry]
     registries: list[RegistryEntry] = []
     nats_nodes: list[NatsEntry] = []
+    rollout: ProcessEntry | None = None
+    """The first rollout manager, if there is one."""
+    runners: list[RunnerEntry] = []
     format: int = FORMAT
 
     @property

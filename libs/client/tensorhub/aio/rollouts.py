@@ -350,7 +350,7 @@ class AsyncRollouts(NotCopyable):
         """Append the next entry of this attachment and return its outcome. The caller has `_saying`."""
         self._n += 1
         by = SdkSender(self._attachment, self._n)
-        seq = await self._manager.append(entry_by(by), f"{self._attachment}-{self._n}", deadline)
+        seq = await self._manager.append(entry_by(by), f"attachment-{self._attachment}-{self._n}", deadline)
         self._seq = max(self._seq, seq)
         return await self._manager.outcome(OutcomeQuestion(seq, self._attachment, by.n), deadline)
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tensorhub._control import hub_file
-from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
+from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry, RunnerEntry
 from tensorhub.local.children import Child, Children, ChildSpec
 from tensorhub.local.directory import HubDirectory
 from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
@@ -35,6 +35,7 @@ from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 AGENTS_MAX: Final = 256
 REGISTRIES_MAX: Final = 16
+RUNNERS_MAX: Final = 256
 NATS_NODES: Final = (1, 3, 5)
 """Of an even number no more can be lost than of one less."""
 REPLICAS_MAX: Final = 3
@@ -45,6 +46,7 @@ PING_WAIT_S: Final = 0.02
 
 NATS: Final = "nats"
 PLANNER: Final = "planner-0"
+ROLLOUT: Final = "rollout-0"
 CLIENT: Final = User(Role.CLIENT)
 OF_ANOTHER_NATS: Final = frozenset(
     f"TENSORHUB_{name}"
@@ -67,6 +69,27 @@ class ServiceCommands:
     registry: tuple[str, ...] = _module("tensorhub_registry")
     planner: tuple[str, ...] = _module("tensorhub_planner")
     agent: tuple[str, ...] = _module("tensorhub_agent")
+    rollout: tuple[str, ...] = _module("tensorhub_rollout")
+    runner: tuple[str, ...] = _module("tensorhub_runner")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRollouts:
+    """The rollout manager of a hub, and runners of one job: runner i is at agent i modulo the number of agents."""
+
+    runners: int = 0
+    engine: str = "torch"
+    model: Path | None = None
+    """The folder with the `config.json` of the runners' model."""
+    job: str = "default"
+    managers: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        if not 0 <= self.runners <= RUNNERS_MAX:
+            raise ValueError(f"{self.runners} runners are not possible: take 0 to {RUNNERS_MAX}")
+        if self.runners and self.engine == "torch" and self.model is None:
+            raise ValueError("runners of torch need a model: name the folder of its config.json")
 
 
 class LocalHub:
@@ -82,6 +105,7 @@ class LocalHub:
         registries: int = 1,
         nats_nodes: int = 1,
         site: str = "site-0",
+        rollouts: LocalRollouts | None = None,
         commands: ServiceCommands | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -99,6 +123,7 @@ class LocalHub:
         self._count = agents
         self._hosts, self._racks = hosts, racks
         self._site = site
+        self._rollouts = rollouts
         self._commands = commands or ServiceCommands()
         self._environment = dict(os.environ if environment is None else environment)
         self._keys = Keyring(self._directory.credentials)
@@ -125,6 +150,12 @@ class LocalHub:
             agents=[self._entry(agent, index, pids[agent]) for index, agent in enumerate(self._agents())],
             registries=[RegistryEntry(name, pids[name]) for name in self._registries],
             nats_nodes=nodes,
+            rollout=None if self._rollouts is None else ProcessEntry(pids[ROLLOUT]),
+            runners=[
+                RunnerEntry(runner, pids[runner], self._rollouts.engine, self._agent_of(index), runner)
+                for index, runner in enumerate(self._runners())
+                if self._rollouts is not None
+            ],
         )
 
     async def start(self) -> HubFile:
@@ -133,7 +164,8 @@ class LocalHub:
         try:
             hub_file.remove(self._directory.path)
             self._children = Children(self._on_restart, self._on_fault)
-            self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents())])
+            runners = [User(Role.RUNNER, runner) for runner in self._runners()]
+            self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents()), *runners])
             await self._start_nats(self._children)
             registry, planner = self._logs_in(User(Role.REGISTRY)), self._logs_in(User(Role.PLANNER))
             for name in self._registries:
@@ -142,6 +174,8 @@ class LocalHub:
             await self._start(PLANNER, self._commands.planner, {"TENSORHUB_PLANNER_ID": PLANNER} | planner)
             for index, agent in enumerate(self._agents()):
                 await self._start(agent, self._commands.agent, self._of_agent(agent, index))
+            if self._rollouts is not None:
+                await self._start_rollouts(self._rollouts)
             await self._children.while_starting(self._wait_ready())
             self._children.settle()
             self._is_ready = True
@@ -162,6 +196,14 @@ class LocalHub:
             await children.while_starting(server.wait_ready(self._by_name[name].pid))
         # A cluster can be asked for streams only once its nodes have met.
         await (await children.while_starting(self._connect())).close()
+
+    async def _start_rollouts(self, rollouts: LocalRollouts) -> None:
+        manager = self._logs_in(User(Role.ROLLOUT))
+        for name in self._managers():
+            own = {"TENSORHUB_ROLLOUT_ID": name, "TENSORHUB_LOG_REPLICAS": str(self._replicas)}
+            await self._start(name, self._commands.rollout, own | manager)
+        for index, runner in enumerate(self._runners()):
+            await self._start(runner, self._commands.runner, self._of_runner(rollouts, runner, index))
 
     async def stop(self) -> None:
         """Take `hub.json` away and end all processes, within a bound."""
@@ -236,6 +278,15 @@ class LocalHub:
     def _agents(self) -> list[str]:
         return [f"agent-{index}" for index in range(self._count)]
 
+    def _agent_of(self, runner: int) -> str:
+        return f"agent-{runner % self._count}"
+
+    def _managers(self) -> list[str]:
+        return [] if self._rollouts is None else [f"rollout-{index}" for index in range(self._rollouts.managers)]
+
+    def _runners(self) -> list[str]:
+        return [] if self._rollouts is None else [f"runner-{index}" for index in range(self._rollouts.runners)]
+
     def _host(self, index: int) -> str:
         return f"host-{index % self._hosts}"
 
@@ -277,6 +328,17 @@ class LocalHub:
             "TENSORHUB_STATE_DIR": str(state),
             # Loading UCX takes its time, and agents of one host have no use for it.
             "TENSORHUB_UCXX": self._environment.get("TENSORHUB_UCXX") or ("on" if self._hosts > 1 else "off"),
+        }
+
+    def _of_runner(self, rollouts: LocalRollouts, runner: str, index: int) -> dict[str, str]:
+        return {
+            **self._logs_in(User(Role.RUNNER, runner)),
+            "TENSORHUB_JOB": rollouts.job,
+            "TENSORHUB_AGENT": str(self._directory.socket(self._agent_of(index))),
+            "TENSORHUB_HOST": self._host(index % self._count),
+            "TENSORHUB_RUNNER_ID": runner,
+            "TENSORHUB_RUNNER_ENGINE": rollouts.engine,
+            "TENSORHUB_RUNNER_MODEL": "" if rollouts.model is None else str(rollouts.model.absolute()),
         }
 
     async def _start(self, name: str, command: tuple[str, ...], own: dict[str, str], *, is_last: bool = False) -> None:

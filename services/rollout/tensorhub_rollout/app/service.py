@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from tensorhub_common.auth.permissions import ROLLOUT_BUCKET
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import UNCERTAIN
 from tensorhub_common.bus.message import Message
@@ -86,6 +87,7 @@ class RolloutManager:
             LEASE_KEY,
             self.id,
             settings.leader_ttl_s,
+            bucket=ROLLOUT_BUCKET,
             replicas=settings.log_replicas,
             on_change=self._work.guarded(self._on_lease, "a change of the lease"),
         )

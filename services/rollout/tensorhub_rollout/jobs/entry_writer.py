@@ -104,7 +104,7 @@ class EntryWriter:
 
     async def _append(self, entry: LeaderEntry) -> None:
         self._number += 1
-        await self._log.append(entry, f"{self._term}-{self._number}")
+        await self._log.append(entry, f"leader-{self._term}-{self._number}")
 
 
 def _taken(effects: Iterable[tuple[Effect, bytes]], count_max: int) -> list[Effect]:

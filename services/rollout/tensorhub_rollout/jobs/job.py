@@ -19,7 +19,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing
 from tensorhub_common.errors import IntegrityError, RolloutUnavailable, TensorHubError
 from tensorhub_common.jetstream.api import time_ns_of
-from tensorhub_common.jetstream.blob_store import PAYLOADS, BlobStore
+from tensorhub_common.jetstream.payload_store import PayloadStore
 from tensorhub_common.jetstream.rollout_log import RolloutLog
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability.logs import logger
@@ -94,7 +94,7 @@ class RolloutJob:
         self._log = RolloutLog(bus, job)
         self._created = ""
         """When the log was made: later ones are higher as text."""
-        self._payloads = PayloadReader(job, BlobStore(bus, at=PAYLOADS))
+        self._payloads = PayloadReader(job, PayloadStore(bus))
         self._work = Supervisor(f"rollouts of job {job!r}", on_fault=log_only)
         self._leading = self._work.group()
         self._writer: EntryWriter | None = None
@@ -103,7 +103,8 @@ class RolloutJob:
         self._recent: OrderedDict[int, Outcome] = OrderedDict()
         self._folded = asyncio.Condition()
         self._may_lead = False
-        self._claimed = 0
+        self._is_unled = asyncio.Event()
+        """Set while this manager has the lease and does not lead."""
         self._drops: asyncio.Queue[str] = asyncio.Queue(DROPS_WAITING_MAX)
 
     # ------------------------------------------------------------------------------------------ the log
@@ -144,26 +145,34 @@ class RolloutJob:
     def lead(self) -> None:
         """Claim the term: this manager has the lease."""
         self._may_lead = True
+        self._note_unled()
 
     def stand_down(self) -> None:
         """Lead no more: the lease is lost, or given back."""
         self._may_lead = False
         self._stop_leading()
+        self._note_unled()
+
+    def _note_unled(self) -> None:
+        if self._may_lead and self.leader is None:
+            self._is_unled.set()
+        else:
+            self._is_unled.clear()
 
     async def _claim_always(self) -> NoReturn:
         while True:
-            if self._may_lead and self.leader is None:
-                self._claimed = self.state.term + 1
-                lead = Lead(self._claimed, self.manager)
-                try:
-                    await self._log.append(lead, f"lead-{self._claimed}-{self.manager}")
-                except TensorHubError as why:
-                    _log.debug("the term could not be claimed", job=self.name, why=str(why))
-            await self._wait_folded(lambda: self._may_lead and self.leader is None, CLAIM_AGAIN_S)
+            await self._is_unled.wait()
+            term = self.state.term + 1
+            try:
+                await self._log.append(Lead(term, self.manager), f"lead-{term}-{self.manager}")
+            except TensorHubError as why:
+                _log.debug("the term could not be claimed", job=self.name, why=str(why))
+            await self._wait_folded(lambda: self.state.term < term, CLAIM_AGAIN_S)
 
     def _led(self, leads: Leads) -> None:
         self._stop_leading()
         if leads.manager != self.manager or not self._may_lead:
+            self._note_unled()
             return
         _log.info("leads the rollouts", job=self.name, term=leads.term)
         self.leader = Leader(self.state, self._created, self._limits, time.monotonic())
@@ -172,6 +181,7 @@ class RolloutJob:
         self._leading.start(self._writer.run(), "writing entries")
         self._leading.start(self._look_always(), "looking at time")
         self._leading.start(self._drop_always(), "removing payloads")
+        self._note_unled()
         for model, versions in self._versions.versions.items():
             self._tell(VersionsSeen(model, versions))
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.errors import IntegrityError
-from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.jetstream.payload_store import PayloadStore
 from tensorhub_common.protocol.rollout.entries import Payload, RequestId
 from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, TokenRun
 from tensorhub_common.protocol.rollout.payloads import (
@@ -30,7 +30,7 @@ PROMPTS_BYTES_MAX: Final = 256 * 1024 * 1024
 class PayloadReader:
     """The payloads of one job."""
 
-    def __init__(self, job: str, store: BlobStore) -> None:
+    def __init__(self, job: str, store: PayloadStore) -> None:
         self._job, self._store = job, store
         self._prompts: OrderedDict[str, tuple[int, SubmittedPrompts]] = OrderedDict()
         self._prompts_bytes = 0

@@ -5,6 +5,7 @@ says again what was not answered.
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -90,7 +91,7 @@ class RunnerService:
         }
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._hub: tensorhub.aio.hub.AsyncHub | None = None
+        self._hub: tensorhub.AsyncHub | None = None
         self._thread: EngineThread | None = None
         self._core: Runner | None = None
 
@@ -103,6 +104,8 @@ class RunnerService:
         incarnation = time.time_ns() // 1_000_000
         self._core = Runner(self.id, settings.runner_hub_model, incarnation, limits, time.monotonic())
         self._thread = EngineThread(loaded.engine, self._on_stepped)
+        # This process has a runner's key. The SDK in it is a worker, whose key its agent names.
+        os.environ.pop("TENSORHUB_CREDENTIALS", None)
         self._hub = await tensorhub.connect_async(job=job)
         shard = await self._hub.register(
             settings.runner_hub_model,

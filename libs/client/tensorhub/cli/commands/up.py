@@ -12,7 +12,7 @@ from tensorhub.cli import options
 from tensorhub.cli.doctor.machine_checks import AGENT_NEEDS, SERVER_NEEDS
 from tensorhub.cli.output import line, read_no_further
 from tensorhub.cli.runner import Interrupted, job_of, need, run, settings_of
-from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, LocalHub
+from tensorhub.local.hub import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, RUNNERS_MAX, LocalHub, LocalRollouts
 from tensorhub_common.bus.address import shown
 from tensorhub_common.config import settings as settings_module
 from tensorhub_common.telemetry import log_output
@@ -43,10 +43,28 @@ def up(
             metavar="N",
         ),
     ] = 1,
+    runners: Annotated[
+        int | None,
+        typer.Option(
+            help="How many runners, with a rollout manager; 0: the manager alone.",
+            parser=options.whole(0, RUNNERS_MAX),
+            metavar="K",
+            show_default="no manager",
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="The runners' engine: torch, or your own as module:function.", metavar="E")
+    ] = "torch",
+    model: Annotated[
+        Path | None, typer.Option(help="The folder of the config.json of the runners' model.", metavar="DIR")
+    ] = None,
     directory: options.Directory = None,
     job: options.Job = None,
 ) -> None:
-    """Run a whole hub on this machine: NATS, registries, planner and agents. Ctrl-C stops all."""
+    """Run a whole hub on this machine: NATS, registries, planner and agents, with --runners also rollouts.
+
+    Ctrl-C stops all.
+    """
     if nats_nodes not in NATS_NODES:
         raise typer.BadParameter(f"{nats_nodes} nodes are not possible: take 1, 3 or 5", param_hint="--nats-nodes")
     if hosts > agents:
@@ -65,11 +83,25 @@ def up(
         registries=registries,
         nats_nodes=nats_nodes,
         site=settings.site,
+        rollouts=_rollouts(runners, engine, model, name),
     )
     need("a hub", *SERVER_NEEDS, extra="server")
     need("an agent", *AGENT_NEEDS, *(("ucxx",) if hosts > 1 and settings.ucxx else ()), extra="agent")
     number = run(hub.run(lambda file: say_ready(file, settings.dir, name)))
     raise Interrupted(number)
+
+
+def _rollouts(runners: int | None, engine: str, model: Path | None, job: str) -> LocalRollouts | None:
+    if runners is None:
+        return None
+    if runners and engine == "torch" and model is None:
+        raise typer.BadParameter(
+            "runners of torch need a model: name the folder of its config.json, as in --model ./my-model",
+            param_hint="--model",
+        )
+    if model is not None and not (model / "config.json").is_file():
+        raise typer.BadParameter(f"there is no config.json in {model}", param_hint="--model")
+    return LocalRollouts(runners, engine, model, job)
 
 
 def say_ready(hub: HubFile, directory: Path, job: str) -> None:
