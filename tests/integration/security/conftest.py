@@ -14,6 +14,8 @@ from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import open_job
+from tensorhub_common.jetstream.payload_store import PayloadStore
+from tensorhub_common.jetstream.rollout_log import open_rollout_log
 
 MINE: Final = "mine"
 THEIRS: Final = "theirs"
@@ -21,6 +23,8 @@ USERS: Final = (
     *OF_EVERY_HUB,
     User(Role.AGENT, "a"),
     User(Role.AGENT, "b"),
+    User(Role.RUNNER, "r"),
+    User(Role.RUNNER, "s"),
     User(Role.CLIENT, MINE),
     User(Role.CLIENT, THEIRS),
 )
@@ -58,6 +62,8 @@ async def log_in(guarded: Guarded) -> AsyncIterator[LogIn]:
         for job in (MINE, THEIRS):
             await open_job(registry, job)
             await BlobStore(registry).open(job)
+            await PayloadStore(registry).open(job)
+            await open_rollout_log(registry, job)
         yield enter
 
 

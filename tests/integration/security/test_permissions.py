@@ -52,7 +52,8 @@ def _ignore(_: Message) -> None:
 
 def follows(job: str) -> Act:
     async def follow(bus: Bus) -> None:
-        async for _ in JobLog(bus, job).follow():
+        # An agent follows events alone.
+        async for _ in JobLog(bus, job).follow(1, subjects.events_of(job)):
             return
 
     return follow
@@ -98,6 +99,7 @@ async def test_what_is_allowed_goes_through(log_in: LogIn) -> None:
     """Each does what its work needs, on a real server; a whole hub does all of it in `test_hub`."""
     registry, agent, client, planner = [await log_in(user) for user in (REGISTRY, AGENT, CLIENT, PLANNER)]
     await open_job(registry, MINE)
+    wrote = await JobLog(registry, MINE).append(subjects.event(MINE, "m", "version", "published"), b"e", "allowed-e")
     async with LeaderLease(registry, "test", "registry-0", 1) as lease:
         assert await lease.wait(held=True, timeout_s=BOUND_S)
     assert await JobLog(agent, MINE).append(subjects.command_subject(MINE, "ready", "a"), b"a", "allowed-a")
@@ -107,8 +109,9 @@ async def test_what_is_allowed_goes_through(log_in: LogIn) -> None:
         assert await BlobStore(bus).get(MINE, digest) == b"a layout"
         assert await JobLog(bus, MINE).last_seq() == last
         async with asyncio.timeout(BOUND_S):
-            async for entry in JobLog(bus, MINE).follow():
-                if entry.seq == last:
+            filters, end = ((subjects.events_of(MINE),), wrote) if bus is agent else ((), last)
+            async for entry in JobLog(bus, MINE).follow(1, *filters):
+                if entry.seq == end:
                     break
     with pytest.raises(NoResponder):
         await client.request(subjects.query_subject(MINE, "status"))

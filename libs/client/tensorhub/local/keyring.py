@@ -1,8 +1,10 @@
 """The keys of all users of one hub, in a folder, and the server's file about them.
 
     admin.nk  registry.nk  planner.nk      one each
+    rollout.nk                             the rollout manager's
     client.nk                              clients of every job
     agents/<agent>.nk                      each agent's
+    runners/<runner>.nk                    each runner's
     jobs/<job>.nk                          clients of that job alone
     nats-users.conf                        public keys and what each may do, for nats-server to include
 
@@ -24,9 +26,15 @@ CONF: Final = "nats-users.conf"
 KEYS_MAX: Final = 10_000
 """A folder with more keys than this is none of ours."""
 
-OF_EVERY_HUB: Final = (User(Role.ADMIN), User(Role.REGISTRY), User(Role.PLANNER), User(Role.CLIENT))
+OF_EVERY_HUB: Final = (
+    User(Role.ADMIN),
+    User(Role.REGISTRY),
+    User(Role.PLANNER),
+    User(Role.ROLLOUT),
+    User(Role.CLIENT),
+)
 
-_FOLDERS: Final = {"agents": Role.AGENT, "jobs": Role.CLIENT}
+_FOLDERS: Final = {"agents": Role.AGENT, "runners": Role.RUNNER, "jobs": Role.CLIENT}
 
 
 class Keyring:
@@ -42,11 +50,10 @@ class Keyring:
 
     def path_of(self, user: User) -> Path:
         """Return the file of a user's key, which may not exist yet."""
-        if user.role is Role.AGENT:
-            return self.folder / "agents" / f"{user.name}{SUFFIX}"
-        if user.name is not None:
-            return self.folder / "jobs" / f"{user.name}{SUFFIX}"
-        return self.folder / f"{user.role}{SUFFIX}"
+        if user.name is None:
+            return self.folder / f"{user.role}{SUFFIX}"
+        folder = next(folder for folder, role in _FOLDERS.items() if role is user.role)
+        return self.folder / folder / f"{user.name}{SUFFIX}"
 
     def make(self, users: Iterable[User], renewed: Iterable[User] = ()) -> None:
         """Make the keys that are missing, replace those of `renewed`, and write the server's file about all of them."""

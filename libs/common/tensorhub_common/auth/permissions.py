@@ -6,7 +6,11 @@ in the server's own configuration format: their public keys and their allow list
 Invariants:
 - A user subscribes to no inbox but its own, so no user reads another user's replies.
 - An agent publishes commands, beats and questions under its own id only.
-- Events, snapshots, leases and streams belong to the registry.
+- A runner publishes tokens, reports and beats under its own id only, hears what the manager asks it, and reads nothing.
+- Events, snapshots of jobs' logs, their lease and streams belong to the registry.
+- An agent reads neither the rollout log of a job nor its payloads: it can make consumers of events alone, and these
+  streams give single messages only through `STREAM.MSG.GET`.
+- A client appends what a trainer says of rollouts. What their manager says is the manager's alone.
 - A client of one job can name no other job.
 
 Allow lists have one gap. JetStream sends its answers to the reply subject of a request. A user that may send JetStream
@@ -26,6 +30,8 @@ from tensorhub_common.protocol.subjects import check_name
 
 _API: Final = "$JS.API"
 _LEASES: Final = "$KV.tensorhub.>"
+ROLLOUT_BUCKET: Final = "tensorhub-rollouts"
+"""The bucket with the leases of rollout managers. That of registries is out of their reach."""
 
 ASKS_OF_REGISTRY: Final = ("open", "versions", "replicas", "status", "outcome", "story", "forget", "health.registry")
 """What anybody with a job's credentials may ask the leading registry about the job; with those of all, of the hub."""
@@ -34,6 +40,8 @@ ASKS_OF_PLANNER: Final = ("health.planner",)
 ASKS_OF_AGENTS: Final = ("open", "plan")
 ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans", "activity")
 """What every process answers for itself."""
+ASKS_OF_ROLLOUTS: Final = ("outcome", "ready", "status")
+"""What anybody with a job's credentials may ask the job's rollout manager."""
 ASKS_OF_CLIENTS: Final = (*ASKS_OF_REGISTRY, *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)
 
 
@@ -44,21 +52,24 @@ class Role(StrEnum):
     """May everything: for operators, at a terminal."""
     REGISTRY = "registry"
     PLANNER = "planner"
+    ROLLOUT = "rollout"
+    """The manager of all jobs' rollouts."""
     AGENT = "agent"
+    RUNNER = "runner"
     CLIENT = "client"
     """A trainer, an engine or a command, of one job or of all."""
 
 
 class User(msgspec.Struct, frozen=True, order=True):
-    """Who logs in. `name` is an agent's id, or a client's job; a client without one may speak in every job."""
+    """Who logs in. `name` is an agent's or a runner's id, or a client's job; a client without one has every job."""
 
     role: Role
     name: str | None = None
 
     def __post_init__(self) -> None:
         """Check the name, which becomes part of subjects."""
-        if self.role is Role.AGENT:
-            check_name("agent", self.name or "")
+        if self.role in (Role.AGENT, Role.RUNNER):
+            check_name(self.role, self.name or "")
         elif self.role is Role.CLIENT and self.name is not None:
             subjects.check_job(self.name)
         elif self.role is not Role.CLIENT and self.name is not None:
@@ -89,8 +100,12 @@ def permissions_of(user: User, inbox: str) -> Permissions:
             publish, subscribe = _registry()
         case Role.PLANNER:
             publish, subscribe = _planner()
+        case Role.ROLLOUT:
+            publish, subscribe = _rollout()
         case Role.AGENT:
             publish, subscribe = _agent(user.name or "")
+        case Role.RUNNER:
+            publish, subscribe = _runner(user.name or "")
         case Role.CLIENT:
             publish, subscribe = _client(user.name)
     # Into its own inbox it writes to learn that the server has read what it sent before; health checks ping.
@@ -121,9 +136,39 @@ def _planner() -> tuple[list[str], list[str]]:
     return publish, [*asks, subjects.beats(), subjects.pings()]
 
 
+def _rollout() -> tuple[list[str], list[str]]:
+    publish = [
+        f"{_API}.STREAM.NAMES",
+        *_reading("*"),
+        f"{_API}.STREAM.MSG.GET.*",
+        # It trims the rollout log, and removes payloads. Streams can't be told apart by a part of their names.
+        f"{_API}.STREAM.PURGE.*",
+        f"{_API}.STREAM.CREATE.KV_{ROLLOUT_BUCKET}",
+        f"$KV.{ROLLOUT_BUCKET}.>",
+        *(subjects.rollout_entries_of_all_jobs(verb) for verb in subjects.MANAGER_VERBS),
+        subjects.payloads_of_all_jobs(),
+        subjects.rollout_snapshots_of_all_jobs(),
+        *(subjects.to_runners_of_all_jobs(what) for what in subjects.MANAGER_MESSAGES),
+        f"{subjects.INBOX}.>",
+    ]
+    asks = [
+        *(subjects.rollout_asks_of_all_jobs(what) for what in ASKS_OF_ROLLOUTS),
+        *(subjects.asks_of_all_jobs(what) for what in ASKS_OF_ALL_PROCESSES),
+    ]
+    said = [subjects.from_runners_of_all_jobs(what) for what in subjects.RUNNER_MESSAGES]
+    return publish, [*asks, *said, subjects.pings()]
+
+
+def _runner(runner: str) -> tuple[list[str], list[str]]:
+    said = [subjects.from_runners_of_all_jobs(what, runner) for what in subjects.RUNNER_MESSAGES]
+    asked = [subjects.to_runners_of_all_jobs(what, runner) for what in subjects.MANAGER_MESSAGES]
+    # It answers what the manager asks.
+    return [*said, f"{subjects.INBOX}.>"], [*asked, subjects.ping(runner)]
+
+
 def _agent(agent: str) -> tuple[list[str], list[str]]:
     publish = [
-        *_reading("*"),
+        *_reading("*", f"*.{subjects.events_of_all_jobs()}"),
         subjects.commands_of_all_jobs_by(agent),
         subjects.blobs_of_all_jobs(),
         *(subjects.asks_of_all_jobs(what) for what in ASKS_OF_AGENTS),
@@ -137,19 +182,45 @@ def _agent(agent: str) -> tuple[list[str], list[str]]:
 
 def _client(job: str | None) -> tuple[list[str], list[str]]:
     if job is None:
-        streams = [*_reading("*"), f"{_API}.STREAM.NAMES"]
-        asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS]
-        return [*streams, subjects.commands_of_all_jobs_by_anyone(), *asks], [subjects.events_of_all_jobs()]
-    streams = [*_reading(subjects.log_stream(job)), *_reading(subjects.blob_stream(job))]
-    asks = [subjects.query_subject(job, what) for what in ASKS_OF_CLIENTS]
-    return [*streams, subjects.commands_by_anyone(job), *asks], [subjects.events_of(job)]
+        streams = [*_reading("*"), f"{_API}.STREAM.NAMES", f"{_API}.STREAM.MSG.GET.*"]
+        asks = [
+            *(subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS),
+            *(subjects.rollout_asks_of_all_jobs(what) for what in ASKS_OF_ROLLOUTS),
+        ]
+        said = [
+            subjects.commands_of_all_jobs_by_anyone(),
+            *(subjects.rollout_entries_of_all_jobs(verb) for verb in subjects.SDK_VERBS),
+            subjects.payloads_of_all_jobs(),
+        ]
+        return [*streams, *said, *asks], [subjects.events_of_all_jobs()]
+    streams = [
+        *_reading(subjects.log_stream(job)),
+        *_reading(subjects.blob_stream(job)),
+        # It learns whether there is a rollout log, and reads payloads.
+        f"{_API}.STREAM.INFO.{subjects.rollout_stream(job)}",
+        f"{_API}.STREAM.INFO.{subjects.payload_stream(job)}",
+        f"{_API}.STREAM.MSG.GET.{subjects.payload_stream(job)}",
+    ]
+    asks = [
+        *(subjects.query_subject(job, what) for what in ASKS_OF_CLIENTS),
+        *(subjects.rollout_ask(job, what) for what in ASKS_OF_ROLLOUTS),
+    ]
+    said = [
+        subjects.commands_by_anyone(job),
+        *(subjects.rollout_entry(job, verb) for verb in subjects.SDK_VERBS),
+        subjects.payloads_of(job),
+    ]
+    return [*streams, *said, *asks], [subjects.events_of(job)]
 
 
-def _reading(stream: str) -> list[str]:
-    """Return what it takes to follow a stream, and to look up single messages of it."""
+def _reading(stream: str, consumers: str = ">") -> list[str]:
+    """Return what it takes to follow a stream, and to look up single messages of it.
+
+    `consumers`: the names, and behind them the one subject, of the consumers that may be made.
+    """
     return [
         f"{_API}.STREAM.INFO.{stream}",
-        f"{_API}.CONSUMER.CREATE.{stream}.>",
+        f"{_API}.CONSUMER.CREATE.{stream}.{consumers}",
         f"{_API}.CONSUMER.MSG.NEXT.{stream}.*",
         f"{_API}.DIRECT.GET.{stream}",
     ]

@@ -16,6 +16,7 @@ DEFAULT: Final = Path("credentials")
 def credentials(
     folder: Annotated[Path, typer.Argument(help="Where the keys stand, or shall stand.")] = DEFAULT,
     agent: Annotated[list[str] | None, typer.Option(help="An agent's id. Repeat it for each.")] = None,
+    runner: Annotated[list[str] | None, typer.Option(help="A runner's id. Repeat it for each.")] = None,
     job: Annotated[
         list[str] | None, typer.Option(help="A job that has clients of its own. Repeat it for each.")
     ] = None,
@@ -26,10 +27,11 @@ def credentials(
     """Make keys for NATS that are missing, one for each process and job; `nats-users.conf` is for the server."""
     keyring = Keyring(folder)
     agents = [User(Role.AGENT, each) for each in agent or ()]
+    runners = [User(Role.RUNNER, each) for each in runner or ()]
     jobs = [User(Role.CLIENT, each) for each in job or ()]
     known = {str(keyring.path_of(user).relative_to(keyring.folder)): user for user in keyring.users()}
     renewed = [_known(known, each) for each in renew or ()]
-    keyring.make([*OF_EVERY_HUB, *agents, *jobs, *renewed], renewed)
+    keyring.make([*OF_EVERY_HUB, *agents, *runners, *jobs, *renewed], renewed)
     for user, key in keyring.users().items():
         line(f"{keyring.path_of(user)}  {user}  {key}")
     line(f"for nats-server to include, and to read again (SIGHUP) after each change: {keyring.conf}")
