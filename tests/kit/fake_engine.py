@@ -93,7 +93,9 @@ class FakeEngine:
     @property
     def facts(self) -> EngineFacts:
         """What it is."""
-        return EngineFacts("fake", (), "cpu", "float32", True, (), None)
+        return EngineFacts(
+            kind="fake", build=(), device="cpu", dtype="float32", is_exact=True, decode_s=(), prefill_s=None
+        )
 
 
 def load(settings: Settings) -> LoadedEngine:

@@ -8,7 +8,7 @@ from unittest import mock
 import msgspec
 
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
-from tensorhub_common.protocol.rollout.messages import AbortRequest, attempt_of
+from tensorhub_common.protocol.rollout.messages import AbortRequest, Sampling, attempt_of
 from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort

@@ -471,7 +471,9 @@ class RolloutWorld:
         """Start a runner with an engine that loads the newest version."""
         runner.life += 1
         runner.is_up, runner.incarnation, runner.started_at = True, runner.incarnation + 1, self.agenda.now
-        runner.core = Runner(runner.name, MODEL, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now)
+        runner.core = Runner(
+            runner.name, MODEL, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now
+        )
         runner.engine, runner.loaded, runner.is_loading = {}, None, False
         self._later(runner, 0.01, lambda: self._engine_step(runner))
 

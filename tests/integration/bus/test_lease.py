@@ -12,8 +12,7 @@ from tests.kit.waiting import until
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.errors import InvalidName
-from tensorhub_common.jetstream import api
-from tensorhub_common.jetstream import leader_lease
+from tensorhub_common.jetstream import api, leader_lease
 from tensorhub_common.jetstream.leader_lease import LeaderLease
 
 TTL_S = 1.0

@@ -28,6 +28,7 @@ from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, list_jobs
 from tensorhub_common.jetstream.job_log import open_job as open_log
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_common.jetstream.snapshot_store import SnapshotStore
 from tensorhub_common.log_follower import job_list, restore
 from tensorhub_common.log_follower.set_aside import RetryLimits
@@ -39,7 +40,6 @@ from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
 from tensorhub_common.protocol.queries import Health, JobHealth, QueryError, Status
 from tensorhub_common.runtime.supervision import fault_counts
 from tensorhub_registry.app import release_survey, service
-from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_registry.app.service import Registry
 from tensorhub_registry.core import agent_forgetting, snapshot_policy
 from tensorhub_registry.core.job_fold import JobFold

@@ -16,13 +16,12 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import NoBus, StreamFailure
 from tensorhub_common.bus.message import Message
 from tensorhub_common.introspection.ping import ping
-from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream import api, leader_lease
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.log.events import AgentLost, RegistryLeads
 from tensorhub_common.protocol.queries import Status
-from tensorhub_common.jetstream import leader_lease
-from tensorhub_common.jetstream.leader_lease import LeaderLease
 
 KILLS_MIN = 3
 

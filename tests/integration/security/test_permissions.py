@@ -22,8 +22,8 @@ from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.jetstream import api as jetstream_api
 from tensorhub_common.jetstream.blob_store import BlobStore
 from tensorhub_common.jetstream.job_log import JobLog, open_job
-from tensorhub_common.protocol import subjects
 from tensorhub_common.jetstream.leader_lease import LeaderLease
+from tensorhub_common.protocol import subjects
 
 AT_ONCE_S: Final = 1.5
 """Far below every time-out of the bus: the server itself refuses."""

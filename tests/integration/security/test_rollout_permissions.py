@@ -20,12 +20,12 @@ from tensorhub_common.bus.errors import BlobMissing, NoResponder, NotPermitted, 
 from tensorhub_common.bus.message import Message
 from tensorhub_common.jetstream import api as jetstream_api
 from tensorhub_common.jetstream.blob_store import blob_digest
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_common.jetstream.payload_store import PayloadStore
 from tensorhub_common.jetstream.rollout_log import RolloutLog, RolloutLogEntry
 from tensorhub_common.jetstream.snapshot_store import ROLLOUT_SNAPSHOTS, PackedSnapshot, SnapshotStore
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.rollout.entries import AnyEntry, Attach, Cancel, Done, End, Lead, Scale, SdkSender
-from tensorhub_registry.app.leader_lease import LeaderLease
 
 MANAGER, RUNNER, AGENT = User(Role.ROLLOUT), User(Role.RUNNER, "r"), User(Role.AGENT, "a")
 CLIENT, EVERY_JOBS_CLIENT, PLANNER = User(Role.CLIENT, MINE), User(Role.CLIENT), User(Role.PLANNER)

@@ -1,7 +1,7 @@
 """What a trainer says to a job's rollout manager: entries of the log, and questions. I/O."""
 
 import asyncio
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -86,11 +86,6 @@ class ManagerClient:
                 reason = answer.message
             await asyncio.sleep(min(RETRY_S, max(0.0, deadline - loop.time())))
         raise RolloutUnavailable(f"the rollouts of job {self.job!r} can't be had within the bound: {reason}")
-
-    async def payload(self, store: Any, digest: str) -> bytes:
-        """Return a payload's bytes."""
-        data: bytes = await store.get(self.job, digest)
-        return data
 
 
 def _decoded(data: bytes, kind: type[Answer]) -> Answer | QueryError:

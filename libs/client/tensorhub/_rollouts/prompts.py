@@ -81,7 +81,9 @@ class Prompt:
         """Return it as it travels. Raises `BadPrompt` for one that nothing can be generated from."""
         which = "a prompt" if self.id is None else f"prompt {self.id!r:.80}"
         if self.session is not None or self.turn is not None or self.media is not None:
-            raise NotInThisVersion(f"{which} has a session, turn or media, which this version can't use: leave them out")
+            raise NotInThisVersion(
+                f"{which} has a session, turn or media, which this version can't use: leave them out"
+            )
         return SubmittedPrompt(_ids(which, self.token_ids), _metadata(which, self.metadata))
 
 

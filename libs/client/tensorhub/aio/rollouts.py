@@ -9,7 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from tensorhub import arguments
 from tensorhub._control.registry_client import RegistryClient
@@ -51,6 +51,9 @@ from tensorhub_common.protocol.rollout.questions import (
     RolloutStatus,
 )
 
+if TYPE_CHECKING:
+    from tensorhub_common.jetstream.payload_store import PayloadStore
+
 SUBMIT_S: Final = 60.0
 ATTACH_S: Final = 30.0
 GROUPS_MAX: Final = 1024
@@ -69,7 +72,9 @@ RolloutPolicy = Literal["arrival", "rlboost"]
 class AsyncBatch:
     """Some finished responses."""
 
-    def __init__(self, rollouts: "AsyncRollouts", requests: tuple[RequestId, ...], responses: tuple[Response, ...]) -> None:
+    def __init__(
+        self, rollouts: "AsyncRollouts", requests: tuple[RequestId, ...], responses: tuple[Response, ...]
+    ) -> None:
         self.responses = responses
         """In groups, each in the order in which its responses ended."""
         self._rollouts, self._requests = rollouts, requests
@@ -121,7 +126,7 @@ class AsyncRollouts(NotCopyable):
         self._collector = Collector()
         self._attachment = self._n = self._seq = 0
         self._saying = asyncio.Lock()
-        self._store: Any = None
+        self._store: PayloadStore | None = None
         self._prompts: OrderedDict[str, SubmittedPrompts] = OrderedDict()
         self._published: tuple[int, ...] = ()
         self._is_closed = False
@@ -219,7 +224,7 @@ class AsyncRollouts(NotCopyable):
         named = iter((groups,) if isinstance(groups, str) else tuple(groups))
         while part := tuple(islice(named, GROUPS_MAX)):
             async with self._saying:
-                await self._say(lambda by: Cancel(by, part), deadline)  # noqa: B023 (called at once)
+                await self._say(lambda by: Cancel(by, part), deadline)
 
     # ------------------------------------------------------------------------------------------ taking
 
@@ -354,7 +359,7 @@ class AsyncRollouts(NotCopyable):
         self._seq = max(self._seq, seq)
         return await self._manager.outcome(OutcomeQuestion(seq, self._attachment, by.n), deadline)
 
-    async def _payloads(self) -> Any:
+    async def _payloads(self) -> "PayloadStore":
         if self._store is None:
             from tensorhub_common.jetstream.payload_store import PayloadStore  # noqa: PLC0415 (it imports NATS's client)
 

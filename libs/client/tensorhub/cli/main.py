@@ -15,6 +15,8 @@ from tensorhub.cli.commands.drain import drain
 from tensorhub.cli.commands.publish import publish
 from tensorhub.cli.commands.pull import pull
 from tensorhub.cli.commands.retention import pin, quota, retain, rewind, unpin
+from tensorhub.cli.commands.rollouts import rollouts
+from tensorhub.cli.commands.runner import runner
 from tensorhub.cli.commands.simulate import simulate
 from tensorhub.cli.commands.status import status
 from tensorhub.cli.commands.trace import trace
@@ -40,6 +42,8 @@ for command, example in (
     (status, "tensorhub status --job run-7"),
     (versions, "tensorhub versions policy --json"),
     (watch, "tensorhub watch policy --json --after 120"),
+    (rollouts, "tensorhub rollouts --job run-7"),
+    (runner, "tensorhub runner --model ./my-model --hub-model policy --replica runner-7"),
     (publish, "tensorhub publish policy --version 12 model-*.safetensors"),
     (pull, "tensorhub pull policy --version latest policy.safetensors"),
     (trace, "tensorhub trace --version 12 --replica rollout-3"),

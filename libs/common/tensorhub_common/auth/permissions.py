@@ -162,8 +162,9 @@ def _rollout() -> tuple[list[str], list[str]]:
 def _runner(runner: str) -> tuple[list[str], list[str]]:
     said = [subjects.from_runners_of_all_jobs(what, runner) for what in subjects.RUNNER_MESSAGES]
     asked = [subjects.to_runners_of_all_jobs(what, runner) for what in subjects.MANAGER_MESSAGES]
-    # It answers what the manager asks.
-    return [*said, f"{subjects.INBOX}.>"], [*asked, subjects.ping(runner)]
+    asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_ALL_PROCESSES]
+    # It answers what the manager asks, and as every process what it did lately.
+    return [*said, f"{subjects.INBOX}.>"], [*asked, *asks, subjects.ping(runner)]
 
 
 def _agent(agent: str) -> tuple[list[str], list[str]]:

@@ -412,7 +412,7 @@ class Settings:
         "torch",
         unit="torch, or module:function",
         example="my_engine:load",
-        meaning="The engine of a runner: the one of this package, or a function that takes the settings and returns one.",
+        meaning="The engine of a runner: that of this package, or a function that takes the settings and returns one.",
     )
     runner_model: Path | None = _variable(
         values.optional_path,

@@ -26,6 +26,7 @@ from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
 from tensorhub_common.introspection.ping import answer_follower_survey, answer_pings
 from tensorhub_common.jetstream import job_log
 from tensorhub_common.jetstream.blob_store import BlobStore
+from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_common.jetstream.payload_store import PayloadStore
 from tensorhub_common.jetstream.rollout_log import open_rollout_log
 from tensorhub_common.log_follower.job_list import JobList
@@ -38,7 +39,6 @@ from tensorhub_common.protocol.heartbeat import Heartbeat
 from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Health, JobHealth, JobState
 from tensorhub_common.runtime.supervision import Supervisor
 from tensorhub_common.service.systemd import serving
-from tensorhub_common.jetstream.leader_lease import LeaderLease
 from tensorhub_registry.app.release_survey import ROLE, ReleaseSurvey
 from tensorhub_registry.core import election, liveness
 from tensorhub_registry.core.job_health import JobFailure, health_of

@@ -1,4 +1,4 @@
-"""`tensorhub-rollout`: a rollout manager as a process. Settings come from the environment; SIGTERM or SIGINT ends it."""
+"""`tensorhub-rollout`: a rollout manager as a process. Settings come from the environment; SIGTERM ends it."""
 
 from tensorhub_common.service import process
 from tensorhub_rollout.app.service import RolloutManager

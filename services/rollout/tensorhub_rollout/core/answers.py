@@ -19,9 +19,7 @@ from tensorhub_rollout.core.outcomes import Attached, Outcome, Refused, Repeated
 from tensorhub_rollout.core.state import Consumer, RolloutState
 
 
-def answer_outcome(
-    state: RolloutState, recent: Mapping[int, Outcome], question: OutcomeQuestion
-) -> OutcomeAnswer:
+def answer_outcome(state: RolloutState, recent: Mapping[int, Outcome], question: OutcomeQuestion) -> OutcomeAnswer:
     """Say what became of an entry. `recent`: outcomes of the latest entries; the state remembers the senders' last."""
     outcome = recent.get(question.seq)
     consumer = _consumer_of(state, question.attachment or question.seq)

@@ -264,9 +264,7 @@ class _Step:
         self._check_term(entry.term)
         self._check_payload(entry.payload)
         self._use(entry.payload)
-        kept = tuple(
-            part for index, part in enumerate(entry.parts) if self._keep(part, entry.payload.digest, index)
-        )
+        kept = tuple(part for index, part in enumerate(entry.parts) if self._keep(part, entry.payload.digest, index))
         self._drop(entry.payload.digest)
         return Kept(kept)
 

@@ -655,9 +655,7 @@ class Leader:
                 resend.append((placement.attempt, self._held(placement.request)))
         self._effects.append(
             AnswerFrame(
-                FrameResult(
-                    self.log, self.term, frame.number, tuple(resend), is_unknown or not instance.has_reported
-                )
+                FrameResult(self.log, self.term, frame.number, tuple(resend), is_unknown or not instance.has_reported)
             )
         )
 
@@ -716,13 +714,7 @@ class Leader:
         if not self._has_gathered and self._is_connected and self._now >= self._gathered_at:
             self._has_gathered = all(each.has_reported for each in self.instances.values())
         if self._is_connected:
-            for instance in [*self.instances.values()]:
-                if self._now - max(instance.heard_at, self._listening_since) >= limits.silence_s:
-                    self._lose(instance, f"it was silent for {limits.silence_s:g} s")
-                elif (
-                    instance.attempts and self._now - max(instance.stepped_at, self._listening_since) >= limits.stall_s
-                ):
-                    self._lose(instance, f"its engine made no step for {limits.stall_s:g} s")
+            self._lose_silent()
         for placement in [*self.placements.values()]:
             if placement.asked_at is not None and self._now - placement.asked_at >= limits.resend_s:
                 self._ask_again(placement)
@@ -733,6 +725,14 @@ class Leader:
         if self._now - self._checkpointed_at >= limits.checkpoint_s:
             self._checkpointed_at = self._now
             self._checkpoint()
+
+    def _lose_silent(self) -> None:
+        limits = self.limits
+        for instance in [*self.instances.values()]:
+            if self._now - max(instance.heard_at, self._listening_since) >= limits.silence_s:
+                self._lose(instance, f"it was silent for {limits.silence_s:g} s")
+            elif instance.attempts and self._now - max(instance.stepped_at, self._listening_since) >= limits.stall_s:
+                self._lose(instance, f"its engine made no step for {limits.stall_s:g} s")
 
     def _count_rates(self) -> None:
         seconds, self._rated_at = self._now - self._rated_at, self._now

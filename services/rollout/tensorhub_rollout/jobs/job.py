@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Final, NoReturn
 
 from tensorhub_common.bus.connection import Bus
@@ -167,7 +168,10 @@ class RolloutJob:
                 await self._log.append(Lead(term, self.manager), f"lead-{term}-{self.manager}")
             except TensorHubError as why:
                 _log.debug("the term could not be claimed", job=self.name, why=str(why))
-            await self._wait_folded(lambda: self.state.term < term, CLAIM_AGAIN_S)
+            await self._wait_folded(partial(self._is_below, term), CLAIM_AGAIN_S)
+
+    def _is_below(self, term: int) -> bool:
+        return self.state.term < term
 
     def _led(self, leads: Leads) -> None:
         self._stop_leading()

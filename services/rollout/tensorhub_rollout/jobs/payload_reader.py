@@ -62,7 +62,9 @@ class PayloadReader:
                 data = await self._store.get(self._job, digest)
                 prompts = decode_prompts(data)
                 if len(prompts.prompts) <= max(submission.groups):
-                    raise IntegrityError(f"payload {digest} has {len(prompts.prompts)} prompts, and more were submitted")
+                    raise IntegrityError(
+                        f"payload {digest} has {len(prompts.prompts)} prompts, and more were submitted"
+                    )
                 self._keep(digest, len(data), prompts)
         self._reading.pop(digest, None)
 

@@ -9,11 +9,12 @@ from typing import Final, NoReturn
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
-from tensorhub_common.catalog.state import Catalog, VersionState
-from tensorhub_common.jetstream.stream_log import LogExtent
+from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.jetstream.log_entry import StoredEntry
+from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower.follower import LogFollower
 from tensorhub_common.protocol.log.entries import command_in
+from tensorhub_common.protocol.queries import VersionState
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 
 BURST: Final = 32

@@ -10,14 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.observability.logs import logger
-from tensorhub_runner.core.runner_events import Begin, Finished, StepTokens, Stop
+from tensorhub_common.protocol.rollout.messages import Finished
+from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
 from tensorhub_runner.engines.engine import Engine
-
-_log: Final = logger(__name__)
 
 OnStepped = Callable[[tuple[StepTokens, ...], float], None]
 """Takes what a step made, and how long it took, in seconds."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, Union, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tensorhub_common.config.settings import InvalidSetting, Settings
 from tensorhub_runner.engines.engine import Engine
@@ -17,7 +17,7 @@ class LoadedEngine(NamedTuple):
     """An engine, and the tensors that it computes with: a module or a dict, as `hub.register` takes them."""
 
     engine: Engine
-    tensors: "Union[torch.nn.Module, Mapping[str, torch.Tensor | tensorhub.TensorSpec]]"
+    tensors: "torch.nn.Module | Mapping[str, torch.Tensor | tensorhub.TensorSpec]"
 
 
 def load_engine(settings: Settings) -> LoadedEngine:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -73,7 +73,7 @@ NOTICE: Final = signal.SIGUSR1
 _SILENCE: Final = b""
 _log: Final = logger(__name__)
 
-Answer = TypeVar("Answer")
+ReadAnswer = Callable[[bytes], RunnerInput]
 
 
 class RunnerService:
@@ -85,10 +85,7 @@ class RunnerService:
         self._work = Supervisor(f"runner {self.id!r}")
         self._talk = self._work.group()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoders = {
-            kind: msgspec.msgpack.Decoder(kind)
-            for kind in (AssignRequest, AbortRequest, FrameResult, ReportResult, HeartbeatResult)
-        }
+        self._assigns, self._aborts = msgspec.msgpack.Decoder(AssignRequest), msgspec.msgpack.Decoder(AbortRequest)
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._hub: tensorhub.AsyncHub | None = None
@@ -122,7 +119,9 @@ class RunnerService:
         await self._bus.serve(
             subjects.to_runner(job, "assign", self.id), self._on_assign, pending_max=ASSIGNS_PENDING_MAX
         )
-        await self._bus.serve(subjects.to_runner(job, "abort", self.id), self._on_abort, pending_max=ASSIGNS_PENDING_MAX)
+        await self._bus.serve(
+            subjects.to_runner(job, "abort", self.id), self._on_abort, pending_max=ASSIGNS_PENDING_MAX
+        )
         asyncio.get_running_loop().add_signal_handler(NOTICE, self._on_notice)
         self._tell(Tick())
         await answer_pings(self._bus, self.id, ROLE)
@@ -159,11 +158,11 @@ class RunnerService:
                 assert self._thread is not None
                 self._thread.do(effect)
             case SendFrame(frame=frame):
-                self._say("tokens", frame, FrameResult, FrameAnswered)
+                self._say("tokens", frame, _frame_answered)
             case SendReport(report=report):
-                self._say("report", report, ReportResult, ReportAnswered)
+                self._say("report", report, _report_answered)
             case SendHeartbeat(beat=beat):
-                self._say("beat", beat, HeartbeatResult, HeartbeatAnswered)
+                self._say("beat", beat, _heartbeat_answered)
             case _:
                 raise AssertionError(f"{effect} answers nothing that was asked in job {job!r}")
 
@@ -190,27 +189,21 @@ class RunnerService:
 
     # ------------------------------------------------------------------------------------------ the leader
 
-    def _say(
-        self,
-        what: str,
-        said: Frame | Report | RunnerHeartbeat,
-        kind: type[Answer],
-        event: Callable[[Answer], RunnerInput],
-    ) -> None:
+    def _say(self, what: str, said: Frame | Report | RunnerHeartbeat, read: ReadAnswer) -> None:
         subject = subjects.from_runner(self._settings.job, what, self.id)
-        self._talk.start(self._ask(subject, self._encoder.encode(said), kind, event), f"saying {what}")
+        self._talk.start(self._ask(subject, self._encoder.encode(said), read), f"saying {what}")
 
-    async def _ask(self, subject: str, body: bytes, kind: type[Answer], event: Callable[[Answer], RunnerInput]) -> None:
+    async def _ask(self, subject: str, body: bytes, read: ReadAnswer) -> None:
         try:
-            answer = self._decoders[kind].decode(await self._bus.request(subject, body, ANSWER_S_MAX))
+            event = read(await self._bus.request(subject, body, ANSWER_S_MAX))
         except (TensorHubError, *MALFORMED) as why:
             _log.debug("the leader did not answer", subject=subject, why=str(why))
             return
-        self._tell(event(answer))
+        self._tell(event)
 
     async def _on_assign(self, message: Message) -> bytes:
         try:
-            request = self._decoders[AssignRequest].decode(message.data)
+            request = self._assigns.decode(message.data)
         except MALFORMED:
             return _SILENCE
         answer = _SILENCE
@@ -223,7 +216,7 @@ class RunnerService:
 
     async def _on_abort(self, message: Message) -> bytes:
         try:
-            request = self._decoders[AbortRequest].decode(message.data)
+            request = self._aborts.decode(message.data)
         except MALFORMED:
             return _SILENCE
         answer = _SILENCE
@@ -233,3 +226,20 @@ class RunnerService:
             else:
                 self._do(effect)
         return answer
+
+
+_frame_results: Final = msgspec.msgpack.Decoder(FrameResult)
+_report_results: Final = msgspec.msgpack.Decoder(ReportResult)
+_heartbeat_results: Final = msgspec.msgpack.Decoder(HeartbeatResult)
+
+
+def _frame_answered(data: bytes) -> RunnerInput:
+    return FrameAnswered(_frame_results.decode(data))
+
+
+def _report_answered(data: bytes) -> RunnerInput:
+    return ReportAnswered(_report_results.decode(data))
+
+
+def _heartbeat_answered(data: bytes) -> RunnerInput:
+    return HeartbeatAnswered(_heartbeat_results.decode(data))

@@ -162,7 +162,7 @@ class Runner:
         effects, self._effects = self._effects, []
         return effects
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Return when time alone changes something."""
         times = [self._beaten_at + self.limits.heartbeat_s]
         if self._has_news():

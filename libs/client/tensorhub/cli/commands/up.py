@@ -18,7 +18,7 @@ from tensorhub_common.config import settings as settings_module
 from tensorhub_common.telemetry import log_output
 
 
-def up(
+def up(  # noqa: PLR0917 (typer makes an option of each)
     agents: Annotated[
         int, typer.Option(help="How many agents to run.", parser=options.whole(1, AGENTS_MAX), metavar="N")
     ] = 1,

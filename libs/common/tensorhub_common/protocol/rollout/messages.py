@@ -238,7 +238,7 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
-    """From the leader. `log` tells the runner which log it is of; a runner that says an earlier one is known by none."""
+    """From the leader. `log` tells the runner which log it is of: a leader knows no runner that says an earlier one."""
 
     log: str
     term: int

@@ -2,8 +2,8 @@
 
 Tokens are int32 and log-probabilities float32, both little-endian and without padding, as in `messages`.
 
-No two payloads are equal, since each has a `nonce` of its own. Else one that an entry is about to name could be removed,
-because an earlier entry with equal content is done or was refused.
+No two payloads are equal, since each has a `nonce` of its own. Else one that an entry is about to name could be
+removed, because an earlier entry with equal content is done or was refused.
 """
 
 import hashlib

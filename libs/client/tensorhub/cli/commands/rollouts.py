@@ -1,0 +1,134 @@
+"""`tensorhub rollouts`: consumers, queue and instances of a job's rollouts, once or as a live table."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tensorhub._control.registry_client import RegistryClient
+from tensorhub._rollouts.manager_client import ManagerClient
+from tensorhub.cli import options
+from tensorhub.cli.output import json_line, line, size, table
+from tensorhub.cli.runner import CommandDeadline, registry_of, run
+from tensorhub_common.errors import RolloutUnavailable
+from tensorhub_common.protocol.rollout.questions import RolloutStatus
+
+LOOK_S: Final = 1.0
+"""How often the live table asks."""
+WATCH: Final = "watch"
+
+_CONSUMERS: Final = ("CONSUMER", "MODEL", "EPOCH", "OPEN", "WAITING", "ENDED", "VERSIONS BEHIND")
+_INSTANCES: Final = ("INSTANCE", "MODEL", "STATE", "VERSION", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
+_NUMBERS: Final = ("EPOCH", "OPEN", "WAITING", "ENDED", "VERSION", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S")
+
+
+def _watch_or_not(given: object) -> str:
+    if given != WATCH:
+        raise typer.BadParameter(f"{given!s:.40} is not possible: leave it out, or say watch")
+    return WATCH
+
+
+def rollouts(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[watch]", help="watch: a live table until Ctrl-C.", show_default=False, parser=_watch_or_not
+        ),
+    ] = None,
+    *,
+    job: options.Job = None,
+    json: options.Json = False,
+    timeout: options.Timeout = 5,
+    directory: options.Directory = None,
+    nats: options.Nats = None,
+) -> None:
+    """Show the rollouts of a job: who submits, what waits, and which instances generate."""
+    registry = registry_of(job, directory, nats)
+    if what == WATCH:
+        run(_watch(registry, json=json))
+        return
+    found = run(_once(registry, CommandDeadline(timeout)))
+    if json:
+        json_line(found)
+        return
+    line(_headline(found))
+    if found.consumers:
+        line("")
+        table(_CONSUMERS, _consumers(found), right=_NUMBERS)
+    if found.instances:
+        line("")
+        table(_INSTANCES, _instances(found), right=_NUMBERS)
+
+
+async def _once(registry: RegistryClient, bound: CommandDeadline) -> RolloutStatus:
+    async with registry, bound.held():
+        return await _ask(registry, bound.left_s("asking the rollout manager"))
+
+
+async def _ask(registry: RegistryClient, timeout_s: float) -> RolloutStatus:
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    return await ManagerClient(registry).ask("status", None, RolloutStatus, deadline)
+
+
+async def _watch(registry: RegistryClient, *, json: bool) -> None:
+    async with registry:
+        if json or not sys.stdout.isatty():
+            while True:
+                json_line(await _ask(registry, LOOK_S * 60))
+                await asyncio.sleep(LOOK_S)
+        with Live(Text("asking the rollout manager"), screen=True, auto_refresh=False) as live:
+            while True:
+                try:
+                    drawn = _drawn(await _ask(registry, 2 * LOOK_S))
+                except RolloutUnavailable as why:
+                    drawn = Text(str(why), style="yellow")
+                live.update(drawn, refresh=True)
+                await asyncio.sleep(LOOK_S)
+
+
+def _drawn(found: RolloutStatus) -> RenderableType:
+    parts: list[RenderableType] = [Text(_headline(found), style="bold"), Text("")]
+    for head, rows in ((_CONSUMERS, _consumers(found)), (_INSTANCES, _instances(found))):
+        drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for name in head:
+            drawn.add_column(name, justify="right" if name in _NUMBERS else "left")
+        for row in rows:
+            drawn.add_row(*("-" if cell in {None, ""} else str(cell) for cell in row))
+        parts += [drawn, Text("")]
+    return Group(*parts)
+
+
+def _headline(found: RolloutStatus) -> str:
+    open_, waiting = (sum(getattr(each, what) for each in found.consumers) for what in ("open", "waiting"))
+    return (
+        f"job {found.job}: {open_} open, {waiting} of them wait; {len(found.instances)} instance(s), "
+        f"{found.tokens_per_s:.0f} tokens/s; payloads {size(found.payload_bytes)}; led by {found.manager} "
+        f"(term {found.term})"
+    )
+
+
+def _consumers(found: RolloutStatus) -> Iterator[tuple[object, ...]]:
+    for each in found.consumers:
+        behind = ", ".join(f"{number}: {count}" for number, count in enumerate(each.versions_behind) if count)
+        yield (each.name, each.model, each.epoch, each.open, each.waiting, each.ended, behind)
+
+
+def _instances(found: RolloutStatus) -> Iterator[tuple[object, ...]]:
+    for each in found.instances:
+        rate = f"{each.tokens_per_s:.0f}"
+        yield (
+            each.runner,
+            each.model,
+            each.state,
+            each.version,
+            each.slots,
+            each.pending,
+            each.executing,
+            rate,
+        )

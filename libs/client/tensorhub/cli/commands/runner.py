@@ -1,0 +1,104 @@
+"""`tensorhub runner`: an engine that generates for a job's rollouts, until Ctrl-C."""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tensorhub._control.discovery import find_nats
+from tensorhub._control.hub_file import read as read_hub_file
+from tensorhub.cli import options
+from tensorhub.cli.runner import job_of, need, settings_of
+from tensorhub.local.directory import HubDirectory
+from tensorhub.local.keyring import Keyring
+from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.config import parsers as values
+from tensorhub_common.config.settings import Settings
+from tensorhub_common.errors import NotInThisVersion
+
+_OF_SERVERS: Final = ("vllm", "sglang")
+
+
+def runner(
+    *,
+    engine: Annotated[str, typer.Option(help="torch, or your own as module:function.", metavar="E")] = "torch",
+    model: Annotated[
+        Path | None, typer.Option(help="The folder of the model's config.json.", metavar="DIR", show_default=False)
+    ] = None,
+    hub_model: Annotated[
+        str, typer.Option(help="The model of the hub whose versions it loads.", parser=options.name_of("model"))
+    ] = "policy",
+    replica: Annotated[
+        str | None,
+        typer.Option(
+            help="Its name, and that of its replica.", parser=options.name_of("runner"), show_default="HOST-runner"
+        ),
+    ] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Its machine may vanish; SIGUSR1 announces it.")] = False,
+    mapped: Annotated[
+        bool, typer.Option("--mapped", help="Use a holder's memory on this host.")
+    ] = False,
+    slots: Annotated[
+        int, typer.Option(help="How many requests run at once.", parser=options.whole(1, 4096), metavar="N")
+    ] = 16,
+    dtype: Annotated[
+        str, typer.Option(help="float64 (exact), float32 or bfloat16.", parser=options.said(values.engine_dtype))
+    ] = "float64",
+    job: options.Job = None,
+    agent: options.Agent = None,
+    directory: options.Directory = None,
+    nats: options.Nats = None,
+) -> None:
+    """Run an engine that generates for a job's rollouts. It follows the versions of its model."""
+    if engine in _OF_SERVERS:
+        raise NotInThisVersion(
+            f"engine {engine} is not in this release: take torch, or your own as module:function"
+        )
+    if engine == "torch":
+        if model is None:
+            raise typer.BadParameter("the torch engine needs a model, as in --model ./my-model", param_hint="--model")
+        if not (model / "config.json").is_file():
+            raise typer.BadParameter(f"there is no config.json in {model}", param_hint="--model")
+        need("the torch engine", "torch", "transformers", extra="engine-torch")
+    settings = settings_of(directory)
+    name = replica or settings.runner_id
+    address = find_nats(nats, settings)
+    credentials = settings.credentials or _own_key(settings, name)
+    environment = os.environ | {
+        "TENSORHUB_NATS": address.url,
+        "TENSORHUB_DIR": str(settings.dir.absolute()),
+        "TENSORHUB_JOB": job_of(job, settings),
+        "TENSORHUB_RUNNER_ID": name,
+        "TENSORHUB_RUNNER_ENGINE": engine,
+        "TENSORHUB_RUNNER_MODEL": "" if model is None else str(model.absolute()),
+        "TENSORHUB_RUNNER_HUB_MODEL": hub_model,
+        "TENSORHUB_RUNNER_SPOT": "on" if spot else "off",
+        "TENSORHUB_RUNNER_INSTALL": "mapped" if mapped else "staged",
+        "TENSORHUB_RUNNER_SLOTS": str(slots),
+        "TENSORHUB_RUNNER_DTYPE": dtype,
+    }
+    if agent is not None:
+        environment["TENSORHUB_AGENT"] = agent
+    if credentials is not None:
+        environment["TENSORHUB_CREDENTIALS"] = str(credentials)
+    # -P, as for the processes of `up`: what is in the working directory must not shadow what the runner imports.
+    os.execve(sys.executable, (sys.executable, "-P", "-m", "tensorhub_runner"), environment)  # noqa: S606 (no shell)
+
+
+def _own_key(settings: Settings, name: str) -> Path | None:
+    """Return the runner's key in the hub that `tensorhub up` runs here, made now and told to its NATS if it is new."""
+    hub = read_hub_file(settings.dir)
+    if hub is None:
+        return None
+    keyring, user = Keyring(HubDirectory(settings.dir).credentials), User(Role.RUNNER, name)
+    path = keyring.path_of(user)
+    if not path.exists():
+        keyring.make([user])
+        for node in hub.nats_nodes:
+            with suppress(ProcessLookupError):
+                os.kill(node.pid, signal.SIGHUP)
+    return path
