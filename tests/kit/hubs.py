@@ -28,7 +28,7 @@ from tensorhub import TensorSpec
 from tensorhub._control.hub_file import HubFile
 from tensorhub._control.registry_client import NatsAddress, RegistryClient
 from tensorhub.arguments import Install
-from tensorhub.local.hub import LocalHub, ServiceCommands
+from tensorhub.local.hub import LocalHub, LocalRollouts, ServiceCommands
 from tensorhub_common.auth.keys import public_key_of, read_seed
 from tensorhub_common.auth.permissions import inbox_of
 from tensorhub_common.bus.connection import Bus, connect
@@ -241,6 +241,7 @@ async def running_hub(
     registries: int = 1,
     nats_nodes: int = 1,
     agent: str = "",
+    rollouts: LocalRollouts | None = None,
     settings: Mapping[str, str] | None = None,
     **more: str,
 ) -> AsyncIterator[RunningHub]:
@@ -255,6 +256,7 @@ async def running_hub(
         hosts=hosts,
         registries=registries,
         nats_nodes=nats_nodes,
+        rollouts=rollouts,
         commands=commands,
         environment={**os.environ, **(settings or {}), **more},
     ) as up:

@@ -39,7 +39,7 @@ class AgentEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RegistryEntry(msgspec.Struct, frozen=True):
-    """One of the registries; whichever holds the lease speaks."""
+    """One of the registries, or of the rollout managers; whichever holds the lease speaks."""
 
     id: str
     pid: int
@@ -77,7 +77,8 @@ class HubFile(msgspec.Struct, frozen=True):
     registries: list[RegistryEntry] = []
     nats_nodes: list[NatsEntry] = []
     rollout: ProcessEntry | None = None
-    """The first rollout manager, if there is one."""
+    """The first of `rollout_managers`, if there is one."""
+    rollout_managers: list[RegistryEntry] = []
     runners: list[RunnerEntry] = []
     format: int = FORMAT
 
@@ -101,6 +102,8 @@ class HubFile(msgspec.Struct, frozen=True):
             **(registries or {"registry-0": self.registry.pid}),
             "planner-0": self.planner.pid,
             **{agent.id: agent.pid for agent in self.agents},
+            **{manager.id: manager.pid for manager in self.rollout_managers},
+            **{runner.id: runner.pid for runner in self.runners},
         }
 
 

@@ -151,6 +151,7 @@ class LocalHub:
             registries=[RegistryEntry(name, pids[name]) for name in self._registries],
             nats_nodes=nodes,
             rollout=None if self._rollouts is None else ProcessEntry(pids[ROLLOUT]),
+            rollout_managers=[RegistryEntry(name, pids[name]) for name in self._managers()],
             runners=[
                 RunnerEntry(runner, pids[runner], self._rollouts.engine, self._agent_of(index), runner)
                 for index, runner in enumerate(self._runners())

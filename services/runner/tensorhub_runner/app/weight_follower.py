@@ -55,6 +55,10 @@ class WeightFollower:
 
     async def run(self) -> NoReturn:
         """Follow. Raises what asking again can't mend."""
+        if self._shard.version is not None:
+            # The process before this one has left it here.
+            async with self:
+                pass
         reported = ""
         while True:
             try:
