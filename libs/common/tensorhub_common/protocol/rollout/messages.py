@@ -106,6 +106,12 @@ class AssignResult(msgspec.Struct, frozen=True, array_like=True):
     refused: str | None = None
 
 
+class AssignAnswer(msgspec.Struct, frozen=True):
+    """From a runner: what it does with each attempt of the request."""
+
+    results: tuple[AssignResult, ...]
+
+
 class AbortRequest(msgspec.Struct, frozen=True):
     """From the leader: stop some attempts, whose tokens stay at the runner, and forget others."""
 
@@ -121,6 +127,13 @@ class AbortResult(msgspec.Struct, frozen=True, array_like=True):
 
     attempt: Attempt
     tokens: int | None
+
+
+class AbortAnswer(msgspec.Struct, frozen=True):
+    """From a runner: where attempts ended, and which it has forgotten."""
+
+    stopped: tuple[AbortResult, ...]
+    forgotten: tuple[Attempt, ...] = ()
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
