@@ -3,7 +3,8 @@
 The document speaks as the hub (registry, planner and agents): it receives commands and questions, and sends events and
 answers. `python -m tools.docs.asyncapi` prints it; docs/reference/asyncapi.json is a copy that a test compares.
 
-Always true: every command and every event has a channel, and every message an example that reads as what it shows.
+Always true: every command, every event and every entry of rollouts has a channel, and every message an example that
+reads as what it shows.
 """
 
 import inspect
@@ -18,23 +19,32 @@ import msgspec
 from tensorhub_common.protocol import activity, heartbeat, leases, plans, queries, spans
 from tensorhub_common.protocol.log import commands
 from tensorhub_common.protocol.log.events import HUB_MODEL, AnyEvent, Event
+from tensorhub_common.protocol.rollout import entries, messages
+from tensorhub_common.protocol.subjects import SDK_VERBS
+from tools.docs.rollout_examples import ROLLOUT_EXAMPLES
 
 Json = dict[str, Any]
 Kind = type[msgspec.Struct]
 
 COMMANDS: Final[tuple[type[commands.Command], ...]] = get_args(commands.AnyCommand)
 EVENTS: Final[tuple[type[Event], ...]] = get_args(AnyEvent)
+ENTRIES: Final[tuple[Kind, ...]] = (*get_args(entries.AnyEntry),)
 
 _JOB: Final = "tensorhub.v1.{job}"
 _HUB: Final = "tensorhub.v1._hub"
+_ROLLOUT: Final = f"{_JOB}.rollout"
 _JSON: Final = "application/json"
 _MSGPACK: Final = "application/msgpack"
+
+_RENAMED: Final[dict[Kind, str]] = {entries.Lead: "RolloutLead"}
+"""The names here of structs that are called as others are."""
 
 _PARAMETERS: Final = {
     "job": "An isolated namespace: one training run.",
     "model": f"A model of the job, or `{HUB_MODEL}` for what belongs to no model.",
     "process": "The agent or registry that alone may publish here, by NATS permissions.",
     "agent": "An agent's id.",
+    "runner": "A runner's id. It alone may publish its own tokens, reports and beats, and hear what it is asked.",
     "asker": "The agent that asks, and alone may publish here, by NATS permissions.",
     "digest": "BLAKE2b-256 of the whole blob, as 64 hexadecimal digits.",
     "index": "The number of the chunk.",
@@ -251,8 +261,15 @@ _SPECIAL: Final[Json] = {
 }
 
 
+def name_of(kind: Kind) -> str:
+    """Return what a struct is called in the document."""
+    return _RENAMED.get(kind, kind.__name__)
+
+
 def example(kind: type[msgspec.Struct]) -> Any:  # noqa: ANN401 (an instance of whatever struct was asked for)
     """Return an example of a struct; a field without an example has its default. Raises KeyError where it has none."""
+    if kind in ROLLOUT_EXAMPLES:
+        return ROLLOUT_EXAMPLES[kind]
     body: Json = {}
     for field in msgspec.structs.fields(kind):
         known = _SPECIAL.get(f"{kind.__name__}.{field.name}", _VALUES.get(field.name, field.default))
@@ -268,10 +285,10 @@ def example(kind: type[msgspec.Struct]) -> Any:  # noqa: ANN401 (an instance of 
 def _message(kind: Kind, content_type: str = _JSON) -> Json:
     shown = example(kind)
     message = {
-        "name": kind.__name__,
+        "name": name_of(kind),
         "summary": (kind.__doc__ or kind.__name__).strip().splitlines()[0],
         "contentType": content_type,
-        "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
+        "payload": {"$ref": f"#/components/schemas/{name_of(kind)}"},
         "examples": [{"name": "example", "payload": msgspec.to_builtins(shown)}],
     }
     if issubclass(kind, commands.Command):
@@ -283,7 +300,7 @@ def _channel(address: str | None, description: str, kinds: Iterable[Kind]) -> Js
     channel: Json = {
         "address": address,
         "description": description,
-        "messages": {kind.__name__: {"$ref": f"#/components/messages/{kind.__name__}"} for kind in kinds},
+        "messages": {name_of(kind): {"$ref": f"#/components/messages/{name_of(kind)}"} for kind in kinds},
     }
     named = {name: {"description": text} for name, text in _PARAMETERS.items() if f"{{{name}}}" in (address or "")}
     if named:
@@ -296,7 +313,7 @@ def _operation(action: str, channel: str, summary: str, kinds: Iterable[Kind]) -
         "action": action,
         "channel": {"$ref": f"#/channels/{channel}"},
         "summary": summary,
-        "messages": [{"$ref": f"#/channels/{channel}/messages/{kind.__name__}"} for kind in kinds],
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{name_of(kind)}"} for kind in kinds],
     }
 
 
@@ -311,8 +328,8 @@ class _Book:
 
     def take(self, kinds: Iterable[Kind], content_type: str = _JSON) -> None:
         for kind in kinds:
-            self.kinds[kind.__name__] = kind
-            self.messages[kind.__name__] = _message(kind, content_type)
+            self.kinds[name_of(kind)] = kind
+            self.messages[name_of(kind)] = _message(kind, content_type)
 
     def command(self, kind: type[commands.Command]) -> None:
         verb = str(kind.__struct_config__.tag)
@@ -334,6 +351,14 @@ class _Book:
         self.channels[f"event.{tag}"] = _channel(f"{_JOB}.event.{{model}}.{tag}", said, [kind])
         self.operations[f"say.{tag}"] = _operation("send", f"event.{tag}", said, [kind])
 
+    def entry(self, kind: Kind) -> None:
+        verb = str(kind.__struct_config__.tag)
+        said = (kind.__doc__ or "").strip().splitlines()[0]
+        self.take([kind])
+        self.channels[f"rollout.{verb}"] = _channel(f"{_ROLLOUT}.{verb}", said, [kind])
+        action = "receive" if verb in SDK_VERBS else "send"
+        self.operations[f"append.{verb}"] = _operation(action, f"rollout.{verb}", said, [kind])
+
     def ask(
         self, name: str, address: str, question: Kind | None, answers: Iterable[Kind], content: str = _JSON
     ) -> None:
@@ -350,7 +375,7 @@ class _Book:
             **_operation("receive", f"ask.{name}", text, asked),
             "reply": {
                 "channel": {"$ref": f"#/channels/answer.{name}"},
-                "messages": [{"$ref": f"#/channels/answer.{name}/messages/{kind.__name__}"} for kind in said],
+                "messages": [{"$ref": f"#/channels/answer.{name}/messages/{name_of(kind)}"} for kind in said],
             },
         }
 
@@ -411,6 +436,33 @@ def _fill(book: _Book) -> None:
     }
     book.channels["blob"] = _channel(f"{_JOB}.blob.{{digest}}.{{index}}", "Large things by digest: layouts.", [])
     book.channels["blob"]["messages"] = {"Chunk": {"$ref": "#/components/messages/Chunk"}}
+    _fill_rollouts(book)
+
+
+def _fill_rollouts(book: _Book) -> None:
+    for kind in ENTRIES:
+        book.entry(kind)
+    between: dict[str, tuple[Kind, Kind]] = {
+        "assign": (messages.AssignRequest, messages.AssignAnswer),
+        "abort": (messages.AbortRequest, messages.AbortAnswer),
+        "tokens": (messages.Frame, messages.FrameResult),
+        "report": (messages.Report, messages.ReportResult),
+        "beat": (messages.RunnerHeartbeat, messages.HeartbeatResult),
+    }
+    for what, (asked, answer) in between.items():
+        book.ask(f"rollout.{what}", f"{_ROLLOUT}.{what}.{{runner}}", asked, [answer], _MSGPACK)
+    for what, text in _ROLLOUT_ASKS.items():
+        book.channels[f"rollout.ask.{what}"] = _channel(f"{_ROLLOUT}.ask.{what}", text, [])
+    chunks = "Prompts and tokens of rollouts, by digest."
+    book.channels["rollout.payload"] = _channel(f"{_ROLLOUT}.payload.{{digest}}.{{index}}", chunks, [])
+    book.channels["rollout.payload"]["messages"] = {"Chunk": {"$ref": "#/components/messages/Chunk"}}
+
+
+_ROLLOUT_ASKS: Final = {
+    "outcome": "Request and reply. The rollout manager says what the fold made of an entry.",
+    "ready": "Request and reply. The rollout manager says which responses are finished and were not yielded.",
+    "status": "Request and reply. The rollout manager says how the job's rollouts are.",
+}
 
 
 _COMMAND_HEADERS: Final[Json] = {
@@ -438,7 +490,9 @@ def document() -> Json:
     book = _Book()
     _fill(book)
     _, schemas = msgspec.json.schema_components(book.kinds.values(), ref_template="#/components/schemas/{name}")
-    schemas = {name: _dedented(schema) for name, schema in schemas.items()}
+    named = {f"{kind.__module__}.{kind.__qualname__}": name for name, kind in book.kinds.items()}
+    # Of two structs of one name msgspec calls both by their modules.
+    schemas = {named.get(name, name): _dedented(schema) for name, schema in schemas.items()}
     schemas["AnyEvent"] = {"oneOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in EVENTS]}
     schemas["CommandHeaders"] = _COMMAND_HEADERS
     return {

@@ -9,6 +9,7 @@ GROUPS: Final = {
     "event": "Events",
     "ask": "Questions",
     "answer": "Answers",
+    "rollout": "Rollouts",
     "": "Other messages",
 }
 """The first part of a channel's name, and the heading that it is listed under."""

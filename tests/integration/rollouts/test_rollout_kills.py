@@ -17,7 +17,15 @@ async def kill(job: RolloutJob, *names: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "killed",
-    [("runner-0",), ("rollout-0",), ("rollout-0", "runner-0"), ("runner-0", "runner-1", "runner-2"), ("registry-0",), ("nats",), ("agent-0",)],
+    [
+        ("runner-0",),
+        ("rollout-0",),
+        ("rollout-0", "runner-0"),
+        ("runner-0", "runner-1", "runner-2"),
+        ("registry-0",),
+        ("nats",),
+        ("agent-0",),
+    ],
     ids="+".join,
 )
 async def test_what_is_killed_costs_no_response(tmp_path: Path, killed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.property.test_catalog import run
 from tools.docs import asyncapi, links, peers_chart, protocol_page
-from tools.docs.asyncapi import COMMANDS, EVENTS, document, example
+from tools.docs.asyncapi import COMMANDS, ENTRIES, EVENTS, document, example
 from tools.docs.bus_page import bus_markdown
 from tools.docs.cli_page import commands_markdown
 from tools.docs.site_hooks import GENERATED, PAGES, place_of, relinked, shown
@@ -28,6 +28,7 @@ from tensorhub_common.protocol.log.codec import decode_command, decode_event, en
 from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command, Publish, Unreadable
 from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of, model_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_common.protocol.rollout.entries import decode
 from tensorhub_simulator.drivers.catalog import CatalogDriver
 
 DOCS = links.ROOT / "docs"
@@ -206,7 +207,7 @@ def test_an_interleaving_names_places_that_exist(row: list[str]) -> None:
 
 
 NAMES = {"job": "run-7", "verb": "want", "agent": "a", "asker": "b", "model": "m", "noun": "version", "what": "retired"}
-NAMES |= {"digest": "0" * 64, "i": "0", "index": "0", "process": "registry-0"}
+NAMES |= {"digest": "0" * 64, "i": "0", "index": "0", "process": "registry-0", "runner": "runner-0"}
 
 
 def expand(pattern: str) -> list[str]:
@@ -307,6 +308,15 @@ def test_every_command_and_event_is_there_with_an_example_that_reads(kind: type[
     address = BOOK["channels"][f"event.{kind_of(said)}"]["address"]
     noun, _, what = kind_of(said).partition(".")
     assert address.format(**NAMES | {"model": model_of(said)}) == subjects.event("run-7", model_of(said), noun, what)
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_every_entry_of_rollouts_is_there_with_an_example_that_reads(kind: type[msgspec.Struct]) -> None:
+    verb = str(kind.__struct_config__.tag)
+    (name,) = BOOK["channels"][f"rollout.{verb}"]["messages"]
+    (payload,) = [each["payload"] for each in BOOK["components"]["messages"][name]["examples"]]
+    assert decode(verb, json.dumps(payload).encode()) == example(kind)
+    assert BOOK["components"]["schemas"][name]["properties"]["verb"] == {"enum": [verb]}
 
 
 def test_a_field_that_nobody_thought_of_is_noticed() -> None:

@@ -25,7 +25,7 @@ NAME: Final = "tensorhub"
 LISTEN: Final = "127.0.0.1"
 """A hub of `tensorhub up` is not reachable from another machine, with any credentials."""
 ANY_PORT: Final = -1
-STORE_BYTES_MAX: Final = "1TB"
+STORE_BYTES_MAX: Final = "2TB"
 """Each stream reserves its whole limit, so the sum of limits must not be held against the disk; its free space is."""
 
 READY_TIMEOUT_S: Final = 10.0

@@ -1,5 +1,7 @@
 """What the log of a job's rollouts says: consumers, submissions, requests, payloads. `fold` changes it.
 
+A snapshot with a field that this release does not know is refused, since to leave it out would be to fold differently.
+
 Invariants (`check`):
 - A payload is known exactly while a submission, a kept part or an undone end names it.
 - A group has as many undone requests as it counts. A submission without an undone request is gone.
@@ -19,7 +21,7 @@ DONE_IDS_MAX: Final = 262_144
 """Limit of the ids of done groups that each consumer keeps, the latest."""
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, forbid_unknown_fields=True):
     """Tokens `start` to `stop` of a request, as number `index` in a payload of a checkpoint."""
 
     payload: str
@@ -28,7 +30,7 @@ class Part(msgspec.Struct):
     index: int = 0
 
 
-class StoredEnd(msgspec.Struct, frozen=True):
+class StoredEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a request ended. `payload` has its response as number `index`; None: it has no token."""
 
     seq: int
@@ -41,7 +43,7 @@ class StoredEnd(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Request(msgspec.Struct):
+class Request(msgspec.Struct, forbid_unknown_fields=True):
     """One response that is wanted."""
 
     group: int
@@ -59,7 +61,7 @@ class Request(msgspec.Struct):
         return self.parts[-1].stop if self.parts else 0
 
 
-class Group(msgspec.Struct):
+class Group(msgspec.Struct, forbid_unknown_fields=True):
     """The requests of one prompt. `first` and `size`: which of its submission they are."""
 
     id: str
@@ -77,7 +79,7 @@ class Group(msgspec.Struct):
     """How many of its requests are open."""
 
 
-class Submission(msgspec.Struct):
+class Submission(msgspec.Struct, forbid_unknown_fields=True):
     """One `submit`: its new groups by their index in the entry, and their requests by theirs."""
 
     consumer: str
@@ -86,7 +88,7 @@ class Submission(msgspec.Struct):
     requests: dict[int, Request]
 
 
-class Consumer(msgspec.Struct):
+class Consumer(msgspec.Struct, forbid_unknown_fields=True):
     """One name under which a trainer takes responses."""
 
     model: str
@@ -110,14 +112,14 @@ class Consumer(msgspec.Struct):
     """What ended and is not done, by the entry that ended it."""
 
 
-class StoredPayload(msgspec.Struct):
+class StoredPayload(msgspec.Struct, forbid_unknown_fields=True):
     """A payload that is in use. `uses`: how many things name it."""
 
     nbytes: int
     uses: int = 0
 
 
-class RolloutState(msgspec.Struct):
+class RolloutState(msgspec.Struct, forbid_unknown_fields=True):
     """A job's rollouts at one sequence of their log."""
 
     job: str

@@ -12,12 +12,12 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final, NoReturn
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing
+from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing, LogGap
 from tensorhub_common.errors import IntegrityError, RolloutUnavailable, TensorHubError
 from tensorhub_common.jetstream.api import time_ns_of
 from tensorhub_common.jetstream.payload_store import PayloadStore
@@ -62,8 +62,10 @@ from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
+from tensorhub_rollout.jobs.payload_removal import PayloadRemoval
 from tensorhub_rollout.jobs.published_versions import VersionFollower
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
+from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
 from tensorhub_rollout.policy.view import MoveAction, PlaceAction
 
@@ -77,8 +79,6 @@ CLAIM_AGAIN_S: Final = 1.0
 """A claim of the term that did not count is repeated after this."""
 LOAD_AGAIN_S: Final = 0.2
 """The pause after a payload could not be read because NATS did not answer."""
-DROPS_WAITING_MAX: Final = 65_536
-"""Limit of the payloads that wait to be removed; what is beyond is found as an orphan."""
 
 _log: Final = logger(__name__)
 
@@ -95,7 +95,8 @@ class RolloutJob:
         self._log = RolloutLog(bus, job)
         self._created = ""
         """When the log was made: later ones are higher as text."""
-        self._payloads = PayloadReader(job, PayloadStore(bus))
+        store = PayloadStore(bus)
+        self._payloads = PayloadReader(job, store)
         self._work = Supervisor(f"rollouts of job {job!r}", on_fault=log_only)
         self._leading = self._work.group()
         self._writer: EntryWriter | None = None
@@ -106,7 +107,9 @@ class RolloutJob:
         self._may_lead = False
         self._is_unled = asyncio.Event()
         """Set while this manager has the lease and does not lead."""
-        self._drops: asyncio.Queue[str] = asyncio.Queue(DROPS_WAITING_MAX)
+        self._snapshots = RolloutSnapshots(bus, self._log)
+        self._snapshot_maker = SnapshotMaker(self._snapshots)
+        self._removal = PayloadRemoval(job, store, self._payloads, lambda: self.state)
 
     # ------------------------------------------------------------------------------------------ the log
 
@@ -115,15 +118,34 @@ class RolloutJob:
         self._created = f"{time_ns_of((await self._log.extent()).created):020d}"
         self._work.start(self._versions.run(), "following the versions")
         self._work.start(self._claim_always(), "claiming the term")
-        entries = self._log.follow(self.state.seq + 1)
+        while True:
+            await self._restore()
+            with suppress(LogGap):
+                # The log was trimmed beyond what is folded here: a snapshot bridges that.
+                await self._follow()
+
+    async def _restore(self) -> None:
+        """Go on from a snapshot that lies ahead, if there is one. Raises `LogGap` where one is needed."""
+        while True:
+            try:
+                state = await self._snapshots.newest(self.state.seq)
+                break
+            except UNCERTAIN as why:
+                _log.debug("the snapshots can't be read yet", job=self.name, why=str(why))
+            await asyncio.sleep(LOAD_AGAIN_S)
+        if state is not None:
+            self._stop_leading()
+            self._note_unled()
+            self.state = state
+
+    async def _follow(self) -> None:
         taken = 0
-        async with aclosing(entries):
+        async with aclosing(self._log.follow(self.state.seq + 1)) as entries:
             async for stored in entries:
                 await self._take(stored.seq, stored.entry)
                 taken += 1
                 if taken % FOLD_BURST == 0:
                     await asyncio.sleep(0)
-        raise AssertionError("a log is followed for ever")
 
     async def _take(self, seq: int, entry: AnyEntry | UnreadableEntry) -> None:
         folded = fold(self.state, seq, entry)
@@ -136,8 +158,8 @@ class RolloutJob:
             self._tell(EntryFolded(folded.outcome))
         if self.leader is not None:
             for digest in folded.freed:
-                if not self._drops.full():
-                    self._drops.put_nowait(digest)
+                self._removal.free(digest)
+            self._snapshot_maker.note(self.state)
         async with self._folded:
             self._folded.notify_all()
 
@@ -184,7 +206,9 @@ class RolloutJob:
         self._writer = EntryWriter(self._log, self._payloads, leads.term, self._storing_failed)
         self._leading.start(self._writer.run(), "writing entries")
         self._leading.start(self._look_always(), "looking at time")
-        self._leading.start(self._drop_always(), "removing payloads")
+        self._leading.start(self._removal.run_freed(), "removing payloads")
+        self._leading.start(self._removal.run_orphans(), "looking for payloads that nothing names")
+        self._leading.start(self._snapshot_maker.run(), "keeping snapshots")
         self._note_unled()
         for model, versions in self._versions.versions.items():
             self._tell(VersionsSeen(model, versions))
@@ -315,17 +339,6 @@ class RolloutJob:
                         self._tell(Place(of, runner))
                     case MoveAction(request=of, target=target):
                         self._tell(Withdraw(of, target))
-
-    async def _drop_always(self) -> NoReturn:
-        """Remove payloads that nothing names any more."""
-        while True:
-            digest = await self._drops.get()
-            try:
-                if digest not in self.state.payloads:
-                    await self._payloads.drop(digest)
-            except TensorHubError as why:
-                # It is found as an orphan later.
-                _log.debug("a payload could not be removed", job=self.name, digest=digest, why=str(why))
 
     # ------------------------------------------------------------------------------------------ questions
 

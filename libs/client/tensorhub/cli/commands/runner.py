@@ -39,9 +39,7 @@ def runner(
         ),
     ] = None,
     spot: Annotated[bool, typer.Option("--spot", help="Its machine may vanish; SIGUSR1 announces it.")] = False,
-    mapped: Annotated[
-        bool, typer.Option("--mapped", help="Use a holder's memory on this host.")
-    ] = False,
+    mapped: Annotated[bool, typer.Option("--mapped", help="Use a holder's memory on this host.")] = False,
     slots: Annotated[
         int, typer.Option(help="How many requests run at once.", parser=options.whole(1, 4096), metavar="N")
     ] = 16,
@@ -55,9 +53,7 @@ def runner(
 ) -> None:
     """Run an engine that generates for a job's rollouts. It follows the versions of its model."""
     if engine in _OF_SERVERS:
-        raise NotInThisVersion(
-            f"engine {engine} is not in this release: take torch, or your own as module:function"
-        )
+        raise NotInThisVersion(f"engine {engine} is not in this release: take torch, or your own as module:function")
     if engine == "torch":
         if model is None:
             raise typer.BadParameter("the torch engine needs a model, as in --model ./my-model", param_hint="--model")

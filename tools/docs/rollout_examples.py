@@ -1,0 +1,59 @@
+"""An example of each message of rollouts, for the AsyncAPI document."""
+
+import struct
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.protocol.rollout import entries, messages
+from tensorhub_common.protocol.rollout.entries import Attempt, Payload, RequestId, SdkSender
+
+_LOG: Final = "2025-11-20T12:00:00.123456789Z"
+_INCARNATION: Final = 1763692800123
+_ATTEMPT: Final = Attempt(3, 17)
+_OLDER: Final = Attempt(3, 9)
+_REQUEST: Final = RequestId(4711, 0)
+_PAYLOAD: Final = Payload("b996adfe1be9b807ff5a7052fc4dc57188bc9aab0bd886f2b51d9443400730af", 4096)
+_SENDER: Final = SdkSender(4700, 2)
+_VERSIONS: Final = messages.PublishedVersions(815, (11, 12))
+_RUN: Final = messages.TokenRun(0, 12, "6c78e0e3bd51d358d01e758642b85fb8", "runner-0", _ATTEMPT)
+_TOKENS: Final = struct.pack("<2i", 1024, 7)
+_LOGPROBS: Final = struct.pack("<2f", -0.25, -1.5)
+
+_EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
+    entries.Attach("main", "policy", 0, "5f2c9a1b7d3e4f60"),
+    entries.Submit(_SENDER, (entries.GroupSubmitted("p-17", _PAYLOAD.digest, 8, 512, 1024),), _PAYLOAD),
+    entries.Cancel(_SENDER, ("p-17",)),
+    entries.Done(_SENDER, (_REQUEST,)),
+    entries.Lead(3, "rollout-0"),
+    entries.Checkpoint(3, "runner-0", (entries.TokensKept(_REQUEST, _ATTEMPT, 0, 128),), _PAYLOAD),
+    entries.End(3, (entries.RequestEnded(_REQUEST, _ATTEMPT, "stop", 512),), _PAYLOAD),
+    entries.Scale(3, 4, "berlin", "the queue is longer than two steps take"),
+    messages.AssignRequest(
+        _LOG,
+        3,
+        _INCARNATION,
+        _VERSIONS,
+        (messages.Assign(_REQUEST, _ATTEMPT, _TOKENS, messages.Sampling(1024, 7), messages.VersionRule()),),
+    ),
+    messages.AssignAnswer((messages.AssignResult(_ATTEMPT, 0),)),
+    messages.AbortRequest(_LOG, 3, _INCARNATION, stop=(_ATTEMPT,), forget=(_OLDER,)),
+    messages.AbortAnswer((messages.AbortResult(_ATTEMPT, 128),), (_OLDER,)),
+    messages.Frame(
+        _LOG,
+        _INCARNATION,
+        42,
+        attempts=struct.pack("<q", messages.attempt_key(_ATTEMPT)),
+        starts=struct.pack("<q", 0),
+        counts=struct.pack("<q", 2),
+        tokens=_TOKENS,
+        logprobs=_LOGPROBS,
+        runs=((_ATTEMPT, _RUN),),
+    ),
+    messages.FrameResult(3, 42),
+    messages.Report(_LOG, _INCARNATION, (messages.HeldAttempt(_REQUEST, _ATTEMPT, 128, "running"),)),
+    messages.ReportResult(3, forget=(_OLDER,), resend=((_ATTEMPT, 64),)),
+    messages.RunnerHeartbeat(_LOG, _INCARNATION, steps=4096, slots=64, version=12),
+    messages.HeartbeatResult(3, _VERSIONS),
+)
+ROLLOUT_EXAMPLES: Final[dict[type[msgspec.Struct], msgspec.Struct]] = {type(each): each for each in _EXAMPLES}
