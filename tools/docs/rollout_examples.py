@@ -8,7 +8,7 @@ import msgspec
 from tensorhub_common.protocol.rollout import entries, messages
 from tensorhub_common.protocol.rollout.entries import Attempt, Payload, RequestId, SdkSender
 
-_LOG: Final = "2025-11-20T12:00:00.123456789Z"
+_LOG: Final = "01763640000123456789"
 _INCARNATION: Final = 1763692800123
 _ATTEMPT: Final = Attempt(3, 17)
 _OLDER: Final = Attempt(3, 9)
@@ -50,10 +50,10 @@ _EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
         logprobs=_LOGPROBS,
         runs=((_ATTEMPT, _RUN),),
     ),
-    messages.FrameResult(3, 42),
+    messages.FrameResult(_LOG, 3, 42),
     messages.Report(_LOG, _INCARNATION, (messages.HeldAttempt(_REQUEST, _ATTEMPT, 128, "running"),)),
-    messages.ReportResult(3, forget=(_OLDER,), resend=((_ATTEMPT, 64),)),
-    messages.RunnerHeartbeat(_LOG, _INCARNATION, steps=4096, slots=64, version=12),
-    messages.HeartbeatResult(3, _VERSIONS),
+    messages.ReportResult(_LOG, 3, forget=(_OLDER,), resend=((_ATTEMPT, 64),)),
+    messages.RunnerHeartbeat(_LOG, _INCARNATION, steps=4096, model="policy", slots=64, version=12),
+    messages.HeartbeatResult(_LOG, 3, _VERSIONS),
 )
 ROLLOUT_EXAMPLES: Final[dict[type[msgspec.Struct], msgspec.Struct]] = {type(each): each for each in _EXAMPLES}

@@ -9,8 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tensorhub._control.discovery import find_nats
-from tensorhub._control.hub_file import read as read_hub_file
+from tensorhub._control.discovery import find_nats, read_hub_file
 from tensorhub.cli import options
 from tensorhub.cli.runner import job_of, need, settings_of
 from tensorhub.local.directory import HubDirectory
