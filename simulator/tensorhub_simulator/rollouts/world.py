@@ -78,7 +78,7 @@ from tensorhub_rollout.core.outcomes import (
 )
 from tensorhub_rollout.core.state import RolloutState, decode_state, encode_state
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
-from tensorhub_rollout.policy.view import MoveAction, PlaceAction
+from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 from tensorhub_runner.core.runner import Runner, RunnerLimits
 from tensorhub_runner.core.runner_events import (
     AbortCame,
@@ -380,12 +380,14 @@ class RolloutWorld:
     def _place_some(self, manager: ManagerProcess) -> None:
         leader = manager.leader
         assert leader is not None
-        for action in balance(leader.view(MODEL, step=2), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
+        for action in balance(leader.view(MODEL), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
             match action:
                 case PlaceAction(request=of, runner=runner):
                     self._tell_leader(manager, Place(of, runner))
                 case MoveAction(request=of, target=target):
                     self._tell_leader(manager, Withdraw(of, target))
+                case ReleaseAction(request=of):
+                    self._tell_leader(manager, Withdraw(of))
         for placement in [*leader.placements.values()]:
             if self.random.random() < self.chances.moved:
                 self._tell_leader(manager, Withdraw(placement.request))

@@ -11,7 +11,8 @@ Invariants (`check`):
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,7 @@ from tensorhub_common.protocol.rollout.messages import (
     AbortRequest,
     Assign,
     AssignRequest,
+    EngineStep,
     Finished,
     Frame,
     FrameResult,
@@ -68,6 +70,7 @@ from tensorhub_rollout.core.placements import Instance, OpenRequest, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
+from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy.view import FleetView, InstanceView
 
 
@@ -95,6 +98,9 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     """A request that was restarted so often goes on with its tokens on the next version."""
 
 
+WAITING_SHOWN_MAX: Final = 4096
+"""Limit of the waiting requests that a policy sees at once, the first."""
+
 _NO_VERSIONS: Final = PublishedVersions(0)
 
 _AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
@@ -114,19 +120,24 @@ class Leader:
         """Tokens of open requests, as far as this leader has them."""
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
+        self.waiting = WaitingQueue()
+        self._asked: dict[Attempt, Placement] = {}
+        """Attempts that were asked to begin or to stop, and did not answer since."""
+        self._steps: dict[str, int] = {}
+        """By model: how many of its newest versions this leader has seen."""
         self._effects: list[LeaderEffect] = []
         self._n = 0
         self._listening_since = now
         self._gathered_at = now + limits.gather_s
         self._has_gathered = False
-        self._checkpointed_at = self._looked_at = self._rated_at = now
+        self._looked_at = self._rated_at = now
         self._rated: dict[str, int] = {}
         """Each instance's tokens when its rate was counted."""
         self._is_connected = True
         self._now = now
         for of, _, request in state.requests():
             if request.state is RequestState.OPEN:
-                self.requests[of] = OpenRequest()
+                self._open(of)
         self._handlers: Final[Mapping[type, Callable[[Any], None]]] = {
             AbortAnswered: self._abort_answered,
             AssignAnswered: self._assign_answered,
@@ -170,6 +181,9 @@ class Leader:
         open_ = {of for of, _, request in self.state.requests() if request.state is RequestState.OPEN}
         assert self.requests.keys() == open_
         assert self.responses.keys() <= open_
+        assert {of for of in open_ if of in self.waiting} == {of for of in open_ if self.requests[of].is_waiting}
+        assert len(self.waiting) == sum(each.is_waiting for each in self.requests.values())
+        assert self._asked == {each.attempt: each for each in self.placements.values() if each.asked_at is not None}
         live = {each.placement.attempt for each in self.requests.values() if each.placement is not None}
         assert live == self.placements.keys()
         for attempt, placement in self.placements.items():
@@ -180,13 +194,22 @@ class Leader:
         for instance in self.instances.values():
             assert instance.attempts <= self.placements.keys()
             assert not instance.attempts & instance.to_forget.keys()
+            at_work = [self.placements[each] for each in instance.attempts]
+            wanted = {each.request for each in at_work if each.state in _AT_WORK}
+            assert instance.pending.keys() | instance.executing.keys() == wanted
+            assert not instance.pending.keys() & instance.executing.keys()
 
     def _bus_changed(self, event: BusChanged) -> None:
         self._is_connected = event.is_connected
         self._listen_anew()
 
     def _versions_seen(self, event: VersionsSeen) -> None:
+        known = self.versions.get(event.model, _NO_VERSIONS).published
         self.versions[event.model] = event.versions
+        if max(event.versions.published, default=-1) > max(known, default=-1):
+            self._steps[event.model] = self._steps.get(event.model, 0) + 1
+        self._restart_retired(event.model)
+        self._end_unreachable(event.model)
 
     def _storing_failed(self, event: StoringFailed) -> None:
         for each in event.requests:
@@ -200,11 +223,6 @@ class Leader:
 
     # ------------------------------------------------------------------------------------------ questions
 
-    def waiting(self) -> Iterator[RequestId]:
-        """Return the requests that may be placed now: none before all runners could report."""
-        if self._has_gathered:
-            yield from (of for of, each in self.requests.items() if each.is_waiting)
-
     def serving(self) -> dict[str, int]:
         """Return by model how many instances take requests."""
         return Counter(each.model for each in self.instances.values() if each.takes_more)
@@ -213,22 +231,26 @@ class Leader:
         """Return the models that instances run."""
         return {each.model for each in self.instances.values()}
 
-    def view(self, model: str, step: int) -> FleetView:
-        """Return what a policy sees of a model's requests and instances, in the trainer's step of this number."""
-        fleet = {runner: each for runner, each in self.instances.items() if each.model == model}
-        pending: dict[str, list[RequestId]] = {runner: [] for runner in fleet}
-        executing: dict[str, list[RequestId]] = {runner: [] for runner in fleet}
-        for placement in self.placements.values():
-            if placement.runner in fleet and placement.state in _AT_WORK:
-                has_begun = self._held(placement.request) > placement.began_at
-                (executing if has_begun else pending)[placement.runner].append(placement.request)
+    def view(self, model: str) -> FleetView:
+        """Return what a policy sees of a model's requests and instances."""
+        waiting = self.waiting.of_model(model) if self._has_gathered else iter(())
         instances = tuple(
             InstanceView(
-                runner, each.slots, tuple(pending[runner]), tuple(executing[runner]), takes_more=each.takes_more
+                runner,
+                each.slots,
+                tuple(each.pending),
+                tuple(each.executing),
+                takes_more=each.takes_more,
+                is_leaving=each.is_leaving,
             )
-            for runner, each in fleet.items()
+            for runner, each in self.instances.items()
+            if each.model == model
         )
-        return FleetView(tuple(of for of in self.waiting() if self._model_of(of) == model), instances, step)
+        return FleetView(tuple(islice(waiting, WAITING_SHOWN_MAX)), instances, self._steps.get(model, 0))
+
+    def measured(self, runner: str) -> tuple[EngineStep, ...]:
+        """Return the latest steps of an instance's engine."""
+        return tuple(self.instances[runner].measured)
 
     # ------------------------------------------------------------------------------------------ placing
 
@@ -246,6 +268,8 @@ class Leader:
         request.placement = Placement(of, attempt, runner, began_at, self._tokens_max(of))
         self.placements[attempt] = request.placement
         instance.attempts.add(attempt)
+        instance.pending[of] = None
+        self.waiting.discard(of)
         if response is None and began_at:
             self._effects.append(LoadPrefix(of))
             return
@@ -272,9 +296,15 @@ class Leader:
             return
         stored = self.state.request(event.request)
         attempt = None if stored is None else stored.attempt
-        self.responses[event.request] = Response(
-            bytearray(event.tokens), bytearray(event.logprobs), list(event.runs), attempt
-        )
+        newest = max(self._versions_of(self._model_of(event.request)).published, default=None)
+        if newest is not None and any(run.version > newest for run in event.runs):
+            # The trainer has gone back behind these tokens.
+            request.placement.began_at = 0
+            self.responses[event.request] = Response(attempt=attempt)
+        else:
+            self.responses[event.request] = Response(
+                bytearray(event.tokens), bytearray(event.logprobs), list(event.runs), attempt
+            )
         self._effects.append(LoadPrompt(event.request))
 
     def _prompt_loaded(self, event: PromptLoaded) -> None:
@@ -282,6 +312,7 @@ class Leader:
         if request is None or request.placement is None:
             return
         placement = request.placement
+        request.age_max = event.age_max
         if placement.state is AttemptState.PREPARED:
             placement.move(AttemptTransition.LOADED)
             reason = event.sampling.ended_by(self.responses[event.request].tokens)
@@ -331,7 +362,7 @@ class Leader:
             bytes(response.logprobs[first:last]),
             tuple(response.runs),
         )
-        placement.asked_at = self._now
+        self._note_asked(placement)
         versions = self._versions_of(instance.model)
         request = AssignRequest(self.log, self.term, instance.incarnation, versions, (assign,))
         self._effects.append(SendAssign(placement.runner, request))
@@ -354,7 +385,7 @@ class Leader:
 
     def _confirmed(self, placement: Placement) -> None:
         placement.move(AttemptTransition.CONFIRMED)
-        placement.asked_at = None
+        self._note_answered(placement)
         self._forget_earlier(placement.request)
 
     def _forget_earlier(self, of: RequestId) -> None:
@@ -378,10 +409,11 @@ class Leader:
             return
         placement.moves_to = event.target
         placement.move(AttemptTransition.WITHDRAWN)
+        _note_idle(self.instances[placement.runner], placement)
         self._send_stop(placement)
 
     def _send_stop(self, placement: Placement) -> None:
-        placement.asked_at = self._now
+        self._note_asked(placement)
         instance = self.instances[placement.runner]
         stop = AbortRequest(self.log, self.term, instance.incarnation, stop=(placement.attempt,))
         self._effects.append(SendAbort(placement.runner, stop))
@@ -403,7 +435,7 @@ class Leader:
                 self._go_on(placement)
             else:
                 placement.stopped_at = result.tokens
-                placement.asked_at = self._now
+                self._note_asked(placement)
                 self._look_whether_over(placement)
 
     def _look_whether_over(self, placement: Placement) -> bool:
@@ -431,23 +463,52 @@ class Leader:
         return 0 if response is None else response.count
 
     def _finished(self, placement: Placement, finished: Finished) -> None:
-        match finished.reason:
+        reason = finished.reason
+        if reason in {"stop", "length"} and self._is_too_old(placement.request):
+            reason = "restart"
+        match reason:
             case "stop" | "length":
                 placement.move(AttemptTransition.COMPLETED)
-                placement.asked_at = None
+                _note_idle(self.instances.get(placement.runner), placement)
+                self._note_answered(placement)
                 self._store_end(placement.request)
             case "restart" | "superseded" | "failed":
                 if placement.state is AttemptState.HELD:
                     placement.move(AttemptTransition.WITHDRAWN)
                 placement.move(AttemptTransition.STOPPED)
-                if finished.reason == "restart":
+                if reason == "restart":
                     self.requests[placement.request].restarts += 1
                     self.responses[placement.request] = Response(attempt=placement.attempt)
-                self._over(placement, finished.error if finished.reason == "failed" else None)
-                if finished.reason == "restart":
+                self._over(placement, finished.error if reason == "failed" else None)
+                if reason == "restart":
                     # Its tokens are not wanted again.
                     self.requests[placement.request].unforgotten.pop(placement.attempt, None)
                     self._forget(placement.runner, placement.attempt)
+
+    def _is_too_old(self, of: RequestId) -> bool:
+        """Tell whether a response is to begin anew because its oldest token is too old; that happens once."""
+        request = self.requests[of]
+        if request.age_max is None or request.restarts:
+            return False
+        oldest = min(run.version for run in self.responses[of].runs)
+        return sum(each > oldest for each in self._versions_of(self._model_of(of)).published) > request.age_max
+
+    def _restart_retired(self, model: str) -> None:
+        """Begin responses anew that have tokens of versions which the trainer has gone back behind."""
+        newest = max(self._versions_of(model).published, default=None)
+        if newest is None:
+            return
+        for of, response in [*self.responses.items()]:
+            request = self.requests[of]
+            if request.ending is not None or not any(run.version > newest for run in response.runs):
+                continue
+            if self._model_of(of) != model or _is_complete(request.placement):
+                continue
+            if request.placement is None:
+                self.responses[of] = Response(attempt=response.attempt)
+            else:
+                request.is_void = True
+                self._withdraw(Withdraw(of))
 
     def _store_end(self, of: RequestId) -> None:
         """Have the end of a request written; where it was written already, the log takes the first."""
@@ -471,6 +532,9 @@ class Leader:
         request = self.requests[of]
         request.placement = None
         request.unforgotten[placement.attempt] = placement.runner
+        if request.is_void:
+            request.is_void = False
+            self.responses[of] = Response(attempt=placement.attempt)
         held = self._held(of)
         if held > placement.began_at:
             request.fruitless = 0
@@ -480,12 +544,29 @@ class Leader:
             error = f"{request.fruitless} attempts one after the other made no token; the last one: {failure}"
             request.ending = RequestEnded(of, placement.attempt, "failed", held, error)
             self._store_end(of)
+        elif request.is_waiting:
+            self._queue(of)
+
+    def _open(self, of: RequestId) -> None:
+        """Take a request that is open in the log."""
+        self.requests[of] = OpenRequest()
+        self._queue(of)
+
+    def _queue(self, of: RequestId) -> None:
+        """Have a request wait for a placement, or end where no instance can ever take it."""
+        submission = self.state.submissions[of.submission]
+        group = submission.groups[submission.requests[of.index].group]
+        response = self.responses.get(of)
+        has_begun = bool(self._stored_count(of) if response is None else response.count)
+        self.waiting.put(of, self._model_of(of), group.priority, has_begun=has_begun)
 
     def _drop(self, placement: Placement) -> None:
         del self.placements[placement.attempt]
+        self._note_answered(placement)
         instance = self.instances.get(placement.runner)
-        if instance is not None:
+        if instance is not None and placement.attempt in instance.attempts:
             instance.attempts.discard(placement.attempt)
+            _note_idle(instance, placement)
 
     # ------------------------------------------------------------------------------------------ the log
 
@@ -493,7 +574,8 @@ class Leader:
         match event.outcome:
             case Submitted(opened=opened):
                 for of in opened:
-                    self.requests[of] = OpenRequest()
+                    self._open(of)
+                self._end_unreachable(self._model_of(opened[0]) if opened else "")
             case Ended(requests=gone) | Cancelled(requests=gone) | Attached(dropped=gone):
                 for of in gone:
                     self._close(of)
@@ -503,6 +585,7 @@ class Leader:
     def _close(self, of: RequestId) -> None:
         """The log has the request's end: the runners of its attempts forget them."""
         request = self.requests.pop(of)
+        self.waiting.discard(of)
         self.responses.pop(of, None)
         for attempt, runner in request.unforgotten.items():
             self._forget(runner, attempt)
@@ -511,6 +594,23 @@ class Leader:
             placement.move(AttemptTransition.CLOSED)
             self._drop(placement)
             self._forget(placement.runner, placement.attempt)
+
+    def _end_unreachable(self, model: str) -> None:
+        """End what waits for a version that is gone: no instance has it, and newer ones are published."""
+        published = self._versions_of(model).published
+        held = {each.version for each in self.instances.values() if each.model == model}
+        for of in [*self.waiting.of_model(model)]:
+            submission = self.state.submissions[of.submission]
+            version = submission.groups[submission.requests[of.index].group].version
+            if version is None or version in held or not published or version >= max(published):
+                continue
+            self.waiting.discard(of)
+            response = self.responses.get(of)
+            count = 0 if response is None else response.count
+            error = f"it was for version {version} alone, which no instance holds: the newest is {max(published)}"
+            attempt = None if response is None else response.attempt
+            self.requests[of].ending = RequestEnded(of, attempt, "failed", count, error)
+            self._store_end(of)
 
     # ------------------------------------------------------------------------------------------ runners
 
@@ -534,7 +634,9 @@ class Leader:
             self._lose(instance, "it began anew")
             instance = None
         if instance is None:
-            instance = self.instances[runner] = Instance(runner, incarnation, self._now, stepped_at=self._now)
+            instance = self.instances[runner] = Instance(
+                runner, incarnation, self._now, stepped_at=self._now, checkpointed_at=self._now
+            )
         instance.heard_at = self._now
         return instance
 
@@ -549,6 +651,7 @@ class Leader:
             instance.stepped_at = self._now
         instance.steps, instance.model, instance.slots = beat.steps, beat.model, beat.slots
         instance.version, instance.is_leaving = beat.version, beat.is_leaving
+        instance.measured.extend(beat.measured)
         versions = self._versions_of(beat.model)
         self._effects.append(AnswerHeartbeat(HeartbeatResult(self.log, self.term, versions, not instance.has_reported)))
 
@@ -619,10 +722,13 @@ class Leader:
         placement.move(AttemptTransition.ADOPTED)
         request.placement = self.placements[held.attempt] = placement
         request.unforgotten.pop(held.attempt, None)
+        self.waiting.discard(held.request)
         self.instances[runner].attempts.add(held.attempt)
         if held.state == "stopped":
             placement.move(AttemptTransition.WITHDRAWN)
             placement.stopped_at = held.tokens
+        else:
+            self.instances[runner].pending[held.request] = None
         return placement
 
     def _forget_unreported(self, instance: Instance, report: Report) -> None:
@@ -704,10 +810,23 @@ class Leader:
         for run in runs:
             if run.start < response.count:
                 response.add_run(run)
-        self._look_whether_over(placement)
+        instance = self.instances[placement.runner]
+        if placement.request in instance.pending and response.count > placement.began_at:
+            del instance.pending[placement.request]
+            instance.executing[placement.request] = None
+        if placement.state is AttemptState.STOPPING or placement.finished is not None:
+            self._look_whether_over(placement)
         return True
 
     # ------------------------------------------------------------------------------------------ time
+
+    def _note_asked(self, placement: Placement) -> None:
+        placement.asked_at = self._now
+        self._asked[placement.attempt] = placement
+
+    def _note_answered(self, placement: Placement) -> None:
+        placement.asked_at = None
+        self._asked.pop(placement.attempt, None)
 
     def _on_time(self) -> None:
         limits = self.limits
@@ -715,16 +834,18 @@ class Leader:
             self._has_gathered = all(each.has_reported for each in self.instances.values())
         if self._is_connected:
             self._lose_silent()
-        for placement in [*self.placements.values()]:
+        for placement in [*self._asked.values()]:
             if placement.asked_at is not None and self._now - placement.asked_at >= limits.resend_s:
                 self._ask_again(placement)
         for instance in self.instances.values():
             self._ask_to_forget(instance)
         if self._now - self._rated_at >= limits.rate_s:
             self._count_rates()
-        if self._now - self._checkpointed_at >= limits.checkpoint_s:
-            self._checkpointed_at = self._now
-            self._checkpoint()
+        for instance in self.instances.values():
+            # Each has its own time, so that no look has them all.
+            if self._now - instance.checkpointed_at >= limits.checkpoint_s:
+                instance.checkpointed_at = self._now
+                self._checkpoint(instance)
 
     def _lose_silent(self) -> None:
         limits = self.limits
@@ -741,7 +862,7 @@ class Leader:
         self._rated = {runner: each.tokens for runner, each in self.instances.items()}
 
     def _ask_again(self, placement: Placement) -> None:
-        placement.asked_at = self._now
+        self._note_asked(placement)
         if placement.state is AttemptState.ASSIGNED:
             self._effects.append(LoadPrompt(placement.request))
         elif placement.state is AttemptState.STOPPING:
@@ -766,16 +887,14 @@ class Leader:
                 placement.move(AttemptTransition.LOST)
                 self._over(placement, f"{instance.runner} was lost: {reason}")
 
-    def _checkpoint(self) -> None:
-        """Have the tokens written that came since the last checkpoint."""
-        for placement in self.placements.values():
+    def _checkpoint(self, instance: Instance) -> None:
+        """Have the tokens of an instance's attempts written that came since the last checkpoint."""
+        for attempt in sorted(instance.attempts):
+            placement = self.placements[attempt]
             response, stored = self.responses.get(placement.request), self.state.request(placement.request)
-            if (
-                response is None
-                or stored is None
-                or response.attempt is None
-                or placement.state is AttemptState.COMPLETE
-            ):
+            if response is None or stored is None or response.attempt is None:
+                continue
+            if placement.state is AttemptState.COMPLETE:
                 continue
             # Behind the place where a later attempt began, the log has other tokens.
             is_known = stored.attempt is None or stored.attempt == response.attempt
@@ -790,3 +909,14 @@ class Leader:
                     placement.runner, part, bytes(response.tokens[first:]), bytes(response.logprobs[first:]), runs
                 )
             )
+
+
+def _is_complete(placement: Placement | None) -> bool:
+    return placement is not None and placement.state is AttemptState.COMPLETE
+
+
+def _note_idle(instance: Instance | None, placement: Placement) -> None:
+    """Note that a request is to run no more on an instance."""
+    if instance is not None:
+        instance.pending.pop(placement.request, None)
+        instance.executing.pop(placement.request, None)

@@ -83,6 +83,7 @@ class PromptLoaded(msgspec.Struct, frozen=True):
     prompt: bytes
     sampling: Sampling
     rule: VersionRule
+    age_max: int | None = None
 
 
 class LoadingFailed(msgspec.Struct, frozen=True):

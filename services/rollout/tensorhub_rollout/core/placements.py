@@ -1,11 +1,16 @@
 """Attempts and instances, as the leading manager knows them. Never written to the log."""
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
-from tensorhub_common.protocol.rollout.messages import Finished
+from tensorhub_common.protocol.rollout.messages import EngineStep, Finished
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
+
+STEPS_MEASURED_MAX: Final = 256
+"""Limit of the engine steps that are kept of an instance."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +63,13 @@ class Instance:
     """Over the last look at its rate."""
     attempts: set[Attempt] = field(default_factory=set)
     """Those that are placed on it and not over."""
+    pending: dict[RequestId, None] = field(default_factory=dict)
+    """Requests that are to run on it and have made no token there, in the order in which they were placed."""
+    executing: dict[RequestId, None] = field(default_factory=dict)
+    """Requests that have made tokens there and are to go on."""
+    measured: deque[EngineStep] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED_MAX))
+    """The latest steps of its engine."""
+    checkpointed_at: float = 0.0
     to_forget: dict[Attempt, None] = field(default_factory=dict)
     """Attempts that it may forget and has not said that it has."""
     asked_to_forget_at: float | None = None
@@ -79,6 +91,10 @@ class OpenRequest:
     fruitless: int = 0
     """Attempts one after the other that were lost or failed, and made no token."""
     restarts: int = 0
+    age_max: int | None = None
+    """How many newer versions may be published when it is delivered; None: any number, or not read yet."""
+    is_void: bool = False
+    """Its tokens count for nothing once its attempt is stopped: the trainer has gone back behind their versions."""
     ending: RequestEnded | None = None
     """How it ends without another attempt: it was tried too often, or its tokens are all here."""
 

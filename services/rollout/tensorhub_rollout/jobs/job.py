@@ -11,7 +11,7 @@ Invariants:
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final, NoReturn
@@ -67,7 +67,8 @@ from tensorhub_rollout.jobs.published_versions import VersionFollower
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
-from tensorhub_rollout.policy.view import MoveAction, PlaceAction
+from tensorhub_rollout.policy.plateau import fitted
+from tensorhub_rollout.policy.view import MoveAction, PlaceAction, ReleaseAction
 
 OUTCOMES_MAX: Final = 4096
 """Limit of the outcomes that are remembered for those who ask, the latest."""
@@ -77,6 +78,9 @@ FOLD_BURST: Final = 64
 """Other work has its turn after this many entries."""
 CLAIM_AGAIN_S: Final = 1.0
 """A claim of the term that did not count is repeated after this."""
+PLATEAU_LOOK_S: Final = 1.0
+"""How often the batch size is fitted from which on an instance is not faster."""
+BALANCING: Final = BalancingLimits()
 LOAD_AGAIN_S: Final = 0.2
 """The pause after a payload could not be read because NATS did not answer."""
 
@@ -105,6 +109,8 @@ class RolloutJob:
         self._recent: OrderedDict[int, Outcome] = OrderedDict()
         self._folded = asyncio.Condition()
         self._may_lead = False
+        self._plateaus: Mapping[str, int] = {}
+        self._plateaus_at = 0.0
         self._is_unled = asyncio.Event()
         """Set while this manager has the lease and does not lead."""
         self._snapshots = RolloutSnapshots(bus, self._log)
@@ -332,13 +338,19 @@ class RolloutJob:
         leader = self.leader
         if leader is None:
             return
+        now = time.monotonic()
+        if now - self._plateaus_at >= PLATEAU_LOOK_S:
+            self._plateaus_at = now
+            self._plateaus = plateaus_of(leader)
         for model in leader.models():
-            for action in balance(leader.view(model, step=2), BalancingLimits(), {}):
+            for action in balance(leader.view(model), BALANCING, self._plateaus):
                 match action:
                     case PlaceAction(request=of, runner=runner):
                         self._tell(Place(of, runner))
                     case MoveAction(request=of, target=target):
                         self._tell(Withdraw(of, target))
+                    case ReleaseAction(request=of):
+                        self._tell(Withdraw(of))
 
     # ------------------------------------------------------------------------------------------ questions
 
@@ -375,3 +387,15 @@ class RolloutJob:
         except TimeoutError:
             return False
         return True
+
+
+def plateaus_of(leader: Leader) -> dict[str, int]:
+    """Return by runner the batch size from which on its engine is not faster, where enough was measured."""
+    found: dict[str, int] = {}
+    for runner, instance in leader.instances.items():
+        steps = leader.measured(runner)
+        model = fitted(steps)
+        if model is not None:
+            context = sum(each.context_tokens for each in steps) / len(steps)
+            found[runner] = model.plateau(context, instance.slots)
+    return found

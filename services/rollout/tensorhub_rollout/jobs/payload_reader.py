@@ -113,4 +113,4 @@ def _prompt_of(state: RolloutState, of: RequestId, prompts: SubmittedPrompts) ->
     seed = request_seed(prompts.sampling.seed, group.id, of.index - group.first)
     sampling = msgspec.structs.replace(prompts.sampling, seed=seed)
     rule = prompts.rule if group.version is None else msgspec.structs.replace(prompts.rule, pinned=group.version)
-    return PromptLoaded(of, prompts.prompts[index].tokens, sampling, rule)
+    return PromptLoaded(of, prompts.prompts[index].tokens, sampling, rule, prompts.age_max)

@@ -3,6 +3,8 @@
 Select: of the instances with fewer than `pending_max` pending requests (the paper's Theta) the one with the fewest gets
 the next request. Where there is none, requests wait for a completion.
 
+Release: an instance whose machine goes away soon gives all of its requests back.
+
 Migrate, continuously:
 (a) where one instance has nothing pending and another has, one request goes from the one with most pending. The target
     must have a free slot: without it the request would be pending there, and go back.
@@ -16,7 +18,14 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_rollout.policy.view import Action, FleetView, InstanceView, MoveAction, PlaceAction
+from tensorhub_rollout.policy.view import (
+    Action,
+    FleetView,
+    InstanceView,
+    MoveAction,
+    PlaceAction,
+    ReleaseAction,
+)
 
 PLATEAU_STEP_MIN: Final = 2
 
@@ -33,8 +42,19 @@ def balance(view: FleetView, limits: BalancingLimits, plateaus: Mapping[str, int
 
     Nothing moves in a look that places: the view of the next one has the placements.
     """
+    released = _release(view)
     placed = _select(view, limits)
-    return placed or _migrate(view, plateaus)
+    return (*released, *placed) or _migrate(view, plateaus)
+
+
+def _release(view: FleetView) -> tuple[ReleaseAction, ...]:
+    """Take all from instances that go away: what they have made so far goes on elsewhere (section 4.2)."""
+    return tuple(
+        ReleaseAction(request, each.runner, "its machine goes away soon")
+        for each in view.instances
+        if each.is_leaving
+        for request in (*each.executing, *each.pending)
+    )
 
 
 def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]:

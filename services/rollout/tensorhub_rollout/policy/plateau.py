@@ -13,17 +13,11 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.protocol.rollout.messages import EngineStep
+
 PLATEAU_SHARE: Final = 0.9
 SAMPLES_MIN: Final = 8
 """With fewer measured steps nothing is known of an instance."""
-
-
-class EngineStep(msgspec.Struct, frozen=True):
-    """One step of an engine: how many requests it had, how many context tokens on average, and how long it took."""
-
-    batch: int
-    context_tokens: float
-    seconds: float
 
 
 class StepModel(msgspec.Struct, frozen=True):

@@ -17,6 +17,8 @@ class InstanceView(msgspec.Struct, frozen=True):
     """The same."""
     takes_more: bool = True
     """Whether requests may be placed on it."""
+    is_leaving: bool = False
+    """Whether its machine goes away soon."""
 
     @property
     def free_slots(self) -> int:
@@ -50,4 +52,12 @@ class MoveAction(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = PlaceAction | MoveAction
+class ReleaseAction(msgspec.Struct, frozen=True):
+    """Take a request from its instance, and let it wait."""
+
+    request: RequestId
+    source: str
+    reason: str
+
+
+Action = PlaceAction | MoveAction | ReleaseAction

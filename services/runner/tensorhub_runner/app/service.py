@@ -174,8 +174,8 @@ class RunnerService:
         wait_s = max(0.0, deadline - time.monotonic())
         self._timer = self._work.call_later(wait_s, self._tell, Tick(), what="what is due")
 
-    def _on_stepped(self, made: tuple[StepTokens, ...], _: float) -> None:
-        self._tell(EngineStepped(made))
+    def _on_stepped(self, made: tuple[StepTokens, ...], seconds: float) -> None:
+        self._tell(EngineStepped(made, seconds))
 
     def _on_notice(self) -> None:
         _log.warning("the machine goes away soon")

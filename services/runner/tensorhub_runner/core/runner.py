@@ -22,6 +22,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Assign,
     AssignRequest,
     AssignResult,
+    EngineStep,
     Finished,
     Frame,
     HeldAttempt,
@@ -69,6 +70,10 @@ class RunnerLimits(msgspec.Struct, frozen=True):
     heartbeat_s: float = 0.1
     resend_s: float = 0.25
     """What was not answered is sent again."""
+    measured_max: int = 8
+    """Limit of the engine steps that a heartbeat tells of."""
+    progress_min: int = 1
+    """An attempt makes as many tokens after a change of weights before the next one."""
     frames_ahead_max: int = 8
     """Limit of the frames without an answer."""
     frame_tokens_max: int = 65_536
@@ -85,6 +90,8 @@ class _Held:
     tokens: bytearray = field(default_factory=bytearray)
     logprobs: bytearray = field(default_factory=bytearray)
     runs: list[TokenRun] = field(default_factory=list)
+    began_at: int = 0
+    """How many tokens were here when the engine began with it last."""
     is_running: bool = False
     is_stopped: bool = False
     finished: Finished | None = None
@@ -132,6 +139,8 @@ class Runner:
         self.held: dict[Attempt, _Held] = {}
         self._ended: dict[Attempt, None] = {}
         self._frame = 0
+        self._measured: list[EngineStep] = []
+        """Since the last heartbeat."""
         self._unanswered: dict[int, tuple[float, list[tuple[Attempt, int]]]] = {}
         """Frames without an answer: when each was sent, and where its rows began."""
         self._flushed_at = self._beaten_at = now - 3600.0
@@ -183,8 +192,16 @@ class Runner:
 
     @property
     def may_load(self) -> bool:
-        """Whether weights may change now: nothing runs that must end on its version."""
-        return not any(each.is_running and each.assign.rule.on_update == "finish" for each in self.held.values())
+        """Whether weights may change now.
+
+        What must end on its version has ended, and what began last has made a token: versions that come faster than
+        prompts are computed would else keep it from ever making one.
+        """
+        return not any(
+            each.assign.rule.on_update == "finish" or each.count < each.began_at + self.limits.progress_min
+            for each in self.held.values()
+            if each.is_running
+        )
 
     # ------------------------------------------------------------------------------------------ the leader
 
@@ -319,7 +336,7 @@ class Runner:
         if reason is not None:
             held.is_running, held.finished = False, Finished(attempt, held.count, reason)
             return
-        held.is_running = True
+        held.is_running, held.began_at = True, held.count
         self._add_run(held)
         self._effects.append(Begin(attempt, held.assign.prompt, bytes(held.tokens), held.assign.sampling))
 
@@ -341,11 +358,25 @@ class Runner:
 
     def _stepped(self, event: EngineStepped) -> None:
         self.steps += 1
+        self._measure(event)
         for made in event.made:
             held = self.held.get(made.attempt)
             # The engine had begun the step before it was told to leave the attempt.
             if held is not None and held.is_running:
                 self._made(held, made)
+
+    def _measure(self, event: EngineStepped) -> None:
+        """Keep how long a step took that made one token of each running attempt, and computed no prompt."""
+        running = [each for each in self.held.values() if each.is_running]
+        going_on = [
+            held
+            for made in event.made
+            if (held := self.held.get(made.attempt)) is not None and made.tokens and held.count > held.began_at
+        ]
+        if not going_on or len(going_on) < len(running) or len(self._measured) >= self.limits.measured_max:
+            return
+        context = sum(each.count + len(each.assign.prompt) // TOKEN_BYTES for each in going_on)
+        self._measured.append(EngineStep(len(going_on), context / len(going_on), event.seconds))
 
     def _made(self, held: _Held, made: StepTokens) -> None:
         held.tokens += made.tokens
@@ -413,7 +444,9 @@ class Runner:
             self.limits.slots,
             self.version,
             self.is_leaving,
+            tuple(self._measured),
         )
+        self._measured.clear()
         self._effects.append(SendHeartbeat(beat))
 
     def _flush(self) -> None:

@@ -60,9 +60,10 @@ class StepTokens(msgspec.Struct, frozen=True):
 
 
 class EngineStepped(msgspec.Struct, frozen=True):
-    """The engine made one step."""
+    """The engine made one step, which took so long."""
 
     made: tuple[StepTokens, ...]
+    seconds: float = 0.0
 
 
 class LoadWanted(msgspec.Struct, frozen=True):

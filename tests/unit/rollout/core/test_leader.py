@@ -108,7 +108,7 @@ def test_a_runner_that_sends_what_can_not_be_is_lost_and_its_request_waits(
     leader: Leader, said: Frame, why: str
 ) -> None:
     assert InstanceLost(RUNNER, why) in taken(leader, said)
-    assert (leader.instances, [*leader.waiting()], leader.responses[REQUEST].count) == ({}, [REQUEST], 0)
+    assert (leader.instances, [*leader.view("policy").waiting], leader.responses[REQUEST].count) == ({}, [REQUEST], 0)
 
 
 def test_tokens_that_differ_from_those_before_lose_the_runner(leader: Leader) -> None:
@@ -172,10 +172,10 @@ def test_a_runner_that_is_heard_by_a_frame_is_waited_for(leader: Leader) -> None
     assert isinstance(asked, AnswerFrame)
     assert asked.result.wants_report
     new.handle(Tick(), 1.2)
-    assert [*new.waiting()] == []
+    assert [*new.view("policy").waiting] == []
     new.handle(ReportCame(RUNNER, Report(LOG, 1, (HeldAttempt(REQUEST, ATTEMPT, 3, "running"),))), 1.21)
     new.handle(Tick(), 1.25)
-    assert ([*new.waiting()], [*new.placements]) == ([], [ATTEMPT])
+    assert ([*new.view("policy").waiting], [*new.placements]) == ([], [ATTEMPT])
 
 
 def test_a_prefix_that_is_read_twice_takes_no_token_away(leader: Leader) -> None:

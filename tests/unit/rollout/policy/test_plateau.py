@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_rollout.policy.plateau import EngineStep, StepModel, fitted
+from tensorhub_common.protocol.rollout.messages import EngineStep
+from tensorhub_rollout.policy.plateau import StepModel, fitted
 
 
 def test_a_plateau_by_hand() -> None:

@@ -220,6 +220,14 @@ class ReportResult(msgspec.Struct, frozen=True):
     resend: tuple[tuple[Attempt, int], ...] = ()
 
 
+class EngineStep(msgspec.Struct, frozen=True, array_like=True):
+    """One step of an engine: how many requests it had, how many context tokens on average, and how long it took."""
+
+    batch: int
+    context_tokens: float
+    seconds: float
+
+
 class RunnerHeartbeat(msgspec.Struct, frozen=True):
     """From a runner, every `beat_s`."""
 
@@ -235,6 +243,8 @@ class RunnerHeartbeat(msgspec.Struct, frozen=True):
     """The version in the engine's memory; None: none yet, or it is being changed."""
     is_leaving: bool = False
     """A notice of preemption came: it takes no new request."""
+    measured: tuple[EngineStep, ...] = ()
+    """Some steps since the last heartbeat that made one token of each request, and computed no prompt."""
 
 
 class HeartbeatResult(msgspec.Struct, frozen=True):
