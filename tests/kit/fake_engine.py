@@ -38,8 +38,8 @@ def logprob_of(version: float, position: int) -> float:
 class FakeEngine:
     """One engine; its weights are one number, the version."""
 
-    def __init__(self, slots: int, weight: torch.Tensor) -> None:
-        self._slots, self._weight = slots, weight
+    def __init__(self, slots: int, module: torch.nn.Module) -> None:
+        self._slots, self._module = slots, module
         self._step_s = float(os.environ.get("FAKE_STEP_S", "0.002"))
         self._dies_of = int(os.environ.get("FAKE_DIES_OF", "-1"))
         self._running: dict[Attempt, tuple[Sampling, int]] = {}
@@ -60,7 +60,7 @@ class FakeEngine:
     def step(self) -> tuple[StepTokens, ...]:
         """Make one token of each."""
         time.sleep(self._step_s)
-        version = float(self._weight[0])
+        version = float(self._module.get_parameter(WEIGHT)[0])
         made = []
         for attempt, (sampling, position) in [*self._running.items()]:
             token = token_of(sampling.seed, position)
@@ -100,5 +100,6 @@ class FakeEngine:
 
 def load(settings: Settings) -> LoadedEngine:
     """Return a fake engine with its one weight."""
-    weight = torch.zeros(16)
-    return LoadedEngine(FakeEngine(settings.runner_slots, weight), {WEIGHT: weight})
+    module = torch.nn.Module()
+    module.register_parameter(WEIGHT, torch.nn.Parameter(torch.zeros(16), requires_grad=False))
+    return LoadedEngine(FakeEngine(settings.runner_slots, module), module)

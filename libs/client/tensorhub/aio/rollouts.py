@@ -66,6 +66,8 @@ DONE_MAX: Final = 8192
 PROMPTS_KEPT_MAX: Final = 64
 """Limit of the submissions whose prompts are kept for their responses, the latest used."""
 
+READY_GRACE_S: Final = 0.5
+
 RolloutPolicy = Literal["arrival", "rlboost"]
 
 
@@ -190,7 +192,7 @@ class AsyncRollouts(NotCopyable):
                 submitted = SubmittedPrompts(drawn, self._rule, tuple(each for _, each in part), nonce, self._age_max)
                 entries = tuple(
                     GroupSubmitted(
-                        id=prompt.id or f"_{nonce}.{index}",
+                        id=f"_{nonce}.{index}" if prompt.id is None else prompt.id,
                         digest=group_digest(each.tokens, drawn, pinned, size),
                         size=size,
                         prompt_tokens=len(each.tokens) // 4,
@@ -301,7 +303,8 @@ class AsyncRollouts(NotCopyable):
                 collector.after_request,
                 wait_s=max(0.0, min(left_s, WAIT_S_MAX)),
             )
-            answer = await self._manager.ready(question, deadline)
+            # The answer to a question that waits until the deadline comes a moment after it.
+            answer = await self._manager.ready(question, deadline + READY_GRACE_S)
             instances = answer.instances
             self._published = answer.published
             collector.take(answer)

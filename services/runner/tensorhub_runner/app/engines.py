@@ -1,6 +1,6 @@
 """Makes the engine that the settings name: one of this package, or one of the user's own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -10,14 +10,12 @@ from tensorhub_runner.engines.engine import Engine
 if TYPE_CHECKING:
     import torch
 
-    import tensorhub
-
 
 class LoadedEngine(NamedTuple):
-    """An engine, and the tensors that it computes with: a module or a dict, as `hub.register` takes them."""
+    """An engine, and the module that it computes with: its parameters become memory of the hub."""
 
     engine: Engine
-    tensors: "torch.nn.Module | Mapping[str, torch.Tensor | tensorhub.TensorSpec]"
+    module: "torch.nn.Module"
 
 
 def load_engine(settings: Settings) -> LoadedEngine:

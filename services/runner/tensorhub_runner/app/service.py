@@ -106,7 +106,7 @@ class RunnerService:
         self._hub = await tensorhub.connect_async(job=job)
         shard = await self._hub.register(
             settings.runner_hub_model,
-            loaded.tensors,
+            loaded.module,
             replica=settings.runner_replica or self.id,
             spot=settings.runner_spot,
             install=settings.runner_install,
