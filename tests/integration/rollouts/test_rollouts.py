@@ -57,7 +57,9 @@ async def test_each_response_has_its_tokens_their_versions_and_what_its_prompt_h
         assert (each.token_ids.dtype, each.logprobs.dtype, each.versions.dtype) == (np.int32, np.float32, np.int64)
         assert each.versions.tolist() == [1] * count
         assert np.array_equal(each.logprobs, np.array([logprob_of(1, at) for at in range(count)], np.float32))
-        assert [(run.start, run.end, run.version, run.kv) for run in each.runs] == [(0, count, 1, "fresh")]
+        # On a busy machine an instance may be silent for so long that its requests go on elsewhere.
+        assert [run.start for run in each.runs] == [0, *(run.end for run in each.runs[:-1])]
+        assert (each.runs[0].kv, each.runs[-1].end, {run.version for run in each.runs}) == ("fresh", count, {1})
         assert (each.seed, each.error, each.age) == (request_seed(SEED, each.group, each.index), None, 0)
     mine = [each for each in responses if each.group == "a"]
     assert [each.prompt_ids.tolist() for each in mine] == [[5, 9]] * 3
