@@ -417,7 +417,11 @@ class _Step:
             raise _EntryRefused(BadCommand, f"payload {payload.digest} has {known.nbytes} bytes, not {payload.nbytes}")
 
     def _use(self, payload: Payload) -> None:
-        self.state.payloads.setdefault(payload.digest, StoredPayload(payload.nbytes)).uses += 1
+        known = self.state.payloads.get(payload.digest)
+        if known is None:
+            known = self.state.payloads[payload.digest] = StoredPayload(payload.nbytes)
+            self.state.payload_bytes += payload.nbytes
+        known.uses += 1
 
     def _drop(self, digest: str) -> None:
         """Count one use less; what nothing uses is freed."""
@@ -425,6 +429,7 @@ class _Step:
         payload.uses -= 1
         if not payload.uses:
             del self.state.payloads[digest]
+            self.state.payload_bytes -= payload.nbytes
             self.freed.append(digest)
 
 

@@ -57,6 +57,7 @@ from tensorhub_rollout.core.leader_events import (
     PrefixLoaded,
     PromptLoaded,
     ReportCame,
+    RoomSeen,
     SendAbort,
     SendAssign,
     StoreEnd,
@@ -88,6 +89,8 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     checkpoint_s: float = 2.0
     rate_s: float = 1.0
     """Each instance's tokens per second are counted over so long."""
+    admission_share_max: float = 0.7
+    """No further group begins once payloads, with the largest size of the begun groups, have this share of the room."""
     look_s: float = 0.02
     """What time alone changes is looked at so often, and not with each frame: a look is at every placement."""
     assign_tokens_max: int = 32_768
@@ -123,6 +126,9 @@ class Leader:
         self.waiting = WaitingQueue()
         self._asked: dict[Attempt, Placement] = {}
         """Attempts that were asked to begin or to stop, and did not answer since."""
+        self._payload_bytes_max = 0
+        self._begun: set[tuple[int, int]] | None = None
+        """The groups that have begun, where payloads have no room for more of them; None: there is room."""
         self._steps: dict[str, int] = {}
         """By model: how many of its newest versions this leader has seen."""
         self._effects: list[LeaderEffect] = []
@@ -150,6 +156,7 @@ class Leader:
             PrefixLoaded: self._prefix_loaded,
             PromptLoaded: self._prompt_loaded,
             ReportCame: self._report,
+            RoomSeen: self._room_seen,
             StoringFailed: self._storing_failed,
             VersionsSeen: self._versions_seen,
             Withdraw: self._withdraw,
@@ -211,6 +218,9 @@ class Leader:
         self._restart_retired(event.model)
         self._end_unreachable(event.model)
 
+    def _room_seen(self, event: RoomSeen) -> None:
+        self._payload_bytes_max = event.payload_bytes_max
+
     def _storing_failed(self, event: StoringFailed) -> None:
         for each in event.requests:
             self._store_end(each)
@@ -234,6 +244,8 @@ class Leader:
     def view(self, model: str) -> FleetView:
         """Return what a policy sees of a model's requests and instances."""
         waiting = self.waiting.of_model(model) if self._has_gathered else iter(())
+        if self._begun is not None:
+            waiting = (of for of in waiting if self._group_of(of) in self._begun)
         instances = tuple(
             InstanceView(
                 runner,
@@ -275,6 +287,23 @@ class Leader:
             return
         self.responses.setdefault(of, Response())
         self._effects.append(LoadPrompt(of))
+
+    def _group_of(self, of: RequestId) -> tuple[int, int]:
+        """Return the group of a request, as (submission, index of the group)."""
+        return of.submission, self.state.submissions[of.submission].requests[of.index].group
+
+    def _look_at_room(self) -> None:
+        """Let no further group begin where payloads are nearly full; a group that has begun finishes."""
+        self._begun = None
+        if not self._payload_bytes_max:
+            return
+        begun = {
+            self._group_of(of) for of, each in self.requests.items() if each.placement is not None or self._held(of)
+        }
+        groups = ((self.state.submissions[submission].groups[group]) for submission, group in begun)
+        reserved = sum(2 * TOKEN_BYTES * group.tokens_max * group.open for group in groups)
+        if self.state.payload_bytes + reserved > self.limits.admission_share_max * self._payload_bytes_max:
+            self._begun = begun
 
     def _model_of(self, of: RequestId) -> str:
         return self.state.consumers[self.state.submissions[of.submission].consumer].model
@@ -841,6 +870,7 @@ class Leader:
             self._ask_to_forget(instance)
         if self._now - self._rated_at >= limits.rate_s:
             self._count_rates()
+            self._look_at_room()
         for instance in self.instances.values():
             # Each has its own time, so that no look has them all.
             if self._now - instance.checkpointed_at >= limits.checkpoint_s:

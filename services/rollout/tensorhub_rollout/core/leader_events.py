@@ -100,6 +100,12 @@ class VersionsSeen(msgspec.Struct, frozen=True):
     versions: PublishedVersions
 
 
+class RoomSeen(msgspec.Struct, frozen=True):
+    """How many bytes the payloads of the job may have together; 0: any number."""
+
+    payload_bytes_max: int
+
+
 class BusChanged(msgspec.Struct, frozen=True):
     """The connection to NATS came or went."""
 
@@ -137,6 +143,7 @@ LeaderInput = (
     | PromptLoaded
     | LoadingFailed
     | VersionsSeen
+    | RoomSeen
     | BusChanged
     | StoringFailed
     | Place

@@ -131,6 +131,8 @@ class RolloutState(msgspec.Struct, forbid_unknown_fields=True):
     consumers: dict[str, Consumer] = {}
     submissions: dict[int, Submission] = {}
     payloads: dict[str, StoredPayload] = {}
+    payload_bytes: int = 0
+    """Of all payloads together."""
 
     def request(self, of: RequestId) -> Request | None:
         """Return the request, or None: it is done and forgotten, or never was."""
@@ -152,6 +154,7 @@ class RolloutState(msgspec.Struct, forbid_unknown_fields=True):
                 uses[request.end.payload] += 1
             _check_request(request)
         assert uses == {digest: payload.uses for digest, payload in self.payloads.items()}
+        assert self.payload_bytes == sum(each.nbytes for each in self.payloads.values())
         named = {}
         for seq, submission in self.submissions.items():
             _check_submission(submission)

@@ -61,7 +61,7 @@ def status_of(leader: Leader) -> RolloutStatus:
         consumers,
         instances,
         round(sum(each.tokens_per_s for each in leader.instances.values()), 1),
-        sum(each.nbytes for each in state.payloads.values()),
+        state.payload_bytes,
     )
 
 

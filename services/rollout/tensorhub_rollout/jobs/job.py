@@ -49,6 +49,7 @@ from tensorhub_rollout.core.leader_events import (
     LoadPrefix,
     LoadPrompt,
     Place,
+    RoomSeen,
     SendAbort,
     SendAssign,
     StoreEnd,
@@ -78,6 +79,8 @@ FOLD_BURST: Final = 64
 """Other work has its turn after this many entries."""
 CLAIM_AGAIN_S: Final = 1.0
 """A claim of the term that did not count is repeated after this."""
+ROOM_LOOK_S: Final = 10.0
+"""How often the limit of payloads is looked up."""
 PLATEAU_LOOK_S: Final = 1.0
 """How often the batch size is fitted from which on an instance is not faster."""
 BALANCING: Final = BalancingLimits()
@@ -99,8 +102,8 @@ class RolloutJob:
         self._log = RolloutLog(bus, job)
         self._created = ""
         """When the log was made: later ones are higher as text."""
-        store = PayloadStore(bus)
-        self._payloads = PayloadReader(job, store)
+        self._store = PayloadStore(bus)
+        self._payloads = PayloadReader(job, self._store)
         self._work = Supervisor(f"rollouts of job {job!r}", on_fault=log_only)
         self._leading = self._work.group()
         self._writer: EntryWriter | None = None
@@ -115,7 +118,7 @@ class RolloutJob:
         """Set while this manager has the lease and does not lead."""
         self._snapshots = RolloutSnapshots(bus, self._log)
         self._snapshot_maker = SnapshotMaker(self._snapshots)
-        self._removal = PayloadRemoval(job, store, self._payloads, lambda: self.state)
+        self._removal = PayloadRemoval(job, self._store, self._payloads, lambda: self.state)
 
     # ------------------------------------------------------------------------------------------ the log
 
@@ -215,6 +218,7 @@ class RolloutJob:
         self._leading.start(self._removal.run_freed(), "removing payloads")
         self._leading.start(self._removal.run_orphans(), "looking for payloads that nothing names")
         self._leading.start(self._snapshot_maker.run(), "keeping snapshots")
+        self._leading.start(self._look_at_room_always(), "looking at the room for payloads")
         self._note_unled()
         for model, versions in self._versions.versions.items():
             self._tell(VersionsSeen(model, versions))
@@ -351,6 +355,13 @@ class RolloutJob:
                         self._tell(Withdraw(of, target))
                     case ReleaseAction(request=of):
                         self._tell(Withdraw(of))
+
+    async def _look_at_room_always(self) -> NoReturn:
+        """Tell the leader how much payloads may have: an operator may change that."""
+        while True:
+            with suppress(TensorHubError):
+                self._tell(RoomSeen((await self._store.extent(self.name)).bytes_max))
+            await asyncio.sleep(ROOM_LOOK_S)
 
     # ------------------------------------------------------------------------------------------ questions
 
