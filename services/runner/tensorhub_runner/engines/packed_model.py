@@ -1,0 +1,103 @@
+"""A model that computes rows of many sequences, with weights that others write.
+
+It computes with a *twin* of the model that it was given: the same modules, with attention replaced (`attention`). The
+given model is never changed.
+
+- To compute as the weights are, the twin has the very Parameter objects of the model, so it reads what others wrote.
+- To compute in float64, the twin has parameters of its own, which `refresh` fills from the model's.
+
+Buffers are the twin's own in both cases: some rotary embeddings write theirs while they compute.
+"""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tensorhub_common.errors import NotInThisVersion
+from tensorhub_runner.engines.attention import PACKED, Rows, one_row, packed_rows
+from tensorhub_runner.engines.kv_cache import KvCache
+from tensorhub_runner.engines.schedule import Chunk
+
+
+class PackedModel:
+    """A model's twin that computes packed rows."""
+
+    def __init__(self, model: PreTrainedModel, *, is_exact: bool) -> None:
+        """Make the twin, in float64 if it `is_exact`, without values in its copies. Raises ValueError without memory."""
+        missing = next((name for name, each in model.named_parameters() if each.is_meta), None)
+        if missing is not None:
+            raise ValueError(f"the parameter {missing!r} has no memory yet: register the model at the hub first")
+        self._model, self.is_exact = model, is_exact
+        self.device = next(model.parameters()).device
+        self.dtype = torch.float64 if is_exact else next(model.parameters()).dtype
+        if is_exact and self.device.type != "cpu":
+            raise ValueError(f"exact mode computes on CPUs alone, and the model is on {self.device}: use the fast mode")
+        # What is in the memo already is not copied.
+        memo = {id(each): self._parameter(each) for each in model.parameters()}
+        twin = copy.deepcopy(model, memo)
+        for module in twin.modules():
+            for name, buffer in [*module.named_buffers(recurse=False)]:
+                module.register_buffer(name, self._buffer(buffer), persistent=False)
+        self._twin: PreTrainedModel = twin.eval()
+        self._twin.set_attn_implementation(PACKED)
+        if self._twin.config._attn_implementation != PACKED:  # noqa: SLF001 (transformers has no public way to ask)
+            raise NotInThisVersion(f"{type(model).__name__} has an attention that transformers can't replace")
+        self.name = type(model).__name__
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+
+    def _parameter(self, parameter: nn.Parameter) -> nn.Parameter:
+        if not self.is_exact or not parameter.is_floating_point():
+            return parameter
+        return nn.Parameter(torch.empty_like(parameter, dtype=torch.float64), requires_grad=False)
+
+    def _buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.to(torch.float64) if self.is_exact and buffer.is_floating_point() else buffer
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Read the model's parameters and buffers again. Parameters that were replaced by others are found as well."""
+        for theirs, ours in zip(self._model.modules(), self._twin.modules(), strict=True):
+            for name, parameter in theirs.named_parameters(recurse=False):
+                own = ours.get_parameter(name)
+                if own is not parameter and (self.is_exact and parameter.is_floating_point()):
+                    own.copy_(parameter)
+                elif own is not parameter:
+                    ours.register_parameter(name, parameter)
+            for name, buffer in theirs.named_buffers(recurse=False):
+                ours.get_buffer(name).copy_(buffer)
+
+    def compute(self, cache: KvCache, chunks: list[Chunk]) -> list[tuple[Chunk, torch.Tensor]]:
+        """Compute chunks, and return the logits behind those that are the last of their sequences: [vocabulary] each.
+
+        In exact mode the rows are computed one by one, whatever the chunks are, so that each shape that a kernel sees
+        follows from one row's position in its sequence.
+        """
+        if not self.is_exact:
+            rows, last = packed_rows(cache, chunks, self.device)
+            return list(zip(last, self._logits(rows), strict=True))
+        made = []
+        for chunk in chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                made += [(chunk, logits) for logits in self._logits(one_row(cache, chunk, position, self.device))]
+        return made
+
+    @torch.no_grad()
+    def _logits(self, rows: Rows) -> torch.Tensor:
+        """Return the logits of the rows that are wanted: [wanted, vocabulary]."""
+        out = self._twin(
+            input_ids=rows.ids, position_ids=rows.positions, use_cache=False, logits_to_keep=rows.wanted, rows=rows
+        )
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    @torch.no_grad()
+    def plain_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Return the logits behind the last of a sequence's tokens as transformers has them, without a cache."""
+        self._twin.set_attn_implementation("eager")
+        try:
+            logits: torch.Tensor = self._twin(torch.tensor([tokens], device=self.device), use_cache=False).logits
+        finally:
+            self._twin.set_attn_implementation(PACKED)
+        return logits[0, -1]
