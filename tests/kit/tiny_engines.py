@@ -109,9 +109,7 @@ class Desk:
         self.engine = engine
         self.responses: dict[Attempt, Response] = {}
 
-    def begin(
-        self, number: int, prompt: Iterable[int], sampling: Sampling, before: Response | None = None
-    ) -> Response:
+    def begin(self, number: int, prompt: Iterable[int], sampling: Sampling, before: Response | None = None) -> Response:
         """Begin an attempt, behind what came of another one."""
         attempt = Attempt(1, number)
         tokens, logprobs = ([], []) if before is None else (list(before.tokens), list(before.logprobs))

@@ -58,28 +58,40 @@ class Rows:
     positions: torch.Tensor
     """int64[1, n]: each one's place in its own sequence."""
     places: torch.Tensor
-    """int64[n]: where their keys and values go."""
+    """int64[k]: where the keys and values of the first k rows go. The others are there to fill up."""
     wanted: torch.Tensor
     """int64[m]: the rows whose logits are asked for."""
     groups: tuple[Group, ...]
-    is_exact: bool
-    """Whether there is one row, whose attention must not depend on anything but its own sequence."""
+    """What attends at once. None in exact mode."""
+    sequences: tuple[torch.Tensor, ...] = ()
+    """In exact mode, by row: where its sequence's tokens are up to its own, int64[position + 1]."""
 
 
-def one_row(cache: KvCache, chunk: Chunk, position: int, device: torch.device) -> Rows:
-    """Return one token of a chunk as the only row."""
-    places = torch.tensor(chunk.sequence.places[: position + 1], device=device)
-    where = torch.tensor([[position]], device=device)
-    is_wanted = chunk.is_last and position == chunk.start + chunk.count - 1
+def exact_rows(cache: KvCache, tokens: list[tuple[Chunk, int]], count: int, device: torch.device) -> Rows:
+    """Return some tokens of chunks, each with its position, filled up to `count` rows.
+
+    Logits are asked for of all rows or of none, so that the last layer has two shapes.
+    """
+    blank = [0] * (count - len(tokens))
+    ids = [chunk.sequence.tokens[position] for chunk, position in tokens]
+    positions = [position for _, position in tokens]
+    is_wanted = any(is_last(chunk, position) for chunk, position in tokens)
     return Rows(
         cache,
-        torch.tensor([[chunk.sequence.tokens[position]]], device=device),
-        where,
-        places[-1:].clone(),
-        torch.zeros(int(is_wanted), dtype=torch.int64, device=device),
-        (Group(0, places.unsqueeze(0), where),),
-        is_exact=True,
+        torch.tensor([[*ids, *blank]], device=device),
+        torch.tensor([[*positions, *blank]], device=device),
+        torch.tensor([chunk.sequence.places[position] for chunk, position in tokens], device=device),
+        torch.arange(count if is_wanted else 0, device=device),
+        groups=(),
+        sequences=tuple(
+            torch.tensor(chunk.sequence.places[: position + 1], device=device) for chunk, position in tokens
+        ),
     )
+
+
+def is_last(chunk: Chunk, position: int) -> bool:
+    """Tell whether a token is drawn behind this one."""
+    return chunk.is_last and position == chunk.start + chunk.count - 1
 
 
 def packed_rows(cache: KvCache, chunks: list[Chunk], device: torch.device) -> tuple[Rows, list[Chunk]]:
@@ -105,7 +117,6 @@ def packed_rows(cache: KvCache, chunks: list[Chunk], device: torch.device) -> tu
         column([np.array(each.sequence.places[span], np.int64) for each, span in pairs]),
         torch.tensor([int(starts[number + 1]) - 1 for number in wanted], dtype=torch.int64, device=device),
         tuple(groups),
-        is_exact=False,
     )
     return rows, [ordered[number] for number in wanted]
 
@@ -159,12 +170,14 @@ def packed_attention(  # noqa: D417 (transformers names the other arguments)
     layer = module.layer_idx
     assert isinstance(layer, int)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows.cache.write(layer, rows.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    if rows.is_exact:
-        (group,) = rows.groups
-        places = group.places[0] if sliding_window is None else group.places[0, -sliding_window:].clone()
-        keys, values = rows.cache.read(layer, places)
-        return _attend_one(query[0, :, 0], keys, values, scaling, softcap).unsqueeze(0).unsqueeze(0), None
+    kept = len(rows.places)
+    rows.cache.write(layer, rows.places, key[0, :, :kept].transpose(0, 1), value[0, :, :kept].transpose(0, 1))
+    if rows.sequences:
+        out = value.new_zeros((1, query.shape[2], query.shape[1], value.shape[-1]))
+        for row, places in enumerate(rows.sequences):
+            keys, values = rows.cache.read(layer, places if sliding_window is None else places[-sliding_window:])
+            out[0, row] = _attend_one(query[0, :, row].contiguous(), keys, values, scaling, softcap)
+        return out, None
     parts = [_attend(query[0], rows.cache, layer, group, scaling, sliding_window, softcap) for group in rows.groups]
     return torch.cat(parts).unsqueeze(0), None
 
@@ -174,7 +187,7 @@ def _attend_one(
 ) -> torch.Tensor:
     """Return one row's attention, [heads, e], with query[heads, d], keys[n, kv heads, d] and values[n, kv heads, e].
 
-    Every shape follows from the row's position alone.
+    All of these begin a piece of memory of their own, and their shapes follow from the row's position alone.
     """
     heads, kv_heads = query.shape[0], keys.shape[1]
     grouped = query.reshape(kv_heads, heads // kv_heads, -1)

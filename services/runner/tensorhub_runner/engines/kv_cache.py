@@ -20,6 +20,11 @@ class KvCache:
         """How much memory it has taken, in bytes."""
         return sum(each.nbytes for layer in self._layers.values() for each in layer)
 
+    @property
+    def layers(self) -> list[int]:
+        """The layers that were written."""
+        return sorted(self._layers)
+
     def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keep keys[n, heads, d] and values[n, heads, e] at places[n]."""
         if layer not in self._layers:

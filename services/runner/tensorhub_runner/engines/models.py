@@ -15,8 +15,8 @@ LONG_ROPES: Final = ("dynamic", "longrope")
 def build(config: str | os.PathLike[str] | Mapping[str, Any], dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Return a causal language model without values, from a Hugging Face config.json, its folder, or its content.
 
-    The memory of its parameters is not written, so that it takes none until a version comes from the hub. `dtype` None is
-    the configuration's own. Raises `ValueError` where transformers can't make a causal language model of it.
+    The memory of its parameters is not written, so that it takes none until a version comes from the hub. `dtype` None
+    is the configuration's own. Raises `ValueError` where transformers can't make a causal language model of it.
     """
     try:
         if isinstance(config, Mapping):

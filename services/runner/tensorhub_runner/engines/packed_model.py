@@ -10,26 +10,37 @@ Buffers are the twin's own in both cases: some rotary embeddings write theirs wh
 """
 
 import copy
+from typing import Final
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from tensorhub_common.errors import NotInThisVersion
-from tensorhub_runner.engines.attention import PACKED, Rows, one_row, packed_rows
+from tensorhub_runner.engines.attention import PACKED, Rows, exact_rows, is_last, packed_rows
 from tensorhub_runner.engines.kv_cache import KvCache
 from tensorhub_runner.engines.schedule import Chunk
+
+EXACT_ROWS: Final = 16
+"""How many rows a pass has in exact mode. `model_check` asks whether a row is computed alike in each place of such a
+pass; where it is not, and where rows are sorted by experts, a pass has one row."""
 
 
 class PackedModel:
     """A model's twin that computes packed rows."""
 
     def __init__(self, model: PreTrainedModel, *, is_exact: bool) -> None:
-        """Make the twin, in float64 if it `is_exact`, without values in its copies. Raises ValueError without memory."""
+        """Make the twin, in float64 if it `is_exact`, without values in its copies.
+
+        Raises `ValueError` where the model has no memory, or is where exact mode can't be, and `NotInThisVersion` where
+        its attention can't be replaced.
+        """
         missing = next((name for name, each in model.named_parameters() if each.is_meta), None)
         if missing is not None:
             raise ValueError(f"the parameter {missing!r} has no memory yet: register the model at the hub first")
         self._model, self.is_exact = model, is_exact
+        self.exact_rows = 1 if _has_experts(model) else EXACT_ROWS
+        """How many rows a pass has in exact mode."""
         self.device = next(model.parameters()).device
         self.dtype = torch.float64 if is_exact else next(model.parameters()).dtype
         if is_exact and self.device.type != "cpu":
@@ -42,6 +53,9 @@ class PackedModel:
                 module.register_buffer(name, self._buffer(buffer), persistent=False)
         self._twin: PreTrainedModel = twin.eval()
         self._twin.set_attn_implementation(PACKED)
+        if is_exact and _has_experts(model):
+            # The others have no float64.
+            self._twin.set_experts_implementation("eager")
         if self._twin.config._attn_implementation != PACKED:  # noqa: SLF001 (transformers has no public way to ask)
             raise NotInThisVersion(f"{type(model).__name__} has an attention that transformers can't replace")
         self.name = type(model).__name__
@@ -71,16 +85,18 @@ class PackedModel:
     def compute(self, cache: KvCache, chunks: list[Chunk]) -> list[tuple[Chunk, torch.Tensor]]:
         """Compute chunks, and return the logits behind those that are the last of their sequences: [vocabulary] each.
 
-        In exact mode the rows are computed one by one, whatever the chunks are, so that each shape that a kernel sees
-        follows from one row's position in its sequence.
+        In exact mode each pass has `exact_rows` rows, whatever the chunks are, so that each shape that a kernel sees
+        follows from the model, or from one row's position in its sequence.
         """
         if not self.is_exact:
             rows, last = packed_rows(cache, chunks, self.device)
             return list(zip(last, self._logits(rows), strict=True))
-        made = []
-        for chunk in chunks:
-            for position in range(chunk.start, chunk.start + chunk.count):
-                made += [(chunk, logits) for logits in self._logits(one_row(cache, chunk, position, self.device))]
+        tokens = [(each, position) for each in chunks for position in range(each.start, each.start + each.count)]
+        made = list[tuple[Chunk, torch.Tensor]]()
+        for first in range(0, len(tokens), self.exact_rows):
+            part = tokens[first : first + self.exact_rows]
+            logits = self._logits(exact_rows(cache, part, self.exact_rows, self.device))
+            made += [(chunk, logits[row]) for row, (chunk, position) in enumerate(part) if is_last(chunk, position)]
         return made
 
     @torch.no_grad()
@@ -101,3 +117,9 @@ class PackedModel:
         finally:
             self._twin.set_attn_implementation(PACKED)
         return logits[0, -1]
+
+
+def _has_experts(model: PreTrainedModel) -> bool:
+    """Tell whether rows are multiplied with those that have the same expert, so that shapes follow from all of them."""
+    names = [type(each).__name__.lower() for each in model.modules()]
+    return any("expert" in name or "moe" in name for name in names)

@@ -4,8 +4,8 @@ One number is drawn for each token, and the token is where the cumulative distri
 Noise on each logit (Gumbel) would give the same distribution for a vocabulary's worth of random numbers a token;
 one number is all that has to be drawn, kept equal between engines, and checked when a token is scored again.
 
-Everything is computed in float64. A row is computed with no regard to the others, but a library may add up the rows of a
-larger matrix otherwise in the last bits. What must be equal bit for bit is drawn one row at a time.
+Everything is computed in float64. A row is computed with no regard to the others, but a library may add up the rows of
+a larger matrix otherwise in the last bits. What must be equal bit for bit is drawn one row at a time.
 
 Rules:
 - Temperature first, then top_k, then top_p among the k. Of equal logits the lower id comes first.

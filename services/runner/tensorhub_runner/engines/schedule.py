@@ -1,10 +1,10 @@
 """Which tokens a step computes, and where their keys and values are kept. Decides, and computes nothing.
 
-Attempts are served in the order in which they were begun. Those that have one token to compute get it in each step; prompts,
-and what was made before a response moved, are computed in parts of at most `prefill_tokens_max` a step together.
+Attempts are served in the order in which they were begun. Those that have one token to compute get it in each step;
+prompts, and what was made before a response moved, are computed in parts of at most `prefill_tokens_max` a step together.
 
-The cache has a place for each token, and nobody reserves one: when it is full, the attempt that was begun last gives up all
-of its places and waits. It is computed again once there is room, so nothing that it made is lost.
+The cache has a place for each token, and no attempt reserves any: when it is full, the attempt that was begun last gives
+up all of its places and waits. It is computed again once there is room, so nothing that it made is lost.
 
 The attempts of a group have one prompt. It is computed once: the others wait until it is there, and share its places.
 
@@ -208,5 +208,5 @@ class Schedule:
 
 
 def _shared(sequence: Sequence) -> int:
-    """Return how many places a sequence may share: its last token is computed by itself, since a token is drawn there."""
+    """Return how many places a sequence may share: not that of its last token, behind which one is drawn."""
     return min(sequence.prompt_count, len(sequence.tokens) - 1)

@@ -4,7 +4,7 @@
 them: it checks what is asked, ends what has ended, and keeps what goes wrong with one attempt to that attempt.
 
 In exact mode an attempt's tokens and log-probabilities are a function of prompt, sampling and weights, bit for bit:
-docs/design/rollouts/engine.md says why. In the fast mode all attempts are computed at once, in the dtype of the weights.
+docs/design/rollouts/engine.md says why. In the fast mode all attempts are computed at once, in the weights' dtype.
 """
 
 import time
@@ -18,9 +18,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from tensorhub_common.protocol.rollout.entries import Attempt
-from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, FinishReason, Finished, Sampling
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished, FinishReason, Sampling
 from tensorhub_runner.core.runner_events import StepTokens
-from tensorhub_runner.engines import model_check, sampling as token_sampling
+from tensorhub_runner.engines import model_check
+from tensorhub_runner.engines import sampling as token_sampling
 from tensorhub_runner.engines.engine import EngineCapacity, EngineFacts, check_begin
 from tensorhub_runner.engines.kv_cache import KvCache
 from tensorhub_runner.engines.models import context_tokens
@@ -89,9 +90,7 @@ class TorchEngine:
 
     def step(self) -> tuple[StepTokens, ...]:
         """Make one step: parts of prompts, or one token of each attempt, or both. Without work it returns nothing."""
-        if self._model.is_exact and torch.get_num_threads() != 1:
-            # Several threads may add up in another order. The setting is of the process and of the calling thread.
-            torch.set_num_threads(1)
+        self._one_thread()
         over, self._over = self._over, []
         chunks = self._schedule.plan()
         if not chunks:
@@ -109,9 +108,13 @@ class TorchEngine:
         Raises `NotInThisVersion` where the model computes packed rows otherwise than by itself; the first time that
         its weights are finite it is asked.
         """
+        self._one_thread()
         self._model.refresh()
         self._schedule.weights_changed()
-        self._is_checked = self._is_checked or model_check.check(self._model)
+        if not self._is_checked and model_check.check(self._model):
+            self._is_checked = True
+            if self._model.is_exact and not model_check.has_equal_rows(self._model):
+                self._model.exact_rows = 1
         self._has_weights = True
 
     @property
@@ -128,7 +131,12 @@ class TorchEngine:
         )
         return EngineFacts(
             kind="torch",
-            build=(("torch", torch.__version__), ("transformers", transformers.__version__), ("machine", machine)),
+            build=(
+                ("torch", torch.__version__),
+                ("transformers", transformers.__version__),
+                ("machine", machine),
+                ("exact rows", str(self._model.exact_rows) if self._model.is_exact else "any"),
+            ),
             device=str(device),
             dtype=str(self._model.dtype).removeprefix("torch."),
             is_exact=self._model.is_exact,
@@ -137,6 +145,11 @@ class TorchEngine:
         )
 
     # ------------------------------------------------------------------------------------------ a step
+
+    def _one_thread(self) -> None:
+        """Have torch compute in this thread alone, in exact mode: several may divide and add up otherwise."""
+        if self._model.is_exact and torch.get_num_threads() != 1:
+            torch.set_num_threads(1)
 
     def _made(self, chunks: list[Chunk]) -> list[StepTokens]:
         """Compute chunks and draw; where that fails, each chunk by itself."""

@@ -16,7 +16,9 @@ CONTEXT: Final = 12
 
 def sequence(number: int, prompt: list[int], before: int = 0, tokens_max: int = 4) -> Sequence:
     ids = array("i", prompt)
-    return Sequence(Attempt(1, number), ids.tobytes(), len(ids), ids + array("i", [0] * before), Sampling(tokens_max, 0))
+    return Sequence(
+        Attempt(1, number), ids.tobytes(), len(ids), ids + array("i", [0] * before), Sampling(tokens_max, 0)
+    )
 
 
 class Cache:
