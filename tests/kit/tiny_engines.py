@@ -83,12 +83,12 @@ def ids(tokens: Iterable[int]) -> bytes:
 class Response:
     """What came of one attempt."""
 
-    def __init__(self, tokens: list[int], logprobs: list[float]) -> None:
-        self.tokens, self.logprobs = tokens, logprobs
+    def __init__(self, attempt: Attempt, tokens: list[int], logprobs: list[float]) -> None:
+        self.attempt, self.tokens, self.logprobs = attempt, tokens, logprobs
         self.finished: Finished | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Compare bit for bit; how it finished names the attempt, so only the reason counts."""
+        """Compare bit for bit; which attempt it was counts nothing."""
         assert isinstance(other, Response)
         return (self.tokens, self.logprobs, self.reason) == (other.tokens, other.logprobs, other.reason)
 
@@ -107,27 +107,37 @@ class Desk:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.responses: dict[Attempt, Response] = {}
+        self._responses: dict[Attempt, Response] = {}
 
-    def begin(self, number: int, prompt: Iterable[int], sampling: Sampling, before: Response | None = None) -> Response:
+    def begin(self, prompt: Iterable[int], sampling: Sampling, before: Response | None = None) -> Response:
         """Begin an attempt, behind what came of another one."""
-        attempt = Attempt(1, number)
+        attempt = Attempt(1, len(self._responses))
         tokens, logprobs = ([], []) if before is None else (list(before.tokens), list(before.logprobs))
         self.engine.begin(attempt, ids(prompt), ids(tokens), sampling)
-        self.responses[attempt] = Response(tokens, logprobs)
-        return self.responses[attempt]
+        self._responses[attempt] = Response(attempt, tokens, logprobs)
+        return self._responses[attempt]
+
+    def stop(self, response: Response) -> None:
+        self.engine.stop(response.attempt)
 
     def step(self) -> None:
         for made in self.engine.step():
-            response = self.responses[made.attempt]
+            response = self._responses[made.attempt]
             assert response.finished is None
             response.tokens += np.frombuffer(made.tokens, "<i4").tolist()
             response.logprobs += np.frombuffer(made.logprobs, "<f4").tolist()
             response.finished = made.finished
 
     def run(self) -> None:
+        """Step until the engine has no work."""
         for _ in range(STEPS_MAX):
             if not self.engine.has_work:
                 return
             self.step()
         raise AssertionError("the engine has work for ever")
+
+    def generate(self, *asked: tuple[list[int], Sampling]) -> list[Response]:
+        """Begin all of these at once, and run."""
+        responses = [self.begin(*each) for each in asked]
+        self.run()
+        return responses

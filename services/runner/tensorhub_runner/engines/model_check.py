@@ -63,8 +63,8 @@ def _row_bits(model: PackedModel, before: int) -> list[torch.Tensor]:
     """Compute a sequence as long as a pass behind so many other rows; return all that was computed of it."""
     texts = [*([5 * number + 1] for number in range(before)), [7 * place for place in range(model.exact_rows)]]
     cache, schedule = _begun(model, texts, prefill_tokens_max=model.exact_rows)
-    chunks = schedule.plan()
-    (*_, (chunk, logits)) = model.compute(cache, chunks)
+    made = {chunk.sequence.attempt.n: (chunk, logits) for chunk, logits in model.compute(cache, schedule.plan())}
+    chunk, logits = made[before]
     places = torch.tensor(chunk.sequence.places)
     return [logits, *(part for layer in cache.layers for part in cache.read(layer, places))]
 

@@ -40,11 +40,9 @@ def context_tokens(model: PreTrainedModel) -> int | None:
     A context beyond what its rotary embedding was made for ends there: angles must not depend on the batch.
     """
     config = model.config.get_text_config()
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     # Some models have one rotary embedding for each type of layers.
-    for each in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-        if each.get("rope_type") in LONG_ROPES:
-            original = each.get("original_max_position_embeddings") or longest
-            longest = original if longest is None else min(longest, original)
-    return longest
+    ropes = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    ends = [each.get("original_max_position_embeddings") for each in ropes if each.get("rope_type") in LONG_ROPES]
+    ends.append(getattr(config, "max_position_embeddings", None))
+    return min((int(each) for each in ends if each is not None), default=None)

@@ -1,10 +1,10 @@
 """Which tokens a step computes, and where their keys and values are kept. Decides, and computes nothing.
 
-Attempts are served in the order in which they were begun. Those that have one token to compute get it in each step;
-prompts, and what was made before a response moved, are computed in parts of at most `prefill_tokens_max` a step together.
+Attempts are served in the order in which they were begun. Those that have one token to compute get it in each step.
+Prompts, and what was made before a response moved, are computed in parts: at most `prefill_tokens_max` a step together.
 
-The cache has a place for each token, and no attempt reserves any: when it is full, the attempt that was begun last gives
-up all of its places and waits. It is computed again once there is room, so nothing that it made is lost.
+The cache has a place for each token, and no attempt reserves any. When it is full, the attempt that was begun last
+gives up all of its places and waits. It is computed again once there is room, so nothing that it made is lost.
 
 The attempts of a group have one prompt. It is computed once: the others wait until it is there, and share its places.
 
@@ -118,16 +118,14 @@ class Schedule:
         """Decide about one step, and take the places for it. `computed` has to be called for each chunk."""
         chunks = list[Chunk]()
         prefill_left = self._prefill_tokens_max
-        promised = sum(each.missing for each in self._sequences.values() if each.places)
         is_blocked = False
         for sequence in self._sequences.values():
             if not sequence.places:
                 if is_blocked or self._waits_for_prompt(sequence):
                     continue
-                if not self._admit(sequence, promised):
+                if not self._admit(sequence):
                     is_blocked = True
                     continue
-                promised += sequence.missing
             is_decode = sequence.missing == 1
             wanted = 1 if is_decode else min(sequence.missing, prefill_left)
             count = min(wanted, self._make_room(sequence, wanted))
@@ -169,12 +167,12 @@ class Schedule:
         ]
         return max(donors, key=lambda each: each.computed, default=None)
 
-    def _admit(self, sequence: Sequence, promised: int) -> bool:
+    def _admit(self, sequence: Sequence) -> bool:
         """Let a sequence begin to be computed if there is room for all of it beside what the others miss."""
         donor = self._donor(sequence)
         shared = 0 if donor is None else min(_shared(sequence), donor.computed)
-        is_alone = not any(each.places for each in self._sequences.values())
-        if len(sequence.tokens) - shared + promised > len(self._free) and not is_alone:
+        others = [each.missing for each in self._sequences.values() if each.places]
+        if others and len(sequence.tokens) - shared + sum(others) > len(self._free):
             return False
         if donor is not None:
             sequence.places = donor.places[:shared]

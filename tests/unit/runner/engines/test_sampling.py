@@ -44,7 +44,7 @@ def plain(row: list[float], sampling: Sampling) -> tuple[dict[int, float], dict[
         return {ranked[0]: 1.0}, whole
     ranked = ranked[: sampling.top_k or None]
     # Weights are compared, not probabilities: ten equal ones add up to exactly ten.
-    before, kept = 0.0, []
+    before, kept = 0.0, list[int]()
     for token in ranked:
         if kept and sampling.top_p < 1.0 and before >= sampling.top_p * math.fsum(weights[each] for each in ranked):
             break
@@ -69,7 +69,8 @@ def test_a_token_is_one_that_may_be_drawn_with_its_log_probability(rows: list[li
         # The others of the batch count nothing.
         (alone,) = draw(torch.tensor([row], dtype=torch.float64), [sampling], [position])
         assert alone is not None
-        assert (alone.token, alone.logprob) == (each.token, pytest.approx(each.logprob, abs=1e-12))
+        assert alone.token == each.token
+        assert alone.logprob == pytest.approx(each.logprob, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,8 @@ def test_tokens_come_as_often_as_their_probability_says(sampling: Sampling) -> N
 def test_of_equal_logits_the_lower_id_comes_first() -> None:
     row = torch.tensor([[0.0, 3.0, 3.0, 3.0]])
     assert [each.token for each in draw(row, [Sampling(1, 0, temperature=0.0)], [0]) if each] == [1]
-    for limit in ({"top_k": 2}, {"top_p": 0.6}):
-        many = draw(row.expand(200, -1), [Sampling(1, 5, **limit)] * 200, range(200))  # type: ignore[arg-type]
+    for sampling in (Sampling(1, 5, top_k=2), Sampling(1, 5, top_p=0.6)):
+        many = draw(row.expand(200, -1), [sampling] * 200, range(200))
         assert {each.token for each in many if each} == {1, 2}
 
 

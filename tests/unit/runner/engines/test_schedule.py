@@ -112,6 +112,14 @@ def test_the_last_begun_waits_when_the_cache_is_full_and_is_computed_again() -> 
     assert computed[1] > 2 + 4
 
 
+def test_all_of_the_cache_is_used() -> None:
+    """Attempts whose tokens fill the cache are computed side by side; one that has no room for all of it waits."""
+    schedule = Schedule(4, 12, 12)
+    for number, length in enumerate((1, 2, 9, 1)):
+        schedule.begin(sequence(number, [number] * length))
+    assert [(each.sequence.attempt.n, each.count) for each in schedule.plan()] == [(0, 1), (1, 2), (2, 9)]
+
+
 def test_a_groups_prompt_is_computed_once() -> None:
     schedule = Schedule(8, 100, 3)
     group = [sequence(number, [5, 6, 7, 8, 9], tokens_max=2) for number in range(4)]
