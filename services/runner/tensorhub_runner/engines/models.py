@@ -26,7 +26,7 @@ def build(config: str | os.PathLike[str] | Mapping[str, Any], dtype: torch.dtype
         with no_init_weights():
             wanted = {} if dtype is None else {"dtype": dtype}
             model = AutoModelForCausalLM.from_config(made, trust_remote_code=False, **wanted)
-    except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+    except Exception as error:  # Transformers raises what comes, errors of other libraries too.
         raise ValueError(
             f"transformers makes no causal language model of {config!r}: {error}; give a folder with a config.json"
         ) from error

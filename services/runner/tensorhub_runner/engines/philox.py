@@ -13,27 +13,21 @@ import numpy.typing as npt
 
 ROUNDS: Final = 10
 _MULTIPLIERS: Final = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_WEYL: Final = np.array([0x9E3779B9, 0xBB67AE85], np.uint32)
+_WEYL: Final = (np.array([0x9E3779B9], np.uint32), np.array([0xBB67AE85], np.uint32))
 _WORD: Final = np.uint64(32)
 _SEED_MASK: Final = (1 << 64) - 1
 
 
 def philox(counters: npt.NDArray[np.uint32], keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Return four random words for each row: counters[n, 4] and keys[n, 2] make words[n, 4]."""
-    words, key = counters.astype(np.uint32), keys.astype(np.uint32)
+    (first, second, third, fourth), (left, right) = counters.astype(np.uint32).T, keys.astype(np.uint32).T
     for _ in range(ROUNDS):
-        first, second = words[:, 0] * _MULTIPLIERS[0], words[:, 2] * _MULTIPLIERS[1]
-        words = np.stack(
-            [
-                (second >> _WORD).astype(np.uint32) ^ words[:, 1] ^ key[:, 0],
-                second.astype(np.uint32),
-                (first >> _WORD).astype(np.uint32) ^ words[:, 3] ^ key[:, 1],
-                first.astype(np.uint32),
-            ],
-            axis=1,
-        )
-        key = key + _WEYL  # Modulo 2^32.
-    return words
+        one, two = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
+        first, second = (two >> _WORD).astype(np.uint32) ^ second ^ left, two.astype(np.uint32)
+        third, fourth = (one >> _WORD).astype(np.uint32) ^ fourth ^ right, one.astype(np.uint32)
+        # Modulo 2^32.
+        left, right = left + _WEYL[0], right + _WEYL[1]
+    return np.stack([first, second, third, fourth], axis=1)
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:

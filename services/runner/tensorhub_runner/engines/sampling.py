@@ -33,11 +33,23 @@ class Draw:
     logprob: float
 
 
-def draw(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Draw | None]:
+def draw(
+    logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int], *, one_by_one: bool = False
+) -> list[Draw | None]:
     """Draw one token for each row of logits[n, vocabulary]. None: the row has NaN, or nothing that is finite.
 
-    A position counts the tokens, of prompt and response, before the one that is drawn.
+    A position counts the tokens, of prompt and response, before the one that is drawn. `one_by_one` has each row
+    computed by itself, in a matrix of one row.
     """
+    numbers = uniform([each.seed for each in samplings], positions).tolist()
+    if not one_by_one:
+        return _drawn(logits, samplings, numbers)
+    rows = zip(logits, samplings, numbers, strict=True)
+    # The copy begins a piece of memory of its own: how memory is aligned may decide which instructions are taken.
+    return [each for row, sampling, number in rows for each in _drawn(row.clone().unsqueeze(0), [sampling], [number])]
+
+
+def _drawn(logits: torch.Tensor, samplings: Sequence[Sampling], numbers: Sequence[float]) -> list[Draw | None]:
     device = logits.device
     logits = logits.to(torch.float64)
     largest = logits.amax(dim=-1, keepdim=True)
@@ -48,10 +60,9 @@ def draw(logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequenc
     kept = _kept(weights, scaled, samplings)
     cumulative = (weights if kept is None else weights * kept).cumsum(dim=-1)
     total = cumulative[:, -1:].contiguous()
-    numbers = _column(uniform([each.seed for each in samplings], positions).tolist(), device)
     # A product that was rounded up to the total would pass all tokens; the last that has a weight is the one it meant.
     last = torch.searchsorted(cumulative, total)
-    drawn = torch.minimum(torch.searchsorted(cumulative, numbers * total, right=True), last)
+    drawn = torch.minimum(torch.searchsorted(cumulative, _column(numbers, device) * total, right=True), last)
     is_greedy = _column([not each.temperature for each in samplings], device)
     tokens = torch.where(is_greedy, logits.argmax(dim=-1, keepdim=True), drawn)
     is_whole = _column([not each.temperature or each.logprobs == "temperature" for each in samplings], device)

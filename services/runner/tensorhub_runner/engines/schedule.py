@@ -30,8 +30,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """How many attempts are in it at once."""
     cache_tokens_max: int = 65_536
     """Limit of the tokens whose keys and values are kept, of all attempts together."""
-    prefill_tokens_max: int = 256
-    """Limit of the tokens of prompts that a step computes, so that no step is long."""
+    prefill_tokens_max: int | None = None
+    """Limit of the tokens of prompts that a step computes, so that no step is long. None: the engine's own."""
     context_tokens_max: int | None = None
     """Limit of prompt and response together. None: the model's own, or all of the cache where that is smaller."""
 

@@ -33,6 +33,10 @@ ERROR_CHARS_MAX: Final = 500
 """Limit of what is told of a library's error."""
 
 
+PREFILL_TOKENS_MAX: Final = {True: 64, False: 512}
+"""By whether the engine is exact: how many tokens of prompts a step computes, where nothing else is given."""
+
+
 class TorchEngine:
     """One model, and the attempts that are generated with it. Called from one thread."""
 
@@ -53,7 +57,9 @@ class TorchEngine:
         self.capacity: Final = _capacity(model, limits)
         self._model = PackedModel(model, is_exact=is_exact)
         self._cache = KvCache(limits.cache_tokens_max)
-        self._schedule = Schedule(limits.slots, limits.cache_tokens_max, limits.prefill_tokens_max)
+        self._schedule = Schedule(
+            limits.slots, limits.cache_tokens_max, limits.prefill_tokens_max or PREFILL_TOKENS_MAX[is_exact]
+        )
         self._over: list[StepTokens] = []
         """Attempts that had ended when they were begun; the next step says so."""
         self._times, self._clock = StepTimes(), clock
@@ -165,17 +171,15 @@ class TorchEngine:
 
     def _drawn(self, chunks: list[Chunk]) -> list[tuple[Sequence, token_sampling.Draw | None]]:
         last = self._model.compute(self._cache, chunks)
+        if not last:
+            return []
         sequences = [chunk.sequence for chunk, _ in last]
-        # Bit for bit the same only in the same shape: one row.
-        size = 1 if self._model.is_exact else max(1, len(last))
-        drawn = list[token_sampling.Draw | None]()
-        for first in range(0, len(last), size):
-            asked = sequences[first : first + size]
-            drawn += token_sampling.draw(
-                torch.stack([logits for _, logits in last[first : first + size]]),
-                [each.sampling for each in asked],
-                [len(each.tokens) for each in asked],
-            )
+        drawn = token_sampling.draw(
+            torch.stack([logits for _, logits in last]),
+            [each.sampling for each in sequences],
+            [len(each.tokens) for each in sequences],
+            one_by_one=self._model.is_exact,
+        )
         return list(zip(sequences, drawn, strict=True))
 
     def _take(self, sequence: Sequence, drawn: token_sampling.Draw | None) -> StepTokens:
@@ -206,8 +210,9 @@ def _ended(sequence: Sequence) -> FinishReason | None:
 
 def _capacity(model: PreTrainedModel, limits: EngineLimits) -> EngineCapacity:
     for name in ("slots", "cache_tokens_max", "prefill_tokens_max"):
-        if getattr(limits, name) < 1:
-            raise ValueError(f"{name} is {getattr(limits, name)}: give at least 1")
+        given: int | None = getattr(limits, name)
+        if given is not None and given < 1:
+            raise ValueError(f"{name} is {given}: give at least 1")
     longest = context_tokens(model)
     own = limits.cache_tokens_max if longest is None else min(longest, limits.cache_tokens_max)
     wanted = own if limits.context_tokens_max is None else limits.context_tokens_max
