@@ -10,6 +10,8 @@ Buffers are the twin's own in both cases: some rotary embeddings write theirs wh
 """
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import torch
@@ -117,6 +119,27 @@ class PackedModel:
         finally:
             self._twin.set_attn_implementation(PACKED)
         return logits[0, -1]
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[dict[str, torch.Tensor]]]:
+        """Give what each module makes in each pass: by the module's name and the number of its tensor."""
+        passes = list[dict[str, torch.Tensor]]()
+
+        def keep(name: str) -> Callable[[nn.Module, object, object], None]:
+            def hook(_: nn.Module, __: object, made: object) -> None:
+                tensors = made if isinstance(made, tuple) else (made,)
+                passes[-1] |= {
+                    f"{name} {number}": each for number, each in enumerate(tensors) if isinstance(each, torch.Tensor)
+                }
+
+            return hook
+
+        with ExitStack() as hooks:
+            first = self._twin.register_forward_pre_hook(lambda _, __: passes.append({}))
+            hooks.callback(first.remove)
+            for name, module in self._twin.named_modules():
+                hooks.callback(module.register_forward_hook(keep(name)).remove)
+            yield passes
 
 
 def _has_experts(model: PreTrainedModel) -> bool:

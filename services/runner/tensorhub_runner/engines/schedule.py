@@ -80,9 +80,9 @@ class Chunk:
 class Schedule:
     """The attempts of one engine, and the places of its cache."""
 
-    def __init__(self, slots: int, cache_tokens_max: int, prefill_tokens_max: int) -> None:
+    def __init__(self, cache_tokens_max: int, prefill_tokens_max: int) -> None:
         """Have no attempt, and all places free."""
-        self._slots, self._prefill_tokens_max = slots, prefill_tokens_max
+        self._prefill_tokens_max = prefill_tokens_max
         self._sequences: dict[Attempt, Sequence] = {}
         self._uses = array("q", bytes(8 * cache_tokens_max))
         """By place: how many sequences have it."""
@@ -94,11 +94,6 @@ class Schedule:
 
     def __len__(self) -> int:
         return len(self._sequences)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further attempt may be begun."""
-        return len(self._sequences) >= self._slots
 
     def begin(self, sequence: Sequence) -> None:
         """Take a sequence. The caller has seen that its context is not larger than the cache."""

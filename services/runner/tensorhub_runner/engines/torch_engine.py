@@ -7,9 +7,11 @@ In exact mode an attempt's tokens and log-probabilities are a function of prompt
 docs/design/rollouts/engine.md says why. In the fast mode all attempts are computed at once, in the weights' dtype.
 """
 
+import platform
 import time
 from array import array
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -29,6 +31,7 @@ from tensorhub_runner.engines.packed_model import PackedModel
 from tensorhub_runner.engines.schedule import Chunk, EngineLimits, Schedule, Sequence
 from tensorhub_runner.engines.step_times import StepTimes
 
+CPU_INFO: Final = Path("/proc/cpuinfo")
 ERROR_CHARS_MAX: Final = 500
 """Limit of what is told of a library's error."""
 
@@ -57,10 +60,9 @@ class TorchEngine:
         self.capacity: Final = _capacity(model, limits)
         self._model = PackedModel(model, is_exact=is_exact)
         self._cache = KvCache(limits.cache_tokens_max)
-        self._schedule = Schedule(
-            limits.slots, limits.cache_tokens_max, limits.prefill_tokens_max or PREFILL_TOKENS_MAX[is_exact]
-        )
-        self._over: list[StepTokens] = []
+        prefill_tokens_max = limits.prefill_tokens_max or PREFILL_TOKENS_MAX[is_exact]
+        self._schedule = Schedule(limits.cache_tokens_max, prefill_tokens_max)
+        self._over: dict[Attempt, StepTokens] = {}
         """Attempts that had ended when they were begun; the next step says so."""
         self._times, self._clock = StepTimes(), clock
         self._has_weights = self._is_checked = False
@@ -78,29 +80,30 @@ class TorchEngine:
         )
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet: call weights_changed once the model has values")
-        if attempt in self._schedule:
+        if attempt in self._schedule or attempt in self._over:
             raise RuntimeError(f"{attempt} is in the engine already: stop it first")
-        if self._schedule.is_full:
+        if len(self._schedule) + len(self._over) >= self.capacity.slots:
             raise RuntimeError(f"{self.capacity.slots} attempts are in the engine, which is all it takes")
         sequence = Sequence(attempt, prompt, len(prompt) // TOKEN_BYTES, array("i", prompt + tokens), sampling)
         reason = _ended(sequence)
         if reason is None:
             self._schedule.begin(sequence)
         else:
-            self._over.append(StepTokens(attempt, b"", b"", Finished(attempt, sequence.made, reason)))
+            self._over[attempt] = StepTokens(attempt, b"", b"", Finished(attempt, sequence.made, reason))
 
     def stop(self, attempt: Attempt) -> None:
         """Leave an attempt: no further step makes a token of it. One that is not here is no error."""
         self._schedule.end(attempt)
-        self._over = [each for each in self._over if each.attempt != attempt]
+        self._over.pop(attempt, None)
 
     def step(self) -> tuple[StepTokens, ...]:
         """Make one step: parts of prompts, or one token of each attempt, or both. Without work it returns nothing."""
         self._one_thread()
-        over, self._over = self._over, []
+        over = tuple(self._over.values())
+        self._over.clear()
         chunks = self._schedule.plan()
         if not chunks:
-            return tuple(over)
+            return over
         begun_at = self._clock()
         made = self._made(chunks)
         decoded = sum(each.is_decode for each in chunks)
@@ -131,19 +134,15 @@ class TorchEngine:
     @property
     def facts(self) -> EngineFacts:
         """What it is, and how fast it was."""
-        device = self._model.device
-        machine = (
-            torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
-        )
         return EngineFacts(
             kind="torch",
             build=(
                 ("torch", torch.__version__),
                 ("transformers", transformers.__version__),
-                ("machine", machine),
+                ("processor", _processor(self._model.device)),
                 ("exact rows", str(self._model.exact_rows) if self._model.is_exact else "any"),
             ),
-            device=str(device),
+            device=str(self._model.device),
             dtype=str(self._model.dtype).removeprefix("torch."),
             is_exact=self._model.is_exact,
             decode_s=self._times.decode_s,
@@ -222,3 +221,15 @@ def _capacity(model: PreTrainedModel, limits: EngineLimits) -> EngineCapacity:
             f"{limits.cache_tokens_max}: give 1 to {own}"
         )
     return EngineCapacity(limits.slots, wanted, limits.cache_tokens_max)
+
+
+def _processor(device: torch.device) -> str:
+    """Return the name of what computes. Libraries choose their kernels by it, and kernels round each in its own way."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = CPU_INFO.read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name} {torch.backends.cpu.get_cpu_capability()}"

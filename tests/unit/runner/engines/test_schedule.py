@@ -41,7 +41,7 @@ def run(schedule: Schedule, cache: Cache, waiting: list[Sequence], stops: set[in
     computed = dict[int, int]()
     number = 0
     for _ in range(STEPS_MAX):
-        while waiting and not schedule.is_full:
+        while waiting and len(schedule) < slots:
             schedule.begin(waiting.pop(0))
         if not len(schedule):
             return computed
@@ -78,14 +78,14 @@ def test_every_attempt_ends_whatever_the_cache_is(
     given_: list[tuple[list[int], int]], stops: set[int], slots: int, cache_tokens_max: int, prefill_tokens_max: int
 ) -> None:
     """Nobody reads what another sequence wrote, nothing is computed twice at a time, and a step makes progress."""
-    schedule = Schedule(slots, cache_tokens_max, prefill_tokens_max)
+    schedule = Schedule(cache_tokens_max, prefill_tokens_max)
     waiting = [sequence(number, prompt, before) for number, (prompt, before) in enumerate(given_)]
     computed = run(schedule, Cache(), waiting, stops, slots)
     assert computed.keys() == set(range(len(given_)))
 
 
 def test_a_step_computes_only_so_much_of_prompts_and_a_token_of_each_other_attempt() -> None:
-    schedule = Schedule(8, 100, 4)
+    schedule = Schedule(100, 4)
     for number, length in enumerate((1, 7, 6)):
         schedule.begin(sequence(number, [number] * length))
 
@@ -104,7 +104,7 @@ def test_a_step_computes_only_so_much_of_prompts_and_a_token_of_each_other_attem
 
 
 def test_the_last_begun_waits_when_the_cache_is_full_and_is_computed_again() -> None:
-    schedule = Schedule(2, 8, 8)
+    schedule = Schedule(8, 8)
     first, second = sequence(0, [1, 1, 1], tokens_max=5), sequence(1, [2, 2], tokens_max=5)
     computed = run(schedule, Cache(), [first, second], set(), 2)
     # The last token of a response is never computed: nothing follows it.
@@ -114,21 +114,21 @@ def test_the_last_begun_waits_when_the_cache_is_full_and_is_computed_again() -> 
 
 def test_all_of_the_cache_is_used() -> None:
     """Attempts whose tokens fill the cache are computed side by side; one that has no room for all of it waits."""
-    schedule = Schedule(4, 12, 12)
+    schedule = Schedule(12, 12)
     for number, length in enumerate((1, 2, 9, 1)):
         schedule.begin(sequence(number, [number] * length))
     assert [(each.sequence.attempt.n, each.count) for each in schedule.plan()] == [(0, 1), (1, 2), (2, 9)]
 
 
 def test_a_groups_prompt_is_computed_once() -> None:
-    schedule = Schedule(8, 100, 3)
+    schedule = Schedule(100, 3)
     group = [sequence(number, [5, 6, 7, 8, 9], tokens_max=2) for number in range(4)]
     computed = run(schedule, Cache(), [*group, sequence(4, [5, 6, 7], tokens_max=2)], set(), 8)
     assert computed == {0: 6, 1: 2, 2: 2, 3: 2, 4: 4}
 
 
 def test_what_was_computed_on_other_weights_is_not_shared() -> None:
-    schedule, cache = Schedule(8, 100, 8), Cache()
+    schedule, cache = Schedule(100, 8), Cache()
     schedule.begin(sequence(0, [5, 6, 7]))
     for chunk in schedule.plan():
         cache.compute(chunk)

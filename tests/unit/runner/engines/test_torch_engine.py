@@ -37,6 +37,11 @@ def desk(request: Any, shared: PreTrainedModel) -> Iterator[Desk]:
 # ---------------------------------------------------------------------------------------------- what it refuses
 
 
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return engine_of(tiny("llama"))
+
+
 @pytest.mark.parametrize(
     ("prompt", "tokens", "sampling", "said"),
     [
@@ -58,18 +63,19 @@ def desk(request: Any, shared: PreTrainedModel) -> Iterator[Desk]:
     ],
 )
 def test_what_can_not_be_generated_from_is_refused_and_changes_nothing(
-    desk: Desk, prompt: list[int], tokens: list[int], sampling: Sampling, said: str
+    engine: Engine, prompt: list[int], tokens: list[int], sampling: Sampling, said: str
 ) -> None:
     with pytest.raises(BadPrompt, match=said):
-        desk.engine.begin(ATTEMPT, ids(prompt), ids(tokens), sampling)
-    assert not desk.engine.has_work
+        engine.begin(ATTEMPT, ids(prompt), ids(tokens), sampling)
+    assert not engine.has_work
     # The longest that fits is taken.
-    desk.engine.begin(ATTEMPT, ids(PROMPT), b"", Sampling(CONTEXT - len(PROMPT), 0))
+    engine.begin(ATTEMPT, ids(PROMPT), b"", Sampling(CONTEXT - len(PROMPT), 0))
+    engine.stop(ATTEMPT)
 
 
-def test_bytes_that_are_no_tokens_are_refused(desk: Desk) -> None:
+def test_bytes_that_are_no_tokens_are_refused(engine: Engine) -> None:
     with pytest.raises(BadPrompt, match="no whole number"):
-        desk.engine.begin(ATTEMPT, b"\1\0\0\0\2", b"", Sampling(4, 0))
+        engine.begin(ATTEMPT, b"\1\0\0\0\2", b"", Sampling(4, 0))
 
 
 def test_it_takes_so_many_attempts_each_once() -> None:
@@ -82,6 +88,13 @@ def test_it_takes_so_many_attempts_each_once() -> None:
     with pytest.raises(RuntimeError, match="all it takes"):
         engine.begin(Attempt(1, 3), ids(PROMPT), b"", Sampling(4, 0))
     engine.stop(ATTEMPT)
+    # One that has ended already counts until a step has told it.
+    engine.begin(ATTEMPT, ids(PROMPT), ids([1]), Sampling(1, 0))
+    with pytest.raises(RuntimeError, match="already"):
+        engine.begin(ATTEMPT, ids(PROMPT), ids([1]), Sampling(1, 0))
+    with pytest.raises(RuntimeError, match="all it takes"):
+        engine.begin(Attempt(1, 3), ids(PROMPT), b"", Sampling(4, 0))
+    engine.step()
     engine.begin(Attempt(1, 3), ids(PROMPT), b"", Sampling(4, 0))
 
 
@@ -272,7 +285,7 @@ def test_facts_say_what_it_is_and_how_fast_it_was(shared: PreTrainedModel) -> No
     engine.weights_changed()
     assert (engine.facts.kind, engine.facts.device, engine.facts.dtype) == ("torch", "cpu", "float64")
     assert (engine.facts.decode_s, engine.facts.prefill_s) == ((), None)
-    assert {"torch", "transformers", "machine"} <= dict(engine.facts.build).keys()
+    assert {"torch", "transformers", "processor", "exact rows"} <= dict(engine.facts.build).keys()
     Desk(engine).generate((PROMPT, Sampling(3, 1)), (PROMPT[::-1], Sampling(5, 2)))
     assert engine.facts.prefill_s == 0.5 / (2 * len(PROMPT))
     assert engine.facts.decode_s == ((1, 0.5), (2, 0.5))
