@@ -27,7 +27,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     """The bounds of an engine of this tree."""
 
     slots: int = 64
-    """How many attempts are in it at once."""
+    """How many attempts are in the engine at once."""
     cache_tokens_max: int = 65_536
     """Limit of the tokens whose keys and values are kept, of all attempts together."""
     prefill_tokens_max: int | None = None

@@ -36,8 +36,10 @@ ERROR_CHARS_MAX: Final = 500
 """Limit of what is told of a library's error."""
 
 
-PREFILL_TOKENS_MAX: Final = {True: 64, False: 512}
-"""By whether the engine is exact: how many tokens of prompts a step computes, where nothing else is given."""
+EXACT_PREFILL_TOKENS_MAX: Final = 64
+"""Limit of the tokens of prompts that a step computes in exact mode, where no other is given."""
+FAST_PREFILL_TOKENS_MAX: Final = 512
+"""The same in fast mode."""
 
 
 class TorchEngine:
@@ -60,7 +62,8 @@ class TorchEngine:
         self.capacity: Final = _capacity(model, limits)
         self._model = PackedModel(model, is_exact=is_exact)
         self._cache = KvCache(limits.cache_tokens_max)
-        prefill_tokens_max = limits.prefill_tokens_max or PREFILL_TOKENS_MAX[is_exact]
+        own = EXACT_PREFILL_TOKENS_MAX if is_exact else FAST_PREFILL_TOKENS_MAX
+        prefill_tokens_max = limits.prefill_tokens_max or own
         self._schedule = Schedule(limits.cache_tokens_max, prefill_tokens_max)
         self._over: dict[Attempt, StepTokens] = {}
         """Attempts that had ended when they were begun; the next step says so."""
