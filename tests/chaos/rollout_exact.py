@@ -1,7 +1,7 @@
 """Responses of the torch engine in float64, killed or moved at random tokens: bit for bit those of an undisturbed run.
 
-`python -m tests.chaos.rollout_exact --responses 300` takes a few minutes. With `--publishes` versions come meanwhile, and
-each run of tokens is compared with what its version's weights make behind the same tokens.
+`python -m tests.chaos.rollout_exact --responses 300` takes a few minutes. With `--publishes` versions come meanwhile,
+and each run of tokens is compared with what its version's weights make behind the same tokens.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 import tensorhub
 from tensorhub.local.hub import LocalRollouts
 from tensorhub_common.protocol.rollout import messages
+from tensorhub_common.protocol.rollout.entries import Attempt
 from tensorhub_runner.engines.models import build
 
 MODEL: Final = "policy"
@@ -83,7 +84,7 @@ class Exactness:
                 drawn.top_k,
                 drawn.stop_token_ids if end == len(tokens) else (),
             )
-            before = Response(messages.Attempt(1, 1), tokens[:at], logprobs[:at])
+            before = Response(Attempt(1, 1), tokens[:at], logprobs[:at])
             right = desks[version].begin(response.prompt_ids.tolist(), sampling, before)
             desks[version].run()
             if (right.tokens, right.logprobs) != (tokens[:end], logprobs[:end]):
