@@ -34,6 +34,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Report,
     ReportResult,
     TokenRun,
+    attempt_key,
     attempt_of,
     is_well_formed,
 )
@@ -205,6 +206,12 @@ class Leader:
             wanted = {each.request for each in at_work if each.state in _AT_WORK}
             assert instance.pending.keys() | instance.executing.keys() == wanted
             assert not instance.pending.keys() & instance.executing.keys()
+            for key, (response, _) in instance.streaming.items():
+                placement = self.placements[attempt_of(key)]
+                assert placement.request in instance.executing
+                assert placement.finished is None
+                assert response is self.responses[placement.request]
+                assert response.attempt == placement.attempt
 
     def _bus_changed(self, event: BusChanged) -> None:
         self._is_connected = event.is_connected
@@ -783,6 +790,7 @@ class Leader:
             if placement is not None and placement.runner == runner:
                 # Before the tokens: with the last of them the attempt is over.
                 placement.finished = each
+                instance.streaming.pop(attempt_key(each.attempt), None)
                 finished.append(placement)
         resend, is_unknown = self._take_rows(instance, frame)
         for placement in finished:
@@ -795,16 +803,32 @@ class Leader:
         )
 
     def _take_rows(self, instance: Instance, frame: Frame) -> tuple[list[tuple[Attempt, int]], bool]:
-        """Take the rows of a frame; return what to send again, and whether an attempt is unknown."""
+        """Take the rows of a frame; return what to send again, and whether an attempt is unknown.
+
+        Nearly all rows are of attempts that have made tokens and go on, and begin where the last one ended: these only
+        grow their response.
+        """
         resend: list[tuple[Attempt, int]] = []
         is_unknown = False
+        streaming = instance.streaming
         runs: dict[Attempt, list[TokenRun]] = {}
         for attempt, run in frame.runs:
             runs.setdefault(attempt, []).append(run)
+            streaming.pop(attempt_key(attempt), None)
         tokens, logprobs, at = memoryview(frame.tokens), memoryview(frame.logprobs), 0
         columns = (memoryview(column).cast("q") for column in (frame.attempts, frame.starts, frame.counts))
         for key, start, count in zip(*columns, strict=True):
-            attempt, end = attempt_of(key), at + TOKEN_BYTES * count
+            end = at + TOKEN_BYTES * count
+            stream = streaming.get(key)
+            if stream is not None:
+                response, tokens_max = stream
+                if TOKEN_BYTES * start == len(response.tokens) and start + count <= tokens_max:
+                    response.tokens += tokens[at:end]
+                    response.logprobs += logprobs[at:end]
+                    instance.tokens += count
+                    at = end
+                    continue
+            attempt = attempt_of(key)
             placement = self.placements.get(attempt)
             if placement is None or placement.runner != instance.runner:
                 is_unknown = is_unknown or attempt not in instance.to_forget
@@ -843,6 +867,8 @@ class Leader:
         if placement.request in instance.pending and response.count > placement.began_at:
             del instance.pending[placement.request]
             instance.executing[placement.request] = None
+        if placement.request in instance.executing and placement.finished is None:
+            instance.streaming[attempt_key(placement.attempt)] = (response, placement.tokens_max)
         if placement.state is AttemptState.STOPPING or placement.finished is not None:
             self._look_whether_over(placement)
         return True
@@ -871,11 +897,17 @@ class Leader:
         if self._now - self._rated_at >= limits.rate_s:
             self._count_rates()
             self._look_at_room()
-        for instance in self.instances.values():
-            # Each has its own time, so that no look has them all.
-            if self._now - instance.checkpointed_at >= limits.checkpoint_s:
-                instance.checkpointed_at = self._now
-                self._checkpoint(instance)
+        # A few at a look, so that frames don't wait for the tokens of the whole fleet.
+        looks = limits.checkpoint_s / limits.look_s
+        for instance in self._due_to_checkpoint()[: 1 + int(2 * len(self.instances) / looks)]:
+            instance.checkpointed_at = self._now
+            self._checkpoint(instance)
+
+    def _due_to_checkpoint(self) -> list[Instance]:
+        """Return the instances whose last checkpoint is long ago, the longest first."""
+        last = self._now - self.limits.checkpoint_s
+        due = [each for each in self.instances.values() if each.checkpointed_at <= last]
+        return sorted(due, key=lambda each: each.checkpointed_at)
 
     def _lose_silent(self) -> None:
         limits = self.limits
@@ -950,3 +982,4 @@ def _note_idle(instance: Instance | None, placement: Placement) -> None:
     if instance is not None:
         instance.pending.pop(placement.request, None)
         instance.executing.pop(placement.request, None)
+        instance.streaming.pop(attempt_key(placement.attempt), None)

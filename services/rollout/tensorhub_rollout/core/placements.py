@@ -7,6 +7,7 @@ from typing import Final
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
 from tensorhub_common.protocol.rollout.messages import EngineStep, Finished
+from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
 
 STEPS_MEASURED_MAX: Final = 256
@@ -67,6 +68,8 @@ class Instance:
     """Requests that are to run on it and have made no token there, in the order in which they were placed."""
     executing: dict[RequestId, None] = field(default_factory=dict)
     """Requests that have made tokens there and are to go on."""
+    streaming: dict[int, tuple[Response, int]] = field(default_factory=dict)
+    """By `attempt_key`: the responses of attempts that have made tokens and go on, with the limit of their tokens."""
     measured: deque[EngineStep] = field(default_factory=lambda: deque(maxlen=STEPS_MEASURED_MAX))
     """The latest steps of its engine."""
     checkpointed_at: float = 0.0
