@@ -12,6 +12,19 @@ import msgspec
 TRANSFER: Final = "transfer"
 """The name of the span that is one shard's read of one version, from its plan to its end."""
 
+RESPONSE: Final = "response"
+"""The name of the span that is one response of a job's rollouts, from its submission to its end in the log."""
+QUEUE: Final = "queue"
+"""Of a response: it waits for an instance."""
+ATTEMPT: Final = "attempt"
+"""Of a response: one placement on an instance."""
+STORE: Final = "store"
+"""Of a response: from its last token to its end in the log."""
+DELIVERY: Final = "delivery"
+"""Of a response: from its end in the log to its trainer's `done`."""
+SUBMIT: Final = "submit"
+"""The name of the span that is a trainer's call; its responses are linked to it."""
+
 TRANSFERS_MAX: Final = 1_000
 """Limit of transfers in one process's answer."""
 
