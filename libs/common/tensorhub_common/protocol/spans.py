@@ -5,7 +5,7 @@ in `tensorhub trace --json`, so its keys are an interface.
 """
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -71,13 +71,20 @@ class FinishedSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransfersAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transfers of this job have ended lately? `begins` is the beginning of their ids."""
+    """Which transfers of this job, or responses of its rollouts, have ended lately? `begins`: how their ids begin.
+
+    A process of a release that knows no responses answers with transfers.
+    """
 
     begins: str = ""
     model: str | None = None
     version: int | None = None
     replica: str | None = None
     limit: int = 20
+    kind: Literal["transfer", "response"] = TRANSFER
+    group: str | None = None
+    """Of responses: those of this group, and of this index in it."""
+    index: int | None = None
 
 
 class SpansAsk(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Final
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
-from tensorhub_common.protocol.rollout.messages import EngineStep, Finished
+from tensorhub_common.protocol.rollout.messages import EngineStep, Finished, FinishReason
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
 
@@ -65,6 +65,8 @@ class PastAttempt:
     tokens: int
     """How many there were when it was over."""
     ended_by: AttemptTransition | None
+    finished: FinishReason | None
+    """Why it ended at its runner by itself; None: it did not."""
     why: str | None = None
 
     @classmethod
@@ -81,6 +83,7 @@ class PastAttempt:
             # A response that is to begin anew has none left.
             tokens if placement.finished is None else placement.finished.tokens,
             placement.moved_by,
+            None if placement.finished is None else placement.finished.reason,
             why,
         )
 

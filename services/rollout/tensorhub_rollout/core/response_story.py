@@ -4,12 +4,11 @@ The leader notes times where an attempt is placed, makes its first token and is 
 response from what the leader holds of it. A leader that took over knows the attempts before it by their runs alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.observability.deferred_spans import new_span_id
 from tensorhub_common.observability.trace_context import AttributeValue, SpanRecord, TraceContext, finished_span
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
 from tensorhub_common.protocol.rollout.messages import TokenRun
@@ -22,6 +21,8 @@ from tensorhub_rollout.core.transitions import AttemptTransition
 QUEUE_S_MIN: Final = 0.001
 """A wait for an instance that is shorter has no span."""
 NS_PER_S: Final = 1_000_000_000
+
+NewId = Callable[[], str]
 
 
 class ResponseStory(msgspec.Struct, frozen=True):
@@ -49,6 +50,7 @@ def story_of(leader: Leader, of: RequestId, now: float) -> ResponseStory | None:
     tokens = 0 if response is None else response.count
     attempts = [*request.past]
     if request.placement is not None:
+        # The end in the log ends this one too.
         attempts.append(PastAttempt.of(request.placement, tokens, now))
     return ResponseStory(
         of,
@@ -70,11 +72,12 @@ def spans_of(
     submitted_ns: int | None,
     ended_ns: int,
     clock_ns: int,
+    new_id: NewId,
 ) -> Iterator[SpanRecord]:
     """Yield a response's spans: `place` is that of their root, which is linked to the trainer's `submit`.
 
     `submitted_ns`: when the log took its submission. `ended_ns`: when its end was folded. Both are in ns since the
-    epoch; `clock_ns` is added to a time of the leader to have it so.
+    epoch; `clock_ns` is added to a time of the leader to have it so. `new_id` gives an id that no other span has.
     """
     whole = _whole(story)
     attempts = [(each, _ns(each.placed_at, clock_ns), _ns(each.over_at, clock_ns)) for each in story.attempts]
@@ -87,18 +90,18 @@ def spans_of(
     waits_from = submitted_ns if all(run.attempt in seen for run in story.runs) else None
     for each, placed_ns, over_ns in attempts:
         if waits_from is not None and placed_ns - waits_from >= QUEUE_S_MIN * NS_PER_S:
-            yield finished_span(QUEUE, place.beside(new_span_id()), place, (waits_from, placed_ns), {})
-        yield _attempt_span(story, each, place, (placed_ns, over_ns))
+            yield finished_span(QUEUE, place.beside(new_id()), place, (waits_from, placed_ns), {})
+        yield _attempt_span(story, each, (place.beside(new_id()), place), (placed_ns, over_ns))
         waits_from = over_ns
     if waits_from is not None and story.end.reason in {"stop", "length"}:
-        yield finished_span(STORE, place.beside(new_span_id()), place, (waits_from, ended_ns), {})
+        yield finished_span(STORE, place.beside(new_id()), place, (waits_from, ended_ns), {})
     elif waits_from is not None and ended_ns - waits_from >= QUEUE_S_MIN * NS_PER_S:
-        yield finished_span(QUEUE, place.beside(new_span_id()), place, (waits_from, ended_ns), {})
+        yield finished_span(QUEUE, place.beside(new_id()), place, (waits_from, ended_ns), {})
 
 
-def delivery_span(place: TraceContext, ended_ns: int, done_ns: int) -> SpanRecord:
-    """Return the span from a response's end to its trainer's `done`."""
-    return finished_span(DELIVERY, place.beside(new_span_id()), place, (ended_ns, done_ns), {})
+def delivery_span(root: TraceContext, span_id: str, ended_ns: int, done_ns: int) -> SpanRecord:
+    """Return the span from a response's end to its trainer's `done`, below the response's own."""
+    return finished_span(DELIVERY, root.beside(span_id), root, (ended_ns, done_ns), {})
 
 
 def _whole(story: ResponseStory) -> dict[str, AttributeValue]:
@@ -117,7 +120,7 @@ def _whole(story: ResponseStory) -> dict[str, AttributeValue]:
 
 
 def _attempt_span(
-    story: ResponseStory, each: PastAttempt, place: TraceContext, times_ns: tuple[int, int]
+    story: ResponseStory, each: PastAttempt, places: tuple[TraceContext, TraceContext], times_ns: tuple[int, int]
 ) -> SpanRecord:
     attributes: dict[str, AttributeValue] = {
         "tensorhub.instance": each.runner,
@@ -129,13 +132,19 @@ def _attempt_span(
     }
     if each.first_token_at is not None:
         attributes["tensorhub.first_token_s"] = round(each.first_token_at - each.placed_at, 4)
-    return finished_span(ATTEMPT, place.beside(new_span_id()), place, times_ns, attributes, error=each.why)
+    return finished_span(ATTEMPT, *places, times_ns, attributes, error=each.why)
 
 
 def _end_of(each: PastAttempt) -> str:
-    if each.ended_by is AttemptTransition.LOST:
-        return f"lost: {each.why}"
-    return "running" if each.ended_by is None else str(each.ended_by)
+    match each.ended_by:
+        case AttemptTransition.STOPPED if each.finished not in {None, "stop", "length"}:
+            return str(each.finished)
+        case (
+            AttemptTransition.STOPPED | AttemptTransition.REFUSED | AttemptTransition.COMPLETED | AttemptTransition.LOST
+        ):
+            return str(each.ended_by)
+        case _:
+            return str(AttemptTransition.CLOSED)
 
 
 def _versions(runs: "Iterator[TokenRun] | tuple[TokenRun, ...]") -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tensorhub_common.jetstream.rollout_log import RolloutLogEntry
+from tensorhub_common.observability.deferred_spans import new_span_id
 from tensorhub_common.observability.trace_context import TraceContext, context_in
 from tensorhub_common.protocol.rollout.entries import RequestId
 from tensorhub_common.protocol.spans import RESPONSE
@@ -106,8 +107,8 @@ def _make(
     clock_ns: int,
     maker: SpanMaker,
 ) -> None:
-    maker.make_all(spans_of(story, place, cause, submitted_ns, ended_ns, clock_ns))
+    maker.make_all(spans_of(story, place, cause, submitted_ns, ended_ns, clock_ns, new_span_id))
 
 
 def _make_delivery(place: TraceContext, ended_ns: int, done_ns: int, maker: SpanMaker) -> None:
-    maker.make(delivery_span(place, ended_ns, done_ns))
+    maker.make(delivery_span(place, new_span_id(), ended_ns, done_ns))
