@@ -21,7 +21,7 @@ from tensorhub._rollouts.responses import Response, response_of
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import BadCommand, NoInstance, RolloutUnavailable
-from tensorhub_common.observability.trace_context import TraceContext
+from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
 from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.entries import (
     PRIORITY_MAX,
@@ -188,7 +188,11 @@ class AsyncRollouts(NotCopyable):
         drawn = (sampling or self._sampling).checked()
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
         given = list(zip(prompts, checked_prompts(prompts), strict=True))
-        told = {"tensorhub.model": self.model, "tensorhub.consumer": self.name, "tensorhub.groups": len(given)}
+        told: dict[str, AttributeValue] = {
+            "tensorhub.model": self.model,
+            "tensorhub.consumer": self.name,
+            "tensorhub.groups": len(given),
+        }
         with self._tracing.root(SUBMIT, told) as call:
             return await self._submit(given, size, order, pinned, drawn, deadline, call.context)
 

@@ -99,11 +99,11 @@ class Job:
     def tokens(
         self, runner: str, attempt: Attempt, start: int, number: int, now: float, finished: Finished | None = None
     ) -> None:
-        columns = [array("q", [each]).tobytes() for each in (attempt_key(attempt), start, number)]
+        attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(attempt), start, number))
         body = array("i", range(number)).tobytes()
         run = (attempt, TokenRun(start, 5, "root", runner, attempt))
         ends = () if finished is None else (finished,)
-        self.leader.handle(FrameCame(runner, Frame(LOG, 1, 1, *columns, body, body, (run,), ends)), now)
+        self.leader.handle(FrameCame(runner, Frame(LOG, 1, 1, attempts, starts, counts, body, body, (run,), ends)), now)
 
     def spans(
         self, now: float, *, submitted: float | None = 1.0, cause: TraceContext | None = None
