@@ -6,6 +6,7 @@ import pytest
 from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import take
 from tests.kit.nats import RunningNats
+from tests.kit.waiting import until
 
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.errors import LogFull, LogGap, LogMissing, MessageTooLarge, StreamMismatch
@@ -91,6 +92,11 @@ async def test_what_is_no_entry_is_told(rollouts: RolloutLog, bus: Bus) -> None:
     await api.store(bus, lead, b"none")
     await api.store(bus, rollout_entry(rollouts.job, "attach"), b'{"verb":"lead","term":1,"manager":"m"}')
     await bus.publish(f"{api.API}.STREAM.MSG.GET.{rollouts.stream}", b'{"seq":2}', reply=lead)
+
+    async def is_stored() -> bool:
+        return await rollouts.last_seq() == 3
+
+    await until(is_stored)
     await rollouts.append(ENTRIES[1], "m")
     found = [each.entry for each in await read(rollouts, 4)]
     assert [isinstance(each, UnreadableEntry) for each in found] == [True, True, True, False]

@@ -100,7 +100,7 @@ async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> Non
     assert "which is no inbox, and gets none" in log_text
 
 
-async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub) -> None:
+async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub, client: Bus) -> None:
     """An agent has JetStream answer on another's command subject: the log takes it, and no fold does."""
     job = new_job()
     key = Path(hub.file.credentials).parent / "agents/agent-1.nk"
@@ -117,7 +117,7 @@ async def test_what_jetstream_relays_is_no_agents_command(hub: RunningHub) -> No
         lookup = f"$JS.API.DIRECT.GET.{subjects.blob_stream(job)}"
         await other.publish(lookup, question, reply=subjects.command_subject(job, "release", "agent-0"))
         async with asyncio.timeout(BOUND_S):
-            async for entry in JobLog(other, job).follow(last + 1):
+            async for entry in JobLog(client, job).follow(last + 1):
                 if ".cmd." in entry.subject:
                     assert (entry.subject, entry.data) == (subjects.command_subject(job, "release", "agent-0"), b"")
                     assert not entry.headers

@@ -111,7 +111,7 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.long
 async def test_no_client_without_a_key_gets_in(tmp_path: Path) -> None:
     """Keys are their owner's alone, the server is told none of their secret halves, and they outlive the hub."""
-    keys = ("registry.nk", "planner.nk", "client.nk", "admin.nk", "agents/agent-0.nk")
+    keys = ("registry.nk", "planner.nk", "rollout.nk", "client.nk", "admin.nk", "agents/agent-0.nk")
     foreign = tmp_path / "foreign"
     make_key(foreign)
     secrets: list[dict[str, str]] = []

@@ -421,6 +421,22 @@ def test_what_can_be_no_file_or_place_is_one_line(arguments: list[str], words: s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_keys_are_made_for_whom_they_are_named_and_kept_by_the_next_run(tmp_path: Path) -> None:
+    """Each user in a file of its own, and all of them in the server's."""
+    keys = tmp_path / "keys"
+    arguments = ("--agent", "a", "--runner", "r", "--runner", "s", "--job", "run-7")
+    assert command("credentials", str(keys), *arguments).code == 0
+    made = {str(path.relative_to(keys)): path.read_text() for path in keys.rglob("*.nk")}
+    named = ("agents/a.nk", "runners/r.nk", "runners/s.nk", "jobs/run-7.nk")
+    assert set(made) == {*named, "admin.nk", "registry.nk", "planner.nk", "rollout.nk", "client.nk"}
+    assert command("credentials", str(keys), "--renew", "runners/r").code == 0
+    again = {name: (keys / name).read_text() for name in made}
+    assert [name for name in made if again[name] != made[name]] == ["runners/r.nk"]
+    conf = (keys / "nats-users.conf").read_text()
+    for user in ("runner r", "runner s", "rollout", "agent a", "client run-7"):
+        assert f"# {user}\n" in conf
+
+
 def test_a_call_is_made_only_while_time_is_left_for_it_and_gets_a_little_less() -> None:
     """Its own error comes before that of the command; and nobody is said to be silent who was not asked."""
     bound = CommandDeadline(0.0)

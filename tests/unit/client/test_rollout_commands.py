@@ -10,8 +10,6 @@ from tests.unit.client.conftest import Run
 
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts.manager_client import ManagerClient
-from tensorhub.local.keyring import Keyring
-from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RolloutUnavailable
 from tensorhub_common.protocol.rollout.questions import ConsumerStatus, InstanceStatus, RolloutStatus
@@ -100,7 +98,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_runner_becomes_its_process_with_its_settings(
     run: Run, became: list[tuple[tuple[str, ...], dict[str, str]]], model: Path
 ) -> None:
-    options = ["--hub-model", "critic", "--replica", "runner-7", "--spot", "--slots", "8", "--dtype", "float32"]
+    options = ["--hub-model", "critic", "--replica", "runner-7", "--spot", "--slots", "8", "--fast"]
     ended = run("runner", "--engine", "my.engine:load", "--model", model, *options, "--job", "run-7", "--mapped")
     assert ended.code == 0, ended.err
     ((arguments, environment),) = became
@@ -109,7 +107,7 @@ def test_a_runner_becomes_its_process_with_its_settings(
     assert (settings.job, settings.runner_id, settings.runner_engine) == ("run-7", "runner-7", "my.engine:load")
     assert (settings.runner_model, settings.runner_hub_model) == (model, "critic")
     assert (settings.runner_spot, settings.runner_install, settings.runner_slots) == (True, "mapped", 8)
-    assert settings.runner_dtype == "float32"
+    assert not settings.runner_exact
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,6 @@ def test_a_runner_becomes_its_process_with_its_settings(
         ([], 2, "needs a model"),
         (["--model", "/nowhere"], 2, "there is no config.json in /nowhere"),
         (["--engine", "my.engine:load", "--slots", "0"], 2, "--slots"),
-        (["--engine", "my.engine:load", "--dtype", "int8"], 2, "--dtype"),
         (["--engine", "my.engine:load", "--replica", "a.b"], 2, "runner name 'a.b'"),
     ],
 )
@@ -147,12 +144,3 @@ def test_up_says_what_its_runners_lack(run: Run, arguments: list[str], said: str
     ended = run("up", *arguments)
     assert ended.code == 2
     assert said in ended.err
-
-
-def test_a_keyring_has_the_keys_of_a_manager_and_of_each_runner(tmp_path: Path) -> None:
-    keyring = Keyring(tmp_path)
-    keyring.make([User(Role.ROLLOUT), User(Role.RUNNER, "runner-0")])
-    assert {each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.nk")} == {
-        "rollout.nk",
-        "runners/runner-0.nk",
-    }

@@ -26,7 +26,6 @@ _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
 RunnerInstall = Literal["staged", "mapped"]
-EngineDtype = Literal["float64", "float32", "bfloat16"]
 
 
 class Listen(NamedTuple):
@@ -224,12 +223,3 @@ def runner_install(text: str) -> RunnerInstall:
             return text
         case _:
             raise ValueError("must be staged or mapped")
-
-
-def engine_dtype(text: str) -> EngineDtype:
-    """Take the name of a dtype that the torch engine computes in."""
-    match text:
-        case "float64" | "float32" | "bfloat16":
-            return text
-        case _:
-            raise ValueError("must be float64, float32 or bfloat16")

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.config import parsers as values
-from tensorhub_common.config.parsers import EngineDtype, RunnerInstall
+from tensorhub_common.config.parsers import RunnerInstall
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.protocol.plans import SHARES_MAX
 
@@ -451,12 +451,13 @@ class Settings:
         example="64",
         meaning="How many requests a runner's engine runs at once.",
     )
-    runner_dtype: EngineDtype = _variable(
-        values.engine_dtype,
-        "float64",
-        unit="float64, float32, bfloat16",
-        example="bfloat16",
-        meaning="In which the torch engine computes. float64 makes the same tokens in any batch, bit for bit.",
+    runner_exact: bool = _variable(
+        values.switch,
+        "on",
+        unit="on, off",
+        example="off",
+        meaning="Whether the torch engine computes in float64, so that a response is the same bit for bit in any batch "
+        "and on any instance. Off: in the weights' own dtype, all requests at once, which is faster.",
     )
 
     @property

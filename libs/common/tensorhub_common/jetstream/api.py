@@ -7,7 +7,6 @@ as the connection breaks. The caller knows whether a repeat is harmless, and say
 import asyncio
 import json
 import re
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -79,6 +78,26 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 _answers: Final = msgspec.json.Decoder(_Answer)
+
+
+class _MessageFound(msgspec.Struct, frozen=True):
+    """One message as a stream's leader writes it; bytes are in base64."""
+
+    subject: str
+    seq: int
+    time: str
+    hdrs: bytes = b""
+    data: bytes = b""
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What a stream's leader answers to a look-up."""
+
+    message: _MessageFound | None = None
+    error: dict[str, Any] | None = None
+
+
+_found: Final = msgspec.json.Decoder(_Found)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -262,19 +281,22 @@ async def _get(bus: Bus, stream: str, what: Mapping[str, Any], timeout_s: float)
 
 
 async def _get_at_leader(bus: Bus, stream: str, what: Mapping[str, Any], timeout_s: float) -> Stored | None:
-    try:
-        found = (await api(bus, f"STREAM.MSG.GET.{stream}", what, timeout_s))["message"]
-    except StreamFailure as failure:
-        if failure.err_code == NO_MESSAGE:
+    subject = f"{API}.STREAM.MSG.GET.{stream}"
+    answer = _found.decode(await bus.request(subject, json.dumps(what).encode(), timeout_s))
+    if answer.error is not None:
+        failure = _failure(answer.error, subject)
+        code = failure.err_code if isinstance(failure, StreamFailure) else 0
+        if code == NO_MESSAGE:
             return None
-        if failure.err_code == STREAM_NOT_FOUND:
+        if code == STREAM_NOT_FOUND:
             # As without a responder for the stream's messages: a node may not have come to its making yet.
-            raise NoResponder(f"there is no stream {stream}") from None
-        raise
-    headers = Headers(b64decode(found.get("hdrs", "")))
-    data = b64decode(found.get("data", ""))
-    time_ns = time_ns_of(found["time"])
-    return Stored(int(found["seq"]), time_ns, found["subject"], dict(headers), data, is_relayed(headers))
+            raise NoResponder(f"there is no stream {stream}")
+        raise failure
+    found = answer.message
+    if found is None:
+        raise StreamFailure(f"stream {stream} gave neither a message nor a reason")
+    headers = Headers(found.hdrs)
+    return Stored(found.seq, time_ns_of(found.time), found.subject, dict(headers), found.data, is_relayed(headers))
 
 
 def _failure(error: Mapping[str, Any], where: str) -> Exception:

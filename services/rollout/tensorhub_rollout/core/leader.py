@@ -880,6 +880,13 @@ class Leader:
         for run in runs:
             if run.start < response.count:
                 response.add_run(run)
+        self._note_progress(placement, response)
+        if placement.state is AttemptState.STOPPING or placement.finished is not None:
+            self._look_whether_over(placement)
+        return True
+
+    def _note_progress(self, placement: Placement, response: Response) -> None:
+        """Note that an attempt executes once it has made a token."""
         instance = self.instances[placement.runner]
         if placement.request in instance.pending and response.count > placement.began_at:
             del instance.pending[placement.request]
@@ -887,9 +894,6 @@ class Leader:
             placement.first_token_at = self._now
         if placement.request in instance.executing and placement.finished is None:
             instance.streaming[attempt_key(placement.attempt)] = (response, placement.tokens_max)
-        if placement.state is AttemptState.STOPPING or placement.finished is not None:
-            self._look_whether_over(placement)
-        return True
 
     # ------------------------------------------------------------------------------------------ time
 

@@ -25,9 +25,7 @@ def load_engine(settings: Settings) -> LoadedEngine:
     """
     name = settings.runner_engine
     if name == "torch":
-        from tensorhub_runner.engines.torch_engine import load_torch_engine  # noqa: PLC0415 (torch takes a second)
-
-        return LoadedEngine(*load_torch_engine(settings))
+        return _torch_engine(settings)
     module, _, function = name.partition(":")
     if not function:
         raise InvalidSetting(f"there is no engine {name!r}: take torch, or your own as module:function")
@@ -36,3 +34,19 @@ def load_engine(settings: Settings) -> LoadedEngine:
     except (ImportError, AttributeError) as why:
         raise InvalidSetting(f"engine {name!r} can't be loaded: {why}") from None
     return cast("Callable[[Settings], LoadedEngine]", make)(settings)
+
+
+def _torch_engine(settings: Settings) -> LoadedEngine:
+    """Make the torch engine of a model whose values come from the hub."""
+    from tensorhub_runner.engines.models import build  # noqa: PLC0415 (torch and transformers take seconds)
+    from tensorhub_runner.engines.schedule import EngineLimits  # noqa: PLC0415
+    from tensorhub_runner.engines.torch_engine import TorchEngine  # noqa: PLC0415
+
+    if settings.runner_model is None:
+        raise InvalidSetting("TENSORHUB_RUNNER_MODEL is not set: name the folder with the config.json of the model")
+    try:
+        model = build(settings.runner_model)
+    except ValueError as why:
+        raise InvalidSetting(f"TENSORHUB_RUNNER_MODEL can't be used: {why}") from None
+    limits = EngineLimits(slots=settings.runner_slots)
+    return LoadedEngine(TorchEngine(model, is_exact=settings.runner_exact, limits=limits), model)

@@ -29,6 +29,8 @@ RETRY_S: Final = 0.5
 
 TRY_AGAIN: Final = (
     tensorhub.AgentUnavailable,
+    # A call of the process before this one goes on at the agent until its bound.
+    tensorhub.ReplicaConflict,
     tensorhub.RegistryUnavailable,
     tensorhub.RoundTimeout,
     tensorhub.VersionUnavailable,

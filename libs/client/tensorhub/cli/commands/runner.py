@@ -15,7 +15,6 @@ from tensorhub.cli.runner import job_of, need, settings_of
 from tensorhub.local.directory import HubDirectory
 from tensorhub.local.keyring import Keyring
 from tensorhub_common.auth.permissions import Role, User
-from tensorhub_common.config import parsers as values
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import NotInThisVersion
 
@@ -42,9 +41,9 @@ def runner(
     slots: Annotated[
         int, typer.Option(help="How many requests run at once.", parser=options.whole(1, 4096), metavar="N")
     ] = 16,
-    dtype: Annotated[
-        str, typer.Option(help="float64 (exact), float32 or bfloat16.", parser=options.said(values.engine_dtype))
-    ] = "float64",
+    exact: Annotated[
+        bool, typer.Option("--exact/--fast", help="The same tokens in any batch, or all requests at once.")
+    ] = True,
     job: options.Job = None,
     agent: options.Agent = None,
     directory: options.Directory = None,
@@ -74,7 +73,7 @@ def runner(
         "TENSORHUB_RUNNER_SPOT": "on" if spot else "off",
         "TENSORHUB_RUNNER_INSTALL": "mapped" if mapped else "staged",
         "TENSORHUB_RUNNER_SLOTS": str(slots),
-        "TENSORHUB_RUNNER_DTYPE": dtype,
+        "TENSORHUB_RUNNER_EXACT": "on" if exact else "off",
     }
     if agent is not None:
         environment["TENSORHUB_AGENT"] = agent

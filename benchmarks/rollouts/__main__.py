@@ -1,0 +1,5 @@
+"""`python -m benchmarks.rollouts`."""
+
+from benchmarks.rollouts.run import main
+
+main()

@@ -1,0 +1,46 @@
+"""Models that are built from a configuration, and how long their sequences may be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.kit.tiny_engines import CONFIGS, CONTEXT
+
+from tensorhub_runner.engines.models import build, context_tokens
+
+CONFIG: dict[str, Any] = {"model_type": "qwen2", **CONFIGS["qwen2"]}
+
+
+def test_a_folder_a_file_and_their_content_make_the_same_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dtype": "bfloat16"}))
+    models = [build(tmp_path), build(tmp_path / "config.json"), build(CONFIG, torch.bfloat16)]
+    shapes = [{name: (each.shape, each.dtype) for name, each in model.named_parameters()} for model in models]
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert not any(model.training for model in models)
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["nowhere", {"model_type": "no such"}, {"vocab_size": 3}, {**CONFIG, "head_dim": "x"}],
+)
+def test_what_is_no_causal_language_model_is_refused(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="transformers makes no causal language model of"):
+        build(tmp_path / config if isinstance(config, str) else config)
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, CONTEXT),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, CONTEXT),
+        ({"rope_parameters": {**LONG, "original_max_position_embeddings": 16}}, 16),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, CONTEXT),
+    ],
+)
+def test_a_context_ends_where_angles_would_depend_on_the_batch(changes: dict[str, Any], longest: int) -> None:
+    assert context_tokens(build({**CONFIG, **changes})) == longest
