@@ -8,6 +8,7 @@ Invariants (`check`):
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -104,6 +105,11 @@ class _Held:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
+    def made(self) -> int:
+        """How many tokens were made here."""
+        return max(0, self.count - self.assign.prefix)
+
+    @property
     def is_whole(self) -> bool:
         """Whether the whole prefix is here."""
         return self.count >= self.assign.prefix
@@ -139,6 +145,8 @@ class Runner:
         self.held: dict[Attempt, _Held] = {}
         self._ended: dict[Attempt, None] = {}
         self._frame = 0
+        self._made_forgotten = 0
+        """Tokens that were made here of attempts that are forgotten."""
         self._measured: list[EngineStep] = []
         """Since the last heartbeat."""
         self._unanswered: dict[int, tuple[float, list[tuple[Attempt, int]]]] = {}
@@ -202,6 +210,33 @@ class Runner:
             for each in self.held.values()
             if each.is_running
         )
+
+    # ------------------------------------------------------------------------------------------ metrics
+
+    # A thread of the metrics page reads these while the event loop goes on, so they copy what they walk through.
+
+    @property
+    def frames(self) -> int:
+        """How many frames were sent."""
+        return self._frame
+
+    @property
+    def unanswered(self) -> int:
+        """How many of these have no answer yet."""
+        return len(self._unanswered)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were made here."""
+        return self._made_forgotten + sum(each.made for each in list(self.held.values()))
+
+    def states(self) -> Counter[str]:
+        """Return how many attempts are running, waiting, stopped and finished."""
+        found = Counter(running=0, waiting=0, stopped=0, finished=0)
+        for each in list(self.held.values()):
+            is_waiting = each.state == "running" and not each.is_running
+            found["waiting" if is_waiting else each.state] += 1
+        return found
 
     # ------------------------------------------------------------------------------------------ the leader
 
@@ -267,6 +302,7 @@ class Runner:
         held = self.held.pop(attempt, None)
         if held is not None:
             self._leave(attempt, held)
+            self._made_forgotten += held.made
         self._ended[attempt] = None
         if len(self._ended) > self.limits.ended_kept_max:
             del self._ended[next(iter(self._ended))]
