@@ -82,30 +82,26 @@ class Read(Driven):
             self.tick(0.1)
 
 
-def shares_of(units: set[int], parts: int = 1) -> list[Share]:
-    """Return shares of each layout, so many for a source, with those of the units that no layout before it gives."""
+def shares_of(units: set[int]) -> list[Share]:
+    """Return a share of each layout with those of the units that no layout before it gives."""
     shares, left = [], set(units)
     for number, layout in enumerate(LAYOUTS):
-        mine = sorted({*numbers_of(PROGRAM.given_by(layout))} & left)
-        left -= {*mine}
-        for part in range(parts):
-            some = [(unit, 1) for unit in mine[part::parts]]
-            shares += [share(f"agent-{number}", *some, layout=layout)] if some else []
+        mine = {*numbers_of(PROGRAM.given_by(layout))} & left
+        left -= mine
+        if mine:
+            shares.append(share(f"agent-{number}", *((unit, 1) for unit in sorted(mine)), layout=layout))
     return shares
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("first", [range(UNITS), range(PROGRAM.partials, UNITS)])
 def test_every_fold_counts_once_and_before_any_value_that_needs_it(seed: int, first: range) -> None:
-    """Partials that the first plan left out are asked for, since values need them; and the planner may choose.
-
-    A plan may name a source in several shares.
-    """
+    """Partials that the first plan left out are asked for, since values need them; and the planner may choose."""
     read = Read()
     plan = read.tick().plan
     assert plan is not None
     assert numbers_of(plan[0]) == list(range(UNITS))
-    read.begin(shares_of(set(first), parts=1 + seed))
+    read.begin(shares_of(set(first)))
     if len(first) < UNITS:
         while read.actions.plan is None:
             read.tick(0.1)

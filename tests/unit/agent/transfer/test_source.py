@@ -90,6 +90,14 @@ def test_partials_come_in_batches_of_their_own_and_values_are_not_kept_back_by_t
     assert made.partials_outstanding == head[0][1]
 
 
+def test_all_that_waits_for_folds_is_looked_at_once_however_many_shares_it_came_in() -> None:
+    made = source()
+    made.by_amax, made.unknown = bytearray(b"\x01" * PIECES), bytearray(b"\x01" * PIECES)
+    for run in ((6, 2), (3, 1)):
+        made.give([run])
+    assert [made.take_new_awaiting_fold() for _ in range(2)] == [[(6, 2), (3, 1)], []]
+
+
 def test_what_came_by_an_encoding_is_added_up_and_the_last_reason_stands() -> None:
     made = source()
     for nbytes, wire_bytes, why in ((10, 7, "slow"), (20, 3, "slower")):
