@@ -54,9 +54,9 @@ def assign_plan(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple
 def feed_idle_sources(index: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose, or else what others have waiting; and those that cross what they have.
 
-    Only those are looked at that something has happened to: what the others could take they have taken.
+    The index has settled. Only those are looked at that something has happened to: what the others could take they
+    have taken.
     """
-    index.settle()
     if loose:
         _give_loose(index, loose)
         return
@@ -64,7 +64,7 @@ def feed_idle_sources(index: RoleIndex, loose: list[Range]) -> None:
         # As long as anything was loose no source was relieved, whatever happened.
         index.offered = []
         kinds = list(index.idle_kinds())
-    elif index.count(IDLE):
+    elif index.count(IDLE) and index.count(GIVING):
         kinds = _contested(index)
     else:
         return
