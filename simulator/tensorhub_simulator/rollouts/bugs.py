@@ -14,6 +14,7 @@ from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort
 from tensorhub_rollout.core.placements import Placement
 from tensorhub_rollout.core.responses import Response
+from tensorhub_rollout.policy.view import InstanceView
 from tensorhub_runner.core import runner as runner_module
 from tensorhub_runner.core.runner import Runner
 from tensorhub_runner.core.runner_events import WeightsLoaded
@@ -193,6 +194,16 @@ def _forgotten_early() -> tuple[Replacement, ...]:
     return ((Leader, "_over", over),)
 
 
+def _moved_while_prefilling() -> tuple[Replacement, ...]:
+    """A request moves to an idle instance until its first token is here, and its prompt is computed anew each time."""
+    return ((InstanceView, "queued", property(lambda self: len(self.pending))),)
+
+
+def _blamed_together() -> tuple[Replacement, ...]:
+    """Every request that was begun with the one that kills its instance is blamed for it."""
+    return ((Leader, "_blamed", lambda self, lost: lost),)
+
+
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "older-frame": _older_frame,
     "gap-taken": _gap_taken,
@@ -209,6 +220,8 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "silence-while-cut": _silence_while_cut,
     "silence-while-asleep": _silence_while_asleep,
     "forgotten-early": _forgotten_early,
+    "moved-while-prefilling": _moved_while_prefilling,
+    "blamed-together": _blamed_together,
 }
 
 

@@ -51,5 +51,7 @@ class RunnerProcess(Process):
     core: Runner | None = None
     engine: dict[Attempt, tuple[int, int]] = field(default_factory=dict)
     """What the engine runs: seed and next position of each."""
+    prefills: dict[Attempt, int] = field(default_factory=dict)
+    """How many steps the prompt of an attempt still takes."""
     loaded: int | None = None
     is_loading: bool = False
