@@ -11,7 +11,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -226,7 +226,7 @@ def arguments(doc: str | None, **defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write_json(path: str, found: list[Struck]) -> None:
+def write_json(path: str, found: Sequence[msgspec.Struct]) -> None:
     if path:
         Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 

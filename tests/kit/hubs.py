@@ -242,14 +242,16 @@ async def running_hub(
     nats_nodes: int = 1,
     agent: str = "",
     rollouts: LocalRollouts | None = None,
+    commands: ServiceCommands | None = None,
     settings: Mapping[str, str] | None = None,
     **more: str,
 ) -> AsyncIterator[RunningHub]:
     """Bring a hub up in this directory, with these settings in its environment.
 
-    `agent`: which unusual agent it runs (agents.py).
+    `agent`: which unusual agent it runs (agents.py). `commands`: how services are run, where it is otherwise.
     """
-    commands = ServiceCommands(agent=(sys.executable, "-m", "tests.kit.agents", agent)) if agent else None
+    if agent:
+        commands = ServiceCommands(agent=(sys.executable, "-m", "tests.kit.agents", agent))
     async with LocalHub(
         directory,
         agents=agents,

@@ -51,8 +51,8 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "eos_token_id": 1,
     },
     "gemma2": {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW},
-    # Neither this family nor gpt2 rounds to float32 on its way, so each bit is seen. Kernels add up in another order
-    # for sizes as these, and for the odd ones of gpt2.
+    # Neither this family nor gpt2 rounds to float32 on its way, so each bit is seen. For odd sizes, as gpt2 has here,
+    # kernels add up in another order from one place of a pass to the next.
     "phi": {**SIZES, "partial_rotary_factor": 0.5, "hidden_size": 64, "intermediate_size": 192},
 }
 

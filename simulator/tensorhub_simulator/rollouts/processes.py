@@ -51,5 +51,7 @@ class RunnerProcess(Process):
     core: Runner | None = None
     engine: dict[Attempt, tuple[int, int]] = field(default_factory=dict)
     """What the engine runs: seed and next position of each."""
+    cached: dict[Attempt, int | None] = field(default_factory=dict)
+    """The version that the engine's cache of each was computed with."""
     loaded: int | None = None
     is_loading: bool = False

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from tests.bounds import WAIT_S
-from tests.chaos.rollout_kills import MODEL, SEED, STOP, RolloutJob, expected, rollout_job
+from tests.chaos.rollout_kills import RolloutJob, rollout_job
+from tests.chaos.rollout_trainer import MODEL
+from tests.chaos.rollout_verdict import SEED, STOP, expected
 from tests.kit.fake_engine import VOCABULARY, logprob_of
 
 import tensorhub

@@ -335,8 +335,8 @@ class Leader:
             return
         stored = self.state.request(event.request)
         attempt = None if stored is None else stored.attempt
-        newest = max(self._versions_of(self._model_of(event.request)).published, default=None)
-        if newest is not None and any(run.version > newest for run in event.runs):
+        versions = self._versions_of(self._model_of(event.request))
+        if any(versions.is_retired(run.version) for run in event.runs):
             # The trainer has gone back behind these tokens.
             request.placement.began_at = 0
             self.counts.discarded["rewind"] += len(event.tokens) // TOKEN_BYTES
@@ -361,8 +361,8 @@ class Leader:
                 response = self.responses[event.request]
                 request.ending = RequestEnded(event.request, response.attempt, reason, response.count)
             instance = self.instances[placement.runner]
-            published = self._versions_of(instance.model).published
-            if reason is not None or instance.version is None or not event.rule.allows(instance.version, published):
+            versions = self._versions_of(instance.model)
+            if reason is not None or instance.version is None or not event.rule.allows(instance.version, versions):
                 placement.move(AttemptTransition.REFUSED)
                 self._over(placement)
                 if reason is not None:
@@ -542,12 +542,12 @@ class Leader:
 
     def _restart_retired(self, model: str) -> None:
         """Begin responses anew that have tokens of versions which the trainer has gone back behind."""
-        newest = max(self._versions_of(model).published, default=None)
-        if newest is None:
+        versions = self._versions_of(model)
+        if not versions.retired:
             return
         for of, response in [*self.responses.items()]:
             request = self.requests[of]
-            if request.ending is not None or not any(run.version > newest for run in response.runs):
+            if request.ending is not None or not any(versions.is_retired(run.version) for run in response.runs):
                 continue
             if self._model_of(of) != model or _is_complete(request.placement):
                 continue

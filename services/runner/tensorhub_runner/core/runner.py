@@ -329,8 +329,14 @@ class Runner:
         self._beat()
 
     def _see(self, versions: PublishedVersions) -> None:
-        if versions.seq >= self.versions.seq:
-            self.versions = versions
+        if versions.seq < self.versions.seq:
+            return
+        self.versions = versions
+        if self.version is not None and versions.is_retired(self.version):
+            # The trainer has gone back behind what runs here.
+            for attempt, held in self.held.items():
+                if held.is_running:
+                    self._supersede(attempt, held)
 
     def _report(self) -> None:
         held = tuple(
@@ -376,13 +382,18 @@ class Runner:
         self._add_run(held)
         self._effects.append(Begin(attempt, held.assign.prompt, bytes(held.tokens), held.assign.sampling))
 
+    def _supersede(self, attempt: Attempt, held: _Held) -> None:
+        """Give an attempt back that its version rule does not let begin, or go on."""
+        self._leave(attempt, held)
+        held.finished = Finished(attempt, held.count, "superseded")
+
     def _is_allowed(self, held: _Held) -> bool:
         """Tell whether an attempt may make its next token on the version in memory; the rule of age is of the first."""
         assert self.version is not None
         rule = held.assign.rule
         if held.count and rule.pinned is None:
-            return True
-        return rule.allows(self.version, self.versions.published)
+            return not self.versions.is_retired(self.version)
+        return rule.allows(self.version, self.versions)
 
     def _add_run(self, held: _Held, *, is_kept: bool = False) -> None:
         """Begin a run behind the tokens that are here; one that got no token is replaced."""
@@ -398,7 +409,11 @@ class Runner:
         for made in event.made:
             held = self.held.get(made.attempt)
             # The engine had begun the step before it was told to leave the attempt.
-            if held is not None and held.is_running:
+            if held is None or not held.is_running:
+                continue
+            if not held.count and self.version is not None and not self._is_allowed(held):
+                self._supersede(made.attempt, held)
+            else:
                 self._made(held, made)
 
     def _measure(self, event: EngineStepped) -> None:
@@ -435,8 +450,7 @@ class Runner:
             if not held.is_running:
                 continue
             if not self._is_allowed(held):
-                self._leave(attempt, held)
-                held.finished = Finished(attempt, held.count, "superseded")
+                self._supersede(attempt, held)
             elif held.assign.rule.on_update == "restart" and held.count:
                 self._leave(attempt, held)
                 held.finished = Finished(attempt, held.count, "restart")
