@@ -4,7 +4,7 @@ Several managers may run. All fold, and one leads. What runners say and what the
 leading, so where no manager leads NATS itself answers that there is no responder.
 
 Invariants:
-- A job that can't go on affects no other: it is left alone, and followed anew after a while.
+- A job that can't go on affects no other: it is set aside, and followed anew after a while.
 - An error that escapes anywhere else ends the process, which is started again. The log has all that it must know.
 """
 
@@ -277,7 +277,7 @@ class RolloutManager:
                 RETRY,
                 has_recovered=before is None or job.state.seq > before.seq or before.has_lasted(now),
             )
-            _log.error("the job is left alone for a while", job=name, why=repr(fault.error))
+            _log.error("the job is set aside", job=name, why=repr(fault.error))
             self._end(name)
 
         self._running[name] = self._work.start(job.run(), f"following the rollouts of job {name!r}", on_fault=leave)

@@ -21,7 +21,7 @@ from tensorhub_rollout.core.outcomes import Acknowledged, Cancelled, Ended, Outc
 from tensorhub_rollout.core.response_story import NS_PER_S, ResponseStory, delivery_span, spans_of, story_of
 
 TRACED_PER_S_MAX: Final = 100
-"""Limit of the responses that have spans, of those that end in one second: they take a percent of a core."""
+"""Limit of the responses that have spans, of those that end in one second: they take 0.3 % of a core."""
 SUBMISSIONS_NOTED_MAX: Final = 16_384
 """Limit of the submissions whose time and cause are remembered, the latest."""
 DELIVERIES_MAX: Final = 16_384
