@@ -19,6 +19,7 @@ from tensorhub_common.protocol.rollout.messages import (
 )
 from tensorhub_common.protocol.rollout.questions import ReadyAnswer
 from tensorhub_rollout.core import fold as fold_module
+from tensorhub_rollout.core import leader as leader_module
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort
 from tensorhub_rollout.core.placements import Placement
@@ -38,9 +39,9 @@ def _remembering(taken: Callable[[Leader, FrameCame, dict[Attempt, RequestId]], 
     over, frame = Leader._over, Leader._frame
     requests: dict[Attempt, RequestId] = {}
 
-    def remember(self: Leader, placement: Placement, failure: str | None = None) -> None:
+    def remember(self: Leader, placement: Placement, *arguments: Any, **more: Any) -> None:
         requests[placement.attempt] = placement.request
-        over(self, placement, failure)
+        over(self, placement, *arguments, **more)
 
     def both(self: Leader, event: FrameCame) -> None:
         taken(self, event, requests)
@@ -198,16 +199,16 @@ def _forgotten_early() -> tuple[Replacement, ...]:
     """The runner of an attempt that was stopped may forget it before a later one is confirmed."""
     known = Leader._over
 
-    def over(self: Leader, placement: Placement, failure: str | None = None) -> None:
-        known(self, placement, failure)
+    def over(self: Leader, placement: Placement, *arguments: Any, **more: Any) -> None:
+        known(self, placement, *arguments, **more)
         self._forget_earlier(placement.request)
 
     return ((Leader, "_over", over),)
 
 
 def _older_checkpoint() -> tuple[Replacement, ...]:
-    """What an older attempt made counts in the log behind a newer one."""
-    return ((fold_module, "_counts", lambda attempt, request: True),)
+    """A checkpoint goes on behind what the log has, also where a later attempt began before that."""
+    return ((leader_module, "_first_unkept", lambda stored, response, placement: stored.kept),)
 
 
 def _cap_ignored() -> tuple[Replacement, ...]:
@@ -250,10 +251,7 @@ def _staleness_by_number() -> tuple[Replacement, ...]:
 
 def _rewind_ignored() -> tuple[Replacement, ...]:
     """What has tokens of retired versions goes on."""
-    return (
-        (Leader, "_restart_retired", lambda self, model: None),
-        (PublishedVersions, "is_retired", lambda self, version: False),
-    )
+    return ((Leader, "_restart_retired", lambda self, model: None),)
 
 
 def _cache_kept() -> tuple[Replacement, ...]:

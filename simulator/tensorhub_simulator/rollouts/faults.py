@@ -38,9 +38,12 @@ class Faults:
             case ["stop"] if processes:
                 world.stop(random.choice(processes), random.choice([0.3, 1.0, 10.0]))
             case ["publish"]:
-                world.publish()
+                # A trainer may publish faster than prompts are computed.
+                for number in range(random.choice((1, 1, 4))):
+                    world.agenda.after(0.02 * number, world.publish)
             case ["rewind"]:
                 world.rewind()
+                world.agenda.after(random.uniform(0.0, 1.0), world.publish)
             case ["trainer"]:
                 world.restart_trainer()
             case ["notice"]:

@@ -142,6 +142,8 @@ class Chances(msgspec.Struct, frozen=True):
     """Steps of an engine until the first token of what it begins, at most; each request has its own number."""
     told_late: float = 0.3
     """Of responses that stop: the engine says so a step after the last token."""
+    killed_at_end: float = 0.01
+    """Of ends that a leader writes, those after which it is killed at once."""
     survives: float = 0.5
     """Of entries under way, when their sender is killed."""
 
@@ -447,6 +449,8 @@ class RolloutWorld:
                 payload = self._write([Written(effect.tokens, effect.logprobs, effect.runs)]) if ended.tokens else None
                 assert manager.leader is not None
                 self.append(End(manager.leader.term, (ended,), payload), manager)
+                if self.random.random() < self.chances.killed_at_end:
+                    self._later(manager, self.random.uniform(0.0, 0.01), partial(self.kill, manager))
             case StoreTokens(part=part):
                 payload = self._write([Written(effect.tokens, effect.logprobs, effect.runs)])
                 assert manager.leader is not None

@@ -162,7 +162,7 @@ async def test_a_prompt_that_no_engine_can_take_fails_with_what_the_engine_says(
         (Prompt([1], id="x" * 200), "can't be used: take 1 to 128 printable characters"),
         ([1, 2], "is no prompt: give tensorhub.Prompt"),
     ],
-    ids=str,
+    ids=range(11),
 )
 async def test_a_prompt_that_can_not_be_is_refused_with_the_reason(job: RolloutJob, prompt: Any, why: str) -> None:
     rollouts = await attach(job, "bad-prompts")

@@ -71,7 +71,7 @@ from tensorhub_rollout.core.leader_events import (
 from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitted
 from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
-from tensorhub_rollout.core.state import RolloutState
+from tensorhub_rollout.core.state import Request, RolloutState
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
 from tensorhub_rollout.core.waiting import WaitingQueue
 from tensorhub_rollout.policy.view import FleetView, InstanceView
@@ -517,6 +517,9 @@ class Leader:
         return 0 if response is None else response.count
 
     def _finished(self, placement: Placement, finished: Finished) -> None:
+        if placement.state is AttemptState.ASSIGNED:
+            # The answer to its assign was lost; it could not end without the whole prefix.
+            self._confirmed(placement)
         reason = finished.reason
         why: DiscardReason = "restart"
         if reason in {"stop", "length"} and self._is_too_old(placement.request):
@@ -586,8 +589,11 @@ class Leader:
                 StoreEnd(ended, bytes(response.tokens), bytes(response.logprobs), tuple(response.runs))
             )
 
-    def _over(self, placement: Placement, failure: str | None = None) -> None:
-        """An attempt is over and its request waits again; after too many failures without a new token it ends."""
+    def _over(self, placement: Placement, failure: str | None = None, *, is_blamed: bool = True) -> None:
+        """An attempt is over and its request waits again; after too many failures without a new token it ends.
+
+        A failure for which the request is not blamed is told, and does not count.
+        """
         of = placement.request
         self._drop(placement)
         request = self.requests[of]
@@ -601,7 +607,7 @@ class Leader:
         if held > placement.began_at:
             request.fruitless = request.lost_together = 0
             self._alone.discard(of)
-        elif failure is not None:
+        elif failure is not None and is_blamed:
             request.fruitless += 1
         if request.fruitless >= self.limits.attempts_max:
             error = f"{request.fruitless} attempts one after the other made no token; the last one: {failure}"
@@ -988,7 +994,7 @@ class Leader:
         for placement in placements:
             if placement.state is not AttemptState.COMPLETE:
                 placement.move(AttemptTransition.LOST)
-                self._over(placement, f"{instance.runner} was lost: {reason}" if placement in blamed else None)
+                self._over(placement, f"{instance.runner} was lost: {reason}", is_blamed=placement in blamed)
 
     def _blamed(self, lost: list[Placement]) -> list[Placement]:
         """Return the attempt that may have cost the instance, if it is one alone.
@@ -1014,9 +1020,7 @@ class Leader:
                 continue
             if placement.state is AttemptState.COMPLETE:
                 continue
-            # Behind the place where a later attempt began, the log has other tokens.
-            is_known = stored.attempt is None or stored.attempt == response.attempt
-            start = stored.kept if is_known else min(stored.kept, placement.began_at)
+            start = _first_unkept(stored, response, placement)
             if response.count <= start:
                 continue
             part = TokensKept(placement.request, response.attempt, start, response.count)
@@ -1027,6 +1031,14 @@ class Leader:
                     placement.runner, part, bytes(response.tokens[first:]), bytes(response.logprobs[first:]), runs
                 )
             )
+
+
+def _first_unkept(stored: Request, response: Response, placement: Placement) -> int:
+    """Return the place behind which the log has not the tokens of a response."""
+    if stored.attempt is None or stored.attempt == response.attempt:
+        return stored.kept
+    # Behind the place where a later attempt began, the log has other tokens.
+    return min(stored.kept, placement.began_at)
 
 
 def _is_complete(placement: Placement | None) -> bool:

@@ -19,6 +19,7 @@ from tensorhub_common.protocol.rollout.entries import (
 from tensorhub_common.protocol.rollout.messages import (
     AssignResult,
     Finished,
+    FinishReason,
     Frame,
     HeldAttempt,
     PublishedVersions,
@@ -52,9 +53,8 @@ REQUEST, ATTEMPT = RequestId(3, 0), Attempt(1, 1)
 LOG, RUNNER = "log", "runner-0"
 
 
-@pytest.fixture
-def leader() -> Leader:
-    """Return a leader whose one request runs on its one runner; it may have four tokens."""
+def assigned() -> Leader:
+    """Return a leader that has assigned its one request to its one runner, and has no answer."""
     state = RolloutState("job")
     group = GroupSubmitted("p", "a" * 64, 1, 1, 4)
     fold(state, 1, Lead(1, "m"))
@@ -67,8 +67,25 @@ def leader() -> Leader:
     made.handle(Tick(), 0.1)
     made.handle(Place(REQUEST, RUNNER), 0.1)
     made.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule()), 0.1)
+    return made
+
+
+@pytest.fixture
+def leader() -> Leader:
+    """Return a leader whose one request runs on its one runner; it may have four tokens."""
+    made = assigned()
     made.handle(AssignAnswered(RUNNER, 1, (AssignResult(ATTEMPT, 0),)), 0.1)
     return made
+
+
+@pytest.mark.parametrize("reason", ["superseded", "failed"])
+def test_an_attempt_that_ends_before_its_assign_was_answered_is_over(reason: FinishReason) -> None:
+    """The answer is lost, and the frame that says how it ended has no token of it."""
+    leader = assigned()
+    ended = Frame(LOG, 1, 1, finished=(Finished(ATTEMPT, 0, reason, "no"),))
+    leader.handle(FrameCame(RUNNER, ended), 0.1)
+    leader.check()
+    assert ([*leader.view("policy").waiting], [*leader.placements]) == ([REQUEST], [])
 
 
 def frame(start: int, count: int, *, tokens: bytes | None = None, starts: bytes | None = None) -> Frame:
