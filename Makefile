@@ -7,6 +7,7 @@ KILLS ?= 200
 PEERS ?= ray,nixl,mooncake,monarch
 UPDATES ?= 2000
 ROUNDS ?= 50
+RESPONSES ?= 300
 SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
@@ -36,7 +37,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs site serve
+.PHONY: help venv demo test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact matrix partition crowds mixed cluster mutants docs site serve
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +128,10 @@ late-bytes: $(READY) ## ROUNDS=50 sources stopped in mid-read over ucxx, woken a
 torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four readers fetch; then without the drain
 	@$(BIN)/python -m tests.chaos.torn_reads --seconds $(SECONDS)
 	@$(BIN)/python -m tests.chaos.torn_reads --seconds 30 --no-drain
+
+rollout-exact: $(READY) ## responses of killed and moved runners, bit for bit (RESPONSES=300); then with versions that come meanwhile
+	@$(BIN)/python -m tests.chaos.rollout_exact --responses $(RESPONSES)
+	@$(BIN)/python -m tests.chaos.rollout_exact --responses $(RESPONSES) --publishes 20
 
 matrix: $(READY) ## each process killed or stopped before, during and after the bytes, over each transport: a table
 	@$(BIN)/python -m tests.chaos.matrix

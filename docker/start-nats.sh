@@ -5,7 +5,7 @@ set -eu
 umask 077
 cd /etc/tensorhub/credentials
 if [ "${NATS_NODE:-nats}" = nats ]; then
-  tensorhub credentials . --agent agent-0 --agent agent-1 --job default > /dev/null
+  tensorhub credentials . --agent agent-0 --agent agent-1 --runner runner-0 --job default > /dev/null
   # Its own authority: clients believe this one certificate, and so do nodes of each other.
   if [ ! -e nats.pem ]; then
     openssl req -x509 -newkey ed25519 -noenc -days 3650 -subj "/CN=nats" \

@@ -63,6 +63,7 @@ UNSUPERVISED_BUT: Final = {
     "services/agent/tensorhub_agent/transports/ucxx/engine.py": "what UCX's thread tells the loop is caught there",
     "services/agent/tensorhub_agent/jobs/worker_server.py": "the end of a worker closes its connection, no more",
     "services/agent/tensorhub_agent/transports/ucxx/gather_client.py": "tasks that are awaited there",
+    "services/runner/tensorhub_runner/app/engine_thread.py": "calls of the engine that are awaited there",
 }
 """Files that may, and why."""
 
@@ -184,6 +185,8 @@ PACKAGES: Final = (
     "services/agent/tensorhub_agent",
     "services/planner/tensorhub_planner",
     "services/registry/tensorhub_registry",
+    "services/rollout/tensorhub_rollout",
+    "services/runner/tensorhub_runner",
     "simulator/tensorhub_simulator",
 )
 

@@ -102,8 +102,8 @@ async def _run(hub: LocalHub, trainer: tensorhub.AsyncHub, options: argparse.Nam
         latencies = sorted(REPORTS_LATENCIES)
         count = await delivering
         assert count == options.responses, f"{count} responses came, and not {options.responses}"
-        for each in reports:
-            each.cancel()
+        for report in reports:
+            report.cancel()
         return Measured(
             options.instances,
             options.responses,

@@ -17,7 +17,7 @@ import pytest
 from tests.kit.nats import free_ports
 
 ROOT = Path(__file__).parents[2]
-HUB = ["nats", "registry", "planner", "agent-0", "agent-1"]
+HUB = ["nats", "registry", "planner", "rollout", "agent-0", "agent-1"]
 JAEGER = "jaeger"
 COMMAND_S_MAX = 1200.0
 DEMO = ("--profile", "demo")

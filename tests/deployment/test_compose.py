@@ -48,5 +48,5 @@ def test_the_demo_comes_to_its_summary_and_the_catalog_stays(compose: Compose) -
 def test_a_killed_agent_is_back_and_the_hub_is_healthy(compose: Compose) -> None:
     compose("kill", "--signal", "SIGKILL", "agent-1")
     compose("up", "--detach", "--wait", *compose.services)
-    for process in ("registry-0", "planner-0", "agent-0", "agent-1"):
+    for process in ("registry-0", "planner-0", "rollout-0", "agent-0", "agent-1"):
         compose("exec", "-T", "registry", "python3", "-m", "tensorhub_common.introspection.ping", process)

@@ -1,5 +1,6 @@
 """What can be said of the deployment's files without running them: they name what the code has, and hold together."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -119,6 +120,25 @@ def test_what_the_image_is_built_from_is_there() -> None:
     ignore = (ROOT / "docker/Dockerfile.dockerignore").read_text()
     for allowed in re.findall(r"^!(\S+)$", ignore, re.MULTILINE):
         assert (ROOT / allowed).exists()
+
+
+def test_the_runner_in_containers_has_the_model_of_the_guide() -> None:
+    """So that the guide's trainer runs against either."""
+    page = (ROOT / "docs/guides/rollouts.md").read_text()
+    (config,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert json.loads((ROOT / "docker/model/config.json").read_text()) == json.loads(config)
+    keys = re.search(r"tensorhub credentials \. (.*) > /dev/null", (ROOT / "docker/start-nats.sh").read_text())
+    assert keys is not None
+    for named in re.findall(r"/credentials/(?:agents|runners)/([\w-]+)\.nk", COMPOSE.read_text()):
+        assert f" {named} " in f" {keys[1]} "
+
+
+def test_a_runner_is_of_the_user_and_at_the_socket_of_its_agent() -> None:
+    runner, agent = (options_of(ROOT / f"systemd/tensorhub-{name}@.service") for name in ("runner", "agent"))
+    assert runner["User"] == agent["User"]
+    text = (ROOT / "systemd/tensorhub-runner@.service").read_text()
+    assert f"TENSORHUB_SOCKET=/run/{agent['RuntimeDirectory']}/agent.sock\n" in text
+    assert "tensorhub-agent@%i.service" in runner["After"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")

@@ -19,6 +19,7 @@ UNITS = [
     "tensorhub-nats",
     "tensorhub-registry",
     "tensorhub-planner",
+    "tensorhub-rollout",
     "tensorhub-agent@0",
     "tensorhub-agent@1",
     "tensorhub-agent@2",

@@ -4,19 +4,18 @@ import asyncio
 import json
 import re
 import textwrap
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Final
 
 import pytest
 import pytest_asyncio
-from prometheus_client.parser import text_string_to_metric_families
 from tests.bounds import WAIT_S
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.otlp_receiver import Received, Receiver, receiving, tree
 from tests.kit.processes import Peer
+from tests.kit.scraping import scraped
 from tests.kit.tensors import full
 from tests.kit.waiting import until, until_answer
 from tools.docs.metrics_page import prometheus_name
@@ -302,25 +301,6 @@ async def test_asking_ends_in_time_though_one_process_never_answers(bus: Bus) ->
 
 # ---------------------------------------------------------------------------------------------------------- metrics
 
-Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-async def scraped(hub: RunningHub, process: str) -> Samples:
-    """Return what a process's page shows; after a restart the last line of its log says where that is."""
-    url = str(re.findall(r"metrics at (http://\S+)", hub.log(process))[-1])
-
-    def fetch() -> str:
-        with urllib.request.urlopen(url, timeout=120) as answer:  # noqa: S310 (a page of our own)
-            return bytes(answer.read()).decode()
-
-    families = text_string_to_metric_families(await asyncio.to_thread(fetch))
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
-
-
 READ = ("tensorhub_agent_read_bytes_total", frozenset({("transport", "local")}))
 DONE = ("tensorhub_agent_reads_total", frozenset({("outcome", "done")}))
 
@@ -353,7 +333,8 @@ async def test_each_service_shows_what_the_documentation_says_that_it_has(hub: R
     # The last ones count deltas, late reads and escaped errors, of which there are none here.
     late = {"tensorhub_planner_refusals_total", "tensorhub_agent_sources", "tensorhub_agent_encoded_bytes_total"}
     late |= {"tensorhub_faults_total", "tensorhub_agent_reads_late_total"}
-    for metric in METRICS.values():
+    # tests/integration/rollouts/test_rollout_telemetry.py has those of rollouts.
+    for metric in (each for each in METRICS.values() if each.role not in {"rollout", "runner"}):
         name = prometheus_name(metric)
         assert (f"{name}_count" if metric.kind == "histogram" else name) in shown | late, name
     assert registry["tensorhub_registry_leads", frozenset()] == 1

@@ -87,8 +87,8 @@ def _echoing() -> None:
 
         return twice
 
-    RunnerService._on_assign = echoing(RunnerService._on_assign)  # type: ignore[method-assign]
-    RunnerService._on_abort = echoing(RunnerService._on_abort)  # type: ignore[method-assign]
+    RunnerService._on_assign = echoing(RunnerService._on_assign)  # type: ignore[assignment, method-assign]
+    RunnerService._on_abort = echoing(RunnerService._on_abort)  # type: ignore[assignment, method-assign]
 
 
 def _respawning() -> None:

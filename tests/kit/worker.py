@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import tensorhub
-from tensorhub.arguments import Install
+
+if TYPE_CHECKING:
+    # An older release has no such name.
+    from tensorhub.arguments import Install
 
 TIMEOUT_S = 40.0
 
@@ -47,7 +50,7 @@ class Worker:
     def connect(self, job: str, agent: str | None = None) -> None:
         self.hub = tensorhub.connect(job, agent=agent)
 
-    def register(self, model: str, replica: str, install: Install, seed: int) -> int | None:
+    def register(self, model: str, replica: str, install: "Install", seed: int) -> int | None:
         return self._register(model, values(seed), replica=replica, install=install)
 
     def register_full(self, model: str, replica: str, count: int, value: float, options: dict[str, Any]) -> int | None:

@@ -30,9 +30,10 @@ import json, sys
 from pathlib import Path
 from tensorhub_common.access.keyring import Keyring
 from tensorhub_common.access.permissions import Role, User
-Keyring(Path(sys.argv[1])).make([User(Role(role), name) for role, name in json.loads(sys.argv[2])])
+known = {role.value for role in Role}
+Keyring(Path(sys.argv[1])).make([User(Role(role), name) for role, name in json.loads(sys.argv[2]) if role in known])
 """
-"""A program of the older release, by its names."""
+"""A program of the older release, by its names. Roles that it does not know get no keys."""
 
 
 class Wrong(Exception):
@@ -84,8 +85,8 @@ def _module(python: str, name: str) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def mixed_hub(directory: Path, pythons: dict[str, str], first: str) -> AsyncIterator[Mixed]:
-    """Bring up a hub of two hosts that runs one release. NATS goes by the older release's permissions throughout."""
+async def mixed_hub(directory: Path, pythons: dict[str, str], first: str, users: str) -> AsyncIterator[Mixed]:
+    """Bring up a hub of two hosts that runs one release. NATS goes by the permissions of `users` throughout."""
     names = ("tensorhub_registry", "tensorhub_planner", "tensorhub_agent")
     up = LocalHub(
         directory,
@@ -95,7 +96,8 @@ async def mixed_hub(directory: Path, pythons: dict[str, str], first: str) -> Asy
         commands=ServiceCommands(*(_module(pythons[first], name) for name in names)),
         environment=clean_environment(TENSORHUB_NEW_JOB_LEVEL="0", TENSORHUB_METRICS="0"),
     )
-    up._keys = _Keys(up._keys.folder, pythons[OLD])
+    if users == OLD:
+        up._keys = _Keys(up._keys.folder, pythons[OLD])
     async with up:
         yield Mixed(up, directory, pythons, first)
 

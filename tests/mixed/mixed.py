@@ -33,6 +33,8 @@ ORDERS: Final = {
     "planner, registries, agents": PARTS,
     "agents, registries, planner": (*PARTS[3:], "registry-0", "registry-1", "planner-0"),
 }
+USERS: Final = dict(zip(ORDERS, (OLD, NEW), strict=True))
+"""Which release's permissions NATS goes by in each order: an upgrade may come before that of NATS, or after it."""
 STOPPED: Final = "another version of the registry has spoken"
 END_S: Final = 60.0
 STOP_WAIT_S: Final = 20.0
@@ -75,11 +77,11 @@ async def _leader(hub: Mixed, was: str) -> str:
 
 async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table: Table) -> None:
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
-    table.head(f"in turn: {title}")
+    table.head(f"in turn: {title}; NATS goes by the permissions of the {USERS[title]} release")
     step = "begin with the older release"
     hub: Mixed | None = None
     try:
-        async with mixed_hub(directory, pythons, OLD) as hub, Traffic(hub, "mixed").begun() as traffic:
+        async with mixed_hub(directory, pythons, OLD, USERS[title]) as hub, Traffic(hub, "mixed").begun() as traffic:
             led = await _leader(hub, "")
             table.row(step, led, hub, await traffic.step())
             turns = [(name, NEW) for name in order] + [(name, OLD) for name in reversed(order)]

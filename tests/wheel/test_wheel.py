@@ -51,6 +51,8 @@ def test_the_wheel_has_the_packages_the_license_and_the_types(wheel: Path) -> No
         "tensorhub_launcher",
         "tensorhub_planner",
         "tensorhub_registry",
+        "tensorhub_rollout",
+        "tensorhub_runner",
         "tensorhub_simulator",
     }
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -118,6 +120,8 @@ def test_a_control_host_needs_no_torch_to_ask(base: Environment) -> None:
         ("tensorhub-registry", "server"),
         ("tensorhub-planner", "server"),
         ("tensorhub-agent", "agent"),
+        ("tensorhub-rollout", "server"),
+        ("tensorhub-runner", "runner"),
     ],
 )
 def test_a_program_says_which_extra_it_needs(base: Environment, program: str, extra: str) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from tensorhub_common.protocol import activity, heartbeat, leases, plans, queries, spans
 from tensorhub_common.protocol.log import commands
 from tensorhub_common.protocol.log.events import HUB_MODEL, AnyEvent, Event
-from tensorhub_common.protocol.rollout import entries, messages
+from tensorhub_common.protocol.rollout import entries, messages, questions
 from tensorhub_common.protocol.subjects import SDK_VERBS
 from tools.docs.rollout_examples import ROLLOUT_EXAMPLES
 
@@ -451,18 +451,16 @@ def _fill_rollouts(book: _Book) -> None:
     }
     for what, (asked, answer) in between.items():
         book.ask(f"rollout.{what}", f"{_ROLLOUT}.{what}.{{runner}}", asked, [answer], _MSGPACK)
-    for what, text in _ROLLOUT_ASKS.items():
-        book.channels[f"rollout.ask.{what}"] = _channel(f"{_ROLLOUT}.ask.{what}", text, [])
+    asks: dict[str, tuple[Kind | None, Kind]] = {
+        "outcome": (questions.OutcomeQuestion, questions.OutcomeAnswer),
+        "ready": (questions.ReadyQuestion, questions.ReadyAnswer),
+        "status": (None, questions.RolloutStatus),
+    }
+    for what, (question, said) in asks.items():
+        book.ask(f"rollout.{what}", f"{_ROLLOUT}.ask.{what}", question, [said, queries.QueryError])
     chunks = "Prompts and tokens of rollouts, by digest."
     book.channels["rollout.payload"] = _channel(f"{_ROLLOUT}.payload.{{digest}}.{{index}}", chunks, [])
     book.channels["rollout.payload"]["messages"] = {"Chunk": {"$ref": "#/components/messages/Chunk"}}
-
-
-_ROLLOUT_ASKS: Final = {
-    "outcome": "Request and reply. The rollout manager says what the fold made of an entry.",
-    "ready": "Request and reply. The rollout manager says which responses are finished and were not yielded.",
-    "status": "Request and reply. The rollout manager says how the job's rollouts are.",
-}
 
 
 _COMMAND_HEADERS: Final[Json] = {

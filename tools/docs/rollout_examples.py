@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.protocol.rollout import entries, messages
+from tensorhub_common.protocol.rollout import entries, messages, questions
 from tensorhub_common.protocol.rollout.entries import Attempt, Payload, RequestId, SdkSender
 
 _LOG: Final = "01763640000123456789"
@@ -14,6 +14,7 @@ _ATTEMPT: Final = Attempt(3, 17)
 _OLDER: Final = Attempt(3, 9)
 _REQUEST: Final = RequestId(4711, 0)
 _PAYLOAD: Final = Payload("b996adfe1be9b807ff5a7052fc4dc57188bc9aab0bd886f2b51d9443400730af", 4096)
+_TOKENS_PAYLOAD: Final = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
 _SENDER: Final = SdkSender(4700, 2)
 _VERSIONS: Final = messages.PublishedVersions(815, (11, 12))
 _RUN: Final = messages.TokenRun(0, 12, "6c78e0e3bd51d358d01e758642b85fb8", "runner-0", _ATTEMPT)
@@ -55,5 +56,39 @@ _EXAMPLES: Final[tuple[msgspec.Struct, ...]] = (
     messages.ReportResult(_LOG, 3, forget=(_OLDER,), resend=((_ATTEMPT, 64),)),
     messages.RunnerHeartbeat(_LOG, _INCARNATION, steps=4096, model="policy", slots=64, version=12),
     messages.HeartbeatResult(_LOG, 3, _VERSIONS),
+    questions.OutcomeQuestion(4711, _SENDER.attachment, _SENDER.n),
+    questions.OutcomeAnswer(known=("p-16",)),
+    questions.ReadyQuestion(_SENDER.attachment, 4712, after=4800, after_request=_REQUEST, wait_s=2.0),
+    questions.ReadyAnswer(
+        (
+            questions.EndedRequest(
+                RequestId(4711, 1),
+                4815,
+                group="p-17",
+                index_in_group=1,
+                group_size=8,
+                group_open=6,
+                prompts=_PAYLOAD.digest,
+                group_index=0,
+                reason="stop",
+                tokens=512,
+                attempt=_ATTEMPT,
+                payload=_TOKENS_PAYLOAD,
+            ),
+        ),
+        open=6,
+        instances=2,
+        published=(11, 12),
+    ),
+    questions.RolloutStatus(
+        "run-7",
+        "rollout-0.8f0c1d2e3a4b5c6d",
+        3,
+        4815,
+        (questions.ConsumerStatus("main", "policy", 0, 6, 2, 1, (3, 1)),),
+        (questions.InstanceStatus("runner-0", "policy", "serving", 12, 64, 1, 3, 1920.5),),
+        1920.5,
+        8192,
+    ),
 )
 ROLLOUT_EXAMPLES: Final[dict[type[msgspec.Struct], msgspec.Struct]] = {type(each): each for each in _EXAMPLES}

@@ -7,17 +7,28 @@ from unittest import mock
 
 import msgspec
 
+from tensorhub._rollouts.collector import Collector
+from tensorhub_common.protocol.rollout import payloads
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestId
-from tensorhub_common.protocol.rollout.messages import AbortRequest, Sampling, attempt_of
+from tensorhub_common.protocol.rollout.messages import (
+    AbortRequest,
+    PublishedVersions,
+    Sampling,
+    VersionRule,
+    attempt_of,
+)
+from tensorhub_common.protocol.rollout.questions import ReadyAnswer
 from tensorhub_rollout.core import fold as fold_module
 from tensorhub_rollout.core.leader import Leader
 from tensorhub_rollout.core.leader_events import FrameCame, LeaderEffect, LeaderInput, PrefixLoaded, SendAbort
 from tensorhub_rollout.core.placements import Placement
 from tensorhub_rollout.core.responses import Response
+from tensorhub_rollout.policy import balancing
+from tensorhub_rollout.policy.balancing import BalancingLimits
 from tensorhub_rollout.policy.view import InstanceView
 from tensorhub_runner.core import runner as runner_module
 from tensorhub_runner.core.runner import Runner
-from tensorhub_runner.core.runner_events import WeightsLoaded
+from tensorhub_runner.core.runner_events import Begin, WeightsLoaded
 
 Replacement = tuple[object, str, object]
 
@@ -194,6 +205,83 @@ def _forgotten_early() -> tuple[Replacement, ...]:
     return ((Leader, "_over", over),)
 
 
+def _older_checkpoint() -> tuple[Replacement, ...]:
+    """What an older attempt made counts in the log behind a newer one."""
+    return ((fold_module, "_counts", lambda attempt, request: True),)
+
+
+def _cap_ignored() -> tuple[Replacement, ...]:
+    """Requests are placed wherever there is an instance, however many are pending there."""
+    known = balancing._select
+    return ((balancing, "_select", lambda view, limits: known(view, BalancingLimits(1 << 20))),)
+
+
+def _seed_of_the_group() -> tuple[Replacement, ...]:
+    """All requests of a group draw with one seed."""
+    known = payloads.request_seed
+    return ((payloads, "request_seed", lambda seed, group, index: known(seed, group, 0)),)
+
+
+def _place_from_the_attempt() -> tuple[Replacement, ...]:
+    """Noise is drawn by how many tokens the attempt has made, and not by the place in the response."""
+    known = Runner._begin
+
+    def begin(self: Runner, attempt: Attempt, held: Any) -> None:
+        known(self, attempt, held)
+        if self._effects and isinstance(self._effects[-1], Begin):
+            self._effects[-1] = msgspec.structs.replace(self._effects[-1], tokens=b"")
+
+    return ((Runner, "_begin", begin),)
+
+
+def _rule_judged_once() -> tuple[Replacement, ...]:
+    """The leader judges the version rule, and the runner does not."""
+    return ((Runner, "_is_allowed", lambda self, held: True),)
+
+
+def _staleness_by_number() -> tuple[Replacement, ...]:
+    """Staleness is the distance of version numbers, and not how many versions are published between."""
+
+    def allows(self: VersionRule, version: int, versions: PublishedVersions) -> bool:
+        return max(versions.published, default=version) - version <= self.staleness and not versions.is_retired(version)
+
+    return ((VersionRule, "allows", allows),)
+
+
+def _rewind_ignored() -> tuple[Replacement, ...]:
+    """What has tokens of retired versions goes on."""
+    return (
+        (Leader, "_restart_retired", lambda self, model: None),
+        (PublishedVersions, "is_retired", lambda self, version: False),
+    )
+
+
+def _cache_kept() -> tuple[Replacement, ...]:
+    """After a change of weights attempts go on with the cache of the version before, and don't say so."""
+    known = Runner._weights_loaded
+
+    def loaded(self: Runner, event: WeightsLoaded) -> None:
+        def go_on(self: Runner, _: Attempt, held: Any) -> None:
+            held.is_running = True
+            self._add_run(held)
+
+        with mock.patch.object(Runner, "_begin", go_on), mock.patch.object(Runner, "_leave", lambda *_: None):
+            known(self, event)
+
+    return ((Runner, "_weights_loaded", loaded),)
+
+
+def _delivered_twice() -> tuple[Replacement, ...]:
+    """The trainer asks from the beginning of an entry, of which it has a part."""
+    known = Collector.take
+
+    def take(self: Collector, answer: ReadyAnswer) -> None:
+        known(self, answer)
+        self.after_request = None
+
+    return ((Collector, "take", take),)
+
+
 def _moved_while_prefilling() -> tuple[Replacement, ...]:
     """A request moves to an idle instance until its first token is here, and its prompt is computed anew each time."""
     return ((InstanceView, "queued", property(lambda self: len(self.pending))),)
@@ -220,6 +308,15 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "silence-while-cut": _silence_while_cut,
     "silence-while-asleep": _silence_while_asleep,
     "forgotten-early": _forgotten_early,
+    "older-checkpoint": _older_checkpoint,
+    "cap-ignored": _cap_ignored,
+    "seed-of-group": _seed_of_the_group,
+    "place-from-attempt": _place_from_the_attempt,
+    "rule-judged-once": _rule_judged_once,
+    "staleness-by-number": _staleness_by_number,
+    "rewind-ignored": _rewind_ignored,
+    "cache-kept": _cache_kept,
+    "delivered-twice": _delivered_twice,
     "moved-while-prefilling": _moved_while_prefilling,
     "blamed-together": _blamed_together,
 }

@@ -22,12 +22,13 @@ class Faults:
         if self._world.agenda.now < FAULTS_S:
             self._world.agenda.after(self._random.uniform(0.1, 1.5), self._strike)
 
-    def _strike(self) -> None:
+    def _strike(self) -> None:  # noqa: C901 (one case for each fault)
         world, random = self._world, self._random
         every: list[ManagerProcess | RunnerProcess] = [*world.managers, *world.runners]
         processes = [each for each in every if each.is_up]
         match random.choices(
-            ("kill", "two", "stop", "publish", "trainer", "notice", "cancel", "cut"), (4, 1, 3, 2, 1, 1, 0.5, 0.5)
+            ("kill", "two", "stop", "publish", "trainer", "notice", "cancel", "cut", "rewind"),
+            (4, 1, 3, 2, 1, 1, 0.5, 0.5, 0.5),
         ):
             case ["kill"] if processes:
                 world.kill(random.choice(processes))
@@ -38,6 +39,8 @@ class Faults:
                 world.stop(random.choice(processes), random.choice([0.3, 1.0, 10.0]))
             case ["publish"]:
                 world.publish()
+            case ["rewind"]:
+                world.rewind()
             case ["trainer"]:
                 world.restart_trainer()
             case ["notice"]:

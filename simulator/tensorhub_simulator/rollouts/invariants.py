@@ -16,9 +16,19 @@ def check(world: RolloutWorld) -> None:
     assert len(set(world.yielded)) == len(world.yielded), "nothing is yielded twice within one attachment"
     for of, written in world.responses.items():
         _check_response(of, world.seeds[of], written)
+        _check_rewinds(of, written, world.rewinds)
     assert world.failed.keys() <= world.poisoned, f"these failed, and nothing was wrong with them: {world.failed}"
     unanswered = set(world.opened) - world.responses.keys() - world.cancelled - world.failed.keys()
     assert not unanswered, f"requests that were not cancelled have no response: {sorted(unanswered)}"
+
+
+def _check_rewinds(of: RequestId, written: Written, rewinds: list[tuple[int, int]]) -> None:
+    """No response has tokens from before a rewind and from after it, unless the rewind kept their version."""
+    versions = [run.version for run in written.runs]
+    for first, last in rewinds:
+        retired = [each for each in versions if first <= each <= last]
+        later = [each for each in versions if each > last]
+        assert not (retired and later), f"response {of} goes on with {later} behind retired {retired}"
 
 
 def _check_response(of: RequestId, seed: int, written: Written) -> None:

@@ -51,6 +51,8 @@ class RunnerProcess(Process):
     core: Runner | None = None
     engine: dict[Attempt, tuple[int, int]] = field(default_factory=dict)
     """What the engine runs: seed and next position of each."""
+    cached: dict[Attempt, int | None] = field(default_factory=dict)
+    """The version that the engine's cache of each was computed with."""
     prefills: dict[Attempt, int] = field(default_factory=dict)
     """How many steps the prompt of an attempt still takes."""
     loaded: int | None = None

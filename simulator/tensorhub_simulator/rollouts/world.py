@@ -14,7 +14,9 @@ from typing import Final
 
 import msgspec
 
+from tensorhub._rollouts.collector import Collector
 from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.rollout import payloads
 from tensorhub_common.protocol.rollout.entries import (
     AnyEntry,
     Attach,
@@ -39,6 +41,8 @@ from tensorhub_common.protocol.rollout.messages import (
     TokenRun,
     VersionRule,
 )
+from tensorhub_common.protocol.rollout.questions import EndedRequest, ReadyQuestion
+from tensorhub_rollout.core.answers import answer_ready
 from tensorhub_rollout.core.fold import fold
 from tensorhub_rollout.core.leader import Leader, LeaderLimits
 from tensorhub_rollout.core.leader_events import (
@@ -110,6 +114,8 @@ from tensorhub_simulator.rollouts.processes import ManagerProcess, Process, Runn
 
 LOG: Final = "the-log"
 MODEL: Final = "policy"
+SEED: Final = 7
+STALENESS: Final = 2
 NAME: Final = "main"
 STEP_S: Final = 0.02
 LOOK_S: Final = 0.02
@@ -130,6 +136,8 @@ class Chances(msgspec.Struct, frozen=True):
     submits: float = 0.2
     """At each look of the trainer, as the next."""
     acknowledges: float = 0.5
+    whole_groups: float = 0.5
+    """Of the trainer's batches, those that are of whole groups."""
     prefill_steps_max: int = 10
     """Steps of an engine until the first token of what it begins, at most; each request has its own number."""
     told_late: float = 0.3
@@ -161,6 +169,11 @@ class RolloutWorld:
         self.managers = [ManagerProcess(f"manager-{number}") for number in range(managers)]
         self.runners = [RunnerProcess(f"runner-{number}") for number in range(runners)]
         self.versions = PublishedVersions(1, (1,))
+        self.highest = 1
+        self.rewinds: list[tuple[int, int]] = []
+        """The first and last version that each has retired."""
+        self.collector = Collector()
+        """What the trainer's SDK has of this attachment."""
         self.seeds: dict[RequestId, int] = {}
         self.opened: list[RequestId] = []
         self.ended: list[RequestId] = []
@@ -178,6 +191,8 @@ class RolloutWorld:
         self._term = 0
         self._attempts: dict[RequestId, Attempt] = {}
         """The highest attempt of each request that the log has counted."""
+        self._superseded: set[Attempt] = set()
+        """Attempts that runners gave back because of their rule."""
         self._makers: dict[tuple[RequestId, int], tuple[RunnerProcess, int, int]] = {}
         """Who has the token of a request at a place: the runner, its life, and how often it had been stopped."""
         self._cut_until = self._stored_at = 0.0
@@ -268,7 +283,8 @@ class RolloutWorld:
             case Submitted(opened=opened):
                 self.opened += opened
                 for of in opened:
-                    self.seeds[of] = self.random.getrandbits(30)
+                    group = self.truth.submissions[of.submission].groups[0]
+                    self.seeds[of] = payloads.request_seed(SEED, group.id, of.index - group.first)
                     if self._group <= self._poisoned:
                         self.poisoned.add(of)
             case Ended(requests=requests):
@@ -388,9 +404,13 @@ class RolloutWorld:
     def _place_some(self, manager: ManagerProcess) -> None:
         leader = manager.leader
         assert leader is not None
-        for action in balance(leader.view(MODEL), BalancingLimits(), dict.fromkeys(leader.instances, 2)):
+        view = leader.view(MODEL)
+        pending = {each.runner: len(each.pending) for each in view.instances}
+        for action in balance(view, BalancingLimits(), dict.fromkeys(leader.instances, 2)):
             match action:
                 case PlaceAction(request=of, runner=runner):
+                    assert pending[runner] < BalancingLimits().pending_max, f"{runner} has {pending[runner]} pending"
+                    pending[runner] += 1
                     self._tell_leader(manager, Place(of, runner))
                 case MoveAction(request=of, target=target):
                     self.moves[of] += 1
@@ -455,7 +475,7 @@ class RolloutWorld:
         return Payload(digest, len(body))
 
     def _prompt(self, of: RequestId) -> PromptLoaded:
-        rule = VersionRule(None, 2, self.on_update)
+        rule = VersionRule(None, STALENESS, self.on_update)
         return PromptLoaded(
             of, struct.pack("<i", 7), Sampling(TOKENS_MAX, self.seeds[of], stop_token_ids=(STOP,)), rule
         )
@@ -486,7 +506,7 @@ class RolloutWorld:
         runner.core = Runner(
             runner.name, MODEL, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now
         )
-        runner.engine, runner.prefills, runner.loaded, runner.is_loading = {}, {}, None, False
+        runner.engine, runner.cached, runner.prefills, runner.loaded, runner.is_loading = {}, {}, {}, None, False
         self._later(runner, 0.01, lambda: self._engine_step(runner))
 
     def notice(self, runner: RunnerProcess) -> None:
@@ -499,6 +519,7 @@ class RolloutWorld:
         assert runner.core is not None
         effects = runner.core.handle(event, self.agenda.now)
         runner.core.check()
+        self._check_superseded(runner.core)
         for effect in effects:
             self._do_for_runner(runner, effect, asker)
 
@@ -521,6 +542,7 @@ class RolloutWorld:
                 self._ask_leaders(runner, HeartbeatCame(name, beat))
             case Begin(attempt=attempt, tokens=tokens, sampling=sampling):
                 runner.engine[attempt] = (sampling.seed, len(tokens) // 4)
+                runner.cached[attempt] = runner.loaded
                 runner.prefills[attempt] = sampling.seed % (self.chances.prefill_steps_max + 1)
                 if core.held[attempt].assign.request in self.poisoned:
                     self._later(runner, STEP_S / 2, partial(self.kill, runner))
@@ -562,7 +584,12 @@ class RolloutWorld:
         if not runner.is_loading and runner.loaded is not None:
             able = [each for each in runner.engine if self._is_prefilled(runner, each)]
             made = [self._next_token(runner, attempt, runner.loaded) for attempt in able]
+        before = {each.attempt: core.held[each.attempt].count for each in made}
         self._tell_runner(runner, EngineStepped(tuple(made)) if made else Tick())
+        for attempt, position in before.items():
+            if attempt in core.held and core.held[attempt].count > position and runner.loaded is not None:
+                self._check_rule(core, runner.loaded, position)
+                self._note_made(runner, core.held[attempt].assign.request, position)
         self._later(runner, STEP_S, lambda: self._engine_step(runner))
 
     def _is_prefilled(self, runner: RunnerProcess, attempt: Attempt) -> bool:
@@ -574,7 +601,7 @@ class RolloutWorld:
 
     def _note_made(self, runner: RunnerProcess, of: RequestId, position: int) -> None:
         """No token is made twice while its maker lives; a runner that was taken for lost does not count."""
-        if (runner.name, runner.life) in self._lost or self.on_update == "restart":
+        if (runner.name, runner.life) in self._lost or self.on_update == "restart" or self.rewinds:
             return
         maker, life, stops = self._makers.get((of, position), (runner, 0, 0))
         is_there = maker.is_up and maker.life == life and maker.stops == stops and (maker.name, life) not in self._lost
@@ -594,10 +621,13 @@ class RolloutWorld:
         """Make the next token of an attempt; that it was the last one is told with it, or a step later."""
         seed, position = runner.engine[attempt]
         assert runner.core is not None
+        run = runner.core.held[attempt].runs[-1]
+        assert runner.cached[attempt] == version or run.kv == "kept", (
+            f"{attempt} goes on with {version} and a cache of {runner.cached[attempt]}, and its run does not say so"
+        )
         if position < 0:
             del runner.engine[attempt]
             return StepTokens(attempt, b"", b"", Finished(attempt, 0, "stop"))
-        self._note_made(runner, runner.core.held[attempt].assign.request, position)
         self.made += 1
         token = token_of(seed, position, attempt)
         finished = None
@@ -609,6 +639,26 @@ class RolloutWorld:
         else:
             runner.engine[attempt] = (seed, position + 1)
         return StepTokens(attempt, struct.pack("<i", token), struct.pack("<f", -version), finished)
+
+    def _check_superseded(self, core: Runner) -> None:
+        """No attempt is given back that its rule allows: at most so many newer versions are published, by count."""
+        for attempt, held in core.held.items():
+            if held.finished is None or held.finished.reason != "superseded" or attempt in self._superseded:
+                continue
+            self._superseded.add(attempt)
+            assert core.version is not None
+            newer = sum(each > core.version for each in core.versions.published)
+            assert core.versions.is_retired(core.version) or newer > STALENESS, (
+                f"{attempt} is given back on version {core.version}, where {newer} newer ones are published"
+            )
+
+    def _check_rule(self, core: Runner, version: int, position: int) -> None:
+        """No request starts where its rule forbids it, and none goes on with a retired version, as the runner knows."""
+        assert not core.versions.is_retired(version), f"a token counts of version {version}, which is retired"
+        newer = sum(each > version for each in core.versions.published)
+        assert position or newer <= STALENESS, (
+            f"a request starts on version {version}, and {newer} newer ones are published"
+        )
 
     def _load(self, runner: RunnerProcess, version: int) -> None:
         core = runner.core
@@ -627,9 +677,20 @@ class RolloutWorld:
         self._later(runner, LOAD_S, loaded)
 
     def publish(self) -> None:
-        """Publish the next version."""
-        newest = max(self.versions.published)
-        self.versions = PublishedVersions(self.versions.seq + 1, (*self.versions.published, newest + 1))
+        """Publish the next version; a trainer may leave numbers out."""
+        self.highest += self.random.choice((1, 1, 3))
+        self._change_versions((*self.versions.published, self.highest), self.versions.retired)
+
+    def rewind(self) -> None:
+        """Go back behind the newest versions; what is published later has numbers above theirs."""
+        to = self.random.choice(self.versions.published[-3:])
+        if to < self.highest:
+            self.rewinds.append((to + 1, self.highest))
+            left = tuple(each for each in self.versions.published if each <= to)
+            self._change_versions(left, (*self.versions.retired, (to + 1, self.highest)))
+
+    def _change_versions(self, published: tuple[int, ...], retired: tuple[tuple[int, int], ...]) -> None:
+        self.versions = PublishedVersions(self.versions.seq + 1, published, retired)
         for manager in self.managers:
             tell = partial(self._tell_leader, manager, VersionsSeen(MODEL, self.versions))
             self._later(manager, self.random.uniform(0.001, 0.05), tell)
@@ -642,6 +703,7 @@ class RolloutWorld:
     def restart_trainer(self) -> None:
         """Kill the trainer between receipt and `done`: what it had yielded and not acknowledged comes again."""
         self._attachment = 0
+        self.collector = Collector()
         self._attach()
 
     def _by(self) -> SdkSender:
@@ -660,13 +722,28 @@ class RolloutWorld:
         self.agenda.after(0.05, self._trainer_look)
 
     def _take_ended(self) -> None:
-        consumer = self.truth.consumers[NAME]
-        had = {of for attachment, of in self.yielded if attachment == self._attachment}
-        ready = [of for requests in consumer.ended.values() for of in requests if of not in had]
-        self.yielded += [(self._attachment, of) for of in ready]
+        collector = self.collector
+        question = ReadyQuestion(
+            self._attachment,
+            0,
+            collector.after,
+            collector.after_request,
+            count_max=self.random.randint(1, 6),
+        )
+        collector.take(answer_ready(self.truth, question, {}, {}))
+        ready = collector.pick(
+            1, whole_groups=self.random.random() < self.chances.whole_groups, groups=None, all_of_them=False
+        )
+        self._check_whole(ready)
+        self.yielded += [(self._attachment, each.request) for each in ready]
         undone = [of for attachment, of in self.yielded if attachment == self._attachment and of not in self.done]
         if undone and self.random.random() < self.chances.acknowledges:
             self.append(Done(self._by(), tuple(undone)))
+
+    def _check_whole(self, picked: list[EndedRequest]) -> None:
+        """Requests of a group have seeds of their own."""
+        seeds = [self.seeds[each.request] for each in picked]
+        assert len(set(seeds)) == len(seeds), f"two requests have one seed: {[each.request for each in picked]}"
 
     def cancel(self, group: str) -> None:
         """Cancel a group that was submitted."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.jetstream import api
 from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.jetstream.payload_store import PayloadStore
+from tensorhub_common.jetstream.rollout_log import decoded, open_rollout_log
 from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.rollout.entries import Lead
 
 NODES = 3
 MOVED_S_MAX = 6.0
@@ -87,18 +90,18 @@ async def opened(bus: Bus, job: str) -> JobLog:
     return log
 
 
-async def opened_on(count: int, bus: Bus, job: str) -> None:
+async def opened_on(count: int, bus: Bus, job: str, stream_of: Callable[[str], str] = subjects.log_stream) -> None:
     async def are_current() -> bool:
         with contextlib.suppress(TensorHubError):
-            info = await cluster_of(bus, job)
+            info = await cluster_of(bus, job, stream_of)
             return bool(info.get("leader")) and 1 + sum(peer["current"] for peer in info["replicas"]) >= count
         return False
 
     await until(are_current)
 
 
-async def cluster_of(bus: Bus, job: str) -> dict[str, Any]:
-    info: dict[str, Any] = (await api.api(bus, f"STREAM.INFO.{subjects.log_stream(job)}", None, 1.0))["cluster"]
+async def cluster_of(bus: Bus, job: str, stream_of: Callable[[str], str] = subjects.log_stream) -> dict[str, Any]:
+    info: dict[str, Any] = (await api.api(bus, f"STREAM.INFO.{stream_of(job)}", None, 1.0))["cluster"]
     return info
 
 
@@ -146,6 +149,32 @@ async def test_a_node_with_an_empty_disk_has_all_of_the_log_again(whole: Running
     whole.nodes[(whole.nodes.index(node) + 1) % NODES].start()
     await opened_on(2, spread, job)
     assert await log.last_seq() == said[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [subjects.payload_stream, subjects.rollout_stream])
+async def test_rollouts_go_on_where_a_streams_leader_is_lost(
+    whole: RunningCluster, spread: Bus, job: str, lost: Callable[[str], str]
+) -> None:
+    """Entries and payloads are read from the leader alone, so another one must be elected before they are."""
+    payloads = PayloadStore(spread, cache_bytes_max=0)
+    await retried(lambda: payloads.open(job, NODES), TensorHubError)
+    log = await retried(lambda: open_rollout_log(spread, job, NODES), TensorHubError)
+    for stream_of in (subjects.payload_stream, subjects.rollout_stream):
+        await opened_on(NODES, spread, job, stream_of)
+    digest = await payloads.put(job, b"prompts")
+    assert await log.append(Lead(1, "rollout-0"), "m1") == 1
+    whole.nodes[index_of((await cluster_of(spread, job, lost))["leader"])].kill()
+    assert await retried(lambda: payloads.get(job, digest), TensorHubError) == b"prompts"
+    assert await retried(lambda: log.append(Lead(2, "rollout-1"), "m2"), TensorHubError) == 2
+    stored = await retried(lambda: log.entry(1), TensorHubError)
+    assert stored is not None
+    assert decoded(stored) == Lead(1, "rollout-0")
+    later = await retried(lambda: payloads.put(job, b"responses"), TensorHubError)
+    [first, second] = await retried(lambda: payloads.listed(job), TensorHubError)
+    assert (first.digest, second.digest) == (digest, later)
+    await retried(lambda: payloads.drop(job, digest, first.seq), TensorHubError)
+    assert [each.digest for each in await retried(lambda: payloads.listed(job), TensorHubError)] == [later]
 
 
 async def test_no_stranger_becomes_a_node(whole: RunningCluster) -> None:

@@ -88,10 +88,16 @@ async def test_a_request_that_comes_back_to_a_runner_is_not_hit_by_the_abort_of_
     tmp_path: Path,
 ) -> None:
     """A → B → A, while each assign and abort that A has heard comes to it once more, two seconds late."""
-    settings = {"ECHO_S": "2", "TENSORHUB_RUNNER_SLOTS": "64"}
     commands = runners_of("cuttable+echoing")
     async with rollout_job(
-        tmp_path, commands=commands, runners=2, managers=1, tokens_max=LONG, step_s=STEP_S, **settings
+        tmp_path,
+        commands=commands,
+        runners=2,
+        managers=1,
+        tokens_max=LONG,
+        step_s=STEP_S,
+        ECHO_S="2",
+        TENSORHUB_RUNNER_SLOTS="64",
     ) as job:
         rollouts = await job.attach()
         await job.until_serving(rollouts, 2)

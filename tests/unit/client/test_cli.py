@@ -32,7 +32,7 @@ from tensorhub_common.protocol.queries import AgentInfo, ModelInfo, ReplicaInfo,
 
 COMMANDS = {each.callback.__name__: each.callback for each in app.registered_commands if each.callback is not None}
 
-WITHOUT_JSON = ("up", "bench", "credentials")
+WITHOUT_JSON = ("up", "bench", "credentials", "runner")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ STATUS = Status(
 
 
 def test_every_command_has_help_with_an_example(run: Run) -> None:
-    assert len(COMMANDS) == 20
+    assert len(COMMANDS) == 22
     for name in COMMANDS:
         help_ = run(name, "--help")
         assert help_.code == 0

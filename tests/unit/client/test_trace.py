@@ -97,6 +97,29 @@ def one_lost_source() -> list[FinishedSpan]:
     return story.spans
 
 
+IN_GROUP: Final[About] = {"job": "run-7", "model": "policy", "group": "p-17", "index": 3}
+
+
+def one_moved_response() -> list[FinishedSpan]:
+    """A response whose first instance was lost, linked to the trainer's call."""
+    call = Story("c" * 32)
+    submit = call.add(1, None, "submit", "sdk 4242", -50, -20)
+    story = Story("d" * 32)
+    link = SpanLink(trace=submit.trace, span=submit.span)
+    whole: About = {**IN_GROUP, "reason": "stop", "tokens": 96, "versions": ("11", "12"), "attempts": 2}
+    story.add(64, None, "response", "rollout rollout-0", -30, 900, about=whole, links=(link,))
+    story.add(65, 64, "queue", "rollout rollout-0", -30, 0)
+    first: About = {"instance": "runner-0", "tokens_from": 0, "tokens": 40, "versions": ("11",), "end": "lost"}
+    gone = "runner-0 was lost: it was silent for 0.5 s"
+    story.add(66, 64, "attempt", "rollout rollout-0", 0, 500, about={**first, "first_token_s": 0.05}, error=gone)
+    second: About = {"instance": "runner-1", "tokens_from": 40, "tokens": 56, "versions": ("11", "12")}
+    second |= {"first_token_s": 0.1, "end": "completed"}
+    story.add(67, 64, "attempt", "rollout rollout-0", 502, 890, about=second)
+    story.add(68, 64, "store", "rollout rollout-0", 890, 900)
+    story.add(69, 64, "delivery", "rollout rollout-0", 900, 1100)
+    return call.spans + story.spans
+
+
 class Hub:
     """Answers as all processes of a hub together."""
 
@@ -104,6 +127,8 @@ class Hub:
         self.spans = one_lost_source()
         self.processes = EVERYBODY
         self.left_out = 0
+        self.has_old_processes = False
+        """Those that know no responses answer with transfers."""
         self.known = {"agent-0", "agent-1", "registry-0"}
         self.asked: list[TransfersAsk | SpansAsk] = []
 
@@ -112,7 +137,9 @@ class Hub:
         assert known == self.known
         wanted = self.spans if self.processes else []
         if isinstance(ask, TransfersAsk):
-            wanted = [each for each in wanted if each.name == TRANSFER and each.span.startswith(ask.begins)]
+            names = {TRANSFER, ask.kind} if self.has_old_processes else {ask.kind}
+            wanted = [each for each in wanted if each.name in names and each.span.startswith(ask.begins)]
+            wanted = [each for each in wanted if ask.group in {None, each.attributes.get("tensorhub.group")}]
             wanted = [each for each in wanted if ask.replica in {None, each.attributes.get("tensorhub.replica")}]
         else:
             wanted = [each for each in wanted if ask.trace in {each.trace, *(link.trace for link in each.links)}]
@@ -225,6 +252,36 @@ def test_what_a_transfer_is_linked_to_is_drawn_too(hub: Hub, run: Run) -> None:
     drawn = run(span_id(0xABC)).out
     assert "publish" in drawn
     assert drawn.index("publish") < drawn.index("  0  ") or "before" in drawn
+
+
+def test_responses_are_listed_and_one_is_drawn_with_the_call_that_wanted_it(hub: Hub, run: Run) -> None:
+    hub.spans += one_moved_response()
+    for hub.has_old_processes in (False, True):
+        head, row = run("--responses").out.splitlines()
+        assert " ".join(head.split()) == "GROUP INDEX MODEL VERSIONS WHEN TOOK TOKENS ATTEMPTS END"
+        assert row.split()[:4] == ["p-17", "3", "policy", "11,12"]
+        assert row.split()[-5:] == ["930", "ms", "96", "2", "stop"]
+    (span,) = run("--responses", "--json").objects
+    assert span["name"] == "response"
+    drawn = run("--response", "p-17/3").out
+    title = drawn.splitlines()[0]
+    assert title.startswith("response p-17/3  96 tokens of model policy version 11,12  ")
+    assert title.endswith(f"stop, trace {'d' * 32}")
+    assert drawn[len(title) + 1 :] == picture(one_moved_response(), {span_id(64)}, 120)
+    assert drawn[len(title) + 1 :] == (GOLDEN / "response-120.txt").read_text()
+
+
+def test_without_responses_there_is_one_line(hub: Hub, run: Run) -> None:
+    ended = run("--responses")
+    assert (ended.code, ended.out.count("\n")) == (0, 1)
+    assert "no response of job run-7 is kept yet" in ended.out
+    assert run("--response", "p-17/3").is_one_line(1, "tensorhub trace --responses --job run-7")
+
+
+@pytest.mark.parametrize("arguments", [["--response", "p-17"], ["--response", "/3"], ["--response", "p-17/x"]])
+def test_a_response_is_named_by_its_group_and_index(run: Run, arguments: list[str]) -> None:
+    assert run(*arguments).code == 2
+    assert run("--response", "p-17/3", "--version", "12").code == 2
 
 
 def two_models(hub: Hub) -> None:

@@ -22,12 +22,15 @@ from tools.docs.site_hooks import GENERATED, PAGES, place_of, relinked, shown
 import tensorhub
 from tensorhub.cli.main import app
 from tensorhub_common import errors
+from tensorhub_common.auth.permissions import ASKS_OF_ROLLOUTS
 from tensorhub_common.errors import InvalidName
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.log.codec import decode_command, decode_event, encode
 from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command, Publish, Unreadable
 from tensorhub_common.protocol.log.events import CommandRejected, Event, kind_of, model_of
 from tensorhub_common.protocol.log.levels import NEWEST_LEVEL
+from tensorhub_common.protocol.queries import QueryError
+from tensorhub_common.protocol.rollout import questions
 from tensorhub_common.protocol.rollout.entries import decode
 from tensorhub_simulator.drivers.catalog import CatalogDriver
 
@@ -317,6 +320,18 @@ def test_every_entry_of_rollouts_is_there_with_an_example_that_reads(kind: type[
     (payload,) = [each["payload"] for each in BOOK["components"]["messages"][name]["examples"]]
     assert decode(verb, json.dumps(payload).encode()) == example(kind)
     assert BOOK["components"]["schemas"][name]["properties"]["verb"] == {"enum": [verb]}
+
+
+@pytest.mark.parametrize("what", ASKS_OF_ROLLOUTS)
+def test_every_question_to_a_rollout_manager_is_there_with_examples_that_read(what: str) -> None:
+    operation = BOOK["operations"][f"answer.rollout.{what}"]
+    for side in (operation, operation["reply"]):
+        for message in side["messages"]:
+            name = message["$ref"].rpartition("/")[2]
+            kind: type[msgspec.Struct] = getattr(questions, name, QueryError)
+            (payload,) = [each["payload"] for each in BOOK["components"]["messages"][name]["examples"]]
+            assert msgspec.json.decode(json.dumps(payload), type=kind) == example(kind)
+            assert kind.__name__ == name
 
 
 def test_a_field_that_nobody_thought_of_is_noticed() -> None:

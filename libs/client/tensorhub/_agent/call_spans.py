@@ -1,4 +1,4 @@
-"""The spans of this process's calls: `publish`, `replicate`, `update`.
+"""The spans of this process's calls: `publish`, `replicate`, `update`, `submit`.
 
 If the application has a provider of spans of its own, they go there too; otherwise, where OpenTelemetry's standard
 variables name an endpoint or a sampler, to a private provider, never the global one. Each finished span is handed to
@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -124,6 +124,22 @@ class Tracing:
                 above, ended_ns = parse_traceparent(attachment.traceparent), time.time_ns()
                 self._later.add(partial(self._tell, maker, call, attachment, above, ended_ns))
 
+    @contextmanager
+    def root(self, name: str, attributes: Mapping[str, AttributeValue]) -> Iterator[TracedCall]:
+        """Follow a call that concerns no shard: its span is a root, and others link to it."""
+        maker = self._current()
+        context = None if maker is None else maker.new_trace(name)
+        call = TracedCall(name, time.time_ns(), context, _active() if maker is not None else None)
+        try:
+            yield call
+        except BaseException as why:
+            call.error = f"{type(why).__name__}: {why}"
+            raise
+        finally:
+            if maker is not None and context is not None and context.sampled:
+                said = {"tensorhub.job": self._job, **attributes}
+                self._later.add(partial(self._tell_root, maker, call, context, said, time.time_ns()))
+
     def flush(self) -> None:
         """Make and hand over what is left: the session ends."""
         self._later.flush()
@@ -156,6 +172,21 @@ class Tracing:
         if not context.sampled:
             return
         record = self._record(call, attachment.spec, context, above, ended_ns)
+        maker.make(record)
+        self._made.append(of_record(record, SERVICE, str(os.getpid())))
+
+    def _tell_root(
+        self,
+        maker: SpanMaker,
+        call: TracedCall,
+        context: TraceContext,
+        attributes: Mapping[str, AttributeValue],
+        ended_ns: int,
+    ) -> None:
+        links = () if call.active is None else (call.active,)
+        record = finished_span(
+            call.name, context, None, (call.began_ns, ended_ns), attributes, links=links, error=call.error
+        )
         maker.make(record)
         self._made.append(of_record(record, SERVICE, str(os.getpid())))
 

@@ -8,6 +8,7 @@ import msgspec
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub_common.bus.errors import Busy, LogFull, NoAnswer, NoBus, NoResponder
 from tensorhub_common.errors import BadPrompt, RolloutUnavailable, StaleSender, TensorHubError, from_code
+from tensorhub_common.observability.trace_context import TraceContext, headers_of
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.queries import QueryError
@@ -38,14 +39,19 @@ class ManagerClient:
         """The job."""
         return self._registry.job
 
-    async def append(self, entry: Attach | SdkEntry, msg_id: str, deadline: float) -> int:
-        """Write an entry and return its sequence. Raises `RolloutUnavailable` at the deadline of the loop's time."""
+    async def append(
+        self, entry: Attach | SdkEntry, msg_id: str, deadline: float, cause: TraceContext | None = None
+    ) -> int:
+        """Write an entry and return its sequence. Raises `RolloutUnavailable` at the deadline of the loop's time.
+
+        `cause`: the span that the entry names.
+        """
         from tensorhub_common.jetstream.rollout_log import RolloutLog  # noqa: PLC0415 (it imports NATS's client)
 
         loop = asyncio.get_running_loop()
         log = RolloutLog(await self._registry.bus(max(0.0, deadline - loop.time())), self.job)
         try:
-            return await log.append(entry, msg_id, timeout_s=max(0.0, deadline - loop.time()))
+            return await log.append(entry, msg_id, headers_of(cause), max(0.0, deadline - loop.time()))
         except LogFull as why:
             raise BadPrompt(f"the job's rollouts have no room for more: take batches and call done() ({why})") from None
         except NoBus as why:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from tensorhub_common.errors import BadPrompt, NotInThisVersion
+from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.payloads import METADATA_BYTES_MAX, SubmittedPrompt
 
@@ -127,7 +128,7 @@ def _metadata(which: str, metadata: object) -> bytes:
         return b""
     try:
         found = msgspec.json.encode(metadata)
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as why:
+    except (TypeError, ValueError, *MALFORMED) as why:
         raise BadPrompt(f"the metadata of {which} is not what JSON has: {why}") from None
     if len(found) > METADATA_BYTES_MAX:
         raise BadPrompt(f"the metadata of {which} has {len(found)} bytes: take at most {METADATA_BYTES_MAX}")

@@ -314,6 +314,7 @@ class AsyncHub(NotCopyable):
         left = await self._open_job(bound_s)
         rollouts = AsyncRollouts(
             self.registry,
+            self._session.tracing,
             arguments.name("model", model),
             name=arguments.name("consumer", name),
             epoch=epoch,

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from tensorhub import arguments
+from tensorhub._agent.call_spans import Tracing
 from tensorhub._control.registry_client import RegistryClient
 from tensorhub._rollouts.collector import Collector
 from tensorhub._rollouts.manager_client import ManagerClient
@@ -20,6 +21,8 @@ from tensorhub._rollouts.responses import Response, response_of
 from tensorhub.aio.lifetime import NotCopyable
 from tensorhub.errors import closed_error
 from tensorhub_common.errors import BadCommand, NoInstance, RolloutUnavailable
+from tensorhub_common.observability.trace_context import AttributeValue, TraceContext
+from tensorhub_common.protocol.rollout import messages
 from tensorhub_common.protocol.rollout.entries import (
     PRIORITY_MAX,
     Attach,
@@ -50,6 +53,7 @@ from tensorhub_common.protocol.rollout.questions import (
     ReadyQuestion,
     RolloutStatus,
 )
+from tensorhub_common.protocol.spans import SUBMIT
 
 if TYPE_CHECKING:
     from tensorhub_common.jetstream.payload_store import PayloadStore
@@ -104,6 +108,7 @@ class AsyncRollouts(NotCopyable):
     def __init__(
         self,
         registry: RegistryClient,
+        tracing: Tracing,
         model: str,
         *,
         name: str,
@@ -120,7 +125,7 @@ class AsyncRollouts(NotCopyable):
         _one_of("on_update", on_update, get_args(OnUpdate))
         sampling.checked()
         self._manager = ManagerClient(registry)
-        self._registry = registry
+        self._registry, self._tracing = registry, tracing
         self._group_size = _whole("group_size", group_size, 1, GROUP_SIZE_MAX)
         self._rule = VersionRule(None, _whole("staleness", staleness, 0, 2**31), on_update)
         self._age_max = None if age_max is None else _whole("max_age", age_max, 0, 2**31)
@@ -183,6 +188,25 @@ class AsyncRollouts(NotCopyable):
         drawn = (sampling or self._sampling).checked()
         deadline = asyncio.get_running_loop().time() + arguments.seconds("timeout_s", timeout_s)
         given = list(zip(prompts, checked_prompts(prompts), strict=True))
+        told: dict[str, AttributeValue] = {
+            "tensorhub.model": self.model,
+            "tensorhub.consumer": self.name,
+            "tensorhub.groups": len(given),
+        }
+        with self._tracing.root(SUBMIT, told) as call:
+            return await self._submit(given, size, order, pinned, drawn, deadline, call.context)
+
+    async def _submit(
+        self,
+        given: list[tuple[Prompt, SubmittedPrompt]],
+        size: int,
+        order: int,
+        pinned: int | None,
+        drawn: messages.Sampling,
+        deadline: float,
+        cause: TraceContext | None,
+    ) -> list[str]:
+        """Submit checked prompts, in as many entries as they take, and return the ids of their groups."""
         groups: list[str] = []
         while given:
             part = _part(given)
@@ -206,7 +230,7 @@ class AsyncRollouts(NotCopyable):
                 data = encode_prompts(submitted)
                 payload = Payload(await (await self._payloads()).put(self._manager.job, data), len(data))
                 self._keep(payload.digest, submitted)
-                await self._say(lambda by: Submit(by, entries, payload), deadline)  # noqa: B023 (called at once)
+                await self._say(lambda by: Submit(by, entries, payload), deadline, cause)  # noqa: B023 (called at once)
             groups += [each.id for each in entries]
         return groups
 
@@ -354,11 +378,13 @@ class AsyncRollouts(NotCopyable):
         if self._is_closed:
             raise closed_error()
 
-    async def _say(self, entry_by: Callable[[SdkSender], SdkEntry], deadline: float) -> OutcomeAnswer:
+    async def _say(
+        self, entry_by: Callable[[SdkSender], SdkEntry], deadline: float, cause: TraceContext | None = None
+    ) -> OutcomeAnswer:
         """Append the next entry of this attachment and return its outcome. The caller has `_saying`."""
         self._n += 1
         by = SdkSender(self._attachment, self._n)
-        seq = await self._manager.append(entry_by(by), f"attachment-{self._attachment}-{self._n}", deadline)
+        seq = await self._manager.append(entry_by(by), f"attachment-{self._attachment}-{self._n}", deadline, cause)
         self._seq = max(self._seq, seq)
         return await self._manager.outcome(OutcomeQuestion(seq, self._attachment, by.n), deadline)
 

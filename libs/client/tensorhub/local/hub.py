@@ -41,6 +41,8 @@ NATS_NODES: Final = (1, 3, 5)
 REPLICAS_MAX: Final = 3
 """On how many nodes each log is, if there are as many: it outlives one of them, and no write waits for more."""
 READY_TIMEOUT_S: Final = 30.0
+RUNNERS_READY_S: Final = 120.0
+"""What runners are given more: each imports torch and transformers, and builds its model."""
 PING_TIMEOUT_S: Final = 0.5
 PING_WAIT_S: Final = 0.02
 
@@ -353,14 +355,15 @@ class LocalHub:
     async def _wait_ready(self) -> None:
         async with await self._connect() as bus:
             missing = [name for name in self._by_name if name not in self._nats]
+            bound_s = READY_TIMEOUT_S + (RUNNERS_READY_S if self._runners() else 0.0)
             try:
-                async with asyncio.timeout(READY_TIMEOUT_S):
+                async with asyncio.timeout(bound_s):
                     while missing:
                         await _wait_pong(bus, missing[0])
                         del missing[0]
             except TimeoutError:
                 raise RegistryUnavailable(
-                    f"{', '.join(missing)} did not say within {READY_TIMEOUT_S:g} s that it is ready: "
+                    f"{', '.join(missing)} did not say within {bound_s:g} s that it is ready: "
                     f"see {self._directory.log(missing[0])}"
                 ) from None
 

@@ -186,6 +186,11 @@ class RequestService:
         self._answering = answering
         self.is_closed = False
 
+    @property
+    def stale(self) -> int:
+        """How many questions were too old when their turn came."""
+        return self._answering.stale
+
     async def close(self) -> None:
         """Take no more questions and cancel those under way."""
         self.is_closed = True

@@ -15,7 +15,6 @@ from tensorhub_common.protocol.queries import QueryError
 from tensorhub_common.protocol.spans import (
     QUESTIONS_PENDING_MAX,
     SPANS,
-    TRANSFER,
     TRANSFERS,
     TRANSFERS_MAX,
     FinishedSpan,
@@ -70,18 +69,18 @@ _Look = Callable[[SpanStore, str, bytes], tuple[list[FinishedSpan], int]]
 def _transfers(keeper: SpanStore, job: str, question: bytes) -> tuple[list[FinishedSpan], int]:
     wanted = msgspec.json.decode(question, type=TransfersAsk) if question else TransfersAsk()
     if not 1 <= wanted.limit <= TRANSFERS_MAX:
-        raise BadCommand(f"limit {wanted.limit} is out of range: ask for 1 to {TRANSFERS_MAX} transfers")
+        raise BadCommand(f"limit {wanted.limit} is out of range: ask for 1 to {TRANSFERS_MAX} {wanted.kind}s")
     same = {"tensorhub.job": job, "tensorhub.model": wanted.model, "tensorhub.version": wanted.version}
-    same |= {"tensorhub.replica": wanted.replica}
+    same |= {"tensorhub.replica": wanted.replica, "tensorhub.group": wanted.group, "tensorhub.index": wanted.index}
 
     def fits(span: FinishedSpan) -> bool:
         return (
-            span.name == TRANSFER
+            span.name == wanted.kind
             and span.span.startswith(wanted.begins)
             and all(value is None or span.attributes.get(key) == value for key, value in same.items())
         )
 
-    return keeper.newest(f'"{TRANSFER}"'.encode(), fits, wanted.limit)
+    return keeper.newest(f'"{wanted.kind}"'.encode(), fits, wanted.limit)
 
 
 def _spans(keeper: SpanStore, _: str, question: bytes) -> tuple[list[FinishedSpan], int]:

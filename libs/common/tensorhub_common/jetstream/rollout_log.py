@@ -40,6 +40,7 @@ class RolloutLogEntry(msgspec.Struct, frozen=True):
     seq: int
     time: float
     entry: AnyEntry | UnreadableEntry
+    headers: Mapping[str, str] = NO_HEADERS
 
 
 def _config(job: str, replicas: int) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class RolloutLog(StreamLog):
         """
         async with aclosing(self._entries(start_seq, on_read_state=on_read_state)) as found:
             async for stored in found:
-                yield RolloutLogEntry(stored.seq, stored.time, decoded(stored))
+                yield RolloutLogEntry(stored.seq, stored.time, decoded(stored), stored.headers)
 
 
 def decoded(stored: StoredEntry) -> AnyEntry | UnreadableEntry:

@@ -16,7 +16,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 METER: Final = "tensorhub"
 
-MetricRole = Literal["every", "agent", "registry", "planner"]
+MetricRole = Literal["every", "agent", "registry", "planner", "rollout", "runner"]
 MetricKind = Literal["counter", "gauge", "histogram"]
 
 Sample = tuple[float, Mapping[str, str]]
@@ -218,6 +218,167 @@ _ROWS: Final = (
         "histogram",
         "s",
         "From a question to its answer, with the wait for the log.",
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.leads",
+        "gauge",
+        "",
+        "1 where this rollout manager is the one that leads, else 0.",
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.jobs.stopped",
+        "gauge",
+        "{job}",
+        "Jobs that this manager has set aside, since it can't go on from what their log says. They are tried again.",
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.requests",
+        "gauge",
+        "{request}",
+        "Responses that are wanted: `waiting` for an instance, `placed` on one, or `ended` and not done. "
+        "By the leader alone.",
+        ("job", "state"),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.responses",
+        "counter",
+        "{response}",
+        "Responses that ended, by how.",
+        ("job", "reason"),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.response.tokens",
+        "counter",
+        "{token}",
+        "Tokens of the responses that ended.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.tokens",
+        "counter",
+        "{token}",
+        "Tokens that came from instances, with those that were sent twice.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.tokens.discarded",
+        "counter",
+        "{token}",
+        "Tokens that are made again: `restart` (new weights, as the trainer asked for), `age` (too old at the end), "
+        "`rewind` (the trainer went back behind their version).",
+        ("job", "why"),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.attempts",
+        "counter",
+        "{attempt}",
+        "Placements of responses on instances. More than responses: some were moved, or begun anew.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.instances",
+        "gauge",
+        "{instance}",
+        "Engines with their runners: `serving`, `loading` weights, or `leaving`. By the leader alone.",
+        ("job", "model", "state"),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.instances.lost",
+        "counter",
+        "{instance}",
+        "Instances that were taken for lost. The log has a line for each, with the reason.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.payloads.used",
+        "gauge",
+        "By",
+        "What prompts and tokens of responses take that are not done.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.payloads.limit",
+        "gauge",
+        "By",
+        "How much they may take. From 70 % on no further group begins.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.folded",
+        "gauge",
+        "{entry}",
+        "The last entry of the rollout log that this manager has folded; shown by all managers.",
+        ("job",),
+    ),
+    Metric(
+        "rollout",
+        "tensorhub.rollout.stale",
+        "counter",
+        "{message}",
+        "Words of runners and questions of trainers that were too old when their turn came: the manager is overloaded.",
+    ),
+    Metric("runner", "tensorhub.runner.steps", "counter", "{step}", "Steps of the engine."),
+    Metric("runner", "tensorhub.runner.busy", "counter", "s", "Time that these steps took."),
+    Metric("runner", "tensorhub.runner.tokens", "counter", "{token}", "Tokens that the engine made."),
+    Metric(
+        "runner",
+        "tensorhub.runner.recomputed",
+        "counter",
+        "{token}",
+        "Tokens that responses had when the engine began with them, or went on behind new weights: it computes their "
+        "cache anew.",
+    ),
+    Metric(
+        "runner",
+        "tensorhub.runner.attempts",
+        "gauge",
+        "{attempt}",
+        "Responses at this runner: `running` in the engine, `waiting` for a slot or for their prefix; `stopped` and "
+        "`finished` ones are held until the leader has them.",
+        ("state",),
+    ),
+    Metric("runner", "tensorhub.runner.slots", "gauge", "{attempt}", "How many may run at once."),
+    Metric(
+        "runner",
+        "tensorhub.runner.version",
+        "gauge",
+        "",
+        "The version in the engine's memory; absent before the first, and while it changes.",
+    ),
+    Metric("runner", "tensorhub.runner.frames", "counter", "{frame}", "Messages with new tokens, to the leader."),
+    Metric(
+        "runner",
+        "tensorhub.runner.frames.unanswered",
+        "gauge",
+        "{frame}",
+        "Those that no leader has answered yet. Eight, for long: no leader takes tokens.",
+    ),
+    Metric(
+        "runner",
+        "tensorhub.runner.load.pause",
+        "histogram",
+        "s",
+        "How long the engine stood still for new weights, once for each version.",
+    ),
+    Metric(
+        "runner",
+        "tensorhub.runner.load.wait",
+        "histogram",
+        "s",
+        "Before that: from a version that is here to the pause, while responses end that must end on theirs.",
     ),
 )
 

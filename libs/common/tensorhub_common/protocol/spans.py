@@ -5,12 +5,25 @@ in `tensorhub trace --json`, so its keys are an interface.
 """
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 TRANSFER: Final = "transfer"
 """The name of the span that is one shard's read of one version, from its plan to its end."""
+
+RESPONSE: Final = "response"
+"""The name of the span that is one response of a job's rollouts, from its submission to its end in the log."""
+QUEUE: Final = "queue"
+"""Of a response: it waits for an instance."""
+ATTEMPT: Final = "attempt"
+"""Of a response: one placement on an instance."""
+STORE: Final = "store"
+"""Of a response: from its last token to its end in the log."""
+DELIVERY: Final = "delivery"
+"""Of a response: from its end in the log to its trainer's `done`."""
+SUBMIT: Final = "submit"
+"""The name of the span that is a trainer's call; its responses are linked to it."""
 
 TRANSFERS_MAX: Final = 1_000
 """Limit of transfers in one process's answer."""
@@ -58,13 +71,20 @@ class FinishedSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransfersAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transfers of this job have ended lately? `begins` is the beginning of their ids."""
+    """Which transfers of this job, or responses of its rollouts, have ended lately? `begins`: how their ids begin.
+
+    A process of a release that knows no responses answers with transfers.
+    """
 
     begins: str = ""
     model: str | None = None
     version: int | None = None
     replica: str | None = None
     limit: int = 20
+    kind: Literal["transfer", "response"] = TRANSFER
+    group: str | None = None
+    """Of responses: those of this group, and of this index in it."""
+    index: int | None = None
 
 
 class SpansAsk(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Final
 
 from tensorhub_common.observability.deferred_spans import DeferredSpans
 from tensorhub_common.observability.span_cost import SPAN_CPU
+from tensorhub_common.observability.trace_context import TraceContext
 from tensorhub_common.protocol.spans import FinishedSpan
 from tensorhub_common.telemetry.span_maker import SpanMaker
 from tensorhub_common.telemetry.span_store import SpanStore
@@ -40,6 +41,11 @@ class JobSpans:
     def is_on(self) -> bool:
         """Whether spans are made at all."""
         return self._maker is not None
+
+    def new_trace(self, name: str) -> TraceContext | None:
+        """Give out the place of a root span with this name; None where none is made of its trace."""
+        place = None if self._maker is None else self._maker.new_trace(name)
+        return place if place is not None and place.sampled else None
 
     def add(self, make: Callable[[SpanMaker], None]) -> None:
         """Have these spans made later, if any are made."""

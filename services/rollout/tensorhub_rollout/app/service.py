@@ -4,7 +4,7 @@ Several managers may run. All fold, and one leads. What runners say and what the
 leading, so where no manager leads NATS itself answers that there is no responder.
 
 Invariants:
-- A job that can't go on affects no other: it is left alone, and followed anew after a while.
+- A job that can't go on affects no other: it is set aside, and followed anew after a while.
 - An error that escapes anywhere else ends the process, which is started again. The log has all that it must know.
 """
 
@@ -97,6 +97,8 @@ class RolloutManager:
         """Jobs that could not go on, until they have gone on for long enough."""
         self._running: dict[str, asyncio.Task[None]] = {}
         self._services: list[RequestService] = []
+        self._stale = 0
+        """Of subscriptions that have ended."""
         self._lease_changed = asyncio.Event()
         self._encoder, self._frames = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Frame)
         self._reports, self._beats = msgspec.msgpack.Decoder(Report), msgspec.msgpack.Decoder(RunnerHeartbeat)
@@ -119,6 +121,16 @@ class RolloutManager:
     def leads(self) -> bool:
         """Whether this manager has the lease."""
         return self._lease.held
+
+    @property
+    def stopped(self) -> int:
+        """How many jobs it can't go on with now."""
+        return len(self._aside.keys() - self.jobs.keys())
+
+    @property
+    def stale(self) -> int:
+        """How many messages were too old when their turn came."""
+        return self._stale + sum(each.stale for each in list(self._services))
 
     async def close(self) -> None:
         """Lead no more, give the lease back so that another manager may lead at once, and end."""
@@ -152,6 +164,7 @@ class RolloutManager:
             elif not self._lease.held:
                 for service in self._services:
                     await service.close()
+                self._stale = self.stale
                 self._services.clear()
 
     async def _subscribe(self) -> None:
@@ -264,7 +277,7 @@ class RolloutManager:
                 RETRY,
                 has_recovered=before is None or job.state.seq > before.seq or before.has_lasted(now),
             )
-            _log.error("the job is left alone for a while", job=name, why=repr(fault.error))
+            _log.error("the job is set aside", job=name, why=repr(fault.error))
             self._end(name)
 
         self._running[name] = self._work.start(job.run(), f"following the rollouts of job {name!r}", on_fault=leave)

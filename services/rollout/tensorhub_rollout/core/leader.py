@@ -38,6 +38,7 @@ from tensorhub_common.protocol.rollout.messages import (
     attempt_of,
     is_well_formed,
 )
+from tensorhub_rollout.core.leader_counts import DiscardReason, LeaderCounts
 from tensorhub_rollout.core.leader_events import (
     AbortAnswered,
     AnswerFrame,
@@ -68,7 +69,7 @@ from tensorhub_rollout.core.leader_events import (
     Withdraw,
 )
 from tensorhub_rollout.core.outcomes import Attached, Cancelled, Ended, Submitted
-from tensorhub_rollout.core.placements import Instance, OpenRequest, Placement
+from tensorhub_rollout.core.placements import Instance, OpenRequest, PastAttempt, Placement
 from tensorhub_rollout.core.responses import Response, TokensDiffer
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.transitions import AttemptState, AttemptTransition, RequestState
@@ -130,6 +131,7 @@ class Leader:
         self.versions: dict[str, PublishedVersions] = {}
         """By model."""
         self.waiting = WaitingQueue()
+        self.counts = LeaderCounts()
         self._alone: set[RequestId] = set()
         """Requests that are tried alone: each may be what kills the instances that begin with it."""
         self._asked: dict[Attempt, Placement] = {}
@@ -291,10 +293,11 @@ class Leader:
         if self._is_reserved(instance) or (of in self._alone and instance.pending):
             return
         self._n += 1
+        self.counts.attempts += 1
         response = self.responses.get(of)
         attempt = Attempt(self.term, self._n)
         began_at = self._stored_count(of) if response is None else response.count
-        request.placement = Placement(of, attempt, runner, began_at, self._tokens_max(of))
+        request.placement = Placement(of, attempt, runner, began_at, self._tokens_max(of), placed_at=self._now)
         self.placements[attempt] = request.placement
         instance.attempts.add(attempt)
         instance.pending[of] = None
@@ -346,10 +349,11 @@ class Leader:
             return
         stored = self.state.request(event.request)
         attempt = None if stored is None else stored.attempt
-        newest = max(self._versions_of(self._model_of(event.request)).published, default=None)
-        if newest is not None and any(run.version > newest for run in event.runs):
+        versions = self._versions_of(self._model_of(event.request))
+        if any(versions.is_retired(run.version) for run in event.runs):
             # The trainer has gone back behind these tokens.
             request.placement.began_at = 0
+            self.counts.discarded["rewind"] += len(event.tokens) // TOKEN_BYTES
             self.responses[event.request] = Response(attempt=attempt)
         else:
             self.responses[event.request] = Response(
@@ -371,8 +375,8 @@ class Leader:
                 response = self.responses[event.request]
                 request.ending = RequestEnded(event.request, response.attempt, reason, response.count)
             instance = self.instances[placement.runner]
-            published = self._versions_of(instance.model).published
-            if reason is not None or instance.version is None or not event.rule.allows(instance.version, published):
+            versions = self._versions_of(instance.model)
+            if reason is not None or instance.version is None or not event.rule.allows(instance.version, versions):
                 placement.move(AttemptTransition.REFUSED)
                 self._over(placement)
                 if reason is not None:
@@ -514,11 +518,13 @@ class Leader:
 
     def _finished(self, placement: Placement, finished: Finished) -> None:
         reason = finished.reason
+        why: DiscardReason = "restart"
         if reason in {"stop", "length"} and self._is_too_old(placement.request):
-            reason = "restart"
+            reason, why = "restart", "age"
         match reason:
             case "stop" | "length":
                 placement.move(AttemptTransition.COMPLETED)
+                placement.completed_at = self._now
                 _note_idle(self.instances.get(placement.runner), placement)
                 self._note_answered(placement)
                 self._store_end(placement.request)
@@ -528,12 +534,17 @@ class Leader:
                 placement.move(AttemptTransition.STOPPED)
                 if reason == "restart":
                     self.requests[placement.request].restarts += 1
-                    self.responses[placement.request] = Response(attempt=placement.attempt)
+                    self._begin_anew(placement.request, placement.attempt, why)
                 self._over(placement, finished.error if reason == "failed" else None)
                 if reason == "restart":
                     # Its tokens are not wanted again.
                     self.requests[placement.request].unforgotten.pop(placement.attempt, None)
                     self._forget(placement.runner, placement.attempt)
+
+    def _begin_anew(self, of: RequestId, attempt: Attempt | None, why: DiscardReason) -> None:
+        """Drop the tokens of a request: they are made again by a later attempt."""
+        self.counts.discarded[why] += self._held(of)
+        self.responses[of] = Response(attempt=attempt)
 
     def _is_too_old(self, of: RequestId) -> bool:
         """Tell whether a response is to begin anew because its oldest token is too old; that happens once."""
@@ -545,17 +556,17 @@ class Leader:
 
     def _restart_retired(self, model: str) -> None:
         """Begin responses anew that have tokens of versions which the trainer has gone back behind."""
-        newest = max(self._versions_of(model).published, default=None)
-        if newest is None:
+        versions = self._versions_of(model)
+        if not versions.retired:
             return
         for of, response in [*self.responses.items()]:
             request = self.requests[of]
-            if request.ending is not None or not any(run.version > newest for run in response.runs):
+            if request.ending is not None or not any(versions.is_retired(run.version) for run in response.runs):
                 continue
             if self._model_of(of) != model or _is_complete(request.placement):
                 continue
             if request.placement is None:
-                self.responses[of] = Response(attempt=response.attempt)
+                self._begin_anew(of, response.attempt, "rewind")
             else:
                 request.is_void = True
                 self._withdraw(Withdraw(of))
@@ -580,11 +591,12 @@ class Leader:
         of = placement.request
         self._drop(placement)
         request = self.requests[of]
+        request.note_past(PastAttempt.of(placement, self._held(of), self._now, failure))
         request.placement = None
         request.unforgotten[placement.attempt] = placement.runner
         if request.is_void:
             request.is_void = False
-            self.responses[of] = Response(attempt=placement.attempt)
+            self._begin_anew(of, placement.attempt, "rewind")
         held = self._held(of)
         if held > placement.began_at:
             request.fruitless = request.lost_together = 0
@@ -769,7 +781,12 @@ class Leader:
         if response is None or response.attempt != held.attempt:
             self.responses[held.request] = Response(attempt=held.attempt)
         placement = Placement(
-            held.request, held.attempt, runner, self._held(held.request), self._tokens_max(held.request)
+            held.request,
+            held.attempt,
+            runner,
+            self._held(held.request),
+            self._tokens_max(held.request),
+            placed_at=self._now,
         )
         placement.move(AttemptTransition.ADOPTED)
         request.placement = self.placements[held.attempt] = placement
@@ -879,15 +896,20 @@ class Leader:
         for run in runs:
             if run.start < response.count:
                 response.add_run(run)
+        self._note_progress(placement, response)
+        if placement.state is AttemptState.STOPPING or placement.finished is not None:
+            self._look_whether_over(placement)
+        return True
+
+    def _note_progress(self, placement: Placement, response: Response) -> None:
+        """Note that an attempt executes once it has made a token."""
         instance = self.instances[placement.runner]
         if placement.request in instance.pending and response.count > placement.began_at:
             del instance.pending[placement.request]
             instance.executing[placement.request] = None
+            placement.first_token_at = self._now
         if placement.request in instance.executing and placement.finished is None:
             instance.streaming[attempt_key(placement.attempt)] = (response, placement.tokens_max)
-        if placement.state is AttemptState.STOPPING or placement.finished is not None:
-            self._look_whether_over(placement)
-        return True
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -958,6 +980,8 @@ class Leader:
         """Take an instance for lost: its requests go on elsewhere from what is held."""
         if self.instances.pop(instance.runner, None) is None:
             return
+        self.counts.instances_lost += 1
+        self.counts.tokens_of_lost += instance.tokens
         self._effects.append(InstanceLost(instance.runner, reason))
         placements = [self.placements[attempt] for attempt in sorted(instance.attempts)]
         blamed = self._blamed(placements)

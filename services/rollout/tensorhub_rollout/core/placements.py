@@ -6,12 +6,14 @@ from typing import Final
 
 from tensorhub_common.catalog.transitions import transition
 from tensorhub_common.protocol.rollout.entries import Attempt, RequestEnded, RequestId
-from tensorhub_common.protocol.rollout.messages import EngineStep, Finished
+from tensorhub_common.protocol.rollout.messages import EngineStep, Finished, FinishReason
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.core.transitions import ATTEMPT_TRANSITIONS, AttemptState, AttemptTransition
 
 STEPS_MEASURED_MAX: Final = 256
 """Limit of the engine steps that are kept of an instance."""
+PAST_ATTEMPTS_MAX: Final = 16
+"""Limit of the attempts that are over and are told of a response, the latest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +37,55 @@ class Placement:
     finished: Finished | None = None
     moves_to: str | None = None
     """Where its request goes once it is stopped."""
+    placed_at: float = 0.0
+    first_token_at: float | None = None
+    """When its first token came."""
+    completed_at: float | None = None
+    """When its last token came."""
+    moved_by: AttemptTransition | None = None
+    """The last transition."""
 
     def move(self, what: AttemptTransition) -> None:
         """Change the state. Raises `IllegalTransition`."""
         self.state = transition(ATTEMPT_TRANSITIONS, self.state, what)
+        self.moved_by = what
+
+
+@dataclass(slots=True, frozen=True)
+class PastAttempt:
+    """An attempt that is over, as far as this leader saw it. Times are the leader's own, in seconds."""
+
+    attempt: Attempt
+    runner: str
+    placed_at: float
+    first_token_at: float | None
+    over_at: float
+    began_at: int
+    """How many tokens there were when it was placed."""
+    tokens: int
+    """How many there were when it was over."""
+    ended_by: AttemptTransition | None
+    finished: FinishReason | None
+    """Why it ended at its runner by itself; None: it did not."""
+    why: str | None = None
+
+    @classmethod
+    def of(cls, placement: Placement, tokens: int, now: float, why: str | None = None) -> "PastAttempt":
+        """Return a placement as it is now, at its end."""
+        over_at = now if placement.completed_at is None else placement.completed_at
+        return cls(
+            placement.attempt,
+            placement.runner,
+            placement.placed_at,
+            placement.first_token_at,
+            over_at,
+            placement.began_at,
+            # A response that is to begin anew has none left.
+            tokens if placement.finished is None else placement.finished.tokens,
+            placement.moved_by,
+            None if placement.finished is None else placement.finished.reason,
+            why,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +149,14 @@ class OpenRequest:
     """Its tokens count for nothing once its attempt is stopped: the trainer has gone back behind their versions."""
     ending: RequestEnded | None = None
     """How it ends without another attempt: it was tried too often, or its tokens are all here."""
+    past: list[PastAttempt] = field(default_factory=list)
+    """Its attempts that are over, the latest; nothing is decided by them."""
+
+    def note_past(self, past: PastAttempt) -> None:
+        """Remember an attempt that is over."""
+        self.past.append(past)
+        if len(self.past) > PAST_ATTEMPTS_MAX:
+            del self.past[0]
 
     @property
     def is_waiting(self) -> bool:

@@ -44,7 +44,7 @@ def status_of(leader: Leader) -> RolloutStatus:
         InstanceStatus(
             runner,
             each.model,
-            _state_of(each),
+            state_of(each),
             each.version,
             each.slots,
             pending[runner],
@@ -70,7 +70,8 @@ def _behind(leader: Leader, instance: Instance) -> int:
     return 0 if published is None else sum(each > (instance.version or 0) for each in published.published)
 
 
-def _state_of(instance: Instance) -> InstanceStateName:
+def state_of(instance: Instance) -> InstanceStateName:
+    """Return the word that users have for how an instance is."""
     if instance.is_leaving:
         return "leaving"
     return "serving" if instance.takes_more else "loading"

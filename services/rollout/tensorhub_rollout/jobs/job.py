@@ -21,10 +21,10 @@ from tensorhub_common.bus.errors import UNCERTAIN, BlobMissing, LogGap
 from tensorhub_common.errors import IntegrityError, RolloutUnavailable, TensorHubError
 from tensorhub_common.jetstream.api import time_ns_of
 from tensorhub_common.jetstream.payload_store import PayloadStore
-from tensorhub_common.jetstream.rollout_log import RolloutLog
+from tensorhub_common.jetstream.rollout_log import RolloutLog, RolloutLogEntry
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability.logs import logger
-from tensorhub_common.protocol.rollout.entries import AnyEntry, Lead, RequestId, UnreadableEntry
+from tensorhub_common.protocol.rollout.entries import Lead, RequestId
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 from tensorhub_common.protocol.rollout.questions import (
     OutcomeAnswer,
@@ -61,10 +61,12 @@ from tensorhub_rollout.core.leader_events import (
 from tensorhub_rollout.core.outcomes import Leads, Outcome
 from tensorhub_rollout.core.state import RolloutState
 from tensorhub_rollout.core.status import status_of
+from tensorhub_rollout.jobs.counts import RolloutCounts
 from tensorhub_rollout.jobs.entry_writer import EntryWriter
 from tensorhub_rollout.jobs.payload_reader import PayloadReader
 from tensorhub_rollout.jobs.payload_removal import PayloadRemoval
 from tensorhub_rollout.jobs.published_versions import VersionFollower
+from tensorhub_rollout.jobs.response_spans import ResponseSpans
 from tensorhub_rollout.jobs.runner_outbox import RunnerOutbox
 from tensorhub_rollout.jobs.snapshots import RolloutSnapshots, SnapshotMaker
 from tensorhub_rollout.policy.balancing import BalancingLimits, balance
@@ -116,6 +118,10 @@ class RolloutJob:
         self._plateaus_at = 0.0
         self._is_unled = asyncio.Event()
         """Set while this manager has the lease and does not lead."""
+        self.counts = RolloutCounts()
+        self.payload_bytes_max = 0
+        """How much payloads may take, as it was last seen while this manager led; 0: not known, or any number."""
+        self._spans = ResponseSpans()
         self._snapshots = RolloutSnapshots(bus, self._log)
         self._snapshot_maker = SnapshotMaker(self._snapshots)
         self._removal = PayloadRemoval(job, self._store, self._payloads, lambda: self.state)
@@ -151,19 +157,22 @@ class RolloutJob:
         taken = 0
         async with aclosing(self._log.follow(self.state.seq + 1)) as entries:
             async for stored in entries:
-                await self._take(stored.seq, stored.entry)
+                await self._take(stored)
                 taken += 1
                 if taken % FOLD_BURST == 0:
                     await asyncio.sleep(0)
 
-    async def _take(self, seq: int, entry: AnyEntry | UnreadableEntry) -> None:
-        folded = fold(self.state, seq, entry)
-        self._recent[seq] = folded.outcome
+    async def _take(self, stored: RolloutLogEntry) -> None:
+        folded = fold(self.state, stored.seq, stored.entry)
+        self._recent[stored.seq] = folded.outcome
         if len(self._recent) > OUTCOMES_MAX:
             self._recent.popitem(last=False)
+        # Before the leader forgets what has ended.
+        self._spans.take(self.leader, stored, folded.outcome)
         if isinstance(folded.outcome, Leads):
             self._led(folded.outcome)
         elif self.leader is not None:
+            self.counts.fold(self.state, folded.outcome)
             self._tell(EntryFolded(folded.outcome))
         if self.leader is not None:
             for digest in folded.freed:
@@ -227,6 +236,7 @@ class RolloutJob:
         if self.leader is None:
             return
         _log.info("stands down", job=self.name, term=self.leader.term)
+        self.counts.end(self.leader)
         self.leader = self._writer = None
         self._leading.cancel()
         for outbox in self._outboxes.values():
@@ -240,6 +250,7 @@ class RolloutJob:
     async def close(self) -> None:
         """End."""
         self.stand_down()
+        self._spans.close()
         await self._work.close()
 
     # ------------------------------------------------------------------------------------------ the leader
@@ -360,7 +371,8 @@ class RolloutJob:
         """Tell the leader how much payloads may have: an operator may change that."""
         while True:
             with suppress(TensorHubError):
-                self._tell(RoomSeen((await self._store.extent(self.name)).bytes_max))
+                self.payload_bytes_max = (await self._store.extent(self.name)).bytes_max
+                self._tell(RoomSeen(self.payload_bytes_max))
             await asyncio.sleep(ROOM_LOOK_S)
 
     # ------------------------------------------------------------------------------------------ questions

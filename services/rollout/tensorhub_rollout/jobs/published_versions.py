@@ -13,13 +13,17 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.jetstream.log_entry import StoredEntry
 from tensorhub_common.jetstream.stream_log import LogExtent
 from tensorhub_common.log_follower.follower import LogFollower
+from tensorhub_common.protocol.log.commands import Rewind
 from tensorhub_common.protocol.log.entries import command_in
+from tensorhub_common.protocol.log.events import VersionRetired
 from tensorhub_common.protocol.queries import VersionState
 from tensorhub_common.protocol.rollout.messages import PublishedVersions
 
 BURST: Final = 32
 """Other work has its turn after this many entries, which take about a millisecond."""
 RETRY_S: Final = 0.2
+RETIRED_MAX: Final = 16
+"""Limit of the rewinds of a model that are remembered, the latest."""
 
 OnVersions = Callable[[str, PublishedVersions], None]
 """Takes a model and its versions, each time that they have changed."""
@@ -33,6 +37,8 @@ class VersionFollower:
         """By model."""
         self._bus, self._job, self._on_versions = bus, job, on_versions
         self._catalog, self._position = Catalog(job), 0
+        self._retired: dict[str, tuple[tuple[int, int], ...]] = {}
+        """By model: what its trainer went back behind since this process follows the log."""
 
     async def run(self) -> NoReturn:
         """Follow the log. Raises what `LogFollower.run` raises."""
@@ -53,15 +59,30 @@ class VersionFollower:
         """Fold the next entry."""
         self._position = entry.seq
         command = command_in(entry, self._catalog.level)
-        if command is not None and apply(self._catalog, entry.seq, entry.time, command):
+        if command is None:
+            return
+        last = self._last_of(command.model) if isinstance(command, Rewind) else None
+        events = apply(self._catalog, entry.seq, entry.time, command)
+        if (
+            isinstance(command, Rewind)
+            and last is not None
+            and any(isinstance(each, VersionRetired) for each in events)
+        ):
+            spans = (*self._retired.get(command.model, ()), (command.to + 1, last))
+            self._retired[command.model] = spans[-RETIRED_MAX:]
+        if events:
             self._look()
+
+    def _last_of(self, model: str) -> int | None:
+        found = self._catalog.models.get(model)
+        return None if found is None else found.last
 
     def _look(self) -> None:
         for name, model in self._catalog.models.items():
             published = tuple(
                 sorted(each.number for each in model.versions.values() if each.state is not VersionState.RETIRED)
             )
-            known = self.versions.get(name)
-            if known is None or known.published != published:
-                self.versions[name] = PublishedVersions(self._position, published)
+            known, retired = self.versions.get(name), self._retired.get(name, ())
+            if known is None or (known.published, known.retired) != (published, retired):
+                self.versions[name] = PublishedVersions(self._position, published, retired)
                 self._on_versions(name, self.versions[name])

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.protocol.rollout.messages import Finished
+from tensorhub_common.protocol.rollout.messages import TOKEN_BYTES, Finished
 from tensorhub_runner.core.runner_events import Begin, StepTokens, Stop
 from tensorhub_runner.engines.engine import Engine
 
@@ -30,10 +30,16 @@ class EngineThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._commands: list[Begin | Stop] = []
         self._wanted = asyncio.Event()
+        self.busy_s = 0.0
+        """How long all steps took together."""
+        self.recomputed = 0
+        """How many tokens of responses attempts have begun behind, for which a cache was computed anew."""
 
     def do(self, command: Begin | Stop) -> None:
         """Begin or stop an attempt before the next step."""
         self._commands.append(command)
+        if isinstance(command, Begin):
+            self.recomputed += len(command.tokens) // TOKEN_BYTES
         self._wanted.set()
 
     async def run(self) -> NoReturn:
@@ -72,4 +78,6 @@ class EngineThread:
                         failed.append(StepTokens(attempt, b"", b"", Finished(attempt, 0, "failed", str(why))))
         began = time.perf_counter()
         made = self._engine.step() if self._engine.has_work else ()
-        return (*failed, *made), time.perf_counter() - began, self._engine.has_work
+        took_s = time.perf_counter() - began
+        self.busy_s += took_s
+        return (*failed, *made), took_s, self._engine.has_work

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from opentelemetry.metrics import Meter
 
 import tensorhub
 from tensorhub_common.bus.connection import Bus
@@ -21,6 +22,7 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import answer_pings
 from tensorhub_common.machine import Tick
 from tensorhub_common.observability.logs import logger
+from tensorhub_common.observability.metrics import recorder
 from tensorhub_common.protocol import subjects
 from tensorhub_common.protocol.decoding import MALFORMED
 from tensorhub_common.protocol.rollout.messages import (
@@ -79,7 +81,7 @@ ReadAnswer = Callable[[bytes], RunnerInput]
 class RunnerService:
     """One runner on one connection: `run`, and then `close`."""
 
-    def __init__(self, bus: Bus, settings: Settings) -> None:
+    def __init__(self, bus: Bus, settings: Settings, meter: Meter) -> None:
         self.id = settings.runner_id
         self._bus, self._settings = bus, settings
         self._work = Supervisor(f"runner {self.id!r}")
@@ -89,8 +91,11 @@ class RunnerService:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._hub: tensorhub.AsyncHub | None = None
-        self._thread: EngineThread | None = None
-        self._core: Runner | None = None
+        self.thread: EngineThread | None = None
+        self.core: Runner | None = None
+        """Both from when the engine is loaded on."""
+        self._record_pause = recorder(meter, "tensorhub.runner.load.pause")
+        self._record_wait = recorder(meter, "tensorhub.runner.load.wait")
 
     async def run(self) -> None:
         """Load the engine, register its weights, and serve until cancelled."""
@@ -99,8 +104,8 @@ class RunnerService:
         loaded = await asyncio.to_thread(load_engine, settings)
         limits = RunnerLimits(slots=loaded.engine.capacity.slots)
         incarnation = time.time_ns() // 1_000_000
-        self._core = Runner(self.id, settings.runner_hub_model, incarnation, limits, time.monotonic())
-        self._thread = EngineThread(loaded.engine, self._on_stepped)
+        self.core = Runner(self.id, settings.runner_hub_model, incarnation, limits, time.monotonic())
+        self.thread = EngineThread(loaded.engine, self._on_stepped)
         # This process has a runner's key. The SDK in it is a worker, whose key its agent names.
         os.environ.pop("TENSORHUB_CREDENTIALS", None)
         self._hub = await tensorhub.connect_async(job=job)
@@ -112,9 +117,14 @@ class RunnerService:
             install=settings.runner_install,
         )
         follower = WeightFollower(
-            shard, self._thread, self._tell, self._wait_loadable, waits_for_finish=settings.runner_install != "mapped"
+            shard,
+            self.thread,
+            self._tell,
+            self._wait_loadable,
+            self._on_loaded,
+            waits_for_finish=settings.runner_install != "mapped",
         )
-        self._work.start(self._thread.run(), "driving the engine")
+        self._work.start(self.thread.run(), "driving the engine")
         self._work.start(follower.run(), "following versions")
         await self._bus.serve(
             subjects.to_runner(job, "assign", self.id), self._on_assign, pending_max=ASSIGNS_PENDING_MAX
@@ -132,8 +142,8 @@ class RunnerService:
     async def close(self) -> None:
         """Let go of engine and replica. What was running goes on elsewhere."""
         await self._work.close()
-        if self._thread is not None:
-            self._thread.close()
+        if self.thread is not None:
+            self.thread.close()
         if self._hub is not None:
             await self._hub.close(timeout_s=RELEASE_S_MAX)
 
@@ -145,8 +155,8 @@ class RunnerService:
             self._do(effect)
 
     def _handle(self, event: RunnerInput) -> list[RunnerEffect]:
-        assert self._core is not None
-        effects = self._core.handle(event, time.monotonic())
+        assert self.core is not None
+        effects = self.core.handle(event, time.monotonic())
         self._changed.set()
         self._set_timer()
         return effects
@@ -155,8 +165,8 @@ class RunnerService:
         job = self._settings.job
         match effect:
             case Begin() | Stop():
-                assert self._thread is not None
-                self._thread.do(effect)
+                assert self.thread is not None
+                self.thread.do(effect)
             case SendFrame(frame=frame):
                 self._say("tokens", frame, _frame_answered)
             case SendReport(report=report):
@@ -167,8 +177,8 @@ class RunnerService:
                 raise AssertionError(f"{effect} answers nothing that was asked in job {job!r}")
 
     def _set_timer(self) -> None:
-        assert self._core is not None
-        deadline = self._core.deadline()
+        assert self.core is not None
+        deadline = self.core.deadline()
         if self._timer is not None:
             self._timer.cancel()
         wait_s = max(0.0, deadline - time.monotonic())
@@ -181,9 +191,13 @@ class RunnerService:
         _log.warning("the machine goes away soon")
         self._tell(PreemptionNoticed())
 
+    def _on_loaded(self, wait_s: float, pause_s: float) -> None:
+        self._record_wait(wait_s)
+        self._record_pause(pause_s)
+
     async def _wait_loadable(self) -> None:
-        assert self._core is not None
-        while not self._core.may_load:
+        assert self.core is not None
+        while not self.core.may_load:
             self._changed.clear()
             await self._changed.wait()
 

@@ -5,6 +5,7 @@ They come from the hub, and never from the engine.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, NoReturn
@@ -28,6 +29,8 @@ RETRY_S: Final = 0.5
 
 TRY_AGAIN: Final = (
     tensorhub.AgentUnavailable,
+    # A call of the process before this one goes on at the agent until its bound.
+    tensorhub.ReplicaConflict,
     tensorhub.RegistryUnavailable,
     tensorhub.RoundTimeout,
     tensorhub.VersionUnavailable,
@@ -46,12 +49,18 @@ class WeightFollower:
         thread: EngineThread,
         tell: Callable[[RunnerInput], None],
         wait_loadable: Callable[[], Awaitable[None]],
+        on_loaded: Callable[[float, float], None],
         *,
         waits_for_finish: bool,
     ) -> None:
-        """Prepare. `wait_loadable` ends once nothing runs that must end on its version."""
+        """Prepare. `wait_loadable` ends once nothing runs that must end on its version.
+
+        `on_loaded` takes, for each change of weights, how long the engine was waited for and stood still, in seconds.
+        """
         self._shard, self._thread, self._tell = shard, thread, tell
         self._wait_loadable, self._waits_for_finish = wait_loadable, waits_for_finish
+        self._on_loaded = on_loaded
+        self._wanted_at = self._paused_at = 0.0
 
     async def run(self) -> NoReturn:
         """Follow. Raises what asking again can't mend."""
@@ -76,6 +85,7 @@ class WeightFollower:
     async def __aenter__(self) -> None:
         """Wait until the weights may change, and have the engine stand still."""
         self._tell(LoadWanted())
+        self._wanted_at = time.perf_counter()
         if self._waits_for_finish:
             try:
                 async with asyncio.timeout(FINISH_S_MAX):
@@ -83,6 +93,7 @@ class WeightFollower:
             except TimeoutError:
                 _log.warning("responses did not end on their version in time, and go on with the next one")
         await self._thread.between_steps.acquire()
+        self._paused_at = time.perf_counter()
         self._tell(WeightsChanging())
 
     async def __aexit__(
@@ -94,3 +105,4 @@ class WeightFollower:
             self._tell(WeightsLoaded(self._shard.version))
         finally:
             self._thread.between_steps.release()
+            self._on_loaded(self._paused_at - self._wanted_at, time.perf_counter() - self._paused_at)

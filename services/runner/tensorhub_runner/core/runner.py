@@ -8,6 +8,7 @@ Invariants (`check`):
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -104,6 +105,11 @@ class _Held:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
+    def made(self) -> int:
+        """How many tokens were made here."""
+        return max(0, self.count - self.assign.prefix)
+
+    @property
     def is_whole(self) -> bool:
         """Whether the whole prefix is here."""
         return self.count >= self.assign.prefix
@@ -139,6 +145,8 @@ class Runner:
         self.held: dict[Attempt, _Held] = {}
         self._ended: dict[Attempt, None] = {}
         self._frame = 0
+        self._made_forgotten = 0
+        """Tokens that were made here of attempts that are forgotten."""
         self._measured: list[EngineStep] = []
         """Since the last heartbeat."""
         self._unanswered: dict[int, tuple[float, list[tuple[Attempt, int]]]] = {}
@@ -202,6 +210,33 @@ class Runner:
             for each in self.held.values()
             if each.is_running
         )
+
+    # ------------------------------------------------------------------------------------------ metrics
+
+    # A thread of the metrics page reads these while the event loop goes on, so they copy what they walk through.
+
+    @property
+    def frames(self) -> int:
+        """How many frames were sent."""
+        return self._frame
+
+    @property
+    def unanswered(self) -> int:
+        """How many of these have no answer yet."""
+        return len(self._unanswered)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were made here."""
+        return self._made_forgotten + sum(each.made for each in list(self.held.values()))
+
+    def states(self) -> Counter[str]:
+        """Return how many attempts are running, waiting, stopped and finished."""
+        found = Counter(running=0, waiting=0, stopped=0, finished=0)
+        for each in list(self.held.values()):
+            is_waiting = each.state == "running" and not each.is_running
+            found["waiting" if is_waiting else each.state] += 1
+        return found
 
     # ------------------------------------------------------------------------------------------ the leader
 
@@ -267,6 +302,7 @@ class Runner:
         held = self.held.pop(attempt, None)
         if held is not None:
             self._leave(attempt, held)
+            self._made_forgotten += held.made
         self._ended[attempt] = None
         if len(self._ended) > self.limits.ended_kept_max:
             del self._ended[next(iter(self._ended))]
@@ -293,8 +329,14 @@ class Runner:
         self._beat()
 
     def _see(self, versions: PublishedVersions) -> None:
-        if versions.seq >= self.versions.seq:
-            self.versions = versions
+        if versions.seq < self.versions.seq:
+            return
+        self.versions = versions
+        if self.version is not None and versions.is_retired(self.version):
+            # The trainer has gone back behind what runs here.
+            for attempt, held in self.held.items():
+                if held.is_running:
+                    self._supersede(attempt, held)
 
     def _report(self) -> None:
         held = tuple(
@@ -340,13 +382,18 @@ class Runner:
         self._add_run(held)
         self._effects.append(Begin(attempt, held.assign.prompt, bytes(held.tokens), held.assign.sampling))
 
+    def _supersede(self, attempt: Attempt, held: _Held) -> None:
+        """Give an attempt back that its version rule does not let begin, or go on."""
+        self._leave(attempt, held)
+        held.finished = Finished(attempt, held.count, "superseded")
+
     def _is_allowed(self, held: _Held) -> bool:
         """Tell whether an attempt may make its next token on the version in memory; the rule of age is of the first."""
         assert self.version is not None
         rule = held.assign.rule
         if held.count and rule.pinned is None:
-            return True
-        return rule.allows(self.version, self.versions.published)
+            return not self.versions.is_retired(self.version)
+        return rule.allows(self.version, self.versions)
 
     def _add_run(self, held: _Held, *, is_kept: bool = False) -> None:
         """Begin a run behind the tokens that are here; one that got no token is replaced."""
@@ -362,7 +409,11 @@ class Runner:
         for made in event.made:
             held = self.held.get(made.attempt)
             # The engine had begun the step before it was told to leave the attempt.
-            if held is not None and held.is_running:
+            if held is None or not held.is_running:
+                continue
+            if not held.count and self.version is not None and not self._is_allowed(held):
+                self._supersede(made.attempt, held)
+            else:
                 self._made(held, made)
 
     def _measure(self, event: EngineStepped) -> None:
@@ -399,8 +450,7 @@ class Runner:
             if not held.is_running:
                 continue
             if not self._is_allowed(held):
-                self._leave(attempt, held)
-                held.finished = Finished(attempt, held.count, "superseded")
+                self._supersede(attempt, held)
             elif held.assign.rule.on_update == "restart" and held.count:
                 self._leave(attempt, held)
                 held.finished = Finished(attempt, held.count, "restart")

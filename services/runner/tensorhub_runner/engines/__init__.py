@@ -3,5 +3,5 @@
 `engine` is what every engine promises, and needs neither torch nor numpy. `torch_engine` is the one of this tree. It
 imports torch and transformers, which come with the extra `engine-torch`; nothing outside of here imports either.
 
-Seams: `engine`, `models`, `philox`, `sampling`, `schedule`, `torch_engine`.
+Seams: `engine`, `kv_cache`, `models`, `packed_model`, `philox`, `sampling`, `schedule`, `torch_engine`.
 """

@@ -5,7 +5,7 @@ sequences, go through it as if they were one sequence: input_ids[1, n]. Attentio
 `Rows` tells it, which the model passes down to here (`rows=`) with keys, values and queries.
 
 A model whose attention can't be replaced this way, or means more than this one does, computes something else then.
-`models.PackedModel.check` compares both, and refuses such a model.
+`model_check` compares both, and refuses such a model.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Group:
     first: int
     """Which of all rows is the first of these. The rest follow, by sequence and then by position."""
     places: torch.Tensor
-    """int64[sequences, longest]: where their tokens are, filled up with place 0."""
+    """int64[sequences, longest]: where their tokens are, filled up with each one's first place."""
     positions: torch.Tensor
     """int64[sequences, rows of each]."""
 
@@ -132,9 +132,11 @@ def _alike(ordered: list[Chunk], number: int) -> int:
 
 def _group(chunks: list[Chunk], first: int, device: torch.device) -> Group:
     longest = max(each.start + each.count for each in chunks)
-    places = np.zeros((len(chunks), longest), np.int64)
+    places = np.empty((len(chunks), longest), np.int64)
     for row, each in zip(places, chunks, strict=True):
         row[: each.start + each.count] = each.sequence.places[: each.start + each.count]
+        # Not a place of another sequence: what is masked has the weight 0, and 0 times NaN is NaN.
+        row[each.start + each.count :] = each.sequence.places[0]
     positions = np.array([range(each.start, each.start + each.count) for each in chunks], np.int64)
     return Group(first, torch.from_numpy(places).to(device), torch.from_numpy(positions).to(device))
 

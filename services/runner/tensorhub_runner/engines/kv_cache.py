@@ -28,10 +28,9 @@ class KvCache:
     def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keep keys[n, heads, d] and values[n, heads, e] at places[n]."""
         if layer not in self._layers:
-            # Zeros, since what is read beyond a sequence's end counts nothing only where it is finite.
             self._layers[layer] = (
-                keys.new_zeros((self._tokens_max, *keys.shape[1:])),
-                values.new_zeros((self._tokens_max, *values.shape[1:])),
+                keys.new_empty((self._tokens_max, *keys.shape[1:])),
+                values.new_empty((self._tokens_max, *values.shape[1:])),
             )
         for kept, given in zip(self._layers[layer], (keys, values), strict=True):
             kept.index_copy_(0, places, given)

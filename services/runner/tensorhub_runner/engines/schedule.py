@@ -151,7 +151,7 @@ class Schedule:
     def _waits_for_prompt(self, sequence: Sequence) -> bool:
         """Tell whether another sequence computes the same prompt right now."""
         donor = self._donor(sequence)
-        return donor is not None and donor.computed < min(_shared(sequence), donor.prompt_count)
+        return donor is not None and donor.computed < _shared(sequence)
 
     def _donor(self, sequence: Sequence) -> Sequence | None:
         """Return the sequence that has most of the same prompt, on the present weights."""
@@ -165,7 +165,7 @@ class Schedule:
     def _admit(self, sequence: Sequence) -> bool:
         """Let a sequence begin to be computed if there is room for all of it beside what the others miss."""
         donor = self._donor(sequence)
-        shared = 0 if donor is None else min(_shared(sequence), donor.computed)
+        shared = 0 if donor is None else _shared(sequence)
         others = [each.missing for each in self._sequences.values() if each.places]
         if others and len(sequence.tokens) - shared + sum(others) > len(self._free):
             return False

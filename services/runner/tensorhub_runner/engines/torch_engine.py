@@ -117,8 +117,8 @@ class TorchEngine:
     def weights_changed(self) -> None:
         """Make anew what was derived from the weights. Caches of attempts stay, and no later attempt shares them.
 
-        Raises `NotInThisVersion` where the model computes packed rows otherwise than by itself; the first time that
-        its weights are finite it is asked.
+        Raises `NotInThisVersion` where the model computes packed rows otherwise than by itself. The first weights that
+        show it are asked: numbers, and not all zero.
         """
         self._one_thread()
         self._model.refresh()

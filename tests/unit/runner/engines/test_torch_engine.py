@@ -174,6 +174,18 @@ def test_logits_that_are_no_numbers_end_their_attempt_alone(desk: Desk, shared: 
     assert (good.tokens, good.reason) == (right.tokens, "length")
 
 
+def test_what_a_failed_attempt_has_left_in_the_cache_counts_nothing(desk: Desk, shared: PreTrainedModel) -> None:
+    """Also where sequences of unlike lengths are padded."""
+    cases = [(PROMPT, Sampling(6, 1)), (PROMPT * 3, Sampling(6, 2))]
+    right = [desk.generate(case)[0] for case in cases]
+    with torch.no_grad():
+        shared.get_input_embeddings().weight[50] = math.nan
+    desk.engine.weights_changed()
+    # The one that fails has all places that had been used before.
+    assert desk.generate(([50] * 30, Sampling(6, 1)))[0].reason == "failed"
+    assert [each.tokens for each in desk.generate(*cases)] == [each.tokens for each in right]
+
+
 def test_an_error_of_the_model_ends_its_attempt_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a library raises: here for each pass that has a certain token."""
     (right,) = desk.generate((PROMPT, Sampling(6, 1)))
@@ -306,7 +318,13 @@ def test_a_model_that_looks_across_tokens_elsewhere_is_refused() -> None:
     """Here the second half of what each token has comes from the token before, as in a convolution."""
     model = tiny("llama")
     model.model.layers[0].mlp.register_forward_pre_hook(lambda _, given: (given[0] + given[0].roll(1, dims=1),))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
     engine = TorchEngine(model, is_exact=False)
+    # Zeros show nothing.
+    engine.weights_changed()
+    fill(model, 1)
     with pytest.raises(NotInThisVersion, match="LlamaForCausalLM computes other logits when sequences are packed"):
         engine.weights_changed()
 

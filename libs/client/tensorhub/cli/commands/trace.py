@@ -18,11 +18,12 @@ from tensorhub._control.registry_client import RegistryClient
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, size, table, when
 from tensorhub.cli.runner import print_error, registry_of, run
+from tensorhub.cli.trace import responses
 from tensorhub.cli.trace.span_tree import forest, rows, without_other_transfers
 from tensorhub.cli.trace.waterfall import ASCII, UNICODE, draw, number, took, trouble
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
-from tensorhub_common.protocol.spans import TRANSFER, TRANSFERS_MAX, FinishedSpan, SpansAsk, TransfersAsk
+from tensorhub_common.protocol.spans import RESPONSE, TRANSFER, TRANSFERS_MAX, FinishedSpan, SpansAsk, TransfersAsk
 
 ID_CHARS_MIN: Final = 8
 """So much of an id is shown, or more where two begin alike."""
@@ -63,15 +64,29 @@ def trace(
             help="Transfers to this replica.", show_default=False, parser=options.name_of("replica"), metavar="NAME"
         ),
     ] = None,
+    of_responses: Annotated[bool, typer.Option("--responses", help="List responses of rollouts instead.")] = False,
+    response: Annotated[
+        str | None,
+        typer.Option(help="Draw this response of rollouts: its group and index.", metavar="GROUP/INDEX"),
+    ] = None,
     limit: Annotated[int, typer.Option(help="How many.", parser=options.whole(1, TRANSFERS_MAX), metavar="N")] = 20,
     job: options.Job = None,
     json: options.Json = False,
     directory: options.Directory = None,
     nats: options.Nats = None,
 ) -> None:
-    """List the latest transfers, or draw how one went: its sources, its bytes, and what it waited for."""
+    """List the latest transfers, or draw how one went: its sources, its bytes, and what it waited for.
+
+    The same of responses of rollouts.
+    """
     if transfer == "":
         raise typer.BadParameter("an id, or how it begins, is not empty", param_hint="TRANSFER")
+    registry = registry_of(job, directory, nats)
+    if of_responses or response is not None:
+        if (transfer, version, replica) != (None, None, None):
+            raise typer.BadParameter("responses are no transfers: ask for one of the two", param_hint="--response")
+        _show_responses(registry, _responses_ask(response, model, limit), json=json)
+        return
     ask = TransfersAsk(
         begins=(transfer or "").lower(),
         model=model,
@@ -79,12 +94,36 @@ def trace(
         replica=replica,
         limit=limit if transfer is None and version is None else TRANSFERS_MAX,
     )
-    registry = registry_of(job, directory, nats)
     if transfer is None and version is None:
         _list(run(_transfers(registry, ask)), registry.job, limit, json=json)
     else:
         spans, wanted = run(_spans(registry, ask))
         _draw(spans, wanted, json=json)
+
+
+def _responses_ask(response: str | None, model: str | None, limit: int) -> TransfersAsk:
+    if response is None:
+        return TransfersAsk(kind=RESPONSE, model=model, limit=limit)
+    group, _, index = response.rpartition("/")
+    if not group or not index.isdecimal():
+        raise typer.BadParameter(f"{response!r} is not GROUP/INDEX, as in p-17/3", param_hint="--response")
+    return TransfersAsk(kind=RESPONSE, model=model, group=group, index=int(index), limit=1)
+
+
+def _show_responses(registry: RegistryClient, ask: TransfersAsk, *, json: bool) -> None:
+    if ask.group is not None:
+        spans, wanted = run(_spans(registry, ask))
+        _draw(spans, wanted, json=json)
+        return
+    shown = run(_transfers(registry, ask))[: ask.limit]
+    if json:
+        for span in shown:
+            json_line(span)
+    elif not shown:
+        line(f"no response of job {registry.job} is kept yet: submit prompts to its rollouts, then look again")
+    else:
+        rows_shown = ((span, took(span.end_ns - span.start_ns)) for span in shown)
+        table(responses.HEAD, (responses.cells(span, _begun(span), long) for span, long in rows_shown))
 
 
 # ---------------------------------------------------------------------------------------------------------- asking
@@ -155,7 +194,8 @@ async def _ask_transfers(registry: RegistryClient, ask: TransfersAsk, known: set
     found = await collect_spans(await registry.bus(), registry.job, ask, known)
     _check_answered(found)
     _tell_missing(known, [found], count_left_out=False)
-    return sorted(found.spans, key=lambda span: -span.end_ns)
+    # A process of an older release answers with transfers, whatever is asked.
+    return sorted((span for span in found.spans if span.name == ask.kind), key=lambda span: -span.end_ns)
 
 
 def _check_answered(found: CollectedSpans) -> None:
@@ -177,6 +217,11 @@ def _tell_missing(known: set[str], found: Sequence[CollectedSpans], *, count_lef
 
 def _chosen(found: list[FinishedSpan], ask: TransfersAsk, job: str) -> list[FinishedSpan]:
     """Return the transfers that are to be drawn. Raises for none, and for an id that does not say which."""
+    if ask.kind == RESPONSE:
+        if not found:
+            look = f"'tensorhub trace --responses --job {job}' lists those that are kept, a hundred a second"
+            raise TensorHubError(f"there is no response {ask.group}/{ask.index} in job {job!r}: {look}")
+        return found[:1]
     look = f"'tensorhub trace --job {job}' lists those that are kept"
     if not found:
         raise TensorHubError(f"there is no transfer {_told(ask)} in job {job!r}: {look}")
@@ -270,11 +315,17 @@ def title(wanted: Collection[FinishedSpan]) -> list[str]:
     """Say which transfers are drawn, a line each."""
     lines = []
     for span in sorted(wanted, key=lambda span: span.start_ns):
+        if span.name == RESPONSE:
+            lines.append(responses.title(span, _begun(span)))
+            continue
         get = span.attributes.get
         version = get("tensorhub.version")
         what = f"{get('tensorhub.model')}" + ("" if version is None else f" version {version}")
         where = f"{get('tensorhub.replica')}, shard {get('tensorhub.shard')}"
         end = "failed" if trouble(span) else "done"
-        begun = when(span.start_ns / _NS_PER_S)
-        lines.append(f"{span.name} {span.span}  {what} to {where}  {begun}  {end}, trace {span.trace}")
+        lines.append(f"{span.name} {span.span}  {what} to {where}  {_begun(span)}  {end}, trace {span.trace}")
     return lines
+
+
+def _begun(span: FinishedSpan) -> str:
+    return when(span.start_ns / _NS_PER_S)

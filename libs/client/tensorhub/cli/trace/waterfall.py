@@ -12,8 +12,9 @@ from typing import Final
 from rich.text import Text
 
 from tensorhub.cli.output import size
+from tensorhub.cli.trace.responses import attempt_account
 from tensorhub.cli.trace.span_tree import Node, forest, rows
-from tensorhub_common.protocol.spans import TRANSFER, Attribute, FinishedSpan
+from tensorhub_common.protocol.spans import ATTEMPT, QUEUE, RESPONSE, SUBMIT, TRANSFER, Attribute, FinishedSpan
 
 NAME_CHARS_MAX: Final = 32
 WHERE_CHARS_MAX: Final = 20
@@ -29,7 +30,9 @@ DEPTH_MAX: Final = 10
 STRETCH: Final = 2
 """The axis reaches back to the publication if that makes it at most this many times as long."""
 
-WAITS: Final = frozenset({TRANSFER, "wait", "round", "update", "replicate", "publish", "round.decided"})
+WAITS: Final = frozenset(
+    {TRANSFER, "wait", "round", "update", "replicate", "publish", "round.decided", RESPONSE, QUEUE, SUBMIT}
+)
 """These hold a wait for others, or for the version, so they don't say where the axis begins."""
 
 _GAP: Final = "  "
@@ -134,7 +137,7 @@ class _Sheet:
 
     def row(self, depth: int, span: FinishedSpan) -> Text:
         """One span."""
-        style = "red" if trouble(span) else "bold" if span.name == TRANSFER else ""
+        style = "red" if trouble(span) else "bold" if span.name in {TRANSFER, RESPONSE} else ""
         name = 2 * min(depth, DEPTH_MAX) * " " + _name(span, self.glyphs)
         return self._line(name, _where(span), self._bar(span), took(span.end_ns - span.start_ns), style)
 
@@ -204,12 +207,15 @@ def _where(span: FinishedSpan) -> str:
 
 
 def _color(span: FinishedSpan) -> str:
-    return "red" if trouble(span) else {_READ: "cyan", TRANSFER: "green"}.get(span.name, "blue")
+    colors = {_READ: "cyan", ATTEMPT: "cyan", TRANSFER: "green", RESPONSE: "green"}
+    return "red" if trouble(span) else colors.get(span.name, "blue")
 
 
 def _account(span: FinishedSpan) -> str:
-    """Say what a read from one source brought, and why it was this source."""
+    """Say what a read from one source brought, and why it was this source; or what an attempt made."""
     get = span.attributes.get
+    if span.name == ATTEMPT:
+        return attempt_account(span)
     if span.name != _READ:
         return ""
     nbytes, seconds = number(get("tensorhub.bytes")), (span.end_ns - span.start_ns) / _NS_PER_S

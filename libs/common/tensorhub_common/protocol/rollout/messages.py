@@ -46,6 +46,21 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         return "length" if len(tokens) // TOKEN_BYTES >= self.tokens_max else None
 
 
+class PublishedVersions(msgspec.Struct, frozen=True, array_like=True):
+    """All versions that are published and unretired, at a sequence of the job's log.
+
+    `retired`: the first and last versions of each span that the trainer has gone back behind, the latest of these.
+    """
+
+    seq: int
+    published: tuple[int, ...] = ()
+    retired: tuple[tuple[int, int], ...] = ()
+
+    def is_retired(self, version: int) -> bool:
+        """Tell whether the trainer has gone back behind a version."""
+        return any(first <= version <= last for first, last in self.retired)
+
+
 class VersionRule(msgspec.Struct, frozen=True, array_like=True):
     """On which versions a request may run: on `pinned` alone, or while at most `staleness` newer ones are published."""
 
@@ -53,11 +68,13 @@ class VersionRule(msgspec.Struct, frozen=True, array_like=True):
     staleness: int = 0
     on_update: OnUpdate = "continue"
 
-    def allows(self, version: int, published: tuple[int, ...]) -> bool:
-        """Tell whether a request may start on `version`, where `published` are all that are published and unretired."""
+    def allows(self, version: int, versions: PublishedVersions) -> bool:
+        """Tell whether a request may start on `version`: never on a retired one."""
+        if versions.is_retired(version):
+            return False
         if self.pinned is not None:
             return version == self.pinned
-        return sum(each > version for each in published) <= self.staleness
+        return sum(each > version for each in versions.published) <= self.staleness
 
 
 class TokenRun(msgspec.Struct, frozen=True, array_like=True):
@@ -69,13 +86,6 @@ class TokenRun(msgspec.Struct, frozen=True, array_like=True):
     instance: str
     attempt: Attempt
     kv: Kv = "fresh"
-
-
-class PublishedVersions(msgspec.Struct, frozen=True, array_like=True):
-    """All versions that are published and unretired, at a sequence of the job's log."""
-
-    seq: int
-    published: tuple[int, ...] = ()
 
 
 class Assign(msgspec.Struct, frozen=True, array_like=True):

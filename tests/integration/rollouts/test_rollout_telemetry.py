@@ -1,0 +1,169 @@
+"""Spans and metrics of rollouts on real processes: a response's trace, `tensorhub trace`, and the pages of metrics."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+import pytest_asyncio
+from tests.bounds import WAIT_S
+from tests.chaos.rollout_kills import RolloutJob, rollout_job
+from tests.chaos.rollout_trainer import MODEL
+from tests.chaos.rollout_verdict import SEED
+from tests.kit.scraping import Samples, scraped
+from tests.kit.waiting import until_answer
+from tools.docs.metrics_page import prometheus_name
+
+from tensorhub import Prompt, Sampling
+from tensorhub_common.introspection.span_query import CollectedSpans, collect_spans
+from tensorhub_common.observability.metrics import METRICS
+from tensorhub_common.protocol.spans import SpansAsk, TransfersAsk
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+TOKENS = 20
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def job(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RolloutJob]:
+    """One hub with two runners, whose processes show their metrics."""
+    directory = tmp_path_factory.mktemp("telemetry")
+    async with rollout_job(directory, runners=2, managers=1, step_s=0.002, TENSORHUB_METRICS="0") as running:
+        yield running
+
+
+async def generated(job: RolloutJob, name: str, *prompts: Prompt) -> None:
+    """Have four responses of each prompt generated, and say that they are done."""
+    rollouts = await job.trainer.rollouts(MODEL, name=name, group_size=4, staleness=9)
+    await rollouts.submit(prompts, sampling=Sampling(max_tokens=TOKENS, seed=SEED))
+    async for batch in rollouts.batches(4, wait_s=WAIT_S):
+        await batch.done()
+    await rollouts.close()
+
+
+async def spans_of(job: RolloutJob, group: str, index: int) -> CollectedSpans:
+    """Return the spans of one response, once it has all of them."""
+    async with await job.hub.bus() as bus:
+
+        async def look() -> CollectedSpans:
+            found = (await collect_spans(bus, job.name, TransfersAsk(kind="response", group=group, index=index))).spans
+            trace = found[0].trace if found else "f" * 32
+            return await collect_spans(bus, job.name, SpansAsk(trace=trace))
+
+        return await until_answer(
+            look, lambda found: "delivery" in {each.name for each in found.spans}, "a response is told to its delivery"
+        )
+
+
+async def test_a_response_is_one_trace_from_its_submission_to_done(job: RolloutJob) -> None:
+    await generated(job, "traced", Prompt([1, 2], id="p-1"))
+    spans = (await spans_of(job, "p-1", 2)).spans
+    (root,) = [each for each in spans if each.parent is None]
+    below = [each for each in spans if each.parent == root.span]
+    assert {root.trace} == {each.trace for each in spans}
+    assert {each.name for each in below} - {"queue"} == {"attempt", "store", "delivery"}
+    assert len(below) == len(spans) - 1
+    assert (root.service, root.instance, root.error) == ("tensorhub-rollout", "rollout-0", None)
+    expected = {"job": job.name, "model": MODEL, "consumer": "traced", "group": "p-1", "index": 2, "tokens": TOKENS}
+    assert {name: root.attributes[f"tensorhub.{name}"] for name in expected} == expected
+    (attempt,) = [each for each in below if each.name == "attempt"]
+    assert attempt.attributes["tensorhub.instance"] in {"runner-0", "runner-1"}
+    assert attempt.attributes["tensorhub.versions"] == ("1",)
+    assert (attempt.attributes["tensorhub.tokens"], attempt.attributes["tensorhub.end"]) == (TOKENS, "completed")
+    # The trainer's call is a trace of its own, which its agent keeps.
+    (link,) = root.links
+    async with await job.hub.bus() as bus:
+        caused = await until_answer(
+            lambda: collect_spans(bus, job.name, SpansAsk(trace=link.trace)),
+            lambda found: any(each.span == link.span for each in found.spans),
+            "the trainer's call is kept",
+        )
+    (submit,) = [each for each in caused.spans if each.span == link.span]
+    assert (submit.name, submit.service, submit.parent) == ("submit", "tensorhub-sdk", None)
+    assert submit.attributes["tensorhub.groups"] == 1
+
+
+async def test_a_response_is_listed_and_drawn_by_the_command(job: RolloutJob) -> None:
+    await generated(job, "drawn", Prompt([1, 2], id="p-2"))
+    await spans_of(job, "p-2", 0)
+    code, out, err = await job.hub.command("trace", "--responses", "--job", job.name)
+    assert (code, err) == (0, "")
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert {(row[0], row[1]) for row in rows} >= {("p-2", str(index)) for index in range(4)}
+    code, drawn, err = await job.hub.command("trace", "--response", "p-2/0", "--job", job.name)
+    assert (code, err) == (0, "")
+    names = [line.split()[0] for line in drawn.splitlines()]
+    assert (names[0], names[1]) == ("response", "SPAN")
+    assert {"submit", "response", "attempt", "store", "delivery"} <= set(names)
+    assert f"tokens 0 to {TOKENS} on version 1" in drawn
+
+
+async def test_each_process_of_rollouts_shows_what_the_documentation_says_that_it_has(job: RolloutJob) -> None:
+    """Responses of both kinds bring all figures about, but those of what goes wrong."""
+    manager, runners = "rollout-0", ("runner-0", "runner-1")
+    before = await scraped(job.hub, manager)
+    await generated(job, "counted", Prompt([1, 2], id="p-3"), Prompt([3], id="p-4"))
+    rollouts = await job.trainer.rollouts(MODEL, name="cancelled")
+    (group,) = await rollouts.submit([Prompt([7])], sampling=Sampling(max_tokens=100_000))
+    await rollouts.cancel(group)
+    async for batch in rollouts.batches(1, wait_s=WAIT_S):
+        await batch.done()
+    after = await scraped(job.hub, manager)
+    shown = {process: await scraped(job.hub, process) for process in runners}
+    wrong = {"tensorhub_rollout_tokens_discarded_total"}
+    for metric in METRICS.values():
+        pages = {"rollout": [after], "runner": list(shown.values())}.get(metric.role, [])
+        name = prometheus_name(metric)
+        for page in pages:
+            names = {each for each, _ in page}
+            assert (f"{name}_count" if metric.kind == "histogram" else name) in names | wrong, name
+
+    def grown(name: str, **labels: str) -> float:
+        key = (name, frozenset({"job": job.name, **labels}.items()))
+        return after[key] - before.get(key, 0.0)
+
+    assert after["tensorhub_rollout_leads", frozenset()] == 1
+    assert grown("tensorhub_rollout_responses_total", reason="length") == 8
+    assert grown("tensorhub_rollout_responses_total", reason="cancelled") == 1
+    assert grown("tensorhub_rollout_response_tokens_total") == 8 * TOKENS
+    assert grown("tensorhub_rollout_tokens_total") >= 8 * TOKENS
+    assert after[instances(job, "serving")] == 2
+    assert after[requests(job, "ended")] == after[requests(job, "waiting")] == 0
+    made = sum(page["tensorhub_runner_tokens_total", frozenset()] for page in shown.values())
+    assert made >= after["tensorhub_rollout_response_tokens_total", frozenset({("job", job.name)})]
+    for process, page in shown.items():
+        assert page["tensorhub_runner_version", frozenset()] == 1
+        assert page["tensorhub_runner_load_pause_seconds_count", frozenset()] == 1
+        await until_answer(
+            partial(scraped, job.hub, process),
+            lambda page: sum_of(page, "tensorhub_runner_attempts") == 0,
+            "a runner forgets what has ended",
+        )
+
+
+def instances(job: RolloutJob, state: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return "tensorhub_rollout_instances", frozenset({("job", job.name), ("model", MODEL), ("state", state)})
+
+
+def requests(job: RolloutJob, state: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return "tensorhub_rollout_requests", frozenset({("job", job.name), ("state", state)})
+
+
+def sum_of(page: Samples, name: str) -> float:
+    return sum(value for (each, _), value in page.items() if each == name)
+
+
+async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: RolloutJob) -> None:
+    """New weights come while a response is generated that asks to begin anew then."""
+    rollouts = await job.trainer.rollouts(MODEL, name="anew", staleness=9, on_update="restart")
+    await rollouts.submit([Prompt([5], id="p-5")], sampling=Sampling(max_tokens=600, seed=SEED))
+    await job.until_tokens(rollouts)
+    await job.publish()
+    (batch,) = [each async for each in rollouts.batches(1, wait_s=WAIT_S)]
+    (response,) = batch.responses
+    await batch.done()
+    assert set(response.versions) == {2}
+    page = await scraped(job.hub, "rollout-0")
+    key = ("tensorhub_rollout_tokens_discarded_total", frozenset({("job", job.name), ("why", "restart")}))
+    assert page[key] > 0
+    spans = (await spans_of(job, "p-5", 0)).spans
+    ends = [str(each.attributes["tensorhub.end"]) for each in spans if each.name == "attempt"]
+    assert (ends[0], ends[-1]) == ("restart", "completed")

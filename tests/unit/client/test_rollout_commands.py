@@ -1,0 +1,146 @@
+"""`tensorhub rollouts`, `tensorhub runner` and `tensorhub up --runners`: what they print, begin and refuse."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.client.conftest import Run
+
+from tensorhub._control.registry_client import RegistryClient
+from tensorhub._rollouts.manager_client import ManagerClient
+from tensorhub_common.config.settings import load
+from tensorhub_common.errors import RolloutUnavailable
+from tensorhub_common.protocol.rollout.questions import ConsumerStatus, InstanceStatus, RolloutStatus
+
+STATUS = RolloutStatus(
+    "run-7",
+    "rollout-0.8f0c",
+    3,
+    4815,
+    (ConsumerStatus("main", "policy", 1, 12, 4, 2, (7, 1)), ConsumerStatus("eval", "policy", 0, 0, 0, 0)),
+    (
+        InstanceStatus("runner-0", "policy", "serving", 12, 64, 1, 7, 1920.5),
+        InstanceStatus("runner-1", "policy", "loading", None, 64, 0, 0, 0.0),
+    ),
+    1920.5,
+    8192,
+)
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the rollout manager says; an error is raised."""
+    said: list[Any] = [STATUS]
+
+    async def ask(*_: Any) -> RolloutStatus:
+        if isinstance(said[0], Exception):
+            raise said[0]
+        found: RolloutStatus = said[0]
+        return found
+
+    async def bus(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(RegistryClient, "bus", bus)
+    monkeypatch.setattr(ManagerClient, "ask", ask)
+    return said
+
+
+def test_consumers_queue_and_instances_are_shown(run: Run, answer: list[Any]) -> None:
+    shown = run("rollouts", "--job", "run-7")
+    assert shown.code == 0, shown.err
+    lines = [line.split() for line in shown.out.splitlines() if line]
+    assert shown.out.startswith(
+        "job run-7: 12 open, 4 of them wait; 2 instance(s), 1920 tokens/s; payloads 8.0 KiB; "
+        "led by rollout-0.8f0c (term 3)\n"
+    )
+    assert lines[1:] == [
+        ["CONSUMER", "MODEL", "EPOCH", "OPEN", "WAITING", "ENDED", "VERSIONS", "BEHIND"],
+        ["main", "policy", "1", "12", "4", "2", "0:", "7,", "1:", "1"],
+        ["eval", "policy", "0", "0", "0", "0", "-"],
+        ["INSTANCE", "MODEL", "STATE", "VERSION", "SLOTS", "PENDING", "EXECUTING", "TOKENS/S"],
+        ["runner-0", "policy", "serving", "12", "64", "1", "7", "1920"],
+        ["runner-1", "policy", "loading", "-", "64", "0", "0", "0"],
+    ]
+    (told,) = run("rollouts", "--job", "run-7", "--json").objects
+    assert (told["tokens_per_s"], told["consumers"][0]["versions_behind"]) == (1920.5, [7, 1])
+    assert told["instances"][1]["version"] is None
+
+
+def test_without_a_manager_it_is_one_line_and_another_word_than_watch_is_wrong_usage(
+    run: Run, answer: list[Any]
+) -> None:
+    answer[0] = RolloutUnavailable("the rollouts of job 'run-7' can't be had within the bound: no manager answers")
+    assert run("rollouts").is_one_line(1, "no manager answers")
+    ended = run("rollouts", "look")
+    assert ended.code == 2
+    assert "watch" in ended.err
+
+
+@pytest.fixture
+def became(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], dict[str, str]]]:
+    """The processes that a command has become."""
+    found: list[tuple[tuple[str, ...], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environment: found.append((arguments, environment)))
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_runner_becomes_its_process_with_its_settings(
+    run: Run, became: list[tuple[tuple[str, ...], dict[str, str]]], model: Path
+) -> None:
+    options = ["--hub-model", "critic", "--replica", "runner-7", "--spot", "--slots", "8", "--fast"]
+    ended = run("runner", "--engine", "my.engine:load", "--model", model, *options, "--job", "run-7", "--mapped")
+    assert ended.code == 0, ended.err
+    ((arguments, environment),) = became
+    assert arguments == (sys.executable, "-P", "-m", "tensorhub_runner")
+    settings = load({name: text for name, text in environment.items() if name.startswith("TENSORHUB_")})
+    assert (settings.job, settings.runner_id, settings.runner_engine) == ("run-7", "runner-7", "my.engine:load")
+    assert (settings.runner_model, settings.runner_hub_model) == (model, "critic")
+    assert (settings.runner_spot, settings.runner_install, settings.runner_slots) == (True, "mapped", 8)
+    assert not settings.runner_exact
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--engine", "vllm"], 1, "not in this release"),
+        ([], 2, "needs a model"),
+        (["--model", "/nowhere"], 2, "there is no config.json in /nowhere"),
+        (["--engine", "my.engine:load", "--slots", "0"], 2, "--slots"),
+        (["--engine", "my.engine:load", "--replica", "a.b"], 2, "runner name 'a.b'"),
+    ],
+)
+def test_a_runner_that_can_not_be_is_told(
+    run: Run,
+    became: list[tuple[tuple[str, ...], dict[str, str]]],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    ended = run("runner", *arguments)
+    assert (ended.code, became) == (code, [])
+    assert said in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--runners", "2"], "runners of torch need a model"),
+        (["--runners", "-1", "--engine", "my.engine:load"], "--runners"),
+        (["--runners", "1", "--model", "/nowhere"], "there is no config.json in /nowhere"),
+    ],
+)
+def test_up_says_what_its_runners_lack(run: Run, arguments: list[str], said: str) -> None:
+    ended = run("up", *arguments)
+    assert ended.code == 2
+    assert said in ended.err
