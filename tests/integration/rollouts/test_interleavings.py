@@ -22,6 +22,7 @@ import tensorhub
 from tensorhub import Prompt, Sampling
 from tensorhub.local.hub import ServiceCommands
 from tensorhub_common.jetstream import api
+from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_common.protocol.rollout.questions import RolloutStatus
 from tensorhub_common.protocol.subjects import payload_stream
 
@@ -45,11 +46,17 @@ def child_of(job: RolloutJob, runner: str) -> int:
     return child
 
 
-async def until_gone(rollouts: tensorhub.AsyncRollouts, runner: str) -> None:
-    """Wait until the leader has taken a runner for lost."""
+async def until_moved_from(rollouts: tensorhub.AsyncRollouts, runner: str) -> None:
+    """Wait until a runner is taken for lost, and all of its requests are placed elsewhere."""
     await until_answer(
-        rollouts.status, lambda found: runner not in {each.runner for each in found.instances}, f"{runner} is lost"
+        rollouts.status,
+        lambda found: runner not in {each.runner for each in found.instances} and not is_any_waiting(found),
+        f"{runner} is lost, and what it had is elsewhere",
     )
+
+
+def is_any_waiting(status: RolloutStatus) -> bool:
+    return any(each.waiting for each in status.consumers)
 
 
 async def test_a_leader_stopped_with_a_runner_cut_off_and_both_wake(tmp_path: Path) -> None:
@@ -71,7 +78,9 @@ async def test_a_leader_stopped_with_a_runner_cut_off_and_both_wake(tmp_path: Pa
         assert np.any((records["at"] > cut_at + 1) & (records["at"] < healed_at)), "the runner went on while cut off"
         await job.take_all(rollouts)
         assert (await rollouts.status()).term > before.term
-        assert any({A, B} <= {run.instance for run in each.runs} for each in job.received.values())
+        went_on = {each.key for each in job.received.values() if each.runs[-1].instance != A}
+        begun_there = {key for key in went_on if np.any(records["seed"] == request_seed(SEED, *key))}
+        assert begun_there, "requests of the runner that was cut off went on elsewhere"
         job.check()
 
 
@@ -95,13 +104,10 @@ async def test_a_request_that_comes_back_to_a_runner_is_not_hit_by_the_abort_of_
         await job.submit(rollouts, 6)
         await job.until_tokens_at(rollouts, A, 4)
         with stopped(child_of(job, A)):
-            await until_gone(rollouts, A)
-            await until_answer(
-                rollouts.status, lambda found: not sum(each.waiting for each in found.consumers), "all are at B"
-            )
+            await until_moved_from(rollouts, A)
         await job.until_serving(rollouts, 2)
         with stopped(child_of(job, B)):
-            await until_gone(rollouts, B)
+            await until_moved_from(rollouts, B)
             await job.until_tokens_at(rollouts, A, 4)
         await job.take_all(rollouts)
         begun = job.records()
@@ -264,9 +270,7 @@ async def test_while_nats_is_gone_nothing_is_assigned_again(tmp_path: Path, stop
             await job.until_serving(rollouts, 3)
             await job.submit(rollouts, 9)
             await job.until_tokens(rollouts)
-            await until_answer(
-                rollouts.status, lambda found: not any(each.waiting for each in found.consumers), "all are placed"
-            )
+            await until_answer(rollouts.status, lambda found: not is_any_waiting(found), "all are placed")
             if lost_in(job):
                 raise Missed
             with job.hub.stopped("nats"):
