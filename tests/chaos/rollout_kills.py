@@ -43,6 +43,8 @@ class RolloutJob:
     weights: tensorhub.AsyncShard
     verdict: Verdict
     group_size: int = 4
+    version: int = 1
+    """The newest that this trainer has published."""
 
     @property
     def tokens_max(self) -> int:
@@ -94,9 +96,11 @@ class RolloutJob:
             await self.take(batch)
 
     async def publish(self) -> int:
+        """Publish the next version, whose weights are its number."""
+        self.version += 1
         async with self.weights.overwriting() as tensors:
-            tensors[WEIGHT].fill_((self.weights.version or 0) + 1)
-        return await self.weights.publish()
+            tensors[WEIGHT].fill_(self.version)
+        return await self.weights.publish(self.version)
 
     # Looking.
 

@@ -46,7 +46,10 @@ once_all_was_seen_and_slowly_all = pytest.mark.parametrize(
 
 
 def live(kind: type[DrawnCommands], pick: Pick, steps: int) -> CatalogDriver:
-    """Send so many commands by chance; the driver, the watcher of events and the rule of retention check after each."""
+    """Send so many commands by chance; the driver, the watcher of events and the rule of retention check after each.
+
+    No round waits that could be decided, so looking at all that wait once more finds nothing to decide.
+    """
     world, watcher, rule = CatalogDriver(), EventWatcher(), RetentionRule()
     chance = kind(world, pick)
     for _ in range(steps):
@@ -55,6 +58,10 @@ def live(kind: type[DrawnCommands], pick: Pick, steps: int) -> CatalogDriver:
         rule.see(world.catalog, command, events)
         watcher.see(events)
         watcher.check(world.catalog)
+        undecided: list[Event] = []
+        for model in world.catalog.models.values():
+            rounds.decide_waiting_rounds(world.catalog, model, undecided)
+        assert undecided == []
     return world
 
 

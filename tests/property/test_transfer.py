@@ -263,7 +263,7 @@ class World(TransferDriver[Peer]):
             sound = [source.agent for source, peer in self.peers.items() if peer.is_sound]
             assert not sound, f"{sound} could have brought everything: {transfer.error}"
             return
-        assert transfer.verification.whole
+        assert transfer.pool.is_whole
         got = sum(source.got_bytes for source in sources)
         wasted = sum(source.wasted_bytes for source in sources)
         assert got == sum(self.sizes) - self.kept_bytes

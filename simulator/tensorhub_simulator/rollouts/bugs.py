@@ -25,6 +25,7 @@ from tensorhub_rollout.core.placements import Placement
 from tensorhub_rollout.core.responses import Response
 from tensorhub_rollout.policy import balancing
 from tensorhub_rollout.policy.balancing import BalancingLimits
+from tensorhub_rollout.policy.view import InstanceView
 from tensorhub_runner.core import runner as runner_module
 from tensorhub_runner.core.runner import Runner
 from tensorhub_runner.core.runner_events import Begin, WeightsLoaded
@@ -281,6 +282,16 @@ def _delivered_twice() -> tuple[Replacement, ...]:
     return ((Collector, "take", take),)
 
 
+def _moved_while_prefilling() -> tuple[Replacement, ...]:
+    """A request moves to an idle instance until its first token is here, and its prompt is computed anew each time."""
+    return ((InstanceView, "queued", property(lambda self: len(self.pending))),)
+
+
+def _blamed_together() -> tuple[Replacement, ...]:
+    """Every request that was begun with the one that kills its instance is blamed for it."""
+    return ((Leader, "_blamed", lambda self, lost: lost),)
+
+
 BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "older-frame": _older_frame,
     "gap-taken": _gap_taken,
@@ -306,6 +317,8 @@ BUGS: Final[Mapping[str, Callable[[], tuple[Replacement, ...]]]] = {
     "rewind-ignored": _rewind_ignored,
     "cache-kept": _cache_kept,
     "delivered-twice": _delivered_twice,
+    "moved-while-prefilling": _moved_while_prefilling,
+    "blamed-together": _blamed_together,
 }
 
 

@@ -53,5 +53,7 @@ class RunnerProcess(Process):
     """What the engine runs: seed and next position of each."""
     cached: dict[Attempt, int | None] = field(default_factory=dict)
     """The version that the engine's cache of each was computed with."""
+    prefills: dict[Attempt, int] = field(default_factory=dict)
+    """How many steps the prompt of an attempt still takes."""
     loaded: int | None = None
     is_loading: bool = False

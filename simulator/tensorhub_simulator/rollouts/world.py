@@ -5,7 +5,8 @@ one history.
 """
 
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import sha256
 from random import Random
@@ -32,6 +33,7 @@ from tensorhub_common.protocol.rollout.entries import (
     Submit,
 )
 from tensorhub_common.protocol.rollout.messages import (
+    AssignResult,
     Finished,
     OnUpdate,
     PublishedVersions,
@@ -118,6 +120,8 @@ NAME: Final = "main"
 STEP_S: Final = 0.02
 LOOK_S: Final = 0.02
 LOAD_S: Final = 0.05
+MOVES_MAX: Final = 20
+"""So often a policy may move a request from one instance to another: more is to and fro."""
 
 
 class Chances(msgspec.Struct, frozen=True):
@@ -134,6 +138,8 @@ class Chances(msgspec.Struct, frozen=True):
     acknowledges: float = 0.5
     whole_groups: float = 0.5
     """Of the trainer's batches, those that are of whole groups."""
+    prefill_steps_max: int = 10
+    """Steps of an engine until the first token of what it begins, at most; each request has its own number."""
     told_late: float = 0.3
     """Of responses that stop: the engine says so a step after the last token."""
     survives: float = 0.5
@@ -180,6 +186,8 @@ class RolloutWorld:
         self.responses: dict[RequestId, Written] = {}
         self.made = 0
         """Tokens that engines made."""
+        self.moves: Counter[RequestId] = Counter()
+        """How often a policy has moved each request."""
         self._term = 0
         self._attempts: dict[RequestId, Attempt] = {}
         """The highest attempt of each request that the log has counted."""
@@ -405,6 +413,8 @@ class RolloutWorld:
                     pending[runner] += 1
                     self._tell_leader(manager, Place(of, runner))
                 case MoveAction(request=of, target=target):
+                    self.moves[of] += 1
+                    assert self.moves[of] <= MOVES_MAX, f"request {of} is moved to and fro"
                     self._tell_leader(manager, Withdraw(of, target))
                 case ReleaseAction(request=of):
                     self._tell_leader(manager, Withdraw(of))
@@ -496,7 +506,7 @@ class RolloutWorld:
         runner.core = Runner(
             runner.name, MODEL, runner.incarnation, RunnerLimits(slots=4, held_max=12), self.agenda.now
         )
-        runner.engine, runner.cached, runner.loaded, runner.is_loading = {}, {}, None, False
+        runner.engine, runner.cached, runner.prefills, runner.loaded, runner.is_loading = {}, {}, {}, None, False
         self._later(runner, 0.01, lambda: self._engine_step(runner))
 
     def notice(self, runner: RunnerProcess) -> None:
@@ -518,6 +528,7 @@ class RolloutWorld:
         assert core is not None
         match effect:
             case AnswerAssign(results=results) if asker is not None:
+                self._note_confirmed(runner, results)
                 answer: LeaderInput = AssignAnswered(name, runner.incarnation, results)
                 self._send(asker, lambda: self._tell_leader(asker, answer))
             case AnswerAbort(stopped=stopped, forgotten=forgotten) if asker is not None:
@@ -532,9 +543,9 @@ class RolloutWorld:
             case Begin(attempt=attempt, tokens=tokens, sampling=sampling):
                 runner.engine[attempt] = (sampling.seed, len(tokens) // 4)
                 runner.cached[attempt] = runner.loaded
+                runner.prefills[attempt] = sampling.seed % (self.chances.prefill_steps_max + 1)
                 if core.held[attempt].assign.request in self.poisoned:
                     self._later(runner, STEP_S / 2, partial(self.kill, runner))
-                self._note_inherited(runner, core.held[attempt].assign.request, len(tokens) // 4)
             case Stop(attempt=attempt):
                 runner.engine.pop(attempt, None)
             case _:
@@ -571,7 +582,7 @@ class RolloutWorld:
             self._load(runner, newest)
         made: list[StepTokens] = []
         if not runner.is_loading and runner.loaded is not None:
-            able = [each for each in runner.engine if core.held[each].assign.request not in self.poisoned]
+            able = [each for each in runner.engine if self._is_prefilled(runner, each)]
             made = [self._next_token(runner, attempt, runner.loaded) for attempt in able]
         before = {each.attempt: core.held[each.attempt].count for each in made}
         self._tell_runner(runner, EngineStepped(tuple(made)) if made else Tick())
@@ -580,6 +591,13 @@ class RolloutWorld:
                 self._check_rule(core, runner.loaded, position)
                 self._note_made(runner, core.held[attempt].assign.request, position)
         self._later(runner, STEP_S, lambda: self._engine_step(runner))
+
+    def _is_prefilled(self, runner: RunnerProcess, attempt: Attempt) -> bool:
+        """Compute a part of an attempt's prompt; tell whether it was all of it before. One that kills has no end."""
+        assert runner.core is not None
+        left = runner.prefills[attempt]
+        runner.prefills[attempt] = max(0, left - 1)
+        return not left and runner.core.held[attempt].assign.request not in self.poisoned
 
     def _note_made(self, runner: RunnerProcess, of: RequestId, position: int) -> None:
         """No token is made twice while its maker lives; a runner that was taken for lost does not count."""
@@ -590,11 +608,14 @@ class RolloutWorld:
         assert not is_there, f"token {position} of {of} is made by {runner.name}, and {maker.name} has it"
         self._makers[of, position] = (runner, runner.life, runner.stops)
 
-    def _note_inherited(self, runner: RunnerProcess, of: RequestId, count: int) -> None:
-        """A runner that begins with a prefix has it; the runner before may forget it."""
-        if (runner.name, runner.life) not in self._lost:
-            for position in range(count):
-                self._makers[of, position] = (runner, runner.life, runner.stops)
+    def _note_confirmed(self, runner: RunnerProcess, results: Iterable[AssignResult]) -> None:
+        """A runner that has confirmed a whole prefix has it; the runner before may forget it from now on."""
+        assert runner.core is not None
+        for result in results:
+            held = runner.core.held.get(result.attempt)
+            if held is not None and held.is_whole and (runner.name, runner.life) not in self._lost:
+                for position in range(held.assign.prefix):
+                    self._makers[held.assign.request, position] = (runner, runner.life, runner.stops)
 
     def _next_token(self, runner: RunnerProcess, attempt: Attempt, version: int) -> StepTokens:
         """Make the next token of an attempt; that it was the last one is told with it, or a step later."""

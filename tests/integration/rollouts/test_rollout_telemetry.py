@@ -6,7 +6,9 @@ from functools import partial
 import pytest
 import pytest_asyncio
 from tests.bounds import WAIT_S
-from tests.chaos.rollout_kills import MODEL, SEED, RolloutJob, rollout_job
+from tests.chaos.rollout_kills import RolloutJob, rollout_job
+from tests.chaos.rollout_trainer import MODEL
+from tests.chaos.rollout_verdict import SEED
 from tests.kit.scraping import Samples, scraped
 from tests.kit.waiting import until_answer
 from tools.docs.metrics_page import prometheus_name

@@ -54,15 +54,15 @@ def assign_plan(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple
 def feed_idle_sources(index: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose, or else what others have waiting; and those that cross what they have.
 
-    Only those are looked at that something has happened to: what the others could take they have taken.
+    The index has settled. Only those are looked at that something has happened to: what the others could take they
+    have taken.
     """
-    index.settle()
     if loose:
         _give_loose(index, loose)
         return
-    if index.offered[1]:
+    if index.offered:
         # As long as anything was loose no source was relieved, whatever happened.
-        index.offered = (0, [])
+        index.offered = []
         kinds = list(index.idle_kinds())
     elif index.count(IDLE) and index.count(GIVING):
         kinds = _contested(index)
@@ -75,7 +75,7 @@ def feed_idle_sources(index: RoleIndex, loose: list[Range]) -> None:
 def _give_loose(index: RoleIndex, loose: list[Range]) -> None:
     """Give idle sources what is loose. What somebody nearby has need not cross again, however busy it is."""
     crossing = index.count(CROSSING)
-    if index.offered == (crossing, loose):
+    if (index.offered_crossing, index.offered) == (crossing, loose):
         able = by_number(index.fresh)
     else:
         able = by_number({**index.of(IDLE), **index.of(CROSSING)})
@@ -86,7 +86,7 @@ def _give_loose(index: RoleIndex, loose: list[Range]) -> None:
         if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
             there, loose[:] = split_by_marks(source.has, loose)
             source.give(there)
-    index.offered = (crossing, list(loose))
+    index.offered_crossing, index.offered = crossing, list(loose)
 
 
 def _contested(index: RoleIndex) -> list[str | None]:
@@ -111,7 +111,7 @@ def _relieve(index: RoleIndex, kind: str | None) -> None:
 
 
 def fill_window(
-    source: Source, sizes: Sequence[int], share_bytes: int, room_bytes: int, *, relayed: bool = False
+    source: Source, sizes: Sequence[int], share_bytes: int, room_bytes: int, *, relayed: bool
 ) -> Iterator[Batch]:
     """Cut batches for a source until it has under way what it may: its part, if there is room, or its least.
 
@@ -152,22 +152,21 @@ def slowest_replaceable(index: RoleIndex, now: float) -> Source | None:
     """Name the source whose pieces under way an idle one would bring much sooner; None where there is none."""
     index.settle()
     # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
-    if not index.count(SLOWABLE) or not index.count(IDLE) or index.count(CROSSING):
+    if index.count(CROSSING):
         return None
     for kind in index.idle_kinds():
         late = index.of_layout(SLOWABLE, kind)
-        worst = _worst(index.idle_of(kind).values(), late.values(), index.limits, now) if late else None
-        if worst is not None:
+        if late and (worst := _worst(index.idle_of(kind).values(), late.values(), index.limits, now)) is not None:
             return worst
     return None
 
 
 def _worst(idle: Iterable[Source], late: Iterable[Source], limits: TransferLimits, now: float) -> Source | None:
-    """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
-    rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
-    worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
-    if not rate or worst is None:
+    """Return the slowest late one, if the fastest idle one would bring what it has under way much sooner."""
+    rate = max(source.pace.rate or 0.0 for source in idle)
+    if not rate:
         return None
+    worst = max(late, key=lambda source: (source.remaining_s(now), -source.number))
     elsewhere_s = limits.switch_s + (worst.in_flight_bytes + worst.unconfirmed_bytes) / rate
     return worst if worst.remaining_s(now) > max(limits.slow_min_s, limits.slow_times * elsewhere_s) else None
 

@@ -104,7 +104,7 @@ class PlanRequests:
             return True
         self.log_counts_holder = bool(refusal.is_held)
         if refusal.is_held is not False and trust.readmit_suspects():
-            self.at = now
+            # No time is set since the question went out, so it is asked again at once.
             return True
         if refusal.is_held:
             self.at = now + self._again_s

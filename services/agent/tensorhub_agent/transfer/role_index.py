@@ -132,8 +132,10 @@ class RoleIndex:
         self.fresh: SourcesByNumber = {}
         """Those that have settled since the read last got on."""
         self.in_flight_bytes = 0
-        self.offered: tuple[int, list[Range]] = (0, [])
-        """How many were crossing, and what was loose, when that was last offered to all who are idle."""
+        self.offered: list[Range] = []
+        """What was loose when that was last offered to all who are idle."""
+        self.offered_crossing = 0
+        """How many were crossing then."""
         self.limits = limits
         self._by_role: dict[int, SourcesByNumber] = {int(role): {} for role in SourceRole}
         self._by_layout: dict[int, dict[str | None, SourcesByNumber]] = {IDLE: {}, GIVING: {}, SLOWABLE: {}}

@@ -216,7 +216,7 @@ class Source:
             return [], list(ranges)
         computed, free = split_by_marks(self.by_amax, ranges)
         waiting, known = split_by_marks(self.unknown, computed)
-        return waiting, merge_ranges([*free, *known]) if known else free
+        return waiting, merge_ranges([*free, *known])
 
     def freed(self) -> None:
         """Ask for what has waited for folds that are known now."""
@@ -313,10 +313,10 @@ class Source:
         self.phase, self.last_progress_at = SourcePhase.OPEN, now
         self.mark_changed()
 
-    def closes(self, reason: str = "") -> None:
+    def closes(self, reason: str) -> None:
         """It is to be closed, or is, where it was never asked; `reason` is why before its end."""
         self.phase = SourcePhase.CLOSING if self.is_asked else SourcePhase.CLOSED
-        self.confirming, self.lost = False, reason or self.lost
+        self.lost = reason or self.lost
         self.mark_changed()
 
     def ends(self, now: float) -> None:
@@ -412,9 +412,7 @@ class Source:
                 found.extend(there)
         return found
 
-    def cut_batch(
-        self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
-    ) -> tuple[tuple[Range, ...], int]:
+    def cut_batch(self, sizes: Sequence[int], share_bytes: int, *, relayed: bool) -> tuple[tuple[Range, ...], int]:
         """Take the next pieces out of the queue, about a batch of them; returns them and their bytes."""
         self.mark_changed()
         largest = self.pace.batch_bytes(share_bytes, relayed=relayed)
@@ -516,8 +514,7 @@ class Source:
             asked += total_count(batch)
         self.wasted(asked, self.in_flight_bytes + self.unconfirmed_bytes)
         self.in_flight.clear()
-        self.unconfirmed, self.in_flight_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
-        self.confirming_early = self.partials_outstanding = 0
+        self.unconfirmed, self.in_flight_bytes, self.unconfirmed_bytes = [], 0, 0
         return ranges
 
 

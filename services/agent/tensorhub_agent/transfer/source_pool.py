@@ -103,7 +103,6 @@ class SourcePool:
         """The first number that no source and no batch of this read has."""
         self._nbytes, self._limits, self._able, self._by_amax = nbytes, limits, able, by_amax
         self._verification = proof
-        proof.optional = self.fold_progress.partials
         self._slow_closed = 0
         self._slow: Source | None = None
         """The one that was closed last for being slow."""
@@ -119,6 +118,11 @@ class SourcePool:
     def is_settled(self) -> bool:
         """Whether the leases are there, on all that is missing."""
         return not self.loose and self.index.is_settled
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all pieces are done that are wanted: partials need not come."""
+        return self._verification.done.find(0, self.fold_progress.partials) == -1
 
     def left_out(self) -> tuple[SourceId, ...]:
         """Return the sources that a plan is not to name now."""
@@ -306,7 +310,9 @@ class SourcePool:
         index.settle()
         for in_vain in self.trial.look(index.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking):
             self.close(in_vain, NO_FASTER)
-        if not (index.fresh or index.touched or self.loose or index.offered[1]):
+        index.settle()
+        if not index.fresh and self.loose == index.offered:
+            # No source has changed, and what is loose was offered to all that are idle.
             return
         feed_idle_sources(index, self.loose)
         if self._admission.are_awaited:
@@ -316,30 +322,28 @@ class SourcePool:
         part_bytes = self._limits.window_bytes // max(index.count(BUSY), 1)
         room_bytes = self._limits.window_bytes - index.in_flight_bytes
         for source in self._refill_queue.affected(index, part_bytes):
-            room_bytes -= self._ask(source, part_bytes, room_bytes, now)
-        if room_bytes > 0:
-            for source in self._refill_queue.waiting():
-                room_bytes -= self._ask(source, part_bytes, room_bytes, now)
-                if room_bytes <= 0:
-                    break
+            room_bytes = self._ask(source, part_bytes, room_bytes, now)
+        waiting = self._refill_queue.waiting()
+        while room_bytes > 0 and (waiter := next(waiting, None)) is not None:
+            room_bytes = self._ask(waiter, part_bytes, room_bytes, now)
         index.settle()
         index.fresh.clear()
 
     def _ask(self, source: Source, part_bytes: int, room_bytes: int, now: float) -> int:
-        """Ask a source for as much as it may have under way, and for its word on what has come; return the bytes."""
+        """Ask a source for as much as it may have under way, and for its word on what came; return the room left."""
         if not source.is_ready:
-            return 0
-        is_relayed, asked_bytes = self._refill_queue.is_relayed, 0
+            return room_bytes
+        is_relayed = self._refill_queue.is_relayed
         if source.queue:
             for ranges, nbytes in fill_window(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
                 source.asked(self.next_number, ranges, nbytes, now)
                 self.actions.post.append((source.number, self.next_number, ranges))
                 self.next_number += 1
-                asked_bytes += nbytes
+                room_bytes -= nbytes
             self._refill_queue.stopped(source, part_bytes)
         if source.unconfirmed and not source.confirming_early:
             self._ask_to_confirm(source, now, is_relayed=is_relayed)
-        return asked_bytes
+        return room_bytes
 
     def _ask_to_confirm(self, source: Source, now: float, *, is_relayed: bool) -> None:
         """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
@@ -356,11 +360,13 @@ class SourcePool:
         wrong = self._verification.count(ranges, digests)
         wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
         source.got(total_count(ranges) - total_count(wrong), nbytes - wrong_bytes)
-        self.actions.proven.extend(split_by_marks(self._verification.done, ranges)[0] if wrong else ranges)
-        if wrong:
-            source.wasted(total_count(wrong), wrong_bytes)
-            self.loose.extend(wrong)
-            self.doubt(source)
+        if not wrong:
+            self.actions.proven.extend(ranges)
+            return
+        self.actions.proven.extend(split_by_marks(self._verification.done, ranges)[0])
+        source.wasted(total_count(wrong), wrong_bytes)
+        self.loose.extend(wrong)
+        self.doubt(source)
 
     # Which sources are left out.
 

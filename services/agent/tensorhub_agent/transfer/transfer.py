@@ -415,7 +415,7 @@ class Transfer:
         self.pool.open(now)
         if self.phase is TransferPhase.RUNNING:
             self.pool.pump(now, is_asking=self.plan_requests.waiting, is_relayed=self.has_downstream_readers)
-            if self.verification.whole:
+            if self.pool.is_whole:
                 self.phase, self.ended = TransferPhase.DONE, now
                 self.stop()
                 return

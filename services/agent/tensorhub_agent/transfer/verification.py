@@ -24,13 +24,6 @@ class Verification:
         if kept is not None and self.verify:
             self.done, self.digests = bytearray(kept[0]), kept[1]
         self.kept = sum(self.done)
-        self.optional = 0
-        """The number of pieces, the first ones, that need not come for the read to be whole."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether all pieces are done that are wanted."""
-        return self.done.find(0, self.optional) == -1
 
     def missing(self) -> list[Range]:
         """Return the pieces that are not done."""

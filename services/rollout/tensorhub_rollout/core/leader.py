@@ -98,7 +98,10 @@ class LeaderLimits(msgspec.Struct, frozen=True):
     assign_tokens_max: int = 32_768
     """Limit of the tokens of prompts and prefixes in one message; a longer prefix comes in parts."""
     attempts_max: int = 5
-    """A request fails after this number of attempts one after the other without a new token."""
+    """A request fails after this number of attempts one after the other without a new token, while no other request
+    was tried on the same instance."""
+    lost_together_max: int = 2
+    """A request that was lost so often without a new token, together with others, is tried alone on an instance."""
     restarts_max: int = 3
     """A request that was restarted so often goes on with its tokens on the next version."""
 
@@ -109,6 +112,8 @@ WAITING_SHOWN_MAX: Final = 4096
 _NO_VERSIONS: Final = PublishedVersions(0)
 
 _AT_WORK: Final = frozenset({AttemptState.PREPARED, AttemptState.ASSIGNED, AttemptState.HELD})
+_AT_RUNNER: Final = frozenset({AttemptState.ASSIGNED, AttemptState.HELD, AttemptState.STOPPING})
+"""The runner may have begun with it."""
 
 
 class Leader:
@@ -127,6 +132,8 @@ class Leader:
         """By model."""
         self.waiting = WaitingQueue()
         self.counts = LeaderCounts()
+        self._alone: set[RequestId] = set()
+        """Requests that are tried alone: each may be what kills the instances that begin with it."""
         self._asked: dict[Attempt, Placement] = {}
         """Attempts that were asked to begin or to stop, and did not answer since."""
         self._payload_bytes_max = 0
@@ -261,13 +268,14 @@ class Leader:
                 each.slots,
                 tuple(each.pending),
                 tuple(each.executing),
-                takes_more=each.takes_more,
+                takes_more=each.takes_more and not self._is_reserved(each),
                 is_leaving=each.is_leaving,
             )
             for runner, each in self.instances.items()
             if each.model == model
         )
-        return FleetView(tuple(islice(waiting, WAITING_SHOWN_MAX)), instances, self._steps.get(model, 0))
+        shown = tuple(islice(waiting, WAITING_SHOWN_MAX))
+        return FleetView(shown, instances, self._steps.get(model, 0), frozenset(self._alone))
 
     def measured(self, runner: str) -> tuple[EngineStep, ...]:
         """Return the latest steps of an instance's engine."""
@@ -281,6 +289,8 @@ class Leader:
         if not self._has_gathered or request is None or not request.is_waiting:
             return
         if instance is None or not instance.takes_more or instance.model != self._model_of(of):
+            return
+        if self._is_reserved(instance) or (of in self._alone and instance.pending):
             return
         self._n += 1
         self.counts.attempts += 1
@@ -297,6 +307,10 @@ class Leader:
             return
         self.responses.setdefault(of, Response())
         self._effects.append(LoadPrompt(of))
+
+    def _is_reserved(self, instance: Instance) -> bool:
+        """Tell whether an instance is trying a request alone."""
+        return bool(self._alone) and not self._alone.isdisjoint(instance.pending)
 
     def _group_of(self, of: RequestId) -> tuple[int, int]:
         """Return the group of a request, as (submission, index of the group)."""
@@ -585,7 +599,8 @@ class Leader:
             self._begin_anew(of, placement.attempt, "rewind")
         held = self._held(of)
         if held > placement.began_at:
-            request.fruitless = 0
+            request.fruitless = request.lost_together = 0
+            self._alone.discard(of)
         elif failure is not None:
             request.fruitless += 1
         if request.fruitless >= self.limits.attempts_max:
@@ -633,6 +648,7 @@ class Leader:
     def _close(self, of: RequestId) -> None:
         """The log has the request's end: the runners of its attempts forget them."""
         request = self.requests.pop(of)
+        self._alone.discard(of)
         self.waiting.discard(of)
         self.responses.pop(of, None)
         for attempt, runner in request.unforgotten.items():
@@ -967,11 +983,27 @@ class Leader:
         self.counts.instances_lost += 1
         self.counts.tokens_of_lost += instance.tokens
         self._effects.append(InstanceLost(instance.runner, reason))
-        for attempt in sorted(instance.attempts):
-            placement = self.placements[attempt]
+        placements = [self.placements[attempt] for attempt in sorted(instance.attempts)]
+        blamed = self._blamed(placements)
+        for placement in placements:
             if placement.state is not AttemptState.COMPLETE:
                 placement.move(AttemptTransition.LOST)
-                self._over(placement, f"{instance.runner} was lost: {reason}")
+                self._over(placement, f"{instance.runner} was lost: {reason}" if placement in blamed else None)
+
+    def _blamed(self, lost: list[Placement]) -> list[Placement]:
+        """Return the attempt that may have cost the instance, if it is one alone.
+
+        Of several, one may have done it, and the others would fail for it: next time each is tried alone.
+        """
+        tried = [each for each in lost if each.state in _AT_RUNNER and self._held(each.request) == each.began_at]
+        if len(tried) <= 1:
+            return tried
+        for each in tried:
+            request = self.requests[each.request]
+            request.lost_together += 1
+            if request.lost_together >= self.limits.lost_together_max:
+                self._alone.add(each.request)
+        return []
 
     def _checkpoint(self, instance: Instance) -> None:
         """Have the tokens of an instance's attempts written that came since the last checkpoint."""

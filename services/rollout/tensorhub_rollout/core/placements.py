@@ -139,7 +139,9 @@ class OpenRequest:
     unforgotten: dict[Attempt, str] = field(default_factory=dict)
     """Earlier attempts with their runners, which keep their tokens until a later one is confirmed."""
     fruitless: int = 0
-    """Attempts one after the other that were lost or failed, and made no token."""
+    """Attempts one after the other that were lost or failed, and made no token, while no other was tried there."""
+    lost_together: int = 0
+    """Attempts one after the other that were lost without a token together with others: which of them did it?"""
     restarts: int = 0
     age_max: int | None = None
     """How many newer versions may be published when it is delivered; None: any number, or not read yet."""

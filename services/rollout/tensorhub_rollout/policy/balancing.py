@@ -1,13 +1,16 @@
 """RLBoost's load balance (NSDI'26, Algorithm 2): delayed join of the shortest queue, and two kinds of migration. Pure.
 
 Select: of the instances with fewer than `pending_max` pending requests (the paper's Theta) the one with the fewest gets
-the next request. Where there is none, requests wait for a completion.
+the next request. Where there is none, requests wait for a completion. A request that may kill its instance is placed
+where nothing is pending (not of the paper).
 
 Release: an instance whose machine goes away soon gives all of its requests back.
 
 Migrate, continuously:
-(a) where one instance has nothing pending and another has, one request goes from the one with most pending. The target
-    must have a free slot: without it the request would be pending there, and go back.
+(a) where one instance has nothing pending and on another requests wait for a slot, one goes from the one where most
+    wait. The target must have a free slot: without it the request would be pending there, and go back. One that has
+    a slot stays, although it is pending until its first token: its prompt is being computed, and would be from the
+    beginning on at every move.
 (b) else, where nothing is pending anywhere and one instance executes nothing, `executing - B` requests go there from
     the one that executes most, B being its plateau (`plateau`). B is measured in the step before, so this begins with
     the trainer's second step.
@@ -64,6 +67,12 @@ def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]
         runner = min(pending, key=lambda name: (pending[name], name), default=None)
         if runner is None or pending[runner] >= limits.pending_max:
             break
+        if request in view.alone:
+            if not pending[runner]:
+                actions.append(PlaceAction(request, runner, "nothing is pending there, and it is tried alone"))
+            # Nothing else is placed there, so that it is free for this one soon.
+            pending[runner] = limits.pending_max
+            continue
         reason = f"it has the fewest pending: {pending[runner]} of at most {limits.pending_max}"
         actions.append(PlaceAction(request, runner, reason))
         pending[runner] += 1
@@ -72,16 +81,18 @@ def _select(view: FleetView, limits: BalancingLimits) -> tuple[PlaceAction, ...]
 
 def _migrate(view: FleetView, plateaus: Mapping[str, int]) -> tuple[MoveAction, ...]:
     takers = [each for each in view.instances if each.takes_more]
-    busiest = max(view.instances, key=lambda each: (len(each.pending), each.runner), default=None)
+    busiest = max(view.instances, key=lambda each: (each.queued, each.runner), default=None)
     if busiest is None:
         return ()
-    if busiest.pending:
+    if busiest.queued:
         idle = [each for each in takers if not each.pending and each.free_slots > 0 and each.runner != busiest.runner]
         if not idle:
             return ()
         target = max(idle, key=lambda each: (each.free_slots, each.runner))
-        reason = f"{busiest.runner} has {len(busiest.pending)} pending, and {target.runner} has a free slot"
+        reason = f"on {busiest.runner} {busiest.queued} wait for a slot, and {target.runner} has a free one"
         return (MoveAction(busiest.pending[-1], busiest.runner, target.runner, reason),)
+    if any(each.pending for each in view.instances):
+        return ()
     return _spread(view, takers, plateaus)
 
 

@@ -21,8 +21,13 @@ class InstanceView(msgspec.Struct, frozen=True):
     """Whether its machine goes away soon."""
 
     @property
+    def queued(self) -> int:
+        """How many of the pending ones wait for a slot; the prompts of the others are being computed."""
+        return min(len(self.pending), max(0, -self.free_slots))
+
+    @property
     def free_slots(self) -> int:
-        """How many more requests would execute at once."""
+        """How many more requests would execute at once; below 0, so many wait for a slot."""
         return self.slots - len(self.pending) - len(self.executing)
 
 
@@ -33,6 +38,8 @@ class FleetView(msgspec.Struct, frozen=True):
     instances: tuple[InstanceView, ...]
     step: int
     """The trainer's step, from 1 on."""
+    alone: frozenset[RequestId] = frozenset()
+    """Of the waiting ones, those that are placed only where nothing is pending: each may kill what begins with it."""
 
 
 class PlaceAction(msgspec.Struct, frozen=True):

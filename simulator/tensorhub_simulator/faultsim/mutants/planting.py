@@ -143,7 +143,7 @@ def _window_hogged() -> list[Replacement]:
 
     def fill(source: Any, sizes: Any, share_bytes: int, room_bytes: int, **_relayed: Any) -> Iterator[Any]:
         while source.queue and room_bytes > 0:
-            ranges, nbytes = source.cut_batch(sizes, share_bytes)
+            ranges, nbytes = source.cut_batch(sizes, share_bytes, relayed=False)
             room_bytes -= nbytes
             yield ranges, nbytes
 

@@ -1,7 +1,18 @@
 """What a read tells of itself: what counted and what was in vain, and when things happened."""
 
-from tests.unit.agent.transfer.driver import ALL, PIECES, planning, reading, running, share, source_id
+from tests.unit.agent.transfer.driver import (
+    ALL,
+    PIECE_BYTES,
+    PIECES,
+    WRONG,
+    planning,
+    reading,
+    running,
+    share,
+    source_id,
+)
 
+from tensorhub_agent.rates.link_rates import SAMPLE_BYTES_LEAST
 from tensorhub_agent.rates.source_rate import BatchLimits
 from tensorhub_agent.transfer.limits import TransferLimits
 from tensorhub_agent.transfer.transfer import TransferPhase
@@ -16,7 +27,7 @@ def test_without_digests_what_a_source_did_not_confirm_is_wasted_and_asked_for_a
     driven.confirmed(number, holds=False)
     assert driven.source(number).lost == "its lease did not hold to the end"
     assert driven.closed(number).plan == (ALL, (source_id("a"),))
-    assert driven.counts() == (0, 60, PIECES)
+    assert (driven.transfer.done_bytes(), driven.counts()) == (0, (0, 60, PIECES))
 
 
 def test_words_that_come_twice_or_too_late_change_nothing() -> None:
@@ -46,6 +57,22 @@ def test_what_waits_for_its_sources_word_is_told_as_come() -> None:
     driven.confirmed(number, holds=True)
     source = driven.source(number)
     assert (driven.phase(), source.got_bytes, source.unconfirmed_bytes) == (TransferPhase.DONE, 60, 0)
+
+
+def test_what_a_source_brought_in_vain_is_added_up() -> None:
+    driven, [number] = reading(window_bytes=20)
+    for batches in (1, 2):
+        driven.done(number, WRONG)
+        assert driven.counts() == (0, batches * PIECE_BYTES, batches)
+
+
+def test_the_time_of_a_link_is_that_in_which_anything_is_under_way_on_it() -> None:
+    driven, [number] = reading(share("a", (0, 2), link="wire"), pieces=2, sizes=[SAMPLE_BYTES_LEAST] * 2)
+    assert len(driven.source(number).in_flight) == 2
+    for _ in range(2):
+        driven.brings(number, 1.0)
+    [sample] = driven.transfer.pool.meters.take(10.0)
+    assert (sample.nbytes, sample.seconds) == (2 * SAMPLE_BYTES_LEAST, 2.0)
 
 
 def test_when_things_happened_is_kept() -> None:

@@ -330,6 +330,53 @@ def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two
     assert driven.transfer.done_bytes() == 60 * PIECE_BYTES, "who waited for room was asked for more"
 
 
+def waiting_for_room(**more: object) -> tuple[Driven, list[int]]:
+    """Return a read of four sources whose window is full.
+
+    Two have half of it each, and ten pieces each to bring before any room is left. Two came later: each has its two
+    batches under way, and waits for room.
+    """
+    runs = (("a", (0, 30)), ("b", (30, 30)), ("c", (60, 20)), ("d", (80, 20)))
+    shares = [share(name, run) for name, run in runs]
+    driven, numbers = reading(*shares, there={"c": (), "d": ()}, verify=False, pieces=100, window_bytes=200, **more)
+    driven.now = 0.001
+    for number in numbers[:2]:
+        driven.brings(number)
+    for number, (_, run) in zip(numbers[2:], runs[2:], strict=True):
+        driven.available(number, run)
+    driven.now = 0.002
+    for number in numbers[2:]:
+        driven.brings(number)
+    for _ in range(4):
+        assert driven.brings(numbers[0]).post == [], "there is no room yet"
+    return driven, numbers
+
+
+def asked_when(driven: Driven, brings: int) -> list[int]:
+    """Return the sources that are asked for a batch when this one has brought one."""
+    driven.brings(brings)
+    return [number for number, _ in driven.posts]
+
+
+def test_room_in_the_window_goes_to_those_who_wait_for_it_in_turn_and_no_more_than_there_is() -> None:
+    driven, [one, two, *late] = waiting_for_room()
+    asked = []
+    for giver in (one, *[two] * 5):
+        asked += asked_when(driven, giver)
+        assert sum(source.in_flight_bytes for source in driven.transfer.sources.values()) == 200
+    assert asked == [*late] * 3
+
+
+def test_the_last_byte_of_room_is_used() -> None:
+    """A batch is not cut short, so the window may be exceeded by one."""
+    sizes = [PIECE_BYTES] * 100
+    sizes[6] = PIECE_BYTES - 1
+    driven, [one, two, *late] = waiting_for_room(sizes=sizes)
+    assert sum(source.in_flight_bytes for source in driven.transfer.sources.values()) == 209
+    asked = asked_when(driven, one) + asked_when(driven, two)
+    assert asked == late, "199 bytes are under way each time"
+
+
 # Slow ones.
 
 
@@ -354,6 +401,20 @@ def test_a_source_is_left_for_an_idle_one_only_where_that_is_faster_by_enough(
         each.unconfirmed, each.unconfirmed_bytes = [(1, 1)], 10
         index.add(each)
     assert slowest_replaceable(index, 0.0) is (late[0] if is_left else None)
+
+
+def test_a_slow_source_is_left_only_for_an_idle_one_that_could_bring_its_layout() -> None:
+    index = RoleIndex(DEFAULT_LIMITS)
+    idle, unlike, slow = of_rate(1, 10, layout="one"), of_rate(2, 10, layout="two"), of_rate(3, layout="one")
+    slow.pace.record(10, 1000.0)
+    for each in (idle, unlike, slow):
+        each.covered = bytearray(PIECES)
+    index.add(unlike)
+    index.add(slow)
+    slow.asked(1, ((0, 1),), 10, 0.0)
+    assert slowest_replaceable(index, 0.0) is None
+    index.add(idle)
+    assert slowest_replaceable(index, 0.0) is slow
 
 
 def test_a_local_source_is_never_left_for_being_slow() -> None:

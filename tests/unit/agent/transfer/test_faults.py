@@ -1,6 +1,7 @@
 """Sources that stop, are slow, or go, and a planner that is silent: who is waited for, and what is read again."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,6 +147,29 @@ def test_a_pause_of_the_reader_is_nobodys_silence() -> None:
     driven, [half] = reading(there={"a": ()})
     assert driven.tick(100.0).close == [], "nor is it what a half-filled source lacks"
     assert min(driven.source(half).last_new_at, driven.source(half).last_progress_at) > 90.0
+
+
+@pytest.mark.parametrize(("called_at", "late_s"), [(1.25, 0.0), (1.3125, 0.0), (1.375, 0.0), (1.5, 0.25)])
+def test_a_call_that_comes_later_than_its_bound_shows_a_pause(called_at: float, late_s: float) -> None:
+    """It was wanted at 1.25; before the last progress it would have been wanted at 1.125, for a source's silence."""
+    driven, number = asked(0.125, limits=replace(PIECE_BATCHES, look_s=0.25, late_s=0.125, stall_min_s=1.0))
+    driven.wait_exactly(0.875)
+    driven.tick()
+    driven.transfer.progressed(number, PIECE_BYTES // 2, 1.0625)
+    driven.now = called_at
+    driven.tick()
+    assert driven.source(number).last_progress_at == 1.0625 + late_s
+
+
+def test_a_pause_shows_also_while_only_the_planner_is_to_be_asked_again() -> None:
+    driven = planning(limits=PIECE_BATCHES)
+    opening, dead = driven.planned(share("a", (0, 3)), share("b", (3, 3)))
+    driven.is_gone(dead)
+    driven.tick()
+    driven.refused(HELD)
+    assert driven.transfer.deadline() == PLAN_AGAIN_S < DEFAULT_LIMITS.look_s
+    driven.tick(0.3)
+    assert driven.source(opening).last_progress_at == pytest.approx(0.3 - PLAN_AGAIN_S)
 
 
 def test_a_half_filled_source_that_lives_and_starves_is_left_later() -> None:
@@ -307,6 +331,8 @@ def test_one_slow_source_is_closed_after_the_other() -> None:
 
 def test_one_question_is_out_at_a_time_and_a_silent_planner_is_asked_again_for_ever() -> None:
     driven = Driven()
+    assert driven.transfer.deadline() == driven.now, "it is asked at once"
+    assert driven.transfer.plan_requests.unanswered is None
     for _ in range(100):
         assert driven.tick(1.01 * PLAN_AGAIN_S).plan == (ALL, ()), "silence says nothing of sources"
         assert driven.transfer.deadline() == driven.now + PLAN_S_MAX
@@ -426,6 +452,21 @@ def test_a_plan_that_names_only_who_has_failed_says_nothing_and_is_asked_for_aga
     assert plans == PLANS_MAX
     assert driven.transfer.error is not None
     assert f"planned {PLANS_MAX} times" in driven.transfer.error[1]
+
+
+def test_a_read_that_gets_on_is_planned_so_often_where_the_log_was_not_said_to_count_a_holder() -> None:
+    driven = alone()
+    driven.refused(HELD)
+    driven.tick(PLAN_AGAIN_S)
+    [number] = driven.planned(share("a", REST))
+    driven.opened(number)
+    driven.brings(number)
+    for count in range(4, PLANS_MAX + 1):
+        driven.is_gone(number)
+        assert driven.transfer.plan_requests.count == count
+        [number] = driven.planned(share(f"agent-{count}", REST))
+    driven.is_gone(number)
+    assert driven.phase() is TransferPhase.FAILED
 
 
 @pytest.mark.parametrize("shares", [0, 200])

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.unit.agent.transfer.driver import SILENCE, Driven, numbers_of, share
+from tests.unit.agent.transfer.driver import SILENCE, Driven, numbers_of, reading, share
 from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_agent.primitives.ranges import set_marks
@@ -125,6 +125,34 @@ def test_partials_that_nobody_has_are_left_out_of_the_next_plan_together_with_wh
     read.refused(Refusal(error="VersionUnavailable", reason="busy", is_held=True))
     assert (read.transfer.pool.loose, read.pieces_of(1)) == ([(PROGRAM.partials, UNITS - PROGRAM.partials)], set())
     assert read.tick(0.5).plan == (((0, UNITS),), ())
+
+
+def test_as_soon_as_partials_that_nobody_has_are_left_out_idle_sources_take_over_what_others_have_waiting() -> None:
+    """Until then no source is relieved: what is loose comes first."""
+    values, gone_layout = (PROGRAM.partials, UNITS - PROGRAM.partials), next(iter(LAYOUTS))
+
+    def given(of: Share) -> bytearray:
+        return marks_of(PROGRAM.given_by(of.layout) if of.layout else (values,))
+
+    read, [busy, idle, gone] = reading(
+        share("busy", (values[0], values[1] - 1)),
+        share("idle", (UNITS - 1, 1)),
+        share("gone", *PROGRAM.given_by(gone_layout)[:1], layout=gone_layout),
+        verify=False,
+        pieces=UNITS,
+        folds=FOLDS,
+        able=given,
+    )
+    read.is_gone(gone)
+    read.brings(idle)
+    read.confirmed(idle, holds=True)
+    assert read.transfer.pool.loose
+    assert read.pieces_of(idle) == set()
+    before = read.pieces_of(busy)
+    read.refused(Refusal(error="VersionUnavailable", reason="busy", is_held=True))
+    assert read.transfer.pool.loose == []
+    assert read.pieces_of(idle)
+    assert read.pieces_of(idle) | read.pieces_of(busy) == before
 
 
 def test_partials_that_sleep_wake_for_the_sources_that_there_are_only_while_no_planner_answers() -> None:

@@ -17,6 +17,7 @@ from tests.unit.agent.transfer.driver import (
 from tensorhub_agent.primitives.ranges import set_marks
 from tensorhub_agent.transfer import source_pool
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS, TransferLimits
+from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.transfer import TransferPhase
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.protocol.plans import Refusal, Share
@@ -155,9 +156,18 @@ def test_a_stopped_read_is_quiet_once_what_is_under_way_has_ended() -> None:
     driven.closed(number)
     assert driven.quiet()
     assert driven.transfer.deadline() is None
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_plan_that_comes_after_the_end_or_twice_changes_nothing(is_over: bool) -> None:  # noqa: FBT001
     driven = planning()
-    driven.transfer.stop()
-    assert driven.planned(share("a", *ALL)) == [], "a plan that comes after the end opens nothing"
+    if is_over:
+        driven.transfer.stop()
+    else:
+        driven.planned(share("a", *ALL))
+    before = list(driven.transfer.sources)
+    assert driven.planned(share("b", *ALL)) == []
+    assert list(driven.transfer.sources) == before
 
 
 # Half-filled sources.
@@ -251,6 +261,7 @@ def test_what_was_never_opened_has_nothing_to_close(driven: Driven) -> None:
     for number in under_way:
         assert driven.closed(number).open == []
     assert driven.quiet()
+    assert {source.phase for source in driven.transfer.sources.values()} == {SourcePhase.CLOSED}
 
 
 def test_a_read_has_so_many_sources_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +269,9 @@ def test_a_read_has_so_many_sources_at_most(monkeypatch: pytest.MonkeyPatch) -> 
     driven = planning()
     assert len(driven.planned(share("a", (0, 2)), share("b", (2, 1)), share("c", (3, 3)))) == 2
     assert sorted(source.waiting for source in driven.transfer.sources.values()) == [2, 4]
+    driven = planning(able=own_piece)
+    assert len(driven.planned(share("a", (0, 2)), share("b", (2, 1)), share("c", (3, 3)))) == 2
+    assert driven.transfer.pool.loose == [(3, 3)], "who gives its own pieces alone is given no others"
 
 
 # Of many sources some are inside, and of the others the lease is held.
@@ -311,6 +325,14 @@ def test_who_has_brought_its_part_leaves_and_the_next_one_enters(crowd: Crowd) -
                 driven.opened(entering)
     assert driven.phase() is TransferPhase.DONE
     assert not any(source.lost for source in driven.transfer.sources.values())
+
+
+def test_all_that_enter_are_told_however_much_happens_before_that_is_asked(crowd: Crowd) -> None:
+    driven, inside, held = crowd
+    for number in inside:
+        driven.transfer.lost(number, "killed", driven.now)
+        driven.transfer.closed(number, driven.now)
+    assert driven.take().enter == held[:2]
 
 
 def test_who_is_given_up_while_it_is_held_does_not_enter(crowd: Crowd) -> None:

@@ -21,7 +21,7 @@ from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
 from tensorhub_common.protocol.leases import LeaseGrant
 from tensorhub_common.protocol.log.events import AgentLost
-from tensorhub_common.protocol.plans import ReadPriority, Refusal, SourceId
+from tensorhub_common.protocol.plans import Plan, ReadPriority, Refusal, SourceId
 from tensorhub_common.protocol.ranges import Range
 from tensorhub_simulator.drivers.agent import OneAgent, pair
 
@@ -156,7 +156,7 @@ def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() 
 HANDS_NOTHING_OVER: dict[str, Callable[[Source, Source], object]] = {
     "heir awaits pieces": lambda _, heir: heir.give([(3, 1)]),
     "heir doubted": lambda _, heir: heir.mark_suspect(),
-    "heir closed": lambda _, heir: heir.closes(),
+    "heir closed": lambda _, heir: heir.closes("gone"),
     "heir has not shown its part": lambda _, heir: setattr(heir, "shown_at", None),
     "heir crosses nothing": lambda _, heir: setattr(heir, "share", share("a")),
     "giver is near": lambda far, _: setattr(far, "share", share("near")),
@@ -405,6 +405,32 @@ def test_a_mate_may_come_later_and_alone_it_is_waited_for() -> None:
     assert driven.phase() is TransferPhase.LEASING
     driven.opened(waits_at, there=(), promises=True)
     assert driven.phase() is TransferPhase.LEASED
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_part_is_handed_over_only_while_peers_wait_for_it(is_awaited: bool) -> None:  # noqa: FBT001
+    pieces = 40
+    far, near = share("far", (0, 30), far=True), share("mate", (30, 10), crosses=True)
+    near = msgspec.structs.replace(near, nbytes=10 * PIECE_BYTES)
+    driven, [crossing, mate_one] = running(
+        far, near, there={"mate": ()}, promises=True, transport="ucxx", pieces=pieces, sizes=[PIECE_BYTES] * pieces
+    )
+    if is_awaited:
+        driven.transfer.has_promised_readers = True
+    driven.transfer.promised(mate_one, ((30, 10),))
+    driven.available(mate_one, (30, 10))
+    driven.brings(crossing, 1.0)
+    assert bool(driven.tick().ceded) is is_awaited
+
+
+def test_what_the_first_plan_says_of_who_crosses_stays() -> None:
+    driven = planning(transport="ucxx")
+    sites = [(source_id("a"), source_id("b")), (source_id("c"),)]
+    for crossers, pieces in zip(sites, ((0, 3), (3, 3)), strict=True):
+        plan = Plan(version=3, shares=(share("far", pieces, far=True),), why="", crossers=crossers)
+        driven.transfer.planned(plan, driven.now)
+        driven.take()
+        assert driven.transfer.pool.site_peers.crossers == sites[0]
 
 
 def test_a_far_share_is_carried_by_several_sessions() -> None:

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.unit.agent.transfer.driver import share
 
+from tensorhub_agent.transfer.balancing import fill_window
 from tensorhub_agent.transfer.limits import DEFAULT_LIMITS
 from tensorhub_agent.transfer.source import Source, SourcePhase
 from tensorhub_common.protocol.ranges import Range
@@ -54,8 +56,9 @@ def test_each_byte_makes_it_faster_once_and_what_has_come_is_not_left() -> None:
         if came:
             pace.record(came, seconds)
         assert made.pace == pace
-        left = pace.remaining_s(10 + 20 - made.early_bytes, now - made.last_progress_at)
-        assert made.left_s(NBYTES, now) == left
+        silent_s = now - made.last_progress_at
+        assert made.remaining_s(now) == pace.remaining_s(20 - made.early_bytes, silent_s)
+        assert made.left_s(NBYTES, now) == pace.remaining_s(10 + 20 - made.early_bytes, silent_s)
     assert (made.early_bytes, made.last_progress_at) == (20, 24.0)
     for batch, left_bytes in ((7, 10), (8, 0)):
         made.answered(batch, 26.0)
@@ -75,6 +78,24 @@ def test_the_word_on_what_had_come_counts_that_alone() -> None:
     assert (made.got_bytes, made.unconfirmed_bytes, made.partials_outstanding) == (20, 20, 2)
     assert made.confirmed() == [(1, 2)]
     assert (made.got_bytes, made.unconfirmed_bytes, made.partials_outstanding) == (40, 0, 0)
+
+
+@pytest.mark.parametrize("head", [[(0, 3), (3, 2)], [(0, 1), (3, 3), (1, 2)]], ids=["all partials", "one of them"])
+def test_partials_come_in_batches_of_their_own_and_values_are_not_kept_back_by_them(head: list[Range]) -> None:
+    made, asked = source(*head, partials=3), list[tuple[Range, ...]]()
+    for ranges, nbytes in fill_window(made, NBYTES, 1000, 1000, relayed=False):
+        asked.append(ranges)
+        made.asked(len(asked), ranges, nbytes, 20.0)
+    assert asked == [(run,) for run in head[:2]], "the next partials come once these are confirmed"
+    assert made.partials_outstanding == head[0][1]
+
+
+def test_all_that_waits_for_folds_is_looked_at_once_however_many_shares_it_came_in() -> None:
+    made = source()
+    made.by_amax, made.unknown = bytearray(b"\x01" * PIECES), bytearray(b"\x01" * PIECES)
+    for run in ((6, 2), (3, 1)):
+        made.give([run])
+    assert [made.take_new_awaiting_fold() for _ in range(2)] == [[(6, 2), (3, 1)], []]
 
 
 def test_what_came_by_an_encoding_is_added_up_and_the_last_reason_stands() -> None:

@@ -8,7 +8,7 @@ from tensorhub_agent.transfer.plan_requests import PLAN_S_MAX
 from tensorhub_agent.transfer.source import SourcePhase
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import TransferPhase
-from tensorhub_agent.transfer.trial import TrialState
+from tensorhub_agent.transfer.trial import NO_FASTER, TrialState
 from tensorhub_common.protocol.ranges import Range
 
 TRIAL_S = DEFAULT_LIMITS.trial_s
@@ -84,6 +84,7 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     read.brings(behind.middle)
     read.brings(ready)
     assert (read.actions.close, read.posts, read.left_out, behind.state) == ([ready], [], (), TrialState.RESTING)
+    assert read.source(ready).lost == NO_FASTER
     read.closed(ready)
     assert not behind.lives(TRIAL_S), "the next trial comes later"
     behind.ends()

@@ -153,6 +153,38 @@ def test_only_attempts_one_after_the_other_without_a_token_count(leader: Leader)
     )
 
 
+def test_requests_that_are_lost_together_fail_none_for_the_other_and_are_tried_alone() -> None:
+    state = RolloutState("job")
+    fold(state, 1, Lead(1, "m"))
+    fold(state, 2, Attach("main", "policy", 0, "n"))
+    fold(state, 3, Submit(SdkSender(2, 1), (GroupSubmitted("p", "a" * 64, 2, 1, 4),), Payload("b" * 64, 1)))
+    leader = Leader(state, LOG, LeaderLimits(gather_s=0.0, attempts_max=2), 0.0)
+    one, other = RequestId(3, 0), RequestId(3, 1)
+    tried: list[list[RequestId]] = []
+    takes_more: list[bool] = []
+    ends: list[LeaderEffect] = []
+    for number in range(1, 7):
+        now = number / 10
+        leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number, 0, "policy", 8, 1)), now)
+        leader.handle(ReportCame(RUNNER, Report(LOG, number, ())), now)
+        now += 0.05
+        leader.handle(Tick(), now)
+        for of in (one, other):
+            leader.handle(Place(of, RUNNER), now)
+            leader.handle(PromptLoaded(of, b"", Sampling(4, 7), VersionRule()), now)
+        leader.check()
+        tried.append([each.request for each in leader.placements.values()])
+        takes_more.append(leader.view("policy").instances[0].takes_more)
+        if tried[-1] == [other]:
+            (attempt,) = leader.placements
+            leader.handle(said_by(attempt, number, 0, 5), now)
+        ends += leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, number + 1, 0, "policy", 8, 1)), now)
+    assert tried == [[one, other], [one, other], [one], [one], [other], [other]]
+    assert takes_more == [True, True, False, False, False, True], "one has failed, and the other has made a token"
+    (end,) = [each for each in ends if isinstance(each, StoreEnd)]
+    assert (end.ended.request, end.ended.reason) == (one, "failed")
+
+
 def test_after_a_restart_checkpoints_begin_anew(leader: Leader) -> None:
     taken(leader, frame(0, 3))
     (kept,) = [each for each in leader.handle(Tick(), 0.4 + 2.0) if isinstance(each, StoreTokens)]

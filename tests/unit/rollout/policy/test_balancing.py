@@ -36,6 +36,21 @@ def test_the_fewest_pending_takes_the_next_and_none_takes_more_than_its_bound() 
     assert len(actions) == 4, "two instances with room for one and three; the others wait for a completion"
 
 
+def test_a_request_that_may_kill_its_instance_is_placed_where_nothing_is_pending_and_room_is_made_for_it() -> None:
+    suspect, *others = waiting = requests(3)
+    view = FleetView(waiting, (instance("a", 1), instance("b")), 1, frozenset({suspect}))
+    placed = [(each.request, each.runner) for each in balance(view, LIMITS, {}) if isinstance(each, PlaceAction)]
+    assert placed == [(suspect, "b"), *((each, "a") for each in others)]
+    full = FleetView(waiting, (instance("a", 1), instance("b", 2)), 1, frozenset({suspect}))
+    placed = [(each.request, each.runner) for each in balance(full, LIMITS, {}) if isinstance(each, PlaceAction)]
+    assert placed == [(others[0], "b")], "a is to be free for it"
+
+
+def test_a_request_that_has_a_slot_stays_while_its_prompt_is_computed() -> None:
+    assert balance(fleet(instance("a", 1), instance("b")), LIMITS, {}) == ()
+    assert balance(fleet(instance("a", 3, 5), instance("b", 0, 1)), LIMITS, {"a": 1}) == ()
+
+
 def test_one_pending_request_goes_to_an_instance_that_has_none_and_a_free_slot() -> None:
     most = instance("a", 3, 8)
     view = fleet(most, instance("b", 1, 8), instance("c", 0, 2))
@@ -97,6 +112,7 @@ def test_no_view_leads_to_what_the_rules_do_not_name(
                 assert not taker.pending
                 if request in giver.pending:
                     assert len(actions) == 1
+                    assert len(giver.pending) + len(giver.executing) > giver.slots
                     assert taker.free_slots > 0
                 else:
                     assert request in giver.executing

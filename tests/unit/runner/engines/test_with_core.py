@@ -53,7 +53,7 @@ class Driven:
                     self.tokens += np.frombuffer(effect.frame.tokens, "<i4").tolist()
                     self.logprobs += np.frombuffer(effect.frame.logprobs, "<f4").tolist()
                     self.reasons += [each.reason for each in effect.frame.finished]
-                    self.core.handle(FrameAnswered(FrameResult(1, effect.frame.number)), self.now)
+                    self.core.handle(FrameAnswered(FrameResult(self.core.log, 1, effect.frame.number)), self.now)
                 case _:
                     pass
         self.core.check()

@@ -126,20 +126,18 @@ def _held(model: Model, replica: Replica, current: Round) -> int | None:
 def decide_waiting_rounds(catalog: Catalog, model: Model, out: Out) -> None:
     """Decide every round that waits for a version, in the order in which they began to wait.
 
-    A replica that holds the version already is ready at once, and may make available what another one waits for: so
-    all that still wait are looked at once more, until none of them gets any further.
+    Each is looked at once: no decision makes a version available. A replica that holds the decided version is ready at
+    once, and it counted as a holder before.
     """
     if catalog.level < Level.WAKING_ONCE:
         _wake_again(model, out)
         return
-    is_looking = True
-    while is_looking:
-        is_looking = False
-        for name in list(model.waiting):
-            is_looking = _is_ready_at_once(model, name, out) or is_looking
+    for name in list(model.waiting):
+        _decide_round_of(model, name, out)
 
 
-def _is_ready_at_once(model: Model, name: str, out: Out) -> bool:
+def _decide_round_of(model: Model, name: str, out: Out) -> bool:
+    """Decide the round of a replica if it has one that can be decided. True: the replica is ready at once."""
     replica = model.replicas[name]
     return replica.round is not None and _try_decide(model, replica, replica.round, out)
 
@@ -152,7 +150,7 @@ def _wake_again(model: Model, out: Out) -> None:
     """
     walks = [iter(list(model.waiting))]
     while walks:
-        if any(_is_ready_at_once(model, name, out) for name in walks[-1]):
+        if any(_decide_round_of(model, name, out) for name in walks[-1]):
             walks.append(iter(list(model.waiting)))
         else:
             walks.pop()
