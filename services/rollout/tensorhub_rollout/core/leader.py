@@ -586,12 +586,15 @@ class Leader:
                 StoreEnd(ended, bytes(response.tokens), bytes(response.logprobs), tuple(response.runs))
             )
 
-    def _over(self, placement: Placement, failure: str | None = None) -> None:
-        """An attempt is over and its request waits again; after too many failures without a new token it ends."""
+    def _over(self, placement: Placement, failure: str | None = None, why: str | None = None) -> None:
+        """An attempt is over and its request waits again; after too many failures without a new token it ends.
+
+        `why` is told of the attempt, also where it is no failure of its request.
+        """
         of = placement.request
         self._drop(placement)
         request = self.requests[of]
-        request.note_past(PastAttempt.of(placement, self._held(of), self._now, failure))
+        request.note_past(PastAttempt.of(placement, self._held(of), self._now, why or failure))
         request.placement = None
         request.unforgotten[placement.attempt] = placement.runner
         if request.is_void:
@@ -988,7 +991,8 @@ class Leader:
         for placement in placements:
             if placement.state is not AttemptState.COMPLETE:
                 placement.move(AttemptTransition.LOST)
-                self._over(placement, f"{instance.runner} was lost: {reason}" if placement in blamed else None)
+                why = f"{instance.runner} was lost: {reason}"
+                self._over(placement, why if placement in blamed else None, why)
 
     def _blamed(self, lost: list[Placement]) -> list[Placement]:
         """Return the attempt that may have cost the instance, if it is one alone.
