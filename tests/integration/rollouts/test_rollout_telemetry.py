@@ -1,5 +1,8 @@
 """Spans and metrics of rollouts on real processes: a response's trace, `tensorhub trace`, and the pages of metrics."""
 
+import os
+import re
+import signal
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -83,13 +86,19 @@ async def test_a_response_is_one_trace_from_its_submission_to_done(job: RolloutJ
 
 async def test_a_response_is_listed_and_drawn_by_the_command(job: RolloutJob) -> None:
     await generated(job, "drawn", Prompt([1, 2], id="p-2"))
-    await spans_of(job, "p-2", 0)
-    code, out, err = await job.hub.command("trace", "--responses", "--job", job.name)
-    assert (code, err) == (0, "")
-    rows = [line.split() for line in out.splitlines()[1:]]
-    assert {(row[0], row[1]) for row in rows} >= {("p-2", str(index)) for index in range(4)}
-    code, drawn, err = await job.hub.command("trace", "--response", "p-2/0", "--job", job.name)
-    assert (code, err) == (0, "")
+    wanted = {("p-2", str(index)) for index in range(4)}
+    # On a busy machine a process may not answer in time, and is told on stderr.
+    await until_answer(
+        lambda: job.hub.command("trace", "--responses", "--job", job.name),
+        lambda ended: {tuple(line.split()[:2]) for line in ended[1].splitlines()} >= wanted,
+        "the responses are listed",
+    )
+    code, drawn, _ = await until_answer(
+        lambda: job.hub.command("trace", "--response", "p-2/0", "--job", job.name),
+        lambda ended: all(name in ended[1] for name in ("submit", "delivery")),
+        "the response is drawn",
+    )
+    assert code == 0
     names = [line.split()[0] for line in drawn.splitlines()]
     assert (names[0], names[1]) == ("response", "SPAN")
     assert {"submit", "response", "attempt", "store", "delivery"} <= set(names)
@@ -156,6 +165,7 @@ async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: R
     rollouts = await job.trainer.rollouts(MODEL, name="anew", staleness=9, on_update="restart")
     await rollouts.submit([Prompt([5], id="p-5")], sampling=Sampling(max_tokens=600, seed=SEED))
     await job.until_tokens(rollouts)
+    term = (await rollouts.status()).term
     await job.publish()
     (batch,) = [each async for each in rollouts.batches(1, wait_s=WAIT_S)]
     (response,) = batch.responses
@@ -166,4 +176,17 @@ async def test_responses_that_begin_anew_are_counted_with_what_that_costs(job: R
     assert page[key] > 0
     spans = (await spans_of(job, "p-5", 0)).spans
     ends = [str(each.attributes["tensorhub.end"]) for each in spans if each.name == "attempt"]
-    assert (ends[0], ends[-1]) == ("restart", "completed")
+    assert ends[-1] == "completed"
+    # A manager that led anew meanwhile does not know the attempts before.
+    assert "restart" in ends or (await rollouts.status()).term > term
+
+
+async def test_a_runner_that_is_told_to_end_does_so_orderly_and_comes_back_with_what_it_held(job: RolloutJob) -> None:
+    """Its wait for a newer version goes on at its agent for a while: that is no error, and no reason to be in it."""
+    pid = job.hub.pid("runner-1")
+    os.kill(pid, signal.SIGTERM)
+    await job.hub.until_back("runner-1", pid)
+    log = job.hub.log("runner-1")
+    assert re.search(r"\] ended ", log)
+    assert "tensorhub-runner: " not in log
+    await generated(job, "after", Prompt([1, 2], id="p-6"))

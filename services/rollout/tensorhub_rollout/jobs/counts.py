@@ -1,4 +1,4 @@
-"""What one manager has counted of a job's rollouts while it led them, over all of its terms.
+"""What one manager has counted of a job's rollouts in all of its terms.
 
 A thread of the metrics page reads it while the event loop goes on.
 """
@@ -13,7 +13,7 @@ from tensorhub_rollout.core.state import RolloutState
 
 
 class RolloutCounts:
-    """The counts of one job: `fold` each outcome while leading, and `end` each leader."""
+    """The counts of one job: `fold` each outcome of this manager's terms, and `end` each leader."""
 
     def __init__(self) -> None:
         self.responses: Counter[str] = Counter()

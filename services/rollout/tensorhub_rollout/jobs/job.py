@@ -172,8 +172,10 @@ class RolloutJob:
         if isinstance(folded.outcome, Leads):
             self._led(folded.outcome)
         elif self.leader is not None:
-            self.counts.fold(self.state, folded.outcome)
             self._tell(EntryFolded(folded.outcome))
+        if self.state.manager == self.manager:
+            # By the log, not by the lease: so one manager counts each entry, and no entry is counted twice.
+            self.counts.fold(self.state, folded.outcome)
         if self.leader is not None:
             for digest in folded.freed:
                 self._removal.free(digest)

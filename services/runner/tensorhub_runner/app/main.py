@@ -1,5 +1,8 @@
 """`tensorhub-runner`: a runner as a process. Settings come from the environment; SIGTERM or SIGINT ends it."""
 
+import os
+import sys
+
 from opentelemetry import metrics as api
 
 from tensorhub_common.bus.connection import Bus
@@ -12,7 +15,12 @@ from tensorhub_runner.app.service import RunnerService
 
 def main() -> None:
     """Run a runner until a signal ends it."""
-    process.run("runner", lambda settings: settings.runner_id, _runner)
+    try:
+        process.run("runner", lambda settings: settings.runner_id, _runner)
+    except SystemExit as end:
+        # All is closed and exported. To take torch apart takes Python seconds, in which systemd and others wait.
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0)
 
 
 def _runner(bus: Bus, settings: Settings) -> RunnerService:

@@ -145,7 +145,11 @@ class RunnerService:
         if self.thread is not None:
             self.thread.close()
         if self._hub is not None:
-            await self._hub.close(timeout_s=RELEASE_S_MAX)
+            try:
+                await self._hub.close(timeout_s=RELEASE_S_MAX)
+            except TensorHubError as why:
+                # The wait for a newer version goes on at the agent for seconds, for instance.
+                _log.info("the replica stays with the agent, for the next process", why=str(why))
 
     # ------------------------------------------------------------------------------------------ the core
 
