@@ -247,9 +247,9 @@ def test_an_adopted_attempt_is_kept_whole_where_the_log_has_an_earlier_one(leade
     new.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule()), 3.2)
     (moved,) = new.placements
     new.handle(AssignAnswered(other, 1, (AssignResult(moved, 2),)), 3.2)
-    columns = (array("q", [each]).tobytes() for each in (attempt_key(moved), 2, 1))
+    attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(moved), 2, 1))
     body = array("i", [9]).tobytes()
-    new.handle(FrameCame(other, Frame(LOG, 1, 1, *columns, body, body)), 3.2)
+    new.handle(FrameCame(other, Frame(LOG, 1, 1, attempts, starts, counts, body, body)), 3.2)
     said = [*new.handle(Tick(), 5.2), *new.handle(Tick(), 5.25)]
     (again,) = [each for each in said if isinstance(each, StoreTokens)]
     assert (again.part.attempt, again.part.start, again.part.stop) == (moved, 0, 3)
