@@ -13,6 +13,7 @@ no explanation is of a mutant that was noticed.
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 from collections import Counter
@@ -38,6 +39,10 @@ BESIDE = (
 PROCESSES = 1
 """So many mutants are tested at once: one that hangs is told by its time, and shouldn't be taken for one that waits."""
 
+MEMORY_BYTES_MAX = 4 * 1024**3
+"""A mutant's process has at most this much memory of its own. A loop without end that gathers would else take all of
+the machine's before its time is over; so its test fails with a MemoryError."""
+
 
 def lay_out() -> None:
     WORK.mkdir(exist_ok=True)
@@ -54,6 +59,7 @@ def in_work(*command: str) -> None:
 
 def mutate(names: list[str]) -> None:
     if names:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
         in_work("mutmut", "run", "--max-children", str(PROCESSES), *names)
 
 

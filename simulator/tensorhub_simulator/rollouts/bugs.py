@@ -208,7 +208,7 @@ def _forgotten_early() -> tuple[Replacement, ...]:
 
 def _older_checkpoint() -> tuple[Replacement, ...]:
     """A checkpoint goes on behind what the log has, also where a later attempt began before that."""
-    return ((leader_module, "_first_unkept", lambda stored, response, placement: stored.kept),)
+    return ((leader_module, "_kept_of", lambda response, placement, stored: stored.kept),)
 
 
 def _cap_ignored() -> tuple[Replacement, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from tensorhub._control import hub_file
 from tensorhub._control.discovery import find_agent, find_nats, read_hub_file
-from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
+from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry, RunnerEntry
 from tensorhub_common.config import settings
 from tensorhub_common.errors import AgentUnavailable, InvalidName, RegistryUnavailable
 
@@ -26,8 +26,12 @@ HUB = HubFile(
     ],
     registries=[RegistryEntry("registry-0", 2), RegistryEntry("registry-1", 5)],
     nats_nodes=[NatsEntry(ONE, 1), NatsEntry(TWO, 6)],
+    rollout=ProcessEntry(7),
+    rollout_managers=[RegistryEntry("rollout-0", 7)],
+    runners=[RunnerEntry("runner-0", 8, "torch", "agent-0", "runner-0")],
 )
 AGENTS = {"agent-0": 10, "agent-1": 11, "agent-2": 12}
+ROLLOUTS = {"rollout-0": 7, "runner-0": 8}
 
 
 @pytest.fixture
@@ -60,22 +64,26 @@ def test_it_reads_as_it_was_written_with_its_keys_as_documented(directory: Path)
         "planner": {"pid": 3},
         "registries": [{"id": "registry-0", "pid": 2}, {"id": "registry-1", "pid": 5}],
         "nats_nodes": [{"url": ONE, "pid": 1}, {"url": TWO, "pid": 6}],
+        "rollout": {"pid": 7},
+        "rollout_managers": [{"id": "rollout-0", "pid": 7}],
+        "runners": [{"id": "runner-0", "pid": 8, "engine": "torch", "agent": "agent-0", "replica": "runner-0"}],
         "format": 1,
     }
     assert HUB.nats_all == f"{ONE},{TWO}"
     assert [HUB.is_at(url) for url in (TWO, f"{TWO}, {ONE}", f"{ONE},nats://elsewhere:4222")] == [True, True, False]
-    assert HUB.pids == {"nats-0": 1, "nats-1": 6, "registry-0": 2, "registry-1": 5, "planner-0": 3, **AGENTS}
+    services = {"nats-0": 1, "nats-1": 6, "registry-0": 2, "registry-1": 5, "planner-0": 3}
+    assert HUB.pids == {**services, **AGENTS, **ROLLOUTS}
 
 
 def test_files_of_other_releases(directory: Path) -> None:
     """What a newer one has added is passed over, its other form is refused; an older one had one node of each."""
-    change(directory, later=1, rollout={"pid": 9})
+    change(directory, later=1, gateway={"pid": 9})
     assert hub_file.read(directory) == HUB
     change(directory, registries=None, nats_nodes=None)
     hub = hub_file.read(directory)
     assert hub.nats_all == hub.nats
     assert hub.is_at(hub.nats)
-    assert hub.pids == {"nats": 1, "registry-0": 2, "planner-0": 3, **AGENTS}
+    assert hub.pids == {"nats": 1, "registry-0": 2, "planner-0": 3, **AGENTS, **ROLLOUTS}
     change(directory, format=2)
     with pytest.raises(RegistryUnavailable, match=r"of a newer release .*use the programs of the release"):
         hub_file.read(directory)

@@ -354,7 +354,7 @@ class Leader:
             # The trainer has gone back behind these tokens.
             request.placement.began_at = 0
             self.counts.discarded["rewind"] += len(event.tokens) // TOKEN_BYTES
-            self.responses[event.request] = Response(attempt=attempt)
+            self.responses[event.request] = Response(attempt=attempt, dropped=attempt)
         else:
             self.responses[event.request] = Response(
                 bytearray(event.tokens), bytearray(event.logprobs), list(event.runs), attempt
@@ -547,7 +547,7 @@ class Leader:
     def _begin_anew(self, of: RequestId, attempt: Attempt | None, why: DiscardReason) -> None:
         """Drop the tokens of a request: they are made again by a later attempt."""
         self.counts.discarded[why] += self._held(of)
-        self.responses[of] = Response(attempt=attempt)
+        self.responses[of] = Response(attempt=attempt, dropped=attempt)
 
     def _is_too_old(self, of: RequestId) -> bool:
         """Tell whether a response is to begin anew because its oldest token is too old; that happens once."""
@@ -785,7 +785,9 @@ class Leader:
             self._forget(before.runner, before.attempt)
         response = self.responses.get(held.request)
         if response is None or response.attempt != held.attempt:
-            self.responses[held.request] = Response(attempt=held.attempt)
+            stored = self.state.request(held.request)
+            known = None if stored is None or stored.attempt == held.attempt else stored.attempt
+            self.responses[held.request] = Response(attempt=held.attempt, dropped=known)
         placement = Placement(
             held.request,
             held.attempt,
@@ -1020,7 +1022,7 @@ class Leader:
                 continue
             if placement.state is AttemptState.COMPLETE:
                 continue
-            start = _first_unkept(stored, response, placement)
+            start = _kept_of(response, placement, stored)
             if response.count <= start:
                 continue
             part = TokensKept(placement.request, response.attempt, start, response.count)
@@ -1033,10 +1035,12 @@ class Leader:
             )
 
 
-def _first_unkept(stored: Request, response: Response, placement: Placement) -> int:
-    """Return the place behind which the log has not the tokens of a response."""
+def _kept_of(response: Response, placement: Placement, stored: Request) -> int:
+    """Return how many tokens of a response the log has."""
     if stored.attempt is None or stored.attempt == response.attempt:
         return stored.kept
+    if response.dropped is not None and stored.attempt <= response.dropped:
+        return 0
     # Behind the place where a later attempt began, the log has other tokens.
     return min(stored.kept, placement.began_at)
 

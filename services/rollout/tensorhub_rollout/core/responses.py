@@ -22,6 +22,8 @@ class Response:
     runs: list[TokenRun] = field(default_factory=list)
     attempt: Attempt | None = None
     """The highest attempt whose tokens are in it."""
+    dropped: Attempt | None = None
+    """Of this attempt and earlier ones it has no token, or none is known to be: it began anew, or was adopted."""
 
     @property
     def count(self) -> int:

@@ -117,7 +117,7 @@ SUBSCRIBE = {
     f"{J}.ask.health.planner": "planner",
     f"{HUB}.ask.health.registry": "registry",
     f"{J}.ask.plan": "planner",
-    f"{J}.ask.spans": "registry planner rollout agent",
+    f"{J}.ask.spans": "registry planner rollout agent runner",
     f"{HUB}.beat.a": "registry planner",
     f"{HUB}.agent.a.lease.b": "agent",
     f"{HUB}.agent.b.lease.a": "",

@@ -214,6 +214,47 @@ def test_after_a_restart_checkpoints_begin_anew(leader: Leader) -> None:
     assert (again.part.attempt, again.part.start, again.part.stop) == (attempt, 0, 4)
 
 
+def test_after_a_restart_and_a_move_checkpoints_have_nothing_of_what_was_dropped(leader: Leader) -> None:
+    """The log has three tokens of before the restart; the attempt that is kept next began behind two of after it."""
+    taken(leader, frame(0, 3))
+    (kept,) = [each for each in leader.handle(Tick(), 0.4 + 2.0) if isinstance(each, StoreTokens)]
+    fold(leader.state, 4, Checkpoint(1, RUNNER, (kept.part,), Payload("c" * 64, 12)))
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 1, "policy", 8, 1)), 2.4)
+    leader.handle(said_by(ATTEMPT, 1, 3, finished=(Finished(ATTEMPT, 3, "restart"),)), 2.4)
+    attempt = placed_again(leader, 2, 2.5)
+    leader.handle(said_by(attempt, 2, 0, 9, 9), 2.5)
+    moved = placed_again(leader, 3, 2.6)
+    leader.handle(said_by(moved, 3, 2, 9, 9), 2.6)
+    (again,) = [each for each in leader.handle(Tick(), 4.7) if isinstance(each, StoreTokens)]
+    assert (again.part.attempt, again.part.start, again.part.stop) == (moved, 0, 4)
+
+
+def test_an_adopted_attempt_is_kept_whole_where_the_log_has_an_earlier_one(leader: Leader) -> None:
+    """The leader before may have begun the response anew in between: nothing says that the log's tokens are of it."""
+    taken(leader, frame(0, 3))
+    (kept,) = [each for each in leader.handle(Tick(), 0.4 + 2.0) if isinstance(each, StoreTokens)]
+    fold(leader.state, 4, Checkpoint(1, RUNNER, (kept.part,), Payload("c" * 64, 12)))
+    fold(leader.state, 5, Lead(2, "m"))
+    new = Leader(leader.state, LOG, LeaderLimits(gather_s=0.0), 3.0)
+    later, other = Attempt(1, 7), "runner-1"
+    new.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 1, 0, "policy", 8, 1)), 3.0)
+    new.handle(ReportCame(RUNNER, Report(LOG, 1, (HeldAttempt(REQUEST, later, 2, "stopped"),))), 3.0)
+    new.handle(said_by(later, 1, 0, 9, 9), 3.0)
+    new.handle(HeartbeatCame(other, RunnerHeartbeat(LOG, 1, 0, "policy", 8, 1)), 3.1)
+    new.handle(ReportCame(other, Report(LOG, 1, ())), 3.1)
+    new.handle(Tick(), 3.15)
+    new.handle(Place(REQUEST, other), 3.2)
+    new.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule()), 3.2)
+    (moved,) = new.placements
+    new.handle(AssignAnswered(other, 1, (AssignResult(moved, 2),)), 3.2)
+    attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(moved), 2, 1))
+    body = array("i", [9]).tobytes()
+    new.handle(FrameCame(other, Frame(LOG, 1, 1, attempts, starts, counts, body, body)), 3.2)
+    said = [*new.handle(Tick(), 5.2), *new.handle(Tick(), 5.25)]
+    (again,) = [each for each in said if isinstance(each, StoreTokens)]
+    assert (again.part.attempt, again.part.start, again.part.stop) == (moved, 0, 3)
+
+
 def test_a_runner_that_is_heard_by_a_frame_is_waited_for(leader: Leader) -> None:
     """Its first heartbeat to a new leader may be late; its report counts before that."""
     new = Leader(leader.state, LOG, LeaderLimits(gather_s=0.1), 1.0)

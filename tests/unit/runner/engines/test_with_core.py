@@ -10,6 +10,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Assign,
     AssignRequest,
     FrameResult,
+    HeartbeatResult,
     PublishedVersions,
     Sampling,
     VersionRule,
@@ -21,6 +22,7 @@ from tensorhub_runner.core.runner_events import (
     Begin,
     EngineStepped,
     FrameAnswered,
+    HeartbeatAnswered,
     RunnerInput,
     SendFrame,
     Stop,
@@ -38,7 +40,8 @@ class Driven:
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.engine, self.now = engine, 0.0
-        self.core = Runner(name, "log", 1, RunnerLimits(), self.now)
+        self.core = Runner(name, "policy", 1, RunnerLimits(), self.now)
+        self.core.handle(HeartbeatAnswered(HeartbeatResult("log", 1, PublishedVersions(0))), self.now)
         self.tokens, self.logprobs, self.reasons = list[int](), list[float](), list[str]()
 
     def handle(self, event: RunnerInput) -> None:

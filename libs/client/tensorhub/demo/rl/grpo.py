@@ -1,0 +1,40 @@
+"""The loss of GRPO: what a group's responses are worth beside each other, and how far the model may go for it."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from tensorhub import Response
+from tensorhub.demo.rl.clock import reward
+
+CLIP: Final = 0.2
+"""A token whose probability has changed by more than this share gives no gradient."""
+DEVIATION_MIN: Final = 1e-4
+
+
+def grpo_loss(model: nn.Module, responses: Iterable[Response]) -> torch.Tensor:
+    """Return the clipped loss of whole groups, averaged over tokens. Failed responses are left out."""
+    groups = defaultdict[str, list[Response]](list)
+    for each in responses:
+        if each.finish_reason in {"stop", "length"}:
+            groups[each.group].append(each)
+    loss, count = torch.zeros(()), 0
+    for group in groups.values():
+        rewards = torch.tensor([reward(int(each.prompt_ids[0]), each.token_ids.tolist()) for each in group])
+        advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + DEVIATION_MIN)
+        prompt = torch.tensor(group[0].prompt_ids.tolist()).expand(len(group), -1)
+        tokens = pad_sequence([torch.tensor(each.token_ids.tolist()) for each in group], batch_first=True)
+        drawn = pad_sequence([torch.tensor(each.logprobs.tolist()) for each in group], batch_first=True)
+        is_token = pad_sequence([torch.ones(len(each.token_ids)) for each in group], batch_first=True)
+        logits = model(input_ids=torch.cat([prompt, tokens], 1)).logits[:, prompt.shape[1] - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(2, tokens[:, :, None])[:, :, 0]
+        # Against the weights that drew each token: they may be a version or two older, and differ within a response.
+        ratio = (logprobs - drawn).exp()
+        gain = torch.minimum(advantages[:, None] * ratio, advantages[:, None] * ratio.clamp(1 - CLIP, 1 + CLIP))
+        loss = loss - (gain * is_token).sum()
+        count += sum(len(each.token_ids) for each in group)
+    return loss / max(1, count)
