@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from griffe import Attribute, Class, Extension, Function, Module
 
-MODULE: Final = "sync.hub"
+MODULES: Final = ("sync.hub", "sync.rollouts")
 MADE_BY: Final = "blocking("
 
 
@@ -18,7 +18,7 @@ class SyncTwins(Extension):
     def on_package(self, *, pkg: Module, **_kwargs: Any) -> None:  # noqa: ANN401 (griffe calls it so)
         """Look through the classes of the sync SDK."""
         if pkg.name == "tensorhub":
-            for made in pkg[MODULE].members.values():
+            for made in (each for module in MODULES for each in pkg[module].members.values()):
                 if isinstance(made, Class):
                     for member in list(made.members.values()):
                         if isinstance(member, Attribute) and str(member.value).startswith(MADE_BY):
