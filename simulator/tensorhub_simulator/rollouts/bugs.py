@@ -38,9 +38,9 @@ def _remembering(taken: Callable[[Leader, FrameCame, dict[Attempt, RequestId]], 
     over, frame = Leader._over, Leader._frame
     requests: dict[Attempt, RequestId] = {}
 
-    def remember(self: Leader, placement: Placement, failure: str | None = None) -> None:
+    def remember(self: Leader, placement: Placement, failure: str | None = None, **more: Any) -> None:
         requests[placement.attempt] = placement.request
-        over(self, placement, failure)
+        over(self, placement, failure, **more)
 
     def both(self: Leader, event: FrameCame) -> None:
         taken(self, event, requests)
@@ -198,8 +198,8 @@ def _forgotten_early() -> tuple[Replacement, ...]:
     """The runner of an attempt that was stopped may forget it before a later one is confirmed."""
     known = Leader._over
 
-    def over(self: Leader, placement: Placement, failure: str | None = None) -> None:
-        known(self, placement, failure)
+    def over(self: Leader, placement: Placement, failure: str | None = None, **more: Any) -> None:
+        known(self, placement, failure, **more)
         self._forget_earlier(placement.request)
 
     return ((Leader, "_over", over),)

@@ -254,7 +254,7 @@ async def test_a_rewind_waits_for_no_response_and_none_keeps_tokens_of_what_is_r
         assert await job.publish() == 3
         await job.take_all(rollouts)
         records = job.records()
-        last = {seed: at for seed, at in zip(records["seed"].tolist(), records["at"].tolist(), strict=True)}
+        last = dict(zip(records["seed"].tolist(), records["at"].tolist(), strict=True))
         # What had ended by then stays as it is.
         open_ = {key for key in job.received if last[request_seed(SEED, *key)] > rewound_at + 1}
         assert open_
