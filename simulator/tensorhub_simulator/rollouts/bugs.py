@@ -251,7 +251,7 @@ def _staleness_by_number() -> tuple[Replacement, ...]:
 
 def _rewind_ignored() -> tuple[Replacement, ...]:
     """What has tokens of retired versions goes on."""
-    return ((Leader, "_restart_retired", lambda self, model: None),)
+    return ((Leader, "_has_retired", lambda self, of: False),)
 
 
 def _cache_kept() -> tuple[Replacement, ...]:

@@ -26,7 +26,7 @@ from tensorhub_common.protocol.rollout.payloads import request_seed
 from tensorhub_common.protocol.rollout.questions import RolloutStatus
 from tensorhub_common.protocol.subjects import payload_stream
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 A, B, C = "runner-0", "runner-1", "runner-2"
 LONG = 1200

@@ -6,7 +6,7 @@ import pytest
 from tests.chaos import rollout_exact
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_what_is_killed_and_moved_is_bit_for_bit_what_one_engine_makes(tmp_path: Path) -> None:
     found = await rollout_exact.run(tmp_path, responses=24, kills=2, publishes=3)

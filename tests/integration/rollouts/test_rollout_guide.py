@@ -28,7 +28,7 @@ with tensorhub.connect() as hub:
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_the_trainer_of_the_guide_learns(tmp_path: Path) -> None:
     model = tmp_path / "my-model"
@@ -44,7 +44,7 @@ async def test_the_trainer_of_the_guide_learns(tmp_path: Path) -> None:
     assert [each is not None for each in said] == [True] * 5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_the_engine_of_the_guide_generates(tmp_path: Path) -> None:
     (tmp_path / "counting_engine.py").write_text(ENGINE)
     rollouts = LocalRollouts(1, "counting_engine:load")

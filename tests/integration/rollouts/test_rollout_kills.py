@@ -21,10 +21,10 @@ async def kill(job: RolloutJob, *names: str) -> None:
         ("runner-0",),
         ("rollout-0",),
         ("rollout-0", "runner-0"),
-        ("runner-0", "runner-1", "runner-2"),
-        ("registry-0",),
-        ("nats",),
-        ("agent-0",),
+        *(
+            pytest.param(names, marks=pytest.mark.slow)
+            for names in (("runner-0", "runner-1", "runner-2"), ("registry-0",), ("nats",), ("agent-0",))
+        ),
     ],
     ids="+".join,
 )
@@ -33,7 +33,7 @@ async def test_what_is_killed_costs_no_response(tmp_path: Path, killed: tuple[st
         await struck(job, lambda: kill(job, *killed))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["runner-0", "rollout-0", "agent-0", "nats"])
 async def test_what_is_stopped_costs_no_response(tmp_path: Path, name: str) -> None:
     async with rollout_job(tmp_path) as job:

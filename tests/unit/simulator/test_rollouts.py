@@ -7,6 +7,9 @@ from tensorhub_simulator.rollouts.invariants import check
 from tensorhub_simulator.rollouts.run import first_failure, run
 from tensorhub_simulator.rollouts.world import Chances, RolloutWorld
 
+RARE = ("forgotten-early", "older-checkpoint", "later-end")
+"""Bugs that some hundred seeds don't meet, and a minute or more of them."""
+
 
 def test_what_must_hold_holds_under_faults() -> None:
     assert first_failure(range(1, 41)) is None
@@ -33,7 +36,15 @@ def test_what_must_hold_holds_for_two_thousand_seeds() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug not in RARE])
 def test_a_planted_bug_is_found(bug: str) -> None:
     with planted(bug):
         assert first_failure(range(1, 501)) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bug", RARE)
+def test_a_planted_bug_that_needs_a_rare_interleaving_is_found(bug: str) -> None:
+    with planted(bug):
+        assert first_failure(range(1, 5001)) is not None

@@ -369,14 +369,18 @@ class Leader:
         request.age_max = event.age_max
         if placement.state is AttemptState.PREPARED:
             placement.move(AttemptTransition.LOADED)
-            reason = event.sampling.ended_by(self.responses[event.request].tokens)
+            # Tokens of a retired version end nothing.
+            is_void = request.is_void or self._has_retired(event.request)
+            reason = None if is_void else event.sampling.ended_by(self.responses[event.request].tokens)
             if reason is not None:
                 # Its runner was lost before it could say so.
                 response = self.responses[event.request]
                 request.ending = RequestEnded(event.request, response.attempt, reason, response.count)
             instance = self.instances[placement.runner]
             versions = self._versions_of(instance.model)
-            if reason is not None or instance.version is None or not event.rule.allows(instance.version, versions):
+            is_allowed = instance.version is not None and event.rule.allows(instance.version, versions)
+            if reason is not None or is_void or not is_allowed:
+                request.is_void = is_void
                 placement.move(AttemptTransition.REFUSED)
                 self._over(placement)
                 if reason is not None:
@@ -522,7 +526,9 @@ class Leader:
             self._confirmed(placement)
         reason = finished.reason
         why: DiscardReason = "restart"
-        if reason in {"stop", "length"} and self._is_too_old(placement.request):
+        if reason in {"stop", "length"} and self._has_retired(placement.request):
+            reason, why = "restart", "rewind"
+        elif reason in {"stop", "length"} and self._is_too_old(placement.request):
             reason, why = "restart", "age"
         match reason:
             case "stop" | "length":
@@ -536,7 +542,7 @@ class Leader:
                     placement.move(AttemptTransition.WITHDRAWN)
                 placement.move(AttemptTransition.STOPPED)
                 if reason == "restart":
-                    self.requests[placement.request].restarts += 1
+                    self.requests[placement.request].restarts += why != "rewind"
                     self._begin_anew(placement.request, placement.attempt, why)
                 self._over(placement, finished.error if reason == "failed" else None)
                 if reason == "restart":
@@ -559,20 +565,27 @@ class Leader:
 
     def _restart_retired(self, model: str) -> None:
         """Begin responses anew that have tokens of versions which the trainer has gone back behind."""
-        versions = self._versions_of(model)
-        if not versions.retired:
+        if not self._versions_of(model).retired:
             return
-        for of, response in [*self.responses.items()]:
-            request = self.requests[of]
-            if request.ending is not None or not any(versions.is_retired(run.version) for run in response.runs):
-                continue
-            if self._model_of(of) != model or _is_complete(request.placement):
-                continue
-            if request.placement is None:
-                self._begin_anew(of, response.attempt, "rewind")
-            else:
-                request.is_void = True
-                self._withdraw(Withdraw(of))
+        for of in [*self.responses]:
+            if self._model_of(of) == model and self._has_retired(of):
+                self._restart(of)
+
+    def _has_retired(self, of: RequestId) -> bool:
+        """Tell whether a response has tokens of a version that the trainer has gone back behind."""
+        versions = self._versions_of(self._model_of(of))
+        return bool(versions.retired) and any(versions.is_retired(run.version) for run in self.responses[of].runs)
+
+    def _restart(self, of: RequestId) -> None:
+        """Begin a response anew once its attempt has stopped, unless it has ended."""
+        request = self.requests[of]
+        if request.ending is not None or _is_complete(request.placement):
+            return
+        if request.placement is None:
+            self._begin_anew(of, self.responses[of].attempt, "rewind")
+        else:
+            request.is_void = True
+            self._withdraw(Withdraw(of))
 
     def _store_end(self, of: RequestId) -> None:
         """Have the end of a request written; where it was written already, the log takes the first."""
@@ -901,13 +914,21 @@ class Leader:
             self._lose(self.instances[placement.runner], str(why))
             return True
         response.attempt = placement.attempt
-        for run in runs:
-            if run.start < response.count:
-                response.add_run(run)
+        self._take_runs(placement, response, runs)
         self._note_progress(placement, response)
         if placement.state is AttemptState.STOPPING or placement.finished is not None:
             self._look_whether_over(placement)
         return True
+
+    def _take_runs(self, placement: Placement, response: Response, runs: Iterable[TokenRun]) -> None:
+        is_new = False
+        for run in runs:
+            if run.start < response.count:
+                response.add_run(run)
+                is_new = True
+        # They may have been under way when this leader heard of a rewind.
+        if is_new and placement.finished is None and self._has_retired(placement.request):
+            self._restart(placement.request)
 
     def _note_progress(self, placement: Placement, response: Response) -> None:
         """Note that an attempt executes once it has made a token."""

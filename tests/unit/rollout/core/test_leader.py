@@ -26,6 +26,7 @@ from tensorhub_common.protocol.rollout.messages import (
     Report,
     RunnerHeartbeat,
     Sampling,
+    TokenRun,
     VersionRule,
     attempt_key,
     attempt_of,
@@ -227,6 +228,32 @@ def test_after_a_restart_and_a_move_checkpoints_have_nothing_of_what_was_dropped
     leader.handle(said_by(moved, 3, 2, 9, 9), 2.6)
     (again,) = [each for each in leader.handle(Tick(), 4.7) if isinstance(each, StoreTokens)]
     assert (again.part.attempt, again.part.start, again.part.stop) == (moved, 0, 4)
+
+
+def test_tokens_of_a_retired_version_that_come_after_the_rewind_are_not_wanted(leader: Leader) -> None:
+    """They were under way when the leader heard of it, or it had finished with them."""
+    leader.handle(VersionsSeen("policy", PublishedVersions(2, (), ((1, 1),))), 0.11)
+    attempts, starts, counts = (array("q", [each]).tobytes() for each in (attempt_key(ATTEMPT), 0, 2))
+    body = array("i", [5, 6]).tobytes()
+    run = (ATTEMPT, TokenRun(0, 1, "root", RUNNER, ATTEMPT))
+    late = Frame(LOG, 1, 1, attempts, starts, counts, body, body, (run,), (Finished(ATTEMPT, 2, "stop"),))
+    effects = leader.handle(FrameCame(RUNNER, late), 0.12)
+    leader.check()
+    assert not [each for each in effects if isinstance(each, StoreEnd)]
+    assert leader.responses[REQUEST].count == 0
+    assert [*leader.view("policy").waiting] == [REQUEST]
+
+
+def test_a_request_whose_prompt_is_being_read_while_its_tokens_are_retired_begins_anew(leader: Leader) -> None:
+    taken(leader, frame(0, 3))
+    leader.responses[REQUEST].add_run(TokenRun(0, 1, "root", RUNNER, ATTEMPT))
+    leader.handle(HeartbeatCame(RUNNER, RunnerHeartbeat(LOG, 2, 0, "policy", 8, 3)), 0.2)
+    leader.handle(ReportCame(RUNNER, Report(LOG, 2, ())), 0.2)
+    leader.handle(Place(REQUEST, RUNNER), 0.2)
+    leader.handle(VersionsSeen("policy", PublishedVersions(2, (3,), ((1, 2),))), 0.21)
+    leader.handle(PromptLoaded(REQUEST, b"", Sampling(4, 7), VersionRule()), 0.22)
+    leader.check()
+    assert (leader.responses[REQUEST].count, [*leader.view("policy").waiting]) == (0, [REQUEST])
 
 
 def test_an_adopted_attempt_is_kept_whole_where_the_log_has_an_earlier_one(leader: Leader) -> None:
