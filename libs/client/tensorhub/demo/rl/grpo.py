@@ -32,7 +32,7 @@ def grpo_loss(model: nn.Module, responses: Iterable[Response]) -> torch.Tensor:
         is_token = pad_sequence([torch.ones(len(each.token_ids)) for each in group], batch_first=True)
         logits = model(input_ids=torch.cat([prompt, tokens], 1)).logits[:, prompt.shape[1] - 1 : -1]
         logprobs = logits.log_softmax(-1).gather(2, tokens[:, :, None])[:, :, 0]
-        # Against the weights that drew each token: they may be a version or two older, and differ within a response.
+        # Against the weights that drew each token, which are older ones, and not the same for a whole response.
         ratio = (logprobs - drawn).exp()
         gain = torch.minimum(advantages[:, None] * ratio, advantages[:, None] * ratio.clamp(1 - CLIP, 1 + CLIP))
         loss = loss - (gain * is_token).sum()

@@ -28,7 +28,7 @@ from tensorhub.demo.verify import report
 
 GROUPS, GROUP_SIZE = 8, 16
 """A step learns from so many prompts, with so many responses each."""
-LEARNING_RATE, WARM_UP_STEPS = 3e-3, 5
+LEARNING_RATE, WARM_UP_STEPS = 4e-3, 5
 
 
 @dataclass
@@ -89,6 +89,7 @@ class Trainer:
             report("step", **self.progress.last)
         self.next_prompts()
         rollouts.submit(self.prompts(self.progress.waiting))
+        report("begins", step=self.progress.step, epoch=self.progress.epoch)
         for batch in rollouts.batches(min_responses=GROUPS * GROUP_SIZE, wait_s=600):
             fresh = [each for each in batch.responses if each.group in self.progress.waiting]
             if fresh:
@@ -140,7 +141,7 @@ def main() -> None:
     """Learn for some steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--went-back", action="store_true", help="this checkpoint is older than the last one")
     options = parser.parse_args()
