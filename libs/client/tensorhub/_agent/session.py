@@ -323,7 +323,7 @@ class AgentSession:
     def _take_spare(self, frame: Spare, fd: int | None) -> None:
         pending = self._pending.get(frame.call)
         if pending is not None:
-            self._attachments.spare(pending.attachment, fd)
+            self._attachments.spare(pending.attachment, fd, frame.segment)
         elif fd is not None:
             os.close(fd)
 

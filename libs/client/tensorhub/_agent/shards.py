@@ -103,7 +103,7 @@ class AttachedShard:
     spare: Segment | None = None
     """The other segment of a staged shard."""
     live: int = 0
-    """The inode of the shard's present segment, as the agent said last."""
+    """Which the shard's present segment is, as the agent said last."""
     lent: tuple[int, int] | None = None
     """What a mapped shard is to show next: a descriptor of its holder's segment, and the version there."""
     fresh: bool = False
@@ -150,16 +150,21 @@ class AttachedShard:
 
     @property
     def segments(self) -> tuple[int, int]:
-        """Return the inodes of a staged shard's two segments."""
+        """Return which a staged shard's two segments are."""
         assert self.segment is not None
         assert self.spare is not None
         return self.segment[1], self.spare[1]
 
 
-def segment_of(fd: int | None) -> Segment | None:
-    """Return which segment a descriptor belongs to; a shard without a byte may have none."""
+def segment_of(fd: int | None, told: int = 0) -> Segment | None:
+    """Return which segment a descriptor belongs to; a shard without a byte may have none.
+
+    `told` is what the agent calls memory of a GPU, whose descriptor says nothing.
+    """
     if fd is None:
         return None
+    if told:
+        return 0, told
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
@@ -267,10 +272,10 @@ class ShardTable:
             else:
                 return
 
-    def spare(self, attachment: AttachedShard, fd: int | None) -> None:
+    def spare(self, attachment: AttachedShard, fd: int | None, told: int) -> None:
         """Take the descriptor of a staged shard's other segment, which comes before the word for the shard."""
         if attachment.spare is None:
-            attachment.spare_fd, attachment.spare = fd, segment_of(fd)
+            attachment.spare_fd, attachment.spare = fd, segment_of(fd, told)
         else:
             _close(fd)
 
@@ -290,7 +295,7 @@ class ShardTable:
 
     def registered(self, attachment: AttachedShard, frame: Registered, fd: int | None) -> None:
         """Take the agent's word for a shard, and its descriptor."""
-        segment = segment_of(fd)
+        segment = segment_of(fd, frame.segment)
         if attachment.segment is None:
             attachment.fd, attachment.segment, attachment.fresh = fd, segment, frame.fresh
         elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.spec.is_mapped:

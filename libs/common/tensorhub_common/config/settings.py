@@ -193,6 +193,13 @@ class Settings:
         example="64GiB",
         meaning="How much memory an agent's segments may take together. 0: 80 % of what the file system has.",
     )
+    device_bytes_max: int = _variable(
+        values.byte_count(0),
+        "0",
+        unit="bytes",
+        example="40GiB",
+        meaning="How much memory of each GPU an agent's segments may take together. 0: 90 % of what the GPU has.",
+    )
     cache_bytes: int = _variable(
         values.byte_count(0),
         "4GiB",

@@ -79,6 +79,8 @@ class RegisterCall(Call, frozen=True, kw_only=True, tag="register"):
     spot: bool
     layout: bytes
     install: str = "in-place"
+    device: str = ""
+    """The UUID of the GPU in whose memory it is to be; empty: the host's."""
 
 
 class ShardCall(Call, frozen=True, kw_only=True):
@@ -102,7 +104,7 @@ class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
     """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound.
 
     `traceparent` names the span that is active in the engine, if there is one; the transfer's is linked to it.
-    `segment` is the inode of the segment that holds the tensors of a staged shard, so the other one may be written.
+    `segment` is which of its segments holds the tensors of a staged shard, so the other one may be written.
     """
 
     want: VersionRequest
@@ -130,16 +132,20 @@ class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
     version: int | None
     fresh: bool
     """The segment is new: all zero."""
+    segment: int = 0
+    """Which segment comes with this; 0: that of the host's memory which is behind the descriptor."""
 
 
 class Spare(Frame, frozen=True, kw_only=True, tag="spare"):
     """Comes before `Registered` of a staged shard, with the descriptor of its other segment."""
 
     call: int
+    segment: int = 0
+    """As in `Registered`."""
 
 
 class Swapped(Frame, frozen=True, kw_only=True, tag="swapped"):
-    """Which of its two segments a staged shard is in, by the inode; comes before the answer to each call."""
+    """Which of its two segments a staged shard is in; comes before the answer to each call."""
 
     handle: int
     segment: int

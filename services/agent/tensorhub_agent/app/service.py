@@ -28,6 +28,7 @@ from tensorhub_agent.rates.link_rates import LinkRates
 from tensorhub_agent.runtime.troubles import TROUBLES
 from tensorhub_agent.sources.source_watch import SourceWatch
 from tensorhub_agent.storage.copy_allocator import CopyAllocator
+from tensorhub_agent.storage.device_segments import DeviceStores
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.incarnation import IncarnationCounter
 from tensorhub_agent.storage.segments import SegmentStore
@@ -153,7 +154,9 @@ class AgentService:
     def _surroundings(self, bus: Bus, pool: CopyPool, beat: HeartbeatThread) -> tuple[AgentContext, ShardStores]:
         settings = self._settings
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
-        stores = ShardStores(store, DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes))
+        devices = DeviceStores(store.prefix, settings.device_bytes_max)
+        disk = DiskSegmentStore.in_state(settings.state_dir, settings.cache_disk_bytes)
+        stores = ShardStores(store, disk, devices)
         room, blobs = CopyQuota(settings.cache_bytes, settings.cache_disk_bytes), BlobStore(bus)
         config = CoreConfig(
             digests=settings.digests,

@@ -39,9 +39,12 @@ import numpy as np
 import xxhash
 
 from tensorhub_agent.compute.spans import Columns, Spans, check_fits, columns, cut_to_chunks, join_adjacent
+from tensorhub_agent.devices.engine import engine_of
+from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_agent.runtime.shield import wait_shielded
+from tensorhub_common.devices.device import Device
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.runtime.supervision import Supervisor
 
@@ -93,15 +96,11 @@ class CopyStopped(TensorHubError):
 class PoolBatch(ABC):
     """Work under way. Wait for its result, or `stop()` it; it holds its views until it has ended."""
 
-    def __init__(self, destination: MemoryRegion, source: MemoryRegion | None) -> None:
-        """Prepare; `CopyPool` starts it. Without `source` the destination is only looked at."""
+    def __init__(self) -> None:
+        """Prepare; `CopyPool` starts it."""
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.Lock()
-        self._views: tuple[memoryview, memoryview | None] | None = (
-            host(destination),
-            None if source is None else host(source),
-        )
         self._bounds: list[int] = []
         self._next_task = 0
         self._turns = 0
@@ -126,12 +125,16 @@ class PoolBatch(ABC):
         if self._failure is not None:
             raise self._failure
 
+    def bounds(self, nbytes: Columns, threads: int) -> list[int]:
+        """Cut items, of which item i has `nbytes[i]` bytes, into tasks: see `begin`."""
+        return task_bounds(nbytes, threads, TASK_BYTES_MIN, TASK_BYTES_MAX)
+
     def begin(self, bounds: list[int], threads: int) -> int:
         """Take the cut into tasks: task i is the items from bound i to bound i + 1. Return how many threads to use."""
         self._bounds = bounds
         self._turns = min(threads, len(bounds) - 1)
         if not self._turns:
-            self._views = None
+            self._let_go()
             self._over.set_result(None)
         return self._turns
 
@@ -169,8 +172,12 @@ class PoolBatch(ABC):
             self._failure = self._failure or why
             self._stopped = True
 
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Hold the memory no longer: no thread touches it any more."""
+
     def _end(self) -> None:
-        self._views = None
+        self._let_go()
         try:
             self._loop.call_soon_threadsafe(self._tell)
         except RuntimeError:
@@ -179,6 +186,21 @@ class PoolBatch(ABC):
     def _tell(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
+
+
+class HostBatch(PoolBatch):
+    """Work on host memory, which threads of the pool do themselves."""
+
+    def __init__(self, destination: MemoryRegion, source: MemoryRegion | None) -> None:
+        """Prepare. Without `source` the destination is only looked at. Raises `TypeError` for other memory."""
+        super().__init__()
+        self._views: tuple[memoryview, memoryview | None] | None = (
+            host(destination),
+            None if source is None else host(source),
+        )
+
+    def _let_go(self) -> None:
+        self._views = None
 
 
 THREADS_MAX: Final = 4
@@ -210,7 +232,7 @@ class CopyPoolFull(TensorHubError):
     """More than `JOBS_MAX` jobs are under way."""
 
 
-class CopyBatch(PoolBatch):
+class CopyBatch(HostBatch):
     """A batch of spans under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
 
     def __init__(
@@ -290,6 +312,68 @@ class CopyBatch(PoolBatch):
         return after
 
 
+DEVICE_TASK_BYTES_MIN: Final = 64 * 1024 * 1024
+DEVICE_TASK_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""A task of a device is one wait for it: a GPU copies 64 MiB in the time that giving it the work takes."""
+
+
+def device_of(*regions: MemoryRegion | None) -> Device | None:
+    """Return the device that works on these regions: that of the first which is device memory; None: all are host."""
+    return next((each.device for each in regions if isinstance(each, DeviceRegion)), None)
+
+
+class DeviceCopyBatch(PoolBatch):
+    """A batch of spans of which an end, or both, is device memory. A thread gives the work and sleeps until it is done.
+
+    Digests are the device's; those of a host destination are taken here after the copy.
+    """
+
+    def __init__(
+        self, device: Device, destination: MemoryRegion, source: MemoryRegion | None, spans: Spans, *, digests: bool
+    ) -> None:
+        """Prepare; `CopyPool` starts it. Without `source` the destination is only hashed."""
+        super().__init__()
+        self._engine = engine_of(device)
+        self._regions: tuple[MemoryRegion, MemoryRegion | None] | None = destination, source
+        self._spans = spans
+        self._to_address = address_of(destination)
+        self._from_address = None if source is None else address_of(source)
+        self._digests = bytearray(len(spans.nbytes) * PIECE_DIGEST_BYTES if digests else 0)
+
+    async def result(self) -> bytes:
+        """See `CopyBatch.result`."""
+        await self.done()
+        return bytes(self._digests)
+
+    def bounds(self, nbytes: Columns, threads: int) -> list[int]:
+        """See `PoolBatch.bounds`."""
+        return task_bounds(nbytes, threads, DEVICE_TASK_BYTES_MIN, DEVICE_TASK_BYTES_MAX)
+
+    def _let_go(self) -> None:
+        self._regions = None
+
+    def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:  # noqa: ARG002 (the device hashes)
+        to, origin, nbytes = columns(self._spans)
+        to, nbytes = to[first:last] + self._to_address, nbytes[first:last]
+        there = None if self._from_address is None else origin[first:last] + self._from_address
+        if not self._digests:
+            assert there is not None
+            self._engine.copy(*(each.tolist() for each in join_adjacent(to, there, nbytes)))
+            return
+        assert self._regions is not None
+        begin, end = first * PIECE_DIGEST_BYTES, last * PIECE_DIGEST_BYTES
+        destination, _ = self._regions
+        if isinstance(destination, DeviceRegion):
+            origins = None if there is None else there.tolist()
+            self._digests[begin:end] = self._engine.copy_and_digest(to.tolist(), origins, nbytes.tolist())
+            return
+        assert there is not None
+        self._engine.copy(*(each.tolist() for each in join_adjacent(to, there, nbytes)))
+        view, digest = host(destination), xxhash.xxh3_128_digest
+        cuts = zip(self._spans.to[first:last], self._spans.nbytes[first:last], strict=True)
+        self._digests[begin:end] = b"".join(digest(view[at : at + size]) for at, size in cuts)
+
+
 class CopyPool:
     """Threads that copy and hash. One for an agent; its methods belong to the thread of an event loop.
 
@@ -309,7 +393,7 @@ class CopyPool:
 
     def copy_and_digest(
         self, destination: MemoryRegion, source: MemoryRegion, spans: Spans, *, digests: bool = True
-    ) -> CopyBatch:
+    ) -> "CopyBatch | DeviceCopyBatch":
         """Copy the spans; with `digests` the result is the digest of each piece, taken in the destination.
 
         Raises ValueError, and copies nothing, when a span does not fit into one of the views.
@@ -319,6 +403,8 @@ class CopyPool:
         check_fits("destination", len(destination), to, nbytes)
         if destination.readonly:
             raise ValueError("the destination can't be written")
+        if (device := device_of(destination, source)) is not None:
+            return self.start(DeviceCopyBatch(device, destination, source, spans, digests=digests), nbytes)
         if digests:
             job = CopyBatch(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
         else:
@@ -326,10 +412,12 @@ class CopyPool:
             job = CopyBatch(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
         return self.start(job, nbytes)
 
-    def digest(self, view: MemoryRegion, spans: Spans) -> CopyBatch:
+    def digest(self, view: MemoryRegion, spans: Spans) -> "CopyBatch | DeviceCopyBatch":
         """Hash the pieces in place: `nbytes[i]` bytes at `to[i]` of the view."""
         to, _, nbytes = columns(spans)
         check_fits("view", len(view), to, nbytes)
+        if (device := device_of(view)) is not None:
+            return self.start(DeviceCopyBatch(device, view, None, spans, digests=True), nbytes)
         return self.start(CopyBatch(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
 
     async def background(self, work: Callable[[], None]) -> None:
@@ -369,7 +457,7 @@ class CopyPool:
         """Have a job done whose item i has `nbytes[i]` bytes; return it. Raises `CopyPoolFull`."""
         if len(self._jobs) >= JOBS_MAX:
             raise CopyPoolFull(f"{JOBS_MAX} copies are under way already; post less at a time")
-        turns = job.begin(_task_bounds(nbytes, self.threads), self.threads)
+        turns = job.begin(job.bounds(nbytes, self.threads), self.threads)
         if turns:
             self._begin()
             self._jobs.add(job)
@@ -398,17 +486,19 @@ def _work(turns: "SimpleQueue[PoolBatch | BackgroundTask | None]") -> None:
 
 
 def address_of(view: MemoryRegion) -> int:
-    """Return where a view begins in this process's memory."""
+    """Return where a region begins, in this process's memory or in the device's."""
+    if isinstance(view, DeviceRegion):
+        return view.address
     # numpy, because ctypes gives no address of a read-only buffer. The job keeps the view, which keeps the memory.
     return int(np.frombuffer(host(view), dtype=np.uint8).ctypes.data) if len(view) else 0
 
 
-def _task_bounds(nbytes: Columns, threads: int) -> list[int]:
+def task_bounds(nbytes: Columns, threads: int, bytes_min: int, bytes_max: int) -> list[int]:
     """Cut pieces into tasks of about equal work; task i is the pieces from bound i to bound i + 1."""
     if not len(nbytes):
         return [0]
     cost = np.cumsum(nbytes + PIECE_COST_BYTES)
-    wanted = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, int(cost[-1]) // (threads * TASKS_PER_THREAD)))
+    wanted = min(bytes_max, max(bytes_min, int(cost[-1]) // (threads * TASKS_PER_THREAD)))
     task_of_piece = (cost - 1) // wanted
     inner: list[int] = (np.flatnonzero(np.diff(task_of_piece)) + 1).tolist()
     return [0, *inner, len(nbytes)]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.compute.conversion import Convert, by_amax, check_cast, converter_of
-from tensorhub_agent.compute.pool import TASK_BYTES_MAX, CopyPool, PoolBatch, address_of, memmove
+from tensorhub_agent.compute.pool import TASK_BYTES_MAX, CopyPool, HostBatch, address_of, memmove
 from tensorhub_agent.compute.spans import Columns, check_fits, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.block_forms import amax_bytes, needs_amax
 from tensorhub_agent.primitives.forms import FormPart, check_amax, check_form, cut_form, is_run, normalized, run_bytes
@@ -136,7 +136,7 @@ class _FormTemplate:
         return cls(form.nbytes, form.origin_nbytes, form.span_bytes, form.origin_span_bytes, cut, costs)
 
 
-class StridedBatch(PoolBatch):
+class StridedBatch(HostBatch):
     """Boxes under way. `await job.done()`, or `stop()` it; it holds its views until it has ended."""
 
     def __init__(self, destination: MemoryRegion, source: MemoryRegion, origin_nbytes: int) -> None:

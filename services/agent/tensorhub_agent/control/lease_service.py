@@ -24,6 +24,7 @@ from tensorhub_agent.leases.lease import Lease, LeaseTransition
 from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.primitives.transport_traits import reads_memory
 from tensorhub_agent.runtime.timer import CoalescingTimer
+from tensorhub_agent.storage.segments import Segment
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_agent.transports.base import LeaseOpened
 from tensorhub_agent.transports.registry import TransportRegistry
@@ -133,7 +134,7 @@ class LeaseService:
             # Nothing over another transport would ever give the memory back.
             return LeaseRefusal(reason="memory is mapped over the transport local alone")
         if question.mapped and not self._can_be_lent(question):
-            return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
+            return LeaseRefusal(reason="it is a copy in a file on disk, or on a GPU, which is not mapped by workers")
         if self._waits_for_patches(question, name):
             return None
         answer = self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
@@ -180,7 +181,7 @@ class LeaseService:
 
     def _can_be_lent(self, question: LeaseRequest) -> bool:
         stored = self._store.shards.get(ShardKey(question.model, question.source.replica, question.source.shard))
-        return stored is None or stored.segment.origin == 0
+        return stored is None or (isinstance(stored.segment, Segment) and stored.segment.origin == 0)
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
         """Take a ticket from the transport, once, of the agent that it was given to."""
@@ -207,6 +208,7 @@ class LeaseService:
 
     def _lent(self, lease: Lease, stored: StoredShard) -> LeaseOpened | None:
         """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
+        assert isinstance(stored.segment, Segment)
         try:
             return LeaseOpened(lease.name, stored.segment, fd=stored.segment.open_lent())
         except OSError as why:

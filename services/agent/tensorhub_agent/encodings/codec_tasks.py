@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tensorhub_agent.compute.pool import CopyBatch, CopyPool, PoolBatch
+from tensorhub_agent.compute.pool import CopyBatch, CopyPool, HostBatch
 from tensorhub_agent.compute.spans import Spans, check_fits, columns
 from tensorhub_agent.encodings.byte_planes import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack
@@ -66,7 +66,7 @@ class DecodeBatch(CopyBatch):
                 self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = digest
 
 
-class CompressBatch(PoolBatch):
+class CompressBatch(HostBatch):
     """Pieces of a segment that are packed."""
 
     def __init__(self, view: MemoryRegion, origin: Sequence[int], nbytes: Sequence[int], units: Sequence[int]) -> None:

@@ -18,23 +18,48 @@ from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import Digested, DigestMemory, Duplicated, EffectOutcome, Probed, ProbeMapping
 from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_agent.storage.shard_store import JobShardStore
 from tensorhub_common.layout.layout import Layout, placements
 
 
-def blank(view: memoryview, layout: Layout) -> None:
+def blank(region: MemoryRegion, layout: Layout) -> None:
     """Write zeros into the padding of a segment of this layout."""
-    if not any(entry.parts for entry in layout.tensors):
+    if not any(part.is_padding for entry in layout.tensors for part in entry.parts):
         return
-    memory = np.frombuffer(view, np.uint8)
+    if isinstance(region, DeviceRegion):
+        blank_on_device(region, layout)
+        return
+    memory = np.frombuffer(host(region), np.uint8)
     for entry, at in zip(layout.tensors, placements(layout), strict=True):
         empty = [part for part in entry.parts if part.is_padding and 0 not in part.shape]
         if empty:
             tensor = memory[at : at + entry.nbytes].reshape(*entry.shape, entry.itemsize)
             for part in empty:
                 tensor[tuple(slice(a, b) for a, b in zip(part.start, part.stop, strict=True))] = 0
+
+
+def blank_on_device(region: DeviceRegion, layout: Layout) -> None:
+    """Do what `blank` does in the memory of a GPU, run by run."""
+    stream = region.device.stream()
+    try:
+        for entry, at in zip(layout.tensors, placements(layout), strict=True):
+            # Where each byte of the tensor is: only tensors with padding, which are few, take so much memory.
+            empty = [part for part in entry.parts if part.is_padding and 0 not in part.shape]
+            if not empty:
+                continue
+            mask = np.zeros((*entry.shape, entry.itemsize), np.bool_)
+            for part in empty:
+                mask[tuple(slice(a, b) for a, b in zip(part.start, part.stop, strict=True))] = True
+            edges = np.flatnonzero(np.diff(mask.reshape(-1), prepend=False, append=False)).reshape(-1, 2)
+            for begin, end in edges.tolist():
+                stream.fill(region.address + at + begin, end - begin)
+        stream.record().wait()
+    finally:
+        stream.close()
 
 
 class MemoryTasks:

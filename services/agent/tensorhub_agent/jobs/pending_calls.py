@@ -139,7 +139,7 @@ class PendingCalls:
             except OSError:
                 os.close(fd)
                 raise
-            waiting.worker.tell(Spare(call=waiting.call), spare_fd)
+            waiting.worker.tell(Spare(call=waiting.call, segment=stored.spare.told), spare_fd)
         ready = str(core.contents.memory) == "ready"
         waiting.worker.tell(
             Registered(
@@ -148,6 +148,7 @@ class PendingCalls:
                 nbytes=segment.nbytes,
                 version=core.contents.version if ready else None,
                 fresh=waiting.fresh,
+                segment=segment.told,
             ),
             fd,
         )

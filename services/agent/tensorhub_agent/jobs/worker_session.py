@@ -236,6 +236,11 @@ class WorkerSessions:
                 f"{where} was registered with shards={core.spec.shards}, spot={core.spec.spot}, "
                 f"install={core.spec.install!r}; {RECLAIM_ADVICE}"
             )
+        if stored.segment.device != frame.device:
+            raise LayoutMismatch(
+                f"{where} is in the memory of {stored.segment.device or 'the host'}, and was asked for in that of "
+                f"{frame.device or 'the host'}; {RECLAIM_ADVICE}"
+            )
         # Its own worker asks again where it gave up waiting for an answer, which then came to no call.
         if core.session not in (None, session.worker.number):
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
@@ -253,13 +258,22 @@ class WorkerSessions:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
         job = session.job
         # The core decides once the memory is there; no memory is made for what it would refuse.
+        if frame.device and frame.install == "mapped":
+            raise LayoutMismatch("memory of a GPU is mapped by no other worker: take install='staged' or 'in-place'")
         job.core.check_room()
         digest = await job.keep_layout(data)
         staged, mapped = frame.install == "staged", frame.install == "mapped"
         incarnation = job.core.incarnation
         try:
             stored = await job.store.make(
-                key, frame.shards, layout, digest, spot=frame.spot, incarnation=incarnation, install=frame.install
+                key,
+                frame.shards,
+                layout,
+                digest,
+                spot=frame.spot,
+                incarnation=incarnation,
+                install=frame.install,
+                device=frame.device,
             )
         except MemoryExhausted as why:
             TROUBLES.note(TroubleKind.MEMORY, why)

@@ -61,6 +61,8 @@ class Welcome(LeaseMessage, frozen=True, tag="welcome"):
     nbytes: int
     origin: int = 0
     """Where in the descriptor's file the segment begins."""
+    device: str = ""
+    """The UUID of the GPU whose memory the segment is; empty: the host's."""
 
 
 class Denied(LeaseMessage, frozen=True, tag="no"):

@@ -41,8 +41,8 @@ from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.primitives.program_units import UnitAvailability
 from tensorhub_agent.rates.encoding_choice import LineEstimate, awaits_patches
 from tensorhub_agent.sources.batch_reader import BatchReader, BatchTarget
+from tensorhub_agent.storage.device_segments import AnySegment
 from tensorhub_agent.storage.mapped_descriptors import MappedDescriptors
-from tensorhub_agent.storage.segments import Segment
 from tensorhub_agent.transports.base import EncodingSession, SourceSession, TransportLost, TransportSilent
 from tensorhub_agent.transports.local.session import MappedSession
 from tensorhub_agent.transports.registry import TransportRegistry
@@ -262,7 +262,7 @@ class SourceManager:
             self._tell(SourceLost(key, number, reason))
 
     def post(
-        self, effect: ReadBatch, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool
+        self, effect: ReadBatch, segment: AnySegment, base: AnySegment | None, table: PieceTable, *, digests: bool
     ) -> None:
         """Bring a batch of pieces. `base` has the shard's old version, if that is not in the same place."""
         source = self._open.get((effect.key, effect.source))
@@ -304,7 +304,7 @@ class SourceManager:
         effect: ReadBatch,
         source: SourceConnection,
         session: SourceSession,
-        segment: Segment,
+        segment: AnySegment,
         spans: Spans,
         *,
         digests: bool,

@@ -17,7 +17,10 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
+from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_agent.storage.device_segments import imported
 from tensorhub_agent.storage.segments import ForeignSegment
+from tensorhub_common.devices.device import DeviceMemory
 from tensorhub_common.runtime.supervision import Supervisor
 
 MAPPINGS_MAX: Final = 32
@@ -35,7 +38,7 @@ class Mapping:
     _memory: mmap.mmap
     _fd: int
 
-    def is_removed(self) -> bool:
+    def is_stale(self) -> bool:
         """Tell whether the owner has removed the segment."""
         return os.fstat(self._fd).st_nlink == 0
 
@@ -47,13 +50,31 @@ class Mapping:
         os.close(self._fd)
 
 
+@dataclass(slots=True)
+class DeviceMapping:
+    """A segment of another agent in the memory of a GPU, mapped for reading only."""
+
+    key: MappingKey
+    view: DeviceRegion
+    users: int
+    _memory: DeviceMemory
+
+    def is_stale(self) -> bool:
+        """Keep none that is unused: nothing tells whether the owner has removed the segment."""
+        return True
+
+    def unmap(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+
 class MappingCache:
     """All mappings of one agent, the least recently used first."""
 
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
         """Keep at most `mappings_max` unused ones."""
         self._mappings_max = mappings_max
-        self._mappings: dict[MappingKey, Mapping] = {}
+        self._mappings: dict[MappingKey, Mapping | DeviceMapping] = {}
         # What can't be unmapped stays mapped, which costs memory and nothing else.
         self._work = Supervisor("mappings of other agents' segments", on_fault=lambda _: None)
 
@@ -70,7 +91,7 @@ class MappingCache:
             about = os.fstat(fd)
             key = (name, about.st_dev, about.st_ino)
             known = self._mappings.pop(key, None)
-            if known is None:
+            if not isinstance(known, Mapping):
                 _check(name, about, nbytes, origin)
                 # Not populated: a read touches what it wants, and does so on all cores.
                 memory = mmap.mmap(fd, about.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
@@ -85,7 +106,26 @@ class MappingCache:
         self._mappings[key] = known
         return known
 
-    def release(self, mapping: Mapping) -> None:
+    def acquire_any(self, name: str, fd: int, nbytes: int, origin: int, device: str) -> Mapping | DeviceMapping:
+        """Map a segment in the host's memory, or of the GPU with a UUID. Raises `ForeignSegment`, `DeviceError`."""
+        if device:
+            return self._acquire_device(name, fd, nbytes, device)
+        return self.acquire(name, fd, nbytes, origin)
+
+    def _acquire_device(self, name: str, fd: int, nbytes: int, uuid: str) -> DeviceMapping:
+        key = (name, 0, 0)
+        try:
+            known = self._mappings.pop(key, None)
+            if not isinstance(known, DeviceMapping):
+                view, memory = imported(uuid, fd, nbytes)
+                known = DeviceMapping(key, view, 0, memory)
+        finally:
+            os.close(fd)
+        known.users += 1
+        self._mappings[key] = known
+        return known
+
+    def release(self, mapping: Mapping | DeviceMapping) -> None:
         """A session needs the mapping no more."""
         mapping.users -= 1
         self.sweep()
@@ -95,7 +135,7 @@ class MappingCache:
         unused = [mapping for mapping in self._mappings.values() if not mapping.users]
         surplus = len(unused) - self._mappings_max
         for number, mapping in enumerate(unused):
-            if number < surplus or mapping.is_removed():
+            if number < surplus or mapping.is_stale():
                 del self._mappings[mapping.key]
                 # In a thread, because unmapping a large segment would hold up the event loop.
                 self._work.start(asyncio.to_thread(mapping.unmap), "unmapping")

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.config.settings import InvalidSetting
@@ -89,6 +89,16 @@ class Segment:
     def file_bytes(self) -> int:
         """What its file takes."""
         return self.origin + self.nbytes
+
+    device: ClassVar[str] = ""
+    """It is the host's memory."""
+    told: ClassVar[int] = 0
+    """A worker reads off the descriptor which segment it is."""
+
+    @property
+    def inode(self) -> int:
+        """What a worker tells it from others by."""
+        return os.fstat(self.fd).st_ino
 
     def open_writable(self) -> int:
         """Return a new descriptor that may write, for the worker that owns the shard. The caller closes it."""

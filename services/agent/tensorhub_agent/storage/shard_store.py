@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -16,6 +15,7 @@ from tensorhub_agent.primitives.ids import ShardKey
 from tensorhub_agent.runtime.troubles import TROUBLES, TroubleKind
 from tensorhub_agent.storage import manifest as manifests
 from tensorhub_agent.storage.adoption import AdoptedShard, LimitedAdoption, SetAsideShard, adopt, key_of, remove_aside
+from tensorhub_agent.storage.device_segments import AnySegment, DeviceSegment, DeviceSegmentStore, DeviceStores
 from tensorhub_agent.storage.disk_segments import DiskSegmentStore
 from tensorhub_agent.storage.manifest import Manifest, pack_layout
 from tensorhub_agent.storage.mapped_descriptors import MappedDescriptors
@@ -57,14 +57,15 @@ NOT_WRITTEN: Final = "its manifest was not written: see the agent's log"
 class StoredShard:
     """One shard's memory."""
 
-    segment: Segment
+    segment: AnySegment
     layout: Layout
     table: PieceTable
     digest: str
     """Of the layout."""
     manifest: Manifest
-    store: SegmentStore
-    spare: Segment | None = None
+    """Only that of host memory is written, for only that is there for the next process of the agent."""
+    store: SegmentStore | DeviceSegmentStore
+    spare: AnySegment | None = None
     """Where a staged shard is filled."""
     descriptors: MappedDescriptors | None = None
     """What a mapped shard has instead: `segment` is one page that no process reads."""
@@ -75,19 +76,22 @@ class StoredShard:
     """Why the manifest in the file is not the last one."""
 
     @property
-    def target(self) -> Segment:
+    def target(self) -> AnySegment:
         """Where reads write to."""
         return self.spare or self.segment
 
     def remove(self) -> None:
         """Remove its memory; a process that has it mapped keeps it. It is called from any thread."""
-        spare = [self.spare] if self.spare is not None else []
-        manifests.remove(self.store, self.manifest, self.segment, *spare)
+        if isinstance(self.store, SegmentStore):
+            manifests.remove(self.store, self.manifest)
+        for segment in (self.segment, self.spare):
+            if segment is not None:
+                _removed(self.store, segment)
 
     @property
     def inode(self) -> int:
-        """The inode of the live segment, by which a worker tells it from the spare one."""
-        return os.fstat(self.segment.fd).st_ino
+        """Which segment is live, as a worker tells it from the spare one."""
+        return self.segment.inode
 
 
 class FileWriter:
@@ -146,8 +150,10 @@ class FileWriter:
             self._busy.start(asyncio.to_thread(making.result().remove), "removing memory that came too late")
 
 
-def _save(store: SegmentStore, manifest: Manifest) -> str | None:
-    """Write a manifest; returns why it can't be written."""
+def _save(store: SegmentStore | DeviceSegmentStore, manifest: Manifest) -> str | None:
+    """Write the manifest of host memory; returns why it can't be written."""
+    if isinstance(store, DeviceSegmentStore):
+        return None
     try:
         manifests.save(store, manifest)
         TROUBLES.over(TroubleKind.MANIFEST)
@@ -164,7 +170,12 @@ class JobShardStore:
     """The segments of one job's shards."""
 
     def __init__(
-        self, job: str, store: SegmentStore, disk: DiskSegmentStore | None = None, files: FileWriter | None = None
+        self,
+        job: str,
+        store: SegmentStore,
+        disk: DiskSegmentStore | None = None,
+        files: FileWriter | None = None,
+        devices: DeviceStores | None = None,
     ) -> None:
         """Begin empty."""
         self.files = files or FileWriter()
@@ -172,7 +183,7 @@ class JobShardStore:
         self.shards: dict[ShardKey, StoredShard] = {}
         self.aside: dict[ShardKey, tuple[SetAsideShard, SegmentStore]] = {}
         """Shards whose memory is here and could not be taken back."""
-        self._memory, self._disk = store, disk
+        self._memory, self._disk, self._devices = store, disk, devices
 
     async def make(
         self,
@@ -185,8 +196,11 @@ class JobShardStore:
         incarnation: int,
         install: str = "in-stored",
         on_disk: bool = False,
+        device: str = "",
     ) -> StoredShard:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
+
+        With `device`, the UUID of a GPU, it is memory there. Raises `DeviceUnavailable` where this agent can't use it.
 
         What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
         memory of this shard was set aside.
@@ -199,7 +213,11 @@ class JobShardStore:
                 f"{aside.manifest.segment} and its manifest"
             )
         staged, mapped = install == "staged", install == "mapped"
-        store = self._disk if on_disk and self._disk is not None else self._memory
+        store: SegmentStore | DeviceSegmentStore = self._memory
+        if device and self._devices is not None:
+            store = await asyncio.to_thread(self._devices.of, device)
+        elif on_disk and self._disk is not None:
+            store = self._disk
         nbytes = 0 if mapped else segment_bytes(layout)
         # Before its pieces are counted: a wrong size could have so many pieces that the agent did nothing else.
         store.check_room(2 * nbytes if staged else nbytes)
@@ -209,9 +227,9 @@ class JobShardStore:
 
         def create() -> StoredShard:
             segment = store.create(nbytes, head)
-            spare = None
+            spare: AnySegment | None = None
             if staged:
-                with _undone_by(lambda: store.remove(segment)):
+                with _undone_by(lambda: _removed(store, segment)):
                     spare = store.create(nbytes)
             manifest = Manifest(
                 incarnation=incarnation,
@@ -232,8 +250,9 @@ class JobShardStore:
             stored = StoredShard(
                 segment, layout, table, digest, manifest, store, spare, MappedDescriptors() if mapped else None
             )
-            if not mapped:
-                # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
+            if not mapped and isinstance(store, SegmentStore):
+                # A mapped shard's worker has its memory, and a GPU's is gone with its last process; so the next run of
+                # this agent has nothing to take back.
                 with _undone_by(stored.remove):
                     manifests.save(store, manifest)
             return stored
@@ -314,7 +333,7 @@ class JobShardStore:
     async def settle(self, key: ShardKey) -> None:
         """Bring a copy's file and its manifest to the disk. Raises `OSError`; may take long."""
         stored = self.shards.get(key)
-        if stored is not None and self._disk is not None:
+        if stored is not None and self._disk is not None and isinstance(stored.segment, Segment):
             await self.files.written(stored)
             await asyncio.to_thread(self._disk.make_durable, stored.segment)
 
@@ -348,6 +367,16 @@ class JobShardStore:
                 remove_aside(store, aside)
 
 
+def _removed(store: SegmentStore | DeviceSegmentStore, segment: AnySegment) -> None:
+    """Remove a segment of this store."""
+    if isinstance(segment, DeviceSegment):
+        assert isinstance(store, DeviceSegmentStore)
+        store.remove(segment)
+    else:
+        assert isinstance(store, SegmentStore)
+        store.remove(segment)
+
+
 @contextlib.contextmanager
 def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
     try:
@@ -360,16 +389,18 @@ def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
 class ShardStores:
     """The shard stores of all jobs."""
 
-    def __init__(self, store: SegmentStore, disk: DiskSegmentStore | None = None) -> None:
-        """Begin empty; copies may be on the disk, if there is one for them."""
-        self.store, self.disk = store, disk
+    def __init__(
+        self, store: SegmentStore, disk: DiskSegmentStore | None = None, devices: DeviceStores | None = None
+    ) -> None:
+        """Begin empty; copies may be on the disk, and shards on GPUs, if there are any for them."""
+        self.store, self.disk, self.devices = store, disk, devices
         self.files = FileWriter()
         self._by_job: dict[str, JobShardStore] = {}
 
     def of(self, job: str) -> JobShardStore:
         """Return a job's shard store."""
         if job not in self._by_job:
-            self._by_job[job] = JobShardStore(job, self.store, self.disk, self.files)
+            self._by_job[job] = JobShardStore(job, self.store, self.disk, self.files, self.devices)
         return self._by_job[job]
 
     async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[AdoptedShard]]:
@@ -406,6 +437,8 @@ class ShardStores:
         return [self.store] if self.disk is None else [self.store, self.disk]
 
     def close(self) -> None:
-        """Leave all files where they are, for the next process."""
+        """Leave all files where they are, for the next process; the memory of GPUs goes with this one."""
         for store in self._stores():
             store.close()
+        if self.devices is not None:
+            self.devices.close()

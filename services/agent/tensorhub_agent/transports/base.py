@@ -20,7 +20,7 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.encodings.codec_tasks import PatchTargets
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate
 from tensorhub_agent.primitives.memory_region import MemoryRegion
-from tensorhub_agent.storage.segments import Segment
+from tensorhub_agent.storage.device_segments import AnySegment
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.programs.regions import StridedCopies
 from tensorhub_common.protocol.decoding import MALFORMED
@@ -81,7 +81,7 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     """A ticket was good: the lease is open, and this is the memory that may be read."""
 
     lease: str
-    segment: Segment
+    segment: AnySegment
     pieces: tuple[Range, ...] | None = None
     """Of a half-filled shard, the pieces that it has: its reader is told, and asks for no others. None: all."""
     lacks: IsMissing | None = None

@@ -136,7 +136,7 @@ class LeaseServer:
         self.opened = answer
         self._move(_Move.ACCEPT)
         segment = answer.segment
-        messages: list[SourceMessage] = [Welcome(segment.name, segment.nbytes, segment.origin)]
+        messages: list[SourceMessage] = [Welcome(segment.name, segment.nbytes, segment.origin, segment.device)]
         if answer.pieces is not None:
             messages.append(PiecesAvailable(answer.pieces))
         if answer.promised:

@@ -37,7 +37,7 @@ class Leases:
 
     def redeem(self, ticket: str, reader: str) -> Any:
         self.readers.append((ticket, reader))
-        segment = SimpleNamespace(name="segment-1", nbytes=4096, origin=64)
+        segment = SimpleNamespace(name="segment-1", nbytes=4096, origin=64, device="")
         more = {"pieces": None, "promised": ()} | self.more
         return SimpleNamespace(lease=f"lease-{len(self.readers)}", segment=segment, **more)
 

@@ -15,7 +15,7 @@ from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.primitives.lease_messages import LeaseMessage, ReaderDone
 from tensorhub_agent.primitives.memory_region import MemoryRegion
-from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
+from tensorhub_agent.storage.mapping_cache import DeviceMapping, Mapping, MappingCache
 from tensorhub_agent.transports.base import OnAvailability, OnLost, TransportLost, silent
 from tensorhub_agent.transports.lease_session import LeaseSession
 from tensorhub_agent.transports.local.framing import from_source, send
@@ -65,7 +65,7 @@ class LocalSession(LocalLease):
     def __init__(
         self,
         framed: FramedSocket,
-        mapping: Mapping,
+        mapping: Mapping | DeviceMapping,
         pool: CopyPool,
         cache: MappingCache,
         on_lost: OnLost,

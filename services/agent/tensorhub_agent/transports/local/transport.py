@@ -196,11 +196,11 @@ class LocalTransport:
     ) -> LocalSession | MappedSession:
         await send(framed, Hello(OLDEST_PROTOCOL, grant.ticket, reader, PROTOCOL))
         match await from_source(framed):
-            case Welcome(segment, nbytes, origin):
+            case Welcome(segment, nbytes, origin, device):
                 fd = framed.take_fd()
                 if grant.mapped:
                     return MappedSession(framed, fd, on_lost, on_have)
-                mapping = self._cache.acquire(segment, fd, nbytes, origin)
+                mapping = self._cache.acquire_any(segment, fd, nbytes, origin, device)
                 return LocalSession(framed, mapping, self._pool, self._cache, on_lost, on_have)
             case Denied(reason):
                 raise TransportLost(f"the source refused: {reason}")

@@ -17,7 +17,7 @@ from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.primitives.lease_messages import AvailabilityUpdate, SourceMessage, split_update
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.rejections import REJECTIONS, RejectionKind
-from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
+from tensorhub_agent.storage.mapping_cache import DeviceMapping, Mapping, MappingCache
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.lease_server import LeaseServer, LeaseState
 from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
@@ -60,7 +60,7 @@ _log: Final = logging.getLogger(__name__)
 class _OpenSegment(NamedTuple):
     """The segment of one open lease, and what reads from it."""
 
-    mapping: Mapping
+    mapping: Mapping | DeviceMapping
     readable: ReadableRange
     patches: Sequence[tuple[bytes, ...] | None]
     gathering: GatherServer
@@ -177,7 +177,7 @@ class ReaderConnection:
             return
         segment, link, pool = opened.segment, self._link, self._pool
         fd = segment.open_readonly()
-        mapping = self._cache.acquire(segment.name, fd, segment.nbytes, segment.origin)
+        mapping = self._cache.acquire_any(segment.name, fd, segment.nbytes, segment.origin, segment.device)
         readable = ReadableRange(mapping.view, opened.lacks)
         gathering = GatherServer(link, pool, self._slots, readable, self._sent, self.end)
         packing = PackServer(link, pool, readable, self._settle, self.end)

@@ -1,0 +1,48 @@
+"""What a GPU computes for the agent. The calls block, and are made in the threads of the pool.
+
+An engine is a device's; `engine_of` returns it, the same one each time. Every thread has a stream of its own there, so
+that one thread's next work is given while another's is being done.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from tensorhub_common.devices.device import Device
+from tensorhub_common.devices.fake import FakeDevice
+
+
+class DeviceEngine(Protocol):
+    """The work of one device. Addresses are of host and device memory alike."""
+
+    def copy(self, to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> None:
+        """Copy `nbytes[i]` bytes from address `origin[i]` to address `to[i]`; return when all are there."""
+
+    def copy_and_digest(self, to: Sequence[int], origin: Sequence[int] | None, nbytes: Sequence[int]) -> bytes:
+        """Copy pieces, and return the digest of each, of 16 bytes, one after another.
+
+        A digest is of the bytes in the destination, taken after the last write of this call. Without `origin` the
+        pieces are only hashed where they are. `to` is memory of the device.
+        """
+
+
+_engines: Final[dict[Device, DeviceEngine]] = {}
+_lock: Final = threading.Lock()
+
+
+def engine_of(device: Device) -> DeviceEngine:
+    """Return the engine of a device. Raises `DeviceUnavailable` where its packages are missing."""
+    with _lock:
+        if device not in _engines:
+            _engines[device] = _made(device)
+        return _engines[device]
+
+
+def _made(device: Device) -> DeviceEngine:
+    if isinstance(device, FakeDevice):
+        from tensorhub_agent.devices.fake_engine import FakeEngine  # noqa: PLC0415 (each needs packages of its own)
+
+        return FakeEngine(device)
+    from tensorhub_agent.devices.cuda_engine import CudaEngine  # noqa: PLC0415
+
+    return CudaEngine(device)

@@ -1,0 +1,202 @@
+"""Segments in the memory of GPUs.
+
+A segment is an allocation of the driver's, exported as a file descriptor: the worker that owns the shard maps it
+writable, agents that read it map it read-only. It stands for as long as any process has a descriptor or a mapping, so
+the crash of a worker leaves it as it is. It has no name in a file system: with its agent it ends for the hub, and the
+next process of the agent finds nothing to take back.
+
+Invariant: what all segments of a device take together stays below the limit, which is checked before the driver is
+asked; a failed `create` leaves nothing on the account.
+"""
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_agent.devices.engine import engine_of
+from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_agent.storage.segments import RANDOM_BYTES, Segment
+from tensorhub_common.devices.device import Device, DeviceMemory, DeviceMemoryExhausted
+from tensorhub_common.devices.registry import device_named
+from tensorhub_common.layout.layout import Layout
+
+SHARE_OF_DEVICE: Final = 0.9
+"""Without a setting an agent's segments may take so much of a GPU: the engine's own memory is not the hub's to give."""
+
+DEVICES_MAX: Final = 16
+"""One agent has segments on at most this many GPUs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSegment:
+    """One allocation. See `Segment`, which it stands in for wherever memory is only handed on."""
+
+    name: str
+    device: str
+    """The GPU's UUID."""
+    nbytes: int
+    fd: int
+    view: DeviceRegion
+    inode: int
+    """A number of its own."""
+    _memory: DeviceMemory
+    origin: int = 0
+
+    @property
+    def told(self) -> int:
+        """What a worker is told that the segment is, for its descriptor says nothing."""
+        return self.inode
+
+    @property
+    def file_bytes(self) -> int:
+        """What it takes."""
+        return self.nbytes
+
+    def open_writable(self) -> int:
+        """Return a new descriptor for the worker that owns the shard. The caller closes it."""
+        return os.dup(self.fd)
+
+    def open_readonly(self) -> int:
+        """Return a new descriptor for readers, which map it read-only by agreement. The caller closes it."""
+        return os.dup(self.fd)
+
+    def is_lent(self) -> bool:
+        """Nobody maps it beyond a lease."""
+        return False
+
+    def close(self) -> None:
+        """Let go of it; who has it mapped keeps it."""
+        os.close(self.fd)
+        self._memory.close()
+
+
+AnySegment = Segment | DeviceSegment
+"""Memory of the host or of a GPU, where it is only handed on."""
+
+
+class DeviceSegmentStore:
+    """All segments of one agent on one GPU. Its methods may be called from any thread."""
+
+    def __init__(self, device: Device, prefix: str, bytes_max: int) -> None:
+        """Keep segments named `prefix…`, at most `bytes_max` bytes of them together; 0 means `SHARE_OF_DEVICE`."""
+        self._device, self._prefix = device, prefix
+        self.bytes_max = bytes_max or int(device.total_bytes() * SHARE_OF_DEVICE)
+        self._segments: dict[str, DeviceSegment] = {}
+        self._total_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all segments that were created and not removed."""
+        return self._total_bytes
+
+    def head_of(self, layout: Layout) -> bytes:  # noqa: ARG002 (what a file on a disk begins with)
+        """Return what a segment begins with: nothing, for no other process looks for one."""
+        return b""
+
+    def create(self, nbytes: int, head: bytes = b"") -> DeviceSegment:  # noqa: ARG002 (as above)
+        """Make a segment of zero bytes. Raises `MemoryExhausted`."""
+        whole = self._whole(nbytes)
+        with self._charged(whole):
+            memory = self._device.allocate(whole)
+            try:
+                self._clear(memory)
+                fd = memory.export()
+            except BaseException:
+                memory.close()
+                raise
+        name = f"{self._prefix}{secrets.token_hex(RANDOM_BYTES)}.{self._device.uuid}"
+        view = DeviceRegion.of(self._device, memory)
+        segment = DeviceSegment(name, self._device.uuid, whole, fd, view, secrets.randbits(62) + 1, memory)
+        with self._lock:
+            self._segments[name] = segment
+        return segment
+
+    def remove(self, segment: DeviceSegment) -> None:
+        """Let go of a segment; once more is harmless."""
+        with self._lock:
+            if self._segments.pop(segment.name, None) is None:
+                return
+            self._total_bytes -= segment.nbytes
+        segment.close()
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise `MemoryExhausted` when `nbytes` more are over this agent's limit for the GPU now."""
+        if self._total_bytes + nbytes > self.bytes_max:
+            raise DeviceMemoryExhausted(
+                f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at most "
+                f"{self.bytes_max} bytes of {self._device.uuid}; raise TENSORHUB_DEVICE_BYTES_MAX, release a shard, or "
+                "register it with memory='host'"
+            )
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            left, self._segments, self._total_bytes = self._segments, {}, 0
+        for segment in left.values():
+            segment.close()
+
+    def _whole(self, nbytes: int) -> int:
+        granule = self._device.granule_bytes
+        return max(1, -(-nbytes // granule)) * granule
+
+    def _clear(self, memory: DeviceMemory) -> None:
+        """Write zeros: what another process has left there is not a worker's to see."""
+        stream = self._device.stream()
+        stream.fill(memory.address, memory.nbytes)
+        stream.record().wait()
+        stream.close()
+
+    @contextlib.contextmanager
+    def _charged(self, nbytes: int) -> Iterator[None]:
+        with self._lock:
+            self.check_room(nbytes)
+            self._total_bytes += nbytes
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._total_bytes -= nbytes
+            raise
+
+
+class DeviceStores:
+    """The stores of all GPUs that workers of this agent have named. Its methods may be called from any thread."""
+
+    def __init__(self, prefix: str, bytes_max: int) -> None:
+        """Begin with none; `bytes_max` is the limit of each."""
+        self._prefix, self._bytes_max = prefix, bytes_max
+        self._stores: dict[str, DeviceSegmentStore] = {}
+        self._lock = threading.Lock()
+
+    def of(self, uuid: str) -> DeviceSegmentStore:
+        """Return the store of a GPU, by its UUID. Raises `DeviceUnavailable` where this agent can't use it."""
+        with self._lock:
+            if uuid not in self._stores:
+                if len(self._stores) >= DEVICES_MAX:
+                    raise DeviceMemoryExhausted(f"this agent has segments on {DEVICES_MAX} GPUs, which is the limit")
+                device = device_named(uuid)
+                # Now, so that missing packages are an answer to the worker, and not to its first reader.
+                engine_of(device)
+                self._stores[uuid] = DeviceSegmentStore(device, self._prefix, self._bytes_max)
+            return self._stores[uuid]
+
+    def all(self) -> tuple[DeviceSegmentStore, ...]:
+        """Return the stores."""
+        return tuple(self._stores.values())
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for store in self._stores.values():
+            store.close()
+
+
+def imported(uuid: str, fd: int, nbytes: int) -> tuple[DeviceRegion, DeviceMemory]:
+    """Map another agent's segment read-only. The descriptor stays the caller's. Raises `DeviceError`."""
+    device = device_named(uuid)
+    memory = device.import_memory(fd, nbytes, readonly=True)
+    return DeviceRegion.of(device, memory), memory

@@ -1,0 +1,95 @@
+"""Segments on a GPU: accounted, cleared, and there for as long as anybody has them."""
+
+import ctypes
+import os
+
+import pytest
+
+from tensorhub_agent.storage.device_segments import DEVICES_MAX, DeviceSegmentStore, DeviceStores
+from tensorhub_agent.storage.mapping_cache import MappingCache
+from tensorhub_common.devices.device import DeviceUnavailable
+from tensorhub_common.devices.fake import FakeDevice
+from tensorhub_common.errors import MemoryExhausted
+
+GRANULE = FakeDevice.granule_bytes
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice(bytes_max=10 * GRANULE)
+
+
+@pytest.fixture
+def store(device: FakeDevice) -> DeviceSegmentStore:
+    return DeviceSegmentStore(device, "tensorhub-h-a-", 4 * GRANULE)
+
+
+def test_a_segment_is_whole_granules_of_zeros(store: DeviceSegmentStore) -> None:
+    segment = store.create(GRANULE + 1)
+    assert segment.nbytes == len(segment.view) == store.total_bytes == 2 * GRANULE
+    assert ctypes.string_at(segment.view.address, segment.nbytes) == bytes(2 * GRANULE)
+    assert segment.name.startswith("tensorhub-h-a-")
+    assert store.create(0).nbytes == GRANULE
+
+
+def test_the_limit_is_checked_before_the_device_is_asked(store: DeviceSegmentStore, device: FakeDevice) -> None:
+    kept = store.create(3 * GRANULE)
+    with pytest.raises(MemoryExhausted, match=r"take 6291456 of at most 8388608 bytes of GPU-fake-0; raise"):
+        store.create(2 * GRANULE)
+    assert store.total_bytes == 3 * GRANULE
+    store.remove(kept)
+    store.remove(kept)
+    assert store.total_bytes == 0
+    assert device.free_bytes() == 10 * GRANULE
+    store.create(4 * GRANULE)
+
+
+def test_what_the_device_refuses_leaves_nothing_on_the_account(device: FakeDevice) -> None:
+    store = DeviceSegmentStore(device, "tensorhub-h-a-", 100 * GRANULE)
+    with pytest.raises(MemoryExhausted, match="free"):
+        store.create(11 * GRANULE)
+    assert store.total_bytes == 0
+    assert device.free_bytes() == 10 * GRANULE
+
+
+def test_a_limit_of_zero_is_a_share_of_the_device(device: FakeDevice) -> None:
+    assert DeviceSegmentStore(device, "p-", 0).bytes_max == 9 * GRANULE
+
+
+def test_what_was_removed_stays_with_who_has_a_descriptor(store: DeviceSegmentStore) -> None:
+    segment = store.create(GRANULE)
+    ctypes.memset(segment.view.address, 7, GRANULE)
+    fd = segment.open_readonly()
+    store.remove(segment)
+    other = FakeDevice()
+    imported = other.import_memory(fd, GRANULE, readonly=True)
+    os.close(fd)
+    assert ctypes.string_at(imported.address, GRANULE) == b"\x07" * GRANULE
+
+
+def test_segments_have_numbers_of_their_own(store: DeviceSegmentStore) -> None:
+    first, second = store.create(1), store.create(1)
+    assert first.told != second.told
+    assert 0 not in (first.told, second.told)
+
+
+def test_stores_are_made_by_the_name_of_a_gpu() -> None:
+    stores = DeviceStores("p-", 0)
+    assert stores.of("GPU-fake-1") is stores.of("GPU-fake-1")
+    with pytest.raises(DeviceUnavailable, match="GPU-fake-0"):
+        stores.of("GPU-fake-")
+    assert len(stores.all()) == 1 < DEVICES_MAX
+
+
+async def test_a_mapping_is_shared_while_in_use_and_gone_when_unused(store: DeviceSegmentStore) -> None:
+    segment = store.create(GRANULE)
+    ctypes.memset(segment.view.address, 7, GRANULE)
+    cache = MappingCache()
+    first = cache.acquire_any(segment.name, segment.open_readonly(), GRANULE, 0, "GPU-fake-2")
+    second = cache.acquire_any(segment.name, segment.open_readonly(), GRANULE, 0, "GPU-fake-2")
+    assert first is second
+    assert first.view.readonly
+    cache.release(first)
+    assert len(cache) == 1
+    cache.release(second)
+    assert len(cache) == 0
