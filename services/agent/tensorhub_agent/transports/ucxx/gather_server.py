@@ -23,6 +23,7 @@ from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
+from tensorhub_agent.transports.ucxx.host_copies import on_host
 from tensorhub_agent.transports.ucxx.link import UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import (
     AMAX_BYTES_MAX,
@@ -130,10 +131,10 @@ class GatherServer:
         """Send what needs no packing, and hash it meanwhile."""
         if not frame.origin:
             return b""
-        view = self._readable.view
-        views = [view[origin : origin + size] for origin, size in zip(frame.origin, frame.nbytes, strict=True)]
+        view, at = await on_host(self._pool, self._readable.view, frame.origin, frame.nbytes)
+        views = [view[origin : origin + size] for origin, size in zip(at, frame.nbytes, strict=True)]
         batches.append(self._link.transmit(views, frame.tag))
-        return await self._sums(frame, view, frame.origin, frame.nbytes)
+        return await self._sums(frame, view, at, frame.nbytes)
 
     async def _send_packed(self, frame: GatherRequest, sizes: list[int]) -> bytes:
         if not sizes:

@@ -15,6 +15,7 @@ from typing import Final
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.encodings.codec_tasks import pack_pieces
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
+from tensorhub_agent.transports.ucxx.host_copies import on_host
 from tensorhub_agent.transports.ucxx.link import UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import FetchPacked, PackReply, PackRequest, encode
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGES_MAX
@@ -85,9 +86,8 @@ class PackServer:
 
     async def _pack(self, frame: PackRequest) -> None:
         try:
-            packed = await pack_pieces(
-                self._pool, self._readable.view, frame.origin, frame.nbytes, frame.units
-            ).result()
+            view, origin = await on_host(self._pool, self._readable.view, frame.origin, frame.nbytes)
+            packed = await pack_pieces(self._pool, view, origin, frame.nbytes, frame.units).result()
             whole = b"".join(packed)
             if whole:
                 self._packed[frame.number] = whole

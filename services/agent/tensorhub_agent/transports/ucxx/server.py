@@ -22,6 +22,7 @@ from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
 from tensorhub_agent.transports.lease_server import LeaseServer, LeaseState
 from tensorhub_agent.transports.ucxx.bounce_buffers import SlotPool
 from tensorhub_agent.transports.ucxx.gather_server import GatherServer
+from tensorhub_agent.transports.ucxx.host_copies import on_host
 from tensorhub_agent.transports.ucxx.link import UcxxLink
 from tensorhub_agent.transports.ucxx.pack_server import PackServer
 from tensorhub_agent.transports.ucxx.protocol.frames import (
@@ -37,7 +38,7 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGES_MAX, messages_in
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.protocol.decoding import MALFORMED
-from tensorhub_common.runtime.supervision import Fault, Supervisor
+from tensorhub_common.runtime.supervision import Fault, Supervisor, TaskGroup
 
 HELLO_S: Final = 2.0
 """A connection that has not shown a ticket within this time is closed."""
@@ -65,6 +66,8 @@ class _OpenSegment(NamedTuple):
     patches: Sequence[tuple[bytes, ...] | None]
     gathering: GatherServer
     packing: PackServer
+    copying: TaskGroup
+    """What is on its way from a GPU's memory to the host's."""
 
 
 class ReaderConnection:
@@ -149,6 +152,7 @@ class ReaderConnection:
         if segment is not None:
             await segment.gathering.ended()
             await segment.packing.ended()
+            await segment.copying.ended()
             self._cache.release(segment.mapping)
         self._gone(self)
 
@@ -181,7 +185,7 @@ class ReaderConnection:
         readable = ReadableRange(mapping.view, opened.lacks)
         gathering = GatherServer(link, pool, self._slots, readable, self._sent, self.end)
         packing = PackServer(link, pool, readable, self._settle, self.end)
-        self._segment = _OpenSegment(mapping, readable, opened.patches, gathering, packing)
+        self._segment = _OpenSegment(mapping, readable, opened.patches, gathering, packing, self._work.group())
         self._send(messages)
 
     def _answer(self, segment: _OpenSegment, frame: object) -> None:
@@ -205,9 +209,17 @@ class ReaderConnection:
             raise BadCommand(f"{len(want.nbytes)} messages from {len(want.origin)} places can't be sent")
         segment.readable.check(want.origin, want.nbytes)
         view = segment.readable.view
-        self._transmit(
-            [view[origin : origin + nbytes] for origin, nbytes in zip(want.origin, want.nbytes, strict=True)], want.tag
-        )
+        if isinstance(view, memoryview):
+            self._transmit([view[at : at + size] for at, size in zip(want.origin, want.nbytes, strict=True)], want.tag)
+        else:
+            total = self._counted(want.nbytes)
+            segment.copying.start(self._send_copied(view, want, total), "copying pieces to the host")
+
+    async def _send_copied(self, view: MemoryRegion, want: PieceRequest, total: int) -> None:
+        """Send pieces by way of the host's memory, which the batch holds until its last send has ended."""
+        copied, at = await on_host(self._pool, view, want.origin, want.nbytes)
+        batch = self._link.transmit([copied[a : a + size] for a, size in zip(at, want.nbytes, strict=True)], want.tag)
+        batch.ended.add_done_callback(self._work.guarded(lambda _: self._sent(total), "counting what was sent"))
 
     def _send_patches(self, segment: _OpenSegment, want: PatchRequest) -> None:
         """Send patches, which are no memory that may change: they go also when the lease has just been broken."""
@@ -222,12 +234,17 @@ class ReaderConnection:
         self._transmit(messages_in(memoryview(b"".join(patches))), want.tag)
 
     def _transmit(self, views: Sequence[MemoryRegion], tag: int) -> None:
-        total = sum(map(len, views))
+        total = self._counted([len(view) for view in views])
+        batch = self._link.transmit(views, tag)
+        batch.ended.add_done_callback(self._work.guarded(lambda _: self._sent(total), "counting what was sent"))
+
+    def _counted(self, sizes: Sequence[int]) -> int:
+        """Count what is about to be sent; return its bytes. Raises `BeyondGrant`."""
+        total = sum(sizes)
         if self._sending_bytes + total > WANTED_BYTES_MAX:
             raise BeyondGrant(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")
-        batch = self._link.transmit(views, tag)
         self._sending_bytes += total
-        batch.ended.add_done_callback(self._work.guarded(lambda _: self._sent(total), "counting what was sent"))
+        return total
 
     def _sent(self, nbytes: int) -> None:
         self._sending_bytes -= nbytes

@@ -44,6 +44,7 @@ from tensorhub_agent.transports.ucxx.protocol.frames import (
     encode,
     from_source,
 )
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import starts
 from tensorhub_agent.transports.ucxx.protocol.message_plan import MessagePlan, messages_in, messages_of
 from tensorhub_common.programs.regions import StridedCopies
 
@@ -98,6 +99,18 @@ class UcxxSession(LeaseSession):
     ) -> bytes:
         """See `SourceSession.read`."""
         self.check_open()
+        if isinstance(destination, memoryview):
+            return await self._read(destination, spans, digests=digests, progress=progress)
+        at = starts(spans.nbytes)
+        landing = memoryview(bytearray(sum(spans.nbytes)))
+        await self._read(landing, Spans(at, spans.origin, spans.nbytes), digests=False, progress=progress)
+        job = self._pool.copy_and_digest(destination, landing, Spans(spans.to, at, spans.nbytes), digests=digests)
+        return await job.result()
+
+    async def _read(
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None]
+    ) -> bytes:
+        """Bring pieces into memory of the host."""
         messages = messages_of(spans.to, spans.origin, spans.nbytes)
         bounce = memoryview(bytearray(messages.bounce_bytes))
         await self._bring(destination, bounce, messages, progress)
