@@ -43,6 +43,10 @@ SHOWN_BITS_MAX: Final = 128
 SEQ_MAX: Final = 2**53 - 1
 """No log has more entries."""
 
+MEMORIES: Final = ("host", "device")
+GPU_PREFIX: Final = "GPU-"
+"""How the UUID of a GPU begins."""
+
 INSTALLS: Final[tuple[Install, ...]] = get_args(Install)
 RESUMES: Final[tuple[Resume, ...]] = get_args(Resume)
 
@@ -194,6 +198,16 @@ def install(value: object) -> Install:
     if isinstance(value, str) and value in INSTALLS:
         return value
     raise ValueError(f"install is {shown(value)}; possible are {', '.join(map(repr, INSTALLS))}")
+
+
+def memory(value: object) -> str:
+    """Return where hub memory is to be: "host", "device", or the UUID of a GPU."""
+    if isinstance(value, str) and (value in MEMORIES or value.startswith(GPU_PREFIX)):
+        return value
+    raise ValueError(
+        f"memory is {shown(value)}; possible are {', '.join(map(repr, MEMORIES))}, or the UUID of a GPU, "
+        f"'{GPU_PREFIX}…', as nvidia-smi -L shows it"
+    )
 
 
 def resume(value: object) -> Resume | None:

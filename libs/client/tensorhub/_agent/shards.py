@@ -61,6 +61,8 @@ class ShardSpec(msgspec.Struct, frozen=True, kw_only=True):
     spot: bool
     layout: bytes
     install: str = "in-place"
+    device: str = ""
+    """The UUID of the GPU in whose memory it is; empty: the host's."""
 
     @property
     def key(self) -> Key:

@@ -34,8 +34,18 @@ if TYPE_CHECKING:
     from tensorhub._tensors.description import Description
 
 
+class Registration(Protocol):
+    """How a shard was registered."""
+
+    @property
+    def device(self) -> str: ...
+
+
 class RegisteredShard(Protocol):
     """What these need of a shard that the agent has registered."""
+
+    @property
+    def spec(self) -> Registration: ...
 
     fd: int | None
     spare_fd: int | None
@@ -53,7 +63,7 @@ class RegisteredShard(Protocol):
 
 
 class Staged:
-    """`shown` is the inode of the segment that `tensors` are in."""
+    """`shown` is which segment `tensors` are in."""
 
     def __init__(self, described: "Description", attachment: "RegisteredShard") -> None:
         """Map both segments of a shard that was just registered, and bind what was described to the live one."""
@@ -64,7 +74,8 @@ class Staged:
         # An unpublish within `register` may have moved the shard to the other one.
         fds = attachment.fd, attachment.spare_fd
         live_fd, spare_fd = fds if attachment.live == first else reversed(fds)
-        live, spare = map_segment(live_fd, layout), map_segment(spare_fd, layout)
+        device = attachment.spec.device
+        live, spare = map_segment(live_fd, layout, device), map_segment(spare_fd, layout, device)
         # Now, while no caller waits: the first forward pass after a swap would pay for it.
         populate(spare)
         self._attachment = attachment

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from tensorhub._tensors.device_memory import DeviceSpace, map_device, tensors_on
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch
 from tensorhub_common.layout.layout import Layout, placements, segment_bytes
 
@@ -39,16 +40,20 @@ _munmap: Final = _libc.munmap
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
-Memory = mmap.mmap | bytearray | ctypes.Array[Any]
+Memory = mmap.mmap | bytearray | ctypes.Array[Any] | DeviceSpace
 """A mapped segment. A bytearray stands for the segment of a layout without a byte, which can't be mapped, and an array
 of bytes for one that may not be written."""
 
 
-def map_segment(fd: int, layout: Layout) -> Memory:
+def map_segment(fd: int, layout: Layout, device: str = "") -> Memory:
     """Map the segment of a layout, shared and writable. The descriptor may be closed afterwards.
+
+    `device` is the UUID of the GPU whose memory it is; empty: the host's.
 
     Raises `AgentUnavailable` when the segment is not there in its full length.
     """
+    if device:
+        return map_device(fd, layout, device)
     nbytes = segment_bytes(layout)
     if not nbytes:
         return bytearray()
@@ -110,6 +115,8 @@ def tensors_at(layout: Layout, memory: Memory) -> dict[str, torch.Tensor]:
         raise LayoutMismatch(
             f"the memory has {len(memory)} bytes and the layout takes {segment_bytes(layout)}: it is another shard's"
         )
+    if isinstance(memory, DeviceSpace):
+        return tensors_on(layout, memory)
     standing: dict[str, torch.Tensor] = {}
     for entry, start in zip(layout.tensors, placements(layout), strict=True):
         dtype = getattr(torch, entry.dtype, None)

@@ -91,6 +91,7 @@ class AsyncHub(NotCopyable):
         shards: int = 1,
         spot: bool = False,
         install: Install = "in-place",
+        memory: str = "host",
         mapping: Mapping | None = None,
         resume: Resume | None = None,
         timeout_s: float = 30,
@@ -114,6 +115,8 @@ class AsyncHub(NotCopyable):
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
                 beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
                 memory of a holder on this host, read-only.
+            memory: Where hub memory is: "host", or "device" for that of the tensors' own GPU (specs: of torch's current
+                one), where the tensors then lie. The UUID of a GPU names one.
             mapping: What the tensors consist of in the model's own names, from `tensorhub.mapping`, where the shards
                 of trainer and engine are cut or named differently.
             resume: Which values count where the hub holds a version with others than the given ones: "memory", or
@@ -133,12 +136,20 @@ class AsyncHub(NotCopyable):
         arguments.name("replica", replica)
         number, count = arguments.shard_of(shard, shards)
         is_spot = arguments.flag("spot", spot)
-        how, choice = arguments.install(install), arguments.resume(resume)
+        how, choice, where = arguments.install(install), arguments.resume(resume), arguments.memory(memory)
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await shielded_in_thread(lambda: _described(module_or_tensors, names))
+        device = await shielded_in_thread(lambda: _device(described, where))
         spec = ShardSpec(
-            model=model, replica=replica, shard=number, shards=count, spot=is_spot, layout=layout, install=how
+            model=model,
+            replica=replica,
+            shard=number,
+            shards=count,
+            spot=is_spot,
+            layout=layout,
+            install=how,
+            device=device,
         )
         return await self._made(described, await self._session.register(spec, deadline), choice, deadline)
 
@@ -511,6 +522,15 @@ def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
 
 
+def _device(described: "Description", memory: str) -> str:
+    """Return the UUID of the GPU in whose memory a shard is to be, by what the caller asked for; empty: the host's."""
+    if memory == "host":
+        return ""
+    from tensorhub._tensors.device_memory import uuid_of_gpu  # noqa: PLC0415 (it imports torch)
+
+    return uuid_of_gpu(described.values, described.members) if memory == "device" else memory
+
+
 class _Bound(NamedTuple):
     """The tensors of a shard in hub memory, how they swap to other memory, and what they are to lie in."""
 
@@ -536,7 +556,7 @@ def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
 
         mapped = Mapped(described, attachment)
         return _Bound(mapped.tensors, mapped)
-    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout, attachment.spec.device)
     tensors = bind(described, memory, memory_wins=has_values)
     home = {name: tensor.detach() for name, tensor in tensors.items()}
     standing = Residency(described, tensors, lambda: home, has_values=has_values)
@@ -551,7 +571,7 @@ def _differing(described: "Description", attachment: AttachedShard) -> list[str]
     """Return the tensors whose given values are not what the shard's memory holds."""
     from tensorhub._tensors.segment_mapping import map_segment, tensors_at  # noqa: PLC0415 (they import torch)
 
-    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout, attachment.spec.device)
     return described.differing(tensors_at(described.layout, memory))
 
 

@@ -238,6 +238,7 @@ class Hub(NotCopyable):
         shards: int = 1,
         spot: bool = False,
         install: Install = "in-place",
+        memory: str = "host",
         mapping: Mapping | None = None,
         resume: Resume | None = None,
         timeout_s: float = 30,
@@ -261,6 +262,8 @@ class Hub(NotCopyable):
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
                 beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
                 memory of a holder on this host, read-only.
+            memory: Where hub memory is: "host", or "device" for that of the tensors' own GPU (specs: of torch's current
+                one), where the tensors then lie. The UUID of a GPU names one.
             mapping: What the tensors consist of in the model's own names, from `tensorhub.mapping`, where the shards
                 of trainer and engine are cut or named differently.
             resume: Which values count where the hub holds a version with others than the given ones: "memory", or
@@ -284,6 +287,7 @@ class Hub(NotCopyable):
                 shards=shards,
                 spot=spot,
                 install=install,
+                memory=memory,
                 mapping=mapping,
                 resume=resume,
                 timeout_s=timeout_s,

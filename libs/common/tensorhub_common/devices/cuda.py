@@ -300,6 +300,11 @@ class CudaDevice:
         """See `Device.total_bytes`."""
         return int(self.driver("cuDeviceTotalMem", self._device))
 
+    def finish(self) -> None:
+        """See `Device.finish`."""
+        with self.current():
+            self.driver("cuCtxSynchronize")
+
     def stream(self) -> CudaStream:
         """See `Device.stream`."""
         with self.current():

@@ -111,6 +111,9 @@ class Device(Protocol):
     def total_bytes(self) -> int:
         """Return how much memory the device has."""
 
+    def finish(self) -> None:
+        """Return once all work of this process on the device is done. Never on the way of a read: it stops engines."""
+
     def stream(self) -> Stream:
         """Make a stream of the lowest priority, which waits for no other stream by itself."""
 

@@ -86,7 +86,7 @@ class FakeEvent:
     def wait(self) -> None:
         """See `Event.wait`."""
         if self.work is not None:
-            self._device.finish(self.work)
+            self._device.finish_work(self.work)
 
 
 class FakeStream:
@@ -216,6 +216,12 @@ class FakeDevice:
         """How much host memory is pinned."""
         return sum(each.nbytes for each in self._pinned)
 
+    def finish(self) -> None:
+        """See `Device.finish`."""
+        with self._lock:
+            for work in list(self._open):
+                self.finish_work(work)
+
     def stream(self) -> FakeStream:
         """See `Device.stream`."""
         return self.stream_of(max(self._streams, default=0) + 1)
@@ -294,7 +300,7 @@ class FakeDevice:
                 if self._schedule.random() < 0.5:  # noqa: PLR2004 (a coin)
                     self._do(work)
 
-    def finish(self, work: Work) -> None:
+    def finish_work(self, work: Work) -> None:
         """Do what is open up to this work; the host knows it to be done. Raises `DeviceError` where it failed."""
         with self._lock:
             self._do(work)

@@ -27,6 +27,7 @@ from tensorhub_common.errors import (
     MemoryExhausted,
     ReplicaConflict,
     TensorHubError,
+    public_code,
 )
 from tensorhub_common.layout.layout import Layout, difference, encoded, layout_digest
 from tensorhub_common.protocol.call_deadlines import Bound, bound_of
@@ -188,7 +189,7 @@ class WorkerSessions:
             async with asyncio.timeout(_bound(frame.timeout_s).gives_up_s):
                 await self._do_register(session, frame)
         except TensorHubError as why:
-            session.worker.tell(Failed(call=frame.call, error=why.code, message=str(why)))
+            session.worker.tell(Failed(call=frame.call, error=public_code(why), message=str(why)))
         except TimeoutError:
             message = (
                 f"registering {frame.model}/{frame.replica} took longer than {frame.timeout_s:.3g} s: allow more, or "
