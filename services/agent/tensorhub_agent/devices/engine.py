@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import Device
 from tensorhub_common.devices.fake import FakeDevice
 
@@ -45,4 +46,5 @@ def _made(device: Device) -> DeviceEngine:
         return FakeEngine(device)
     from tensorhub_agent.devices.cuda_engine import CudaEngine  # noqa: PLC0415
 
+    assert isinstance(device, CudaDevice)
     return CudaEngine(device)
