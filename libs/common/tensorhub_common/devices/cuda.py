@@ -10,6 +10,7 @@ later call of torch.
 """
 
 import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ from tensorhub_common.devices.device import (
 
 PIN_BYTES_MAX: Final = 32 * 1024 * 1024 * 1024
 """Memory is registered in chunks of at most this: one call for 512 GiB and more fails."""
+
+ADDRESS_MIN: Final = 1 << 32
+"""No memory of a device begins below this."""
 
 _PACKAGE: Final = "pip install 'tensorhub[cuda]'"
 
@@ -152,6 +156,17 @@ class CudaStream:
         with self._device.current():
             self._device.driver("cuMemsetD8Async", to, value, nbytes, self._stream)
 
+    def launch(self, kernel: int, grid: tuple[int, int], threads: int, arguments: tuple[int, ...]) -> None:
+        """Run a kernel, by the driver's handle of it, over a grid of blocks of so many threads.
+
+        An argument is an address, or a number below 2^32 (`unsigned int`), by its size.
+        """
+        kinds = tuple(ctypes.c_uint32 if each < ADDRESS_MIN else ctypes.c_void_p for each in arguments)
+        driver = self._device.driver
+        with self._device.current():
+            function = driver.api.CUfunction(kernel)
+            driver("cuLaunchKernel", function, *grid, 1, threads, 1, 1, 0, self._stream, (arguments, kinds), 0)
+
     def record(self) -> CudaEvent:
         """See `Stream.record`."""
         driver = self._device.driver
@@ -203,7 +218,7 @@ class CudaMemory:
         self.address = int(at)
 
     def export(self) -> int:
-        """See `DeviceMemory.export`."""
+        """See `DeviceMemory.export`. The driver exports nothing that was imported: keep the descriptor for that."""
         return int(self._device.driver("cuMemExportToShareableHandle", self._physical, self._device.posix_handle, 0))
 
     def close(self) -> None:

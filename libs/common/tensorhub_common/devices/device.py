@@ -76,7 +76,8 @@ class DeviceMemory(Protocol):
     def export(self) -> int:
         """Return a new file descriptor, by which other processes of this host import the memory. The caller closes it.
 
-        The memory stands for as long as any descriptor or mapping of it is left, in any process.
+        The memory stands for as long as any descriptor or mapping of it is left, in any process. Raises `DeviceError`
+        for memory that was imported.
         """
 
     def close(self) -> None:

@@ -142,9 +142,11 @@ def _set(to: int, value: int, nbytes: int) -> None:
 class FakeMemory:
     """See `DeviceMemory`: a memfd, mapped shared."""
 
-    def __init__(self, device: "FakeDevice", fd: int, nbytes: int, whole: int, *, readonly: bool) -> None:
+    def __init__(
+        self, device: "FakeDevice", fd: int, nbytes: int, whole: int, *, readonly: bool, imported: bool
+    ) -> None:
         """Map the descriptor, and take it over."""
-        self._device, self._fd, self._whole = device, fd, whole
+        self._device, self._fd, self._whole, self._imported = device, fd, whole, imported
         self.nbytes, self.readonly = nbytes, readonly
         access = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
         self._mapping: mmap.mmap | None = mmap.mmap(fd, whole, mmap.MAP_SHARED, access)
@@ -152,6 +154,8 @@ class FakeMemory:
 
     def export(self) -> int:
         """See `DeviceMemory.export`."""
+        if self._imported:
+            raise DeviceError("memory that was imported can't be exported: keep its descriptor")
         return os.dup(self._fd)
 
     def close(self) -> None:
@@ -240,7 +244,7 @@ class FakeDevice:
             )
         fd = os.memfd_create("tensorhub-fake-device", os.MFD_CLOEXEC)
         os.truncate(fd, whole)
-        memory = FakeMemory(self, fd, nbytes, whole, readonly=False)
+        memory = FakeMemory(self, fd, nbytes, whole, readonly=False, imported=False)
         with self._lock:
             self._taken[memory] = whole
         return memory
@@ -250,7 +254,7 @@ class FakeDevice:
         whole = _whole(nbytes)
         if os.fstat(fd).st_size < whole:
             raise DeviceError(f"the memory has {os.fstat(fd).st_size} bytes, and {nbytes} are to be mapped")
-        return FakeMemory(self, os.dup(fd), nbytes, whole, readonly=readonly)
+        return FakeMemory(self, os.dup(fd), nbytes, whole, readonly=readonly, imported=True)
 
     def pin(self, address: int, nbytes: int, *, readonly: bool = False) -> FakePinned:
         """See `Device.pin`."""

@@ -14,15 +14,14 @@ import numpy.typing as npt
 from tensorhub_agent.devices.kernels.digests import LONG_BYTES_MIN, Digester, short_digests
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.devices.cuda import CudaDevice
-from tensorhub_common.devices.device import Stream
+from tensorhub_common.devices.cuda import CudaDevice, CudaStream
 
 
 @dataclass(slots=True)
 class _Own:
     """What one thread has on the device."""
 
-    stream: Stream
+    stream: CudaStream
     digester: Digester
 
 
@@ -32,7 +31,7 @@ class CudaEngine:
     def __init__(self, device: CudaDevice) -> None:
         """Load what compiles kernels. Raises `DeviceUnavailable`."""
         self._device = device
-        self._library = KernelLibrary(device.ordinal)
+        self._library = KernelLibrary(device)
         self._threads = threading.local()
 
     def copy(self, to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> None:
@@ -79,7 +78,6 @@ class CudaEngine:
     def _own(self) -> _Own:
         found: _Own | None = getattr(self._threads, "own", None)
         if found is None:
-            with self._library.cupy.cuda.Device(self._device.ordinal):
-                stream = self._device.stream()
-                found = self._threads.own = _Own(stream, Digester(self._library, stream))
+            stream = self._device.stream()
+            found = self._threads.own = _Own(stream, Digester(self._device, self._library, stream))
         return found

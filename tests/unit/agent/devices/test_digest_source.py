@@ -16,6 +16,7 @@ import tensorhub_agent.devices.kernels
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 SHIM = """
+#include <ucontext.h>
 #define __global__
 #define __device__
 #define __constant__ static const
@@ -24,13 +25,56 @@ SHIM = """
 #define __align__(n) alignas(n)
 struct Place { unsigned x, y; };
 static Place blockIdx, threadIdx, blockDim;
+struct u64x2 { unsigned long long x, y; };
+#define LOAD_ONCE(at) (*(at))
+#define STORE_ONCE(at, value) (*(at) = (value))
+
+// The lanes of a warp are coroutines: each runs to its next exchange, and goes on once all have come there.
+static ucontext_t caller, lanes[32];
+static char stacks[32][65536];
+static unsigned long long handed[2][32];
+static unsigned lane, exchanges[32];
+static bool ended[32];
+static unsigned long long exchanged(unsigned long long value, int apart) {
+    unsigned mine = lane, side = exchanges[lane]++ % 2;
+    handed[side][mine] = value;
+    swapcontext(&lanes[mine], &caller);
+    return handed[side][mine ^ apart];
+}
+#define EXCHANGE(value, apart) exchanged(value, apart)
 """
 RUN = """
+static int copying;
+static const Piece* all;
+static u64* room;
+static void one_lane() {
+    if (copying) copy_and_sum(all, room); else block_sums(all, room);
+    ended[lane] = true;
+}
+static void one_warp(unsigned first) {
+    for (unsigned each = 0; each < 32; each++) {
+        getcontext(&lanes[each]);
+        lanes[each].uc_stack.ss_sp = stacks[each];
+        lanes[each].uc_stack.ss_size = sizeof stacks[each];
+        lanes[each].uc_link = &caller;
+        makecontext(&lanes[each], one_lane, 0);
+        ended[each] = false;
+        exchanges[each] = 0;
+    }
+    for (bool busy = true; busy;) {
+        busy = false;
+        for (lane = 0; lane < 32; lane++) {
+            threadIdx.x = first + lane;
+            if (!ended[lane]) swapcontext(&caller, &lanes[lane]);
+            busy |= !ended[lane];
+        }
+    }
+}
 extern "C" void run(int copies, unsigned across, unsigned count, const Piece* pieces, u64* sums, u64* ends, u8* found) {
+    copying = copies, all = pieces, room = sums, blockDim.x = 256;
     for (blockIdx.y = 0; blockIdx.y < count; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < across; blockIdx.x++)
-            for (blockDim.x = 256, threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++)
-                if (copies) copy_and_sum(pieces, sums); else block_sums(pieces, sums);
+            for (unsigned warp = 0; warp < 256; warp += 32) one_warp(warp);
     blockDim.x = 32;
     for (blockIdx.x = 0; blockIdx.x < (count * 8 + 31) / 32; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) scramble_sums(pieces, sums, ends, count);

@@ -148,6 +148,8 @@ def test_memory_is_another_devices_by_its_descriptor_and_outlives_its_maker() ->
     os.close(fd)
     assert bytes_at(imported.address) == b"\x03" * SIZE
     assert imported.readonly
+    with pytest.raises(DeviceError, match="keep its descriptor"):
+        imported.export()
 
 
 def test_memory_is_counted_in_granules_and_refused_beyond_the_limit() -> None:

@@ -1,9 +1,10 @@
 // XXH3's digest of 128 bits (seed 0, its default secret) of many pieces at a time, with or without a copy of them.
 //
 // XXH3 goes through its input in blocks of 1,024 bytes. What a block adds to the accumulator is a sum modulo 2^64 that
-// does not depend on the accumulator, and only the scramble behind each block does. So there are two kernels:
+// does not depend on the accumulator, and only the scramble behind each block does. So there are two kernels, and a short third one:
 //   block_sums     all blocks of all pieces side by side, at the speed of memory
-//   finish_digests the scrambles of each piece, one after the other: 8 threads a piece, 4,096 steps for 4 MiB
+//   scramble_sums  the scrambles of each piece, one after the other: 8 threads a piece, 4,096 steps for 4 MiB
+//   finish_digests the last mixing of each piece
 // A piece has at least 241 bytes. XXH3 has other forms below that, and those pieces are for the host.
 //
 // The same source compiles as C++ for a CPU, which is how it is tested without a GPU.
@@ -16,8 +17,8 @@ typedef unsigned long long u64;
 #define STRIPE_BYTES 64
 #define STRIPES_PER_BLOCK 16
 #define LANES 8
-// A block's threads: each of the four has two of the eight lanes, which are 16 bytes of each stripe.
-#define THREADS_PER_BLOCK 4
+// Each has two of the eight lanes, which are 16 bytes of the stripe.
+#define THREADS_PER_STRIPE 4
 
 #define PRIME32_1 0x9E3779B1u
 #define PRIME32_2 0x85EBCA77u
@@ -53,6 +54,14 @@ struct Piece {
     u64 sums;
 };
 
+// On a GPU two words in one access, past the caches; the test of this source on a CPU brings its own.
+#ifdef __CUDACC_RTC__
+typedef ulonglong2 u64x2;
+#define LOAD_ONCE(at) __ldcs(at)
+#define STORE_ONCE(at, value) __stcs(at, value)
+#define EXCHANGE(value, apart) __shfl_xor_sync(0xffffffffu, value, apart)
+#endif
+
 struct __align__(16) Words {
     u64 low;
     u64 high;
@@ -85,68 +94,107 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
     return (u64)(u32)mixed * (mixed >> 32);
 }
 
-// Sum up the stripes of one block of a piece, two lanes of it; where the piece is copied, store what was loaded.
-template <bool COPIES, bool ALIGNED>
-__device__ __forceinline__ void sum_block(const u8* from, u8* to, u64* sums, u32 pair) {
-    u64 even = 0, odd = 0;
-    // Eight loads are under way at a time: enough for the memory, and few enough registers for many threads.
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        Words loaded[STRIPES_PER_BLOCK / 2];
-#pragma unroll
-        for (int stripe = 0; stripe < STRIPES_PER_BLOCK / 2; stripe++) {
-            u32 at = (half * STRIPES_PER_BLOCK / 2 + stripe) * STRIPE_BYTES + pair * 16;
-            if (ALIGNED) {
-                loaded[stripe] = *(const Words*)(from + at);
-            } else {
-                loaded[stripe].low = load_word(from + at);
-                loaded[stripe].high = load_word(from + at + 8);
-            }
-        }
-#pragma unroll
-        for (int stripe = 0; stripe < STRIPES_PER_BLOCK / 2; stripe++) {
-            int number = half * STRIPES_PER_BLOCK / 2 + stripe;
-            Words words = loaded[stripe];
-            if (COPIES) {
-                if (ALIGNED) {
-                    *(Words*)(to + number * STRIPE_BYTES + pair * 16) = words;
-                } else {
-                    store_bytes(to + number * STRIPE_BYTES + pair * 16, words.low);
-                    store_bytes(to + number * STRIPE_BYTES + pair * 16 + 8, words.high);
-                }
-            }
-            // Each lane adds its neighbour's word, and the product of the halves of its own.
-            even += words.high + product(words.low, SECRET[number + 2 * pair]);
-            odd += words.low + product(words.high, SECRET[number + 2 * pair + 1]);
-        }
+#define WARP 32
+// A warp takes so many blocks at a time: each of its loads is 512 bytes one after another, which are half a block.
+#define BLOCKS_PER_WARP 8
+
+// Of 16 bytes that are `from` on, return both words; what is not read again is kept out of the caches.
+template <bool ALIGNED>
+__device__ __forceinline__ Words load(const u8* from) {
+    Words words;
+    if (ALIGNED) {
+        u64x2 both = LOAD_ONCE((const u64x2*)from);
+        words.low = both.x;
+        words.high = both.y;
+    } else {
+        words.low = load_word(from);
+        words.high = load_word(from + 8);
     }
-    Words both;
-    both.low = even;
-    both.high = odd;
-    *(Words*)(sums + 2 * pair) = both;
+    return words;
 }
 
-// Grid: x over the blocks of the longest piece, 64 a block of 256 threads; y over the pieces.
+template <bool ALIGNED>
+__device__ __forceinline__ void store(u8* to, Words words) {
+    if (ALIGNED) {
+        u64x2 both;
+        both.x = words.low;
+        both.y = words.high;
+        STORE_ONCE((u64x2*)to, both);
+    } else {
+        store_bytes(to, words.low);
+        store_bytes(to + 8, words.high);
+    }
+}
+
+// Sum up the stripes of up to eight blocks; where the piece is copied, store what was loaded.
+//
+// A thread loads the same 16 bytes of each half block: two lanes of one stripe. So its four keys stay in registers. Eight
+// threads have parts of the same two lanes; they add these up in three exchanges, in each of which a thread hands over
+// half of its blocks, and in the end each thread has the two lanes of one block.
+template <bool COPIES, bool ALIGNED>
+__device__ __forceinline__ void sum_warp(const u8* from, u8* to, u64* sums, u32 count, u32 lane) {
+    u32 stripe = lane / THREADS_PER_STRIPE, pair = lane % THREADS_PER_STRIPE;
+    u64 keys[4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        keys[2 * half] = SECRET[stripe + 8 * half + 2 * pair];
+        keys[2 * half + 1] = SECRET[stripe + 8 * half + 2 * pair + 1];
+    }
+    Words sum[BLOCKS_PER_WARP];
+#pragma unroll
+    for (int block = 0; block < BLOCKS_PER_WARP; block++) {
+        Words loaded[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 at = block * BLOCK_BYTES + half * BLOCK_BYTES / 2 + lane * 16;
+            loaded[half].low = loaded[half].high = 0;
+            if ((u32)block < count) loaded[half] = load<ALIGNED>(from + at);
+            if (COPIES && (u32)block < count) store<ALIGNED>(to + at, loaded[half]);
+        }
+        sum[block].low = sum[block].high = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            // Each lane adds its neighbour's word, and the product of the halves of its own.
+            sum[block].low += loaded[half].high + product(loaded[half].low, keys[2 * half]);
+            sum[block].high += loaded[half].low + product(loaded[half].high, keys[2 * half + 1]);
+        }
+    }
+#pragma unroll
+    for (int kept = BLOCKS_PER_WARP / 2, apart = WARP / 2; kept >= 1; kept /= 2, apart /= 2) {
+        bool upper = lane & apart;
+#pragma unroll
+        for (int block = 0; block < kept; block++) {
+            Words mine = upper ? sum[kept + block] : sum[block], other = upper ? sum[block] : sum[kept + block];
+            sum[block].low = mine.low + EXCHANGE(other.low, apart);
+            sum[block].high = mine.high + EXCHANGE(other.high, apart);
+        }
+    }
+    // The bits of the lane that chose the upper half are those of the block's number.
+    if (stripe < count) *(Words*)(sums + (u64)stripe * LANES + 2 * pair) = sum[0];
+}
+
+// Grid: x over the warps of the longest piece, 8 blocks each; y over the pieces.
 template <bool COPIES>
 __device__ __forceinline__ void sum_blocks(const Piece* pieces, u64* sums) {
     Piece piece = pieces[blockIdx.y];
     u64 blocks = blocks_of(piece.nbytes);
-    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    u64 block = thread / THREADS_PER_BLOCK;
-    u32 pair = thread % THREADS_PER_BLOCK;
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / WARP * BLOCKS_PER_WARP;
+    u32 lane = threadIdx.x % WARP;
     const u8* from = (const u8*)(COPIES ? piece.from : piece.to);
     u8* to = (u8*)piece.to;
-    if (block < blocks) {
-        u64 at = block * BLOCK_BYTES;
-        u64* into = sums + (piece.sums + block) * LANES;
+    if (first < blocks) {
+        u32 count = blocks - first < BLOCKS_PER_WARP ? (u32)(blocks - first) : BLOCKS_PER_WARP;
+        u64 at = first * BLOCK_BYTES;
+        u64* into = sums + (piece.sums + first) * LANES;
         if ((((u64)from | (u64)to) & 15) == 0) {
-            sum_block<COPIES, true>(from + at, to + at, into, pair);
+            sum_warp<COPIES, true>(from + at, to + at, into, count, lane);
         } else {
-            sum_block<COPIES, false>(from + at, to + at, into, pair);
+            sum_warp<COPIES, false>(from + at, to + at, into, count, lane);
         }
-    } else if (COPIES && block == blocks) {
-        // What is left of the piece, 1,024 bytes at most, is hashed by `finish_digests` where it was copied to.
-        for (u64 at = blocks * BLOCK_BYTES + pair; at < piece.nbytes; at += THREADS_PER_BLOCK) to[at] = from[at];
+    }
+    if (COPIES && first <= blocks && blocks < first + BLOCKS_PER_WARP) {
+        // What is left of the piece, 1,024 bytes at most, is hashed by `scramble_sums` where it was copied to.
+        for (u64 at = blocks * BLOCK_BYTES + lane; at < piece.nbytes; at += WARP) to[at] = from[at];
     }
 }
 
@@ -175,6 +223,12 @@ __device__ __forceinline__ u64 stripe_of(const u8* at, u32 lane, u64 key) {
     return load_word(at + 8 * (lane ^ 1)) + product(load_word(at + 8 * lane), key);
 }
 
+// A step depends on the one before: it is as short as can be. The next sum comes in with the multiplication.
+__device__ __forceinline__ u64 scrambled(u64 acc, u64 key, u64 sum) {
+    acc ^= (acc >> 47) ^ key;
+    return (u64)(u32)acc * PRIME32_1 + sum + ((u64)((u32)(acc >> 32) * PRIME32_1) << 32);
+}
+
 #define AHEAD 16
 
 // Grid: x over the pieces, 8 threads each, 32 a block: four pieces. `ends` takes the accumulators, 8 words a piece.
@@ -185,27 +239,24 @@ extern "C" __global__ void __launch_bounds__(32) scramble_sums(
     Piece piece = pieces[number];
     u64 blocks = blocks_of(piece.nbytes), acc = initial(lane), key = secret_at(SECRET_SCRAMBLE + 8 * lane);
     const u64* next = sums + piece.sums * LANES + lane;
-    // The steps depend on each other and the sums do not: they are loaded ahead of the steps that take them.
-    u64 ready[AHEAD];
+    // Sums don't depend on each other: those of the next steps are on their way while these are computed.
+    u64 ready[AHEAD], block = 0;
 #pragma unroll
     for (int step = 0; step < AHEAD; step++) ready[step] = (u64)step < blocks ? next[step * LANES] : 0;
-    for (u64 block = 0; block < blocks; block += AHEAD) {
+    if (blocks) acc += ready[0];
+    // `acc` has the sum of its block already, so a step takes that of the block after.
+    for (; block + 2 * AHEAD < blocks; block += AHEAD) {
         u64 coming[AHEAD];
 #pragma unroll
-        for (int step = 0; step < AHEAD; step++) {
-            u64 later = block + AHEAD + step;
-            coming[step] = later < blocks ? next[later * LANES] : 0;
-        }
+        for (int step = 0; step < AHEAD; step++) coming[step] = next[(block + AHEAD + step) * LANES];
 #pragma unroll
-        for (int step = 0; step < AHEAD; step++) {
-            if (block + step < blocks) {
-                acc += ready[step];
-                acc = (acc ^ (acc >> 47) ^ key) * PRIME32_1;
-            }
-        }
+        for (int step = 1; step < AHEAD; step++) acc = scrambled(acc, key, ready[step]);
+        acc = scrambled(acc, key, coming[0]);
 #pragma unroll
         for (int step = 0; step < AHEAD; step++) ready[step] = coming[step];
     }
+    for (; block + 1 < blocks; block++) acc = scrambled(acc, key, next[(block + 1) * LANES]);
+    if (blocks) acc = scrambled(acc, key, 0);
     const u8* data = (const u8*)piece.to;
     u64 begin = blocks * BLOCK_BYTES, stripes = (piece.nbytes - 1 - begin) / STRIPE_BYTES;
     for (u64 stripe = 0; stripe < stripes; stripe++) {

@@ -5,15 +5,17 @@ allocated on the way of a read.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.devices.kernels.library import KernelLibrary
+from tensorhub_agent.devices.pinned_buffer import PinnedBuffer
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.devices.device import Stream
+from tensorhub_common.devices.cuda import CudaDevice, CudaStream
+from tensorhub_common.devices.device import DeviceMemory
 
 BLOCK_BYTES: Final = 1024
 LANES: Final = 8
@@ -26,7 +28,8 @@ BLOCKS_MAX: Final = PIECES_MAX * 4096
 """A launch has at most so many pieces, and blocks: 64 MiB of sums. 256 whole pieces are 1 GiB."""
 
 THREADS: Final = 256
-BLOCKS_PER_THREADS: Final = THREADS // 4
+BLOCKS_PER_GROUP: Final = THREADS // 32 * 8
+"""A warp takes eight blocks."""
 FINISH_THREADS: Final = 32
 
 _PIECE: Final = np.dtype([("to", "<u8"), ("from", "<u8"), ("nbytes", "<u8"), ("sums", "<u8")])
@@ -35,20 +38,19 @@ _PIECE: Final = np.dtype([("to", "<u8"), ("from", "<u8"), ("nbytes", "<u8"), ("s
 class Digester:
     """The digests of one stream, which one thread uses at a time."""
 
-    def __init__(self, library: KernelLibrary, stream: Stream) -> None:
-        """Allocate what a launch needs, on the current device of the thread."""
-        cupy = library.cupy
-        self._library, self._stream = library, stream
-        self._external = cupy.cuda.ExternalStream(stream.handle)
-        self._table = cupy.cuda.alloc_pinned_memory(PIECES_MAX * _PIECE.itemsize)
-        self._host = np.frombuffer(self._table, _PIECE, PIECES_MAX)
-        self._found = cupy.cuda.alloc_pinned_memory(PIECES_MAX * PIECE_DIGEST_BYTES)
-        # Not from cupy's pool, whose memory is given to others in the order of another stream.
-        self._pieces = cupy.cuda.memory.Memory(PIECES_MAX * _PIECE.itemsize)
-        self._sums: Any = None
-        self._sums_blocks = 0
-        self._ends = cupy.cuda.memory.Memory(PIECES_MAX * LANES * WORD_BYTES)
-        self._digests = cupy.cuda.memory.Memory(PIECES_MAX * PIECE_DIGEST_BYTES)
+    def __init__(self, device: CudaDevice, library: KernelLibrary, stream: CudaStream) -> None:
+        """Allocate what a launch needs."""
+        self._device, self._library, self._stream = device, library, stream
+        # The table goes to the GPU and the digests come back by way of pinned memory, so neither copy waits for the other.
+        self._host = PinnedBuffer(device, PIECES_MAX * (_PIECE.itemsize + PIECE_DIGEST_BYTES))
+        self._table = np.frombuffer(self._host.view, _PIECE, PIECES_MAX)
+        self._found = self._host.view[PIECES_MAX * _PIECE.itemsize :]
+        words = PIECES_MAX * LANES * WORD_BYTES
+        self._memory = device.allocate(PIECES_MAX * (_PIECE.itemsize + PIECE_DIGEST_BYTES) + words)
+        self._pieces = self._memory.address
+        self._ends = self._pieces + PIECES_MAX * _PIECE.itemsize
+        self._digests = self._ends + words
+        self._sums: DeviceMemory | None = None
 
     def digest(
         self, to: npt.NDArray[np.int64], origin: npt.NDArray[np.int64] | None, nbytes: npt.NDArray[np.int64]
@@ -76,35 +78,34 @@ class Digester:
     ) -> bytes:
         count, blocks = len(nbytes), (nbytes - 1) // BLOCK_BYTES
         ends = np.cumsum(blocks)
-        table = self._host[:count]
+        table = self._table[:count]
         table["to"], table["nbytes"], table["sums"] = to, nbytes, ends - blocks
         table["from"] = 0 if origin is None else origin
         sums = self._room_for(int(ends[-1]))
-        stream, library = self._stream, self._library
-        stream.copy(self._pieces.ptr, self._table.ptr, count * _PIECE.itemsize)
-        # The last threads of a piece copy what lies behind its last whole block.
-        across = (int(blocks.max()) + BLOCKS_PER_THREADS) // BLOCKS_PER_THREADS
-        with self._external:
-            name = "block_sums" if origin is None else "copy_and_sum"
-            library.kernel("digest", name)((across, count), (THREADS,), (self._pieces.ptr, sums))
-            threads = (count * LANES + FINISH_THREADS - 1) // FINISH_THREADS
-            scramble = library.kernel("digest", "scramble_sums")
-            scramble((threads,), (FINISH_THREADS,), (self._pieces.ptr, sums, self._ends.ptr, np.uint32(count)))
-            finish = library.kernel("digest", "finish_digests")
-            groups = (count + FINISH_THREADS - 1) // FINISH_THREADS
-            arguments = (self._pieces.ptr, self._ends.ptr, self._digests.ptr, np.uint32(count))
-            finish((groups,), (FINISH_THREADS,), arguments)
-        stream.copy(self._found.ptr, self._digests.ptr, count * PIECE_DIGEST_BYTES)
+        stream, kernel = self._stream, self._library.kernel
+        stream.copy(self._pieces, self._host.address, count * _PIECE.itemsize)
+        # The last warp of a piece copies what lies behind its last whole block.
+        across = (int(blocks.max()) + BLOCKS_PER_GROUP) // BLOCKS_PER_GROUP
+        name = "block_sums" if origin is None else "copy_and_sum"
+        stream.launch(kernel("digest", name), (across, count), THREADS, (self._pieces, sums))
+        groups = (count * LANES + FINISH_THREADS - 1) // FINISH_THREADS
+        arguments = (self._pieces, sums, self._ends, count)
+        stream.launch(kernel("digest", "scramble_sums"), (groups, 1), FINISH_THREADS, arguments)
+        groups = (count + FINISH_THREADS - 1) // FINISH_THREADS
+        arguments = (self._pieces, self._ends, self._digests, count)
+        stream.launch(kernel("digest", "finish_digests"), (groups, 1), FINISH_THREADS, arguments)
+        stream.copy(self._host.address + PIECES_MAX * _PIECE.itemsize, self._digests, count * PIECE_DIGEST_BYTES)
         stream.record().wait()
-        return bytes(memoryview(self._found)[: count * PIECE_DIGEST_BYTES])
+        return bytes(self._found[: count * PIECE_DIGEST_BYTES])
 
     def _room_for(self, blocks: int) -> int:
         """Return where the sums of so many blocks go; it grows to what the largest launch took."""
-        if blocks > self._sums_blocks:
-            self._sums = None
-            self._sums = self._library.cupy.cuda.memory.Memory(max(1, blocks) * LANES * WORD_BYTES)
-            self._sums_blocks = blocks
-        return int(self._sums.ptr) if self._sums is not None else 0
+        nbytes = max(1, blocks) * LANES * WORD_BYTES
+        if self._sums is None or self._sums.nbytes < nbytes:
+            if self._sums is not None:
+                self._sums.close()
+            self._sums = self._device.allocate(nbytes)
+        return self._sums.address
 
 
 def short_digests(data: memoryview, nbytes: Sequence[int]) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""What TensorHub does on a GPU, beside what the GPU and its bus can do: `python -m benchmarks.gpu`."""
