@@ -7,7 +7,8 @@ shard was registered there; what the agent says is taken in the order in which i
 import asyncio
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,13 +196,19 @@ class AgentSession:
     ) -> Done:
         """Ask about a shard, again after each break, and return the answer. One call at a time for each shard."""
         self.check()
+        with self.occupied(attachment):
+            return await self._ask(attachment, question, timeout_s, on_progress)
+
+    @contextmanager
+    def occupied(self, attachment: AttachedShard) -> Iterator[None]:
+        """Have no other call on the shard within the block. Raises `ReplicaConflict` where there is one."""
         if attachment.busy:
             raise ReplicaConflict(
                 f"{attachment.spec.where} has a call under way: wait for its end, one at a time is possible"
             )
         attachment.busy = True
         try:
-            return await self._ask(attachment, question, timeout_s, on_progress)
+            yield
         finally:
             attachment.busy = False
 

@@ -73,10 +73,10 @@ class Description:
         shown = self.shown(standing)
         return [name for name, value in self.values.items() if not _same_bytes(name, value, shown[name])]
 
-    def copy_in(self, standing: Mapping[str, torch.Tensor]) -> None:
-        """Copy the given values into the tensors of their names; those of specs are left as they are."""
+    def copy_in(self, standing: Mapping[str, torch.Tensor], values: Mapping[str, Value] | None = None) -> None:
+        """Copy the given values, or some of them, into the tensors of their names; others are left as they are."""
         shown = self.shown(standing)
-        for name, value in self.values.items():
+        for name, value in (self.values if values is None else values).items():
             if value.size if isinstance(value, np.ndarray) else value.numel():
                 _copy(name, value, shown[name])
         for entry in self.layout.tensors:
@@ -188,10 +188,10 @@ def _check_host(name: str, device: torch.device, *, sharded: bool) -> None:
             f"{name!r} is a DTensor on the meta device, which this version can't give memory in place; call "
             "module.to_empty(device='cpu') before register"
         )
-    if device.type not in ("cpu", "meta"):
+    if device.type not in ("cpu", "cuda", "meta"):
         raise NotInThisVersion(
-            f"{name!r} is on {device}, and this version keeps weights in host memory; move the module to the CPU, or "
-            "register a mapping of its tensors and copy them into shard.tensors before each publish"
+            f"{name!r} is on {device}, and this version has weights on the CPU and on CUDA devices; move the module to "
+            "the CPU, or register a mapping of its tensors and copy them into shard.tensors before each publish"
         )
 
 

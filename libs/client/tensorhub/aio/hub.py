@@ -30,7 +30,9 @@ from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
 from tensorhub_common.config import settings as settings_module
 from tensorhub_common.config.settings import Settings
-from tensorhub_common.errors import JobGone, TensorHubError
+from tensorhub_common.devices.device import Device
+from tensorhub_common.devices.registry import device_named
+from tensorhub_common.errors import JobGone, LayoutMismatch, NotInThisVersion, TensorHubError
 from tensorhub_common.layout.layout import encoded
 from tensorhub_common.observability import logs
 from tensorhub_common.protocol.log.commands import Command, Delete, Pin, Retain, Rewind, Unpin
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tensorhub._rollouts.prompts import Sampling
     from tensorhub._tensors.description import Description, Tensors
     from tensorhub._tensors.fsdp import Gathered
+    from tensorhub._tensors.host_copy import HostCopy
     from tensorhub._tensors.installs import Mapped, Staged
     from tensorhub._tensors.residency import Residency
     from tensorhub.aio.rollouts import AsyncRollouts, RolloutPolicy
@@ -140,7 +143,7 @@ class AsyncHub(NotCopyable):
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await shielded_in_thread(lambda: _described(module_or_tensors, names))
-        device = await shielded_in_thread(lambda: _device(described, where))
+        device = await shielded_in_thread(lambda: _device(described, where, how))
         spec = ShardSpec(
             model=model,
             replica=replica,
@@ -178,6 +181,8 @@ class AsyncHub(NotCopyable):
             self._forget,
             bound.swaps,
             standing=bound.standing,
+            copy=bound.copy,
+            devices=bound.devices,
             choice=choice,
         )
         self._shards[made] = None
@@ -522,13 +527,34 @@ def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
 
 
-def _device(described: "Description", memory: str) -> str:
+def _device(described: "Description", memory: str, install: Install) -> str:
     """Return the UUID of the GPU in whose memory a shard is to be, by what the caller asked for; empty: the host's."""
     if memory == "host":
-        return ""
-    from tensorhub._tensors.device_memory import uuid_of_gpu  # noqa: PLC0415 (it imports torch)
+        from tensorhub._tensors.streams import any_on_gpu, finish  # noqa: PLC0415 (they import torch)
 
+        if any_on_gpu(described.values):
+            _check_host_copy(described, install)
+            finish(described.values)
+        return ""
+    from tensorhub._tensors.device_memory import uuid_of_gpu  # noqa: PLC0415 (they import torch)
+    from tensorhub._tensors.streams import finish  # noqa: PLC0415
+
+    finish(described.values)
     return uuid_of_gpu(described.values, described.members) if memory == "device" else memory
+
+
+def _check_host_copy(described: "Description", install: Install) -> None:
+    """Refuse what tensors on a GPU can't have with hub memory of the host."""
+    if install != "in-place":
+        raise LayoutMismatch(
+            f"install={install!r} is not possible for tensors on a GPU with memory='host': they are copied there once "
+            "a version has come whole, so leave install='in-place', or take memory='device'"
+        )
+    if described.managed.parts:
+        raise NotInThisVersion(
+            "a module that FSDP2 manages on a GPU can't be registered with memory='host' yet: register a mapping of "
+            "its parameters' local tensors"
+        )
 
 
 class _Bound(NamedTuple):
@@ -537,15 +563,37 @@ class _Bound(NamedTuple):
     tensors: dict[str, Any]
     swaps: "Staged | Mapped | Gathered | None" = None
     standing: "Residency | None" = None
+    copy: "HostCopy | None" = None
+    """Of tensors on GPUs whose hub memory is the host's."""
+    devices: "Collection[Device]" = ()
+    """The GPU whose memory hub memory is."""
 
 
 def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
+    """Move what was described into the registered memory."""
+    if not attachment.spec.device:
+        return _bound_in_place(described, attachment)
+    device = device_named(attachment.spec.device)
+    bound = _bound_in_place(described, attachment)
+    # The given values were copied on a stream of this thread, of which nobody else knows.
+    device.finish()
+    return bound._replace(devices=(device,))
+
+
+def _bound_in_place(described: "Description", attachment: AttachedShard) -> _Bound:
     """Map the segment, or a staged shard's two, and move what was described into it; a mapped shard has none yet."""
     from tensorhub._tensors.description import bind  # noqa: PLC0415
     from tensorhub._tensors.residency import Residency  # noqa: PLC0415
     from tensorhub._tensors.segment_mapping import map_segment  # noqa: PLC0415 (they import torch)
+    from tensorhub._tensors.streams import any_on_gpu  # noqa: PLC0415
 
     has_values = attachment.found is not None
+    if not attachment.spec.device and any_on_gpu(described.values):
+        from tensorhub._tensors.host_copy import HostCopy  # noqa: PLC0415
+
+        memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+        copy = HostCopy(described, memory, attachment)
+        return _Bound(copy.tensors, copy=copy)
     if attachment.spec.install == "staged":
         from tensorhub._tensors.installs import Staged  # noqa: PLC0415
 

@@ -9,7 +9,7 @@ A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at th
 memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     import torch
 
     from tensorhub._tensors.fsdp import Gathered
+    from tensorhub._tensors.host_copy import HostCopy
     from tensorhub._tensors.installs import Mapped, Staged
     from tensorhub._tensors.residency import Residency
+    from tensorhub._tensors.streams import Queued
+    from tensorhub_common.devices.device import Device
 
 
 class UnresolvedResume(NamedTuple):
@@ -75,6 +78,8 @@ class AsyncShard(NotCopyable):
         on_release: Callable[["AsyncShard"], None],
         swaps: "Staged | Mapped | Gathered | None" = None,
         *,
+        copy: "HostCopy | None" = None,
+        devices: "Collection[Device]" = (),
         standing: "Residency | None" = None,
         choice: UnresolvedResume | None = None,
     ) -> None:
@@ -85,6 +90,8 @@ class AsyncShard(NotCopyable):
         self._attachment = attachment
         self._on_release = on_release
         self._swaps = swaps
+        self._copy = copy
+        self._devices = devices
         self._standing = standing
         self._choice = choice
         self._told_of_left = self._told_of_unregistered = False
@@ -121,6 +128,8 @@ class AsyncShard(NotCopyable):
         None too after a read without an answer (a bound or a cancellation came first): the agent may overwrite the
         memory still. The next read that is answered says what the shard holds.
         """
+        if self._copy is not None:
+            return self._copy.version
         return self._attachment.version if self._swaps is None else self._swaps.version
 
     @property
@@ -155,15 +164,19 @@ class AsyncShard(NotCopyable):
         """
         wanted, bound_s = arguments.published_version(version), arguments.seconds("timeout_s", timeout_s)
         self._check_chosen()
+        queued = self._queued()
         # An unpublish that was interrupted may have gone on to its end, and swapped.
         self._show()
         await self._check_standing()
+        await self._hand_over(queued, bound_s)
         with self._session.tracing.call("publish", self._attachment) as call:
             asked = PublishRequest(PublishCall(**UNSENT, version=wanted, traceparent=call.traceparent))
             done = await self._session.ask(self._attachment, asked, bound_s)
             assert done.version is not None
             call.version = done.version
         self._filled()
+        if self._copy is not None:
+            self._copy.published(done.version)
         return done.version
 
     async def unpublish(self, *, timeout_s: float = 60) -> None:
@@ -182,7 +195,7 @@ class AsyncShard(NotCopyable):
         bound_s = arguments.seconds("timeout_s", timeout_s)
         self._check_writable()
         try:
-            await self._session.ask(self._attachment, UnpublishRequest(UnpublishCall(**UNSENT)), bound_s)
+            await self._emptied(bound_s)
         finally:
             # A staged shard whose memory is mapped by readers goes on in its other one.
             self._show()
@@ -354,17 +367,74 @@ class AsyncShard(NotCopyable):
     async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
         """Show what an interrupted read has left, and at the end what the block has brought."""
         async with self._under(swap_under):
-            self._show()
+            await self._catch_up()
         yield
         async with self._under(swap_under):
-            self._show()
+            await self._catch_up()
 
     def _under(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if swap_under is None or not self._must_swap() else swap_under
 
     def _must_swap(self) -> bool:
-        """Whether the tensors of a staged or mapped shard are to change to other memory."""
-        return self._swaps is not None and self._swaps.is_due
+        """Whether the tensors are to change: to other memory, or to what was read for them into the host's."""
+        return (self._swaps is not None and self._swaps.is_due) or (self._copy is not None and self._copy.is_due)
+
+    # ------------------------------------------------------------------------------------------ tensors on GPUs
+
+    def _queued(self) -> "Queued | None":
+        """Take what the caller has queued on the shard's GPUs. It is called before the first await of a call."""
+        if self._copy is not None:
+            return self._copy.queued()
+        if not self._devices:
+            return None
+        from tensorhub._tensors.streams import Queued  # noqa: PLC0415 (it imports torch)
+
+        return Queued(self._devices)
+
+    async def _hand_over(self, queued: "Queued | None", bound_s: float) -> None:
+        """Have hub memory hold what the tensors do, behind all that was queued."""
+        copy, attachment = self._copy, self._attachment
+        if copy is None:
+            await self._settled(queued)
+            return
+        copy.check(attachment.spec.where)
+        if attachment.version is not None:
+            # It is published, so it must not change; what that means for the call is for the agent to say.
+            return
+        if not copy.is_free:
+            # A call that was interrupted may still read it or write it.
+            with suppress(NotPublished):
+                await self._emptied(bound_s)
+        assert queued is not None
+        with self._session.occupied(attachment):
+            await shielded_in_thread(lambda: copy.bring_to_host(queued))
+
+    async def _settled(self, queued: "Queued | None") -> None:
+        """Wait until what was queued is done: the agent, which touches the memory next, sees nothing of streams."""
+        if queued is not None:
+            await shielded_in_thread(queued.wait)
+
+    async def _emptied(self, bound_s: float) -> None:
+        """Have the agent take back what is published, and wait until the memory may be written."""
+        copy = self._copy
+        try:
+            await self._session.ask(self._attachment, UnpublishRequest(UnpublishCall(**UNSENT)), bound_s)
+        except NotPublished:
+            if copy is not None:
+                copy.freed()
+            raise
+        if copy is not None:
+            copy.freed()
+
+    async def _catch_up(self) -> None:
+        """Let the tensors show what has come for them."""
+        copy = self._copy
+        if copy is None:
+            self._show()
+        elif copy.is_due:
+            queued = copy.queued()
+            with self._session.occupied(self._attachment):
+                await shielded_in_thread(lambda: copy.bring_to_gpu(queued))
 
     def _show(self) -> None:
         """Let the tensors of a staged or mapped shard show its present memory, and FSDP gather it."""
@@ -383,10 +453,18 @@ class AsyncShard(NotCopyable):
         """Do what `update` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         asked = ReadCall(**UNSENT, want="newer", wait_s=arguments.patience(wait_s, bound_s))
-        return await self._read("update", asked, bound_s, on_progress)
+        version = await self._read("update", asked, bound_s, on_progress)
+        if version is None and self._copy is not None and self._copy.is_due:
+            # It came by a call that was interrupted, and is news to the tensors.
+            return self._attachment.version
+        return version
 
     async def _read(self, name: str, asked: ReadCall, timeout_s: float, on_progress: OnProgress | None) -> int | None:
         arguments.function("on_progress", on_progress)
+        if self._copy is not None:
+            self._copy.read_begins()
+        else:
+            await self._settled(self._queued())
         shown = getattr(self._swaps, "shown", None)
         with self._session.tracing.call(name, self._attachment) as call:
             asked = msgspec.structs.replace(asked, segment=shown, traceparent=call.traceparent)

@@ -197,7 +197,10 @@ class Shard(NotCopyable):
     def _show(self, swap_under: AbstractContextManager[Any] | None) -> None:
         must = self._twin._must_swap()  # noqa: SLF001
         with swap_under if must and swap_under is not None else nullcontext():
-            self._twin._show()  # noqa: SLF001
+            if self._twin._copy is None:  # noqa: SLF001
+                self._twin._show()  # noqa: SLF001
+            else:
+                self._background.run(self._twin._catch_up())  # noqa: SLF001
 
     release = blocking(AsyncShard.release)
     """Drain the shard, then free it; see `AsyncShard.release`."""

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import os
+import sys
 import threading
 import time
 import weakref
@@ -60,7 +61,7 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine to its end and return its result. Interrupted, it is cancelled and not waited for."""
         try:
-            future = self._submit(work)
+            future = self._submit_from_here(work)
         except BaseException:
             work.close()
             self._end_silently_at_exit()
@@ -79,6 +80,18 @@ class LoopThread:
         """Let a daemon thread wait for its end, which is near: an error would only be a traceback on stderr."""
         if self._exiting and threading.current_thread().daemon:
             threading.Event().wait()
+
+    def _submit_from_here(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
+        """Submit with the streams that are current in this thread, once a shard is on a GPU."""
+        streams = sys.modules.get("tensorhub._tensors.streams")
+        if streams is None:
+            return self._submit(work)
+        # A task takes over the context variables of the thread that has submitted it.
+        token = streams.capture()
+        try:
+            return self._submit(work)
+        finally:
+            streams.release(token)
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
         if self.is_forked:

@@ -1,0 +1,223 @@
+"""A shard whose tensors are on a GPU and whose hub memory is the host's: the way that works wherever CUDA does.
+
+The tensors stay where they are, and the segment has a copy of them. It is pinned, so the GPU copies at the full speed
+of its bus, on a stream of its own of the lowest priority: the trainer's and the engine's work goes on meanwhile.
+
+Always true:
+- What `publish` hands over is what the tensors hold behind all work that was queued on the caller's stream: the copy
+  waits for that on the GPU, and the agent is told only when the copy is done.
+- A read changes the tensors only once every byte has come and was verified. The copy waits for what is queued on the
+  caller's stream, and what the caller queues afterwards waits for the copy. Until then they show the old version.
+- The addresses of the tensors never change, so a CUDA graph goes on with them.
+- The segment is not written while a version in it is published, nor while the agent reads into it.
+"""
+
+import mmap
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tensorhub._tensors import streams
+from tensorhub._tensors.adoption import adopt, named_members
+from tensorhub._tensors.streams import Queued
+from tensorhub.arguments import listed
+from tensorhub_common.devices.cuda import CudaDevice
+from tensorhub_common.devices.device import Device, DeviceError, PinnedMemory, Stream
+from tensorhub_common.devices.fake import FakeStream, Span
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.observability import logs
+
+if TYPE_CHECKING:
+    from tensorhub._agent.shards import AttachedShard
+    from tensorhub._tensors.description import Description
+    from tensorhub._tensors.segment_mapping import Memory
+
+log = logs.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A tensor on a GPU, and where hub memory has its bytes."""
+
+    device: Device
+    tensor: torch.Tensor
+    host: torch.Tensor
+
+
+class HostCopy:
+    """The tensors of one shard on GPUs, and their copy in hub memory."""
+
+    def __init__(self, described: "Description", memory: "Memory", attachment: "AttachedShard") -> None:
+        """Bind what was described to the memory of a shard that was just registered. It blocks while it pins.
+
+        Where the shard was found with a version, the tensors show it afterwards.
+        """
+        from tensorhub._tensors.segment_mapping import tensors_at  # noqa: PLC0415 (a circle)
+
+        self._attachment, self._module = attachment, described.module
+        found = attachment.found is not None
+        with torch.inference_mode(mode=False), torch.no_grad():
+            host = tensors_at(described.layout, memory)
+            own = {name: value for name, value in described.values.items() if not streams.is_on_gpu(value)}
+            if not found:
+                described.copy_in(host, own)
+            here = tuple(member for member in described.members if not streams.is_on_gpu(member.tensor))
+            adopt(here, host)
+        given = {name: value for name, value in described.values.items() if isinstance(value, torch.Tensor)}
+        standing = {name: _local(given[name]) if name in given and name not in own else host[name] for name in host}
+        self.tensors = described.shown(standing)
+        self._members = {name: tensor for name, tensor in standing.items() if name not in own}
+        self._given = {member.name: member.tensor for member in described.members if streams.is_on_gpu(member.tensor)}
+        self._copied = tuple(
+            _Copied(device, standing[name], host[name])
+            for name in standing
+            if standing[name].numel() and (device := streams.device_of(standing[name])) is not None
+        )
+        self.devices = {each.device for each in self._copied}
+        self._streams: dict[Device, Stream] = {device: device.stream() for device in self.devices}
+        self._pinned = self._pin(memory)
+        self._names = described.names
+        self._shown: int | None = None
+        self._reads = found
+        """The segment has what a read has brought, or may be being written by one; not what the tensors held."""
+        self._is_free = attachment.fresh
+        """The agent has said that nobody reads the segment or writes it, and nothing was begun since."""
+        self._copying = threading.Lock()
+        if found:
+            self.bring_to_gpu(self.queued())
+
+    def _pin(self, memory: "Memory") -> PinnedMemory | None:
+        """Pin the mapping for as long as this object is there. Without that copies take several times as long."""
+        device = next(iter(self.devices), None)
+        if device is None or not len(memory):
+            # There is not a byte.
+            return None
+        assert isinstance(memory, mmap.mmap)
+        address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+        try:
+            pinned = device.pin(address, len(memory))
+        except DeviceError as why:
+            log.warning(
+                "hub memory could not be pinned, so copies from and to the GPU are slow",
+                shard=self._attachment.spec.where,
+                why=str(why),
+            )
+            return None
+        # The finalizer holds on to the mapping: it is there until the driver has let go of it.
+        weakref.finalize(self, _unpin, device, pinned, memory).atexit = False
+        return pinned
+
+    @property
+    def version(self) -> int | None:
+        """What the tensors show."""
+        return self._shown if self.is_due else self._attachment.version
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a read has brought a version that the tensors do not show yet."""
+        held = self._attachment.version
+        return self._reads and held is not None and held != self._shown
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the segment may be written without asking the agent."""
+        return self._is_free
+
+    def read_begins(self) -> None:
+        """The agent may write the segment from now on."""
+        self._reads, self._is_free = True, False
+
+    def freed(self) -> None:
+        """The agent has said that nobody reads the segment or writes it."""
+        self._is_free = True
+
+    def published(self, version: int) -> None:
+        """The tensors' values have become a version."""
+        self._shown, self._is_free = version, False
+
+    def queued(self) -> Queued:
+        """Take what the caller has queued up to now. Call it in the caller's thread."""
+        return Queued(self.devices)
+
+    def check(self, where: str) -> None:
+        """Raise `LayoutMismatch` where the module has other tensors by now than those that were registered."""
+        module = None if self._module is None else self._module()
+        if module is None:
+            return
+        current = dict(named_members(module))
+        canonical = {name: self._given[of] for name, of in self._names.items() if of in self._given}
+        gone = [name for name, tensor in canonical.items() if name in current and current[name] is not tensor]
+        if gone:
+            raise LayoutMismatch(
+                f"{where}: the module has other tensors for {listed(gone)} than those that were registered, whose "
+                "values would be published; load_state_dict(assign=True), .half() and the like do that. Copy the "
+                "values in, shard.tensors[name].copy_(p), or register the module again under another replica name"
+            )
+
+    def bring_to_host(self, queued: Queued) -> None:
+        """Copy all tensors to hub memory, behind what was queued; return when that is done."""
+        with self._copying:
+            self._reads = False
+            self._copy(queued, to_host=True)
+
+    def bring_to_gpu(self, queued: Queued) -> None:
+        """Copy hub memory to all tensors, behind what was queued and before what will be; return when that is done."""
+        with self._copying:
+            version = self._attachment.version
+            self._copy(queued, to_host=False)
+            self._shown = version
+
+    def _copy(self, queued: Queued, *, to_host: bool) -> None:
+        for device, stream in self._streams.items():
+            stream.wait_for(queued.points[device])
+        for each in self._copied:
+            to, origin = (each.host, each.tensor) if to_host else (each.tensor, each.host)
+            copy_tensor(self._streams[each.device], to, origin)
+        ends = {device: stream.record() for device, stream in self._streams.items()}
+        if not to_host:
+            for device, end in ends.items():
+                queued.streams[device].wait_for(end)
+        for end in ends.values():
+            end.wait()
+
+
+def copy_tensor(stream: Stream, to: torch.Tensor, origin: torch.Tensor) -> None:
+    """Have a stream copy the values of one tensor to another of its dtype and shape, however they lie."""
+    if to.is_contiguous() and origin.is_contiguous() and not origin.is_conj() and not origin.is_neg():
+        stream.copy(to.data_ptr(), origin.data_ptr(), to.numel() * to.element_size())
+        return
+    if isinstance(stream, FakeStream):
+        spans = (_span(to, writes=True), _span(origin, writes=False))
+        stream.run("a strided copy", lambda: _copy_values(to, origin), spans)
+        return
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)), torch.no_grad():
+        to.copy_(origin, non_blocking=True)
+
+
+def _copy_values(to: torch.Tensor, origin: torch.Tensor) -> None:
+    with torch.no_grad():
+        to.copy_(origin)
+
+
+def _span(tensor: torch.Tensor, *, writes: bool) -> Span:
+    """Return all that a strided tensor may touch."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return Span(tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size(), writes)
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """Return a given tensor without its gradient: the same memory."""
+    local: torch.Tensor = getattr(value, "_local_tensor", value)
+    return local.detach()
+
+
+def _unpin(device: Device, pinned: PinnedMemory, memory: "Memory") -> None:
+    """Give the pages back once nothing copies any more: whoever dropped the shard may have left copies queued."""
+    if isinstance(device, CudaDevice):
+        device.finish()
+    pinned.close()
+    del memory
