@@ -2,7 +2,8 @@
 
 import ctypes
 import mmap
-import os
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.gpu.timing import device_s, wall_s
@@ -24,41 +25,30 @@ class Ceilings(NamedTuple):
     pin_s_per_gib: float
 
 
-def measure(cupy: object, device: CudaDevice, nbytes: int = 4 * GIB) -> Ceilings:
+def measure(device: CudaDevice, nbytes: int = 4 * GIB) -> Ceilings:
     """Measure with the driver's own copies, in one process and one stream."""
-    a, b = device.allocate(nbytes), device.allocate(nbytes)
-    stream = device.stream()
-    external = cupy.cuda.ExternalStream(stream.handle)  # type: ignore[attr-defined]
-    copy_s = device_s(cupy, external, lambda: stream.copy(b.address, a.address, nbytes))
-    fd = os.memfd_create("tensorhub-bench")
-    half = min(nbytes, 2 * GIB)
-    os.posix_fallocate(fd, 0, half)
-    mapping = mmap.mmap(fd, half)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    a, b, stream = device.allocate(nbytes), device.allocate(nbytes), device.stream()
+    copy_s = device_s(device, stream, lambda: stream.copy(b.address, a.address, nbytes))
+    half = nbytes // 2
+    memory = mmap.mmap(-1, half)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     ctypes.memset(address, 1, half)
 
-    def across(to: int, origin: int) -> float:
+    def across(to: int, origin: int) -> Callable[[], None]:
         def work() -> None:
             stream.copy(to, origin, half)
             stream.record().wait()
 
-        return wall_s(work, rounds=5)
+        return work
 
-    slow_to, slow_from = across(a.address, address), across(address, a.address)
-    pins = []
-
-    def pin() -> None:
-        pins.append(device.pin(address, half))
-
-    import time
-
+    to_gpu, from_gpu = across(a.address, address), across(address, a.address)
+    slow_to, slow_from = wall_s(to_gpu, rounds=3), wall_s(from_gpu, rounds=3)
     began = time.perf_counter()
-    pin()
+    pinned = device.pin(address, half)
     pin_s = time.perf_counter() - began
-    fast_to, fast_from = across(a.address, address), across(address, a.address)
-    pins[0].close()
+    fast_to, fast_from = wall_s(to_gpu, rounds=5), wall_s(from_gpu, rounds=5)
+    pinned.close()
     a.close()
     b.close()
-    return Ceilings(
-        nbytes / copy_s, half / fast_to, half / fast_from, half / slow_to, half / slow_from, pin_s * GIB / half
-    )
+    rates = (half / each for each in (fast_to, fast_from, slow_to, slow_from))
+    return Ceilings(nbytes / copy_s, *rates, pin_s * GIB / half)

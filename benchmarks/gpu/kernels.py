@@ -1,43 +1,79 @@
 """The kernels beside a copy of the same bytes."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.gpu.timing import device_s, wall_s
 from tensorhub_agent.devices.cuda_engine import CudaEngine
+from tensorhub_agent.devices.kernels.digests import Digester
+from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_common.devices.cuda import CudaDevice
 
 PIECE = 4 << 20
 
 
-def measure(cupy: Any, device: CudaDevice) -> list[tuple[str, float, float]]:  # noqa: ANN401 (cupy has no types)
-    """Return what was measured, its bytes a second, and its share of a copy of as many bytes."""
-    engine, rows = CudaEngine(device), []
-    for pieces in (1, 16, 256, 1024):
-        nbytes = pieces * PIECE
-        a, b = device.allocate(nbytes), device.allocate(nbytes)
-        random = cupy.ndarray(
-            nbytes // 8, cupy.uint64, cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(a.address, nbytes, a), 0)
+class Row(NamedTuple):
+    """One measurement."""
+
+    what: str
+    pieces: int
+    bps: float
+    share: float
+    """Of the driver's copy of as many bytes, timed by the GPU's events."""
+
+
+def measure(device: CudaDevice, counts: tuple[int, ...] = (1, 16, 256, 1024)) -> list[Row]:
+    """Measure by batches of pieces of 4 MiB, of random bytes."""
+    found = []
+    for pieces in counts:
+        found += _measured(device, pieces)
+    return found
+
+
+def _measured(device: CudaDevice, pieces: int) -> list[Row]:
+    nbytes = pieces * PIECE
+    engine, library, stream = CudaEngine(device), KernelLibrary(device), device.stream()
+    a, b = device.allocate(nbytes), device.allocate(nbytes)
+    random = np.random.default_rng(0).integers(0, 256, PIECE, np.uint8)
+    for number in range(pieces):
+        stream.copy(a.address + number * PIECE, random.ctypes.data, PIECE)
+    stream.record().wait()
+    to = np.arange(pieces, dtype=np.int64) * PIECE + b.address
+    origin = np.arange(pieces, dtype=np.int64) * PIECE + a.address
+    sizes = np.full(pieces, PIECE, np.int64)
+    copy_s = device_s(device, stream, lambda: stream.copy(b.address, a.address, nbytes))
+    rows = [Row("the driver's copy, by events", pieces, nbytes / copy_s, 1.0)]
+
+    def row(what: str, took_s: float) -> None:
+        rows.append(Row(what, pieces, nbytes / took_s, copy_s / took_s))
+
+    row("the driver's copy, waited for", wall_s(lambda: engine.copy([b.address], [a.address], [nbytes])))
+    digester = Digester(device, library, stream)
+    some = slice(0, min(pieces, 256))
+    for name, work in _kernels(device, digester, to[some], origin[some], sizes[some]).items():
+        took_s = device_s(device, stream, work)
+        rows.append(
+            Row(
+                f"kernel {name}",
+                len(to[some]),
+                len(to[some]) * PIECE / took_s,
+                copy_s / pieces * len(to[some]) / took_s,
+            )
         )
-        random[...] = cupy.arange(nbytes // 8, dtype=cupy.uint64) * cupy.uint64(0x9E3779B97F4A7C15)
-        cupy.cuda.Device().synchronize()
-        stream = device.stream()
-        external = cupy.cuda.ExternalStream(stream.handle)
-        copy_s = device_s(cupy, external, lambda: stream.copy(b.address, a.address, nbytes))
-        to = (np.arange(pieces) * PIECE + b.address).tolist()
-        origin = (np.arange(pieces) * PIECE + a.address).tolist()
-        sizes = [PIECE] * pieces
-        ways = {
-            "copy, driver": lambda: engine.copy([b.address], [a.address], [nbytes]),
-            "copy and digest": lambda: engine.copy_and_digest(to, origin, sizes),
-            "digest": lambda: engine.copy_and_digest(to, None, sizes),
-        }
-        rows.append((f"{pieces} pieces: copy, by events", nbytes / copy_s, 1.0))
-        for name, work in ways.items():
-            took_s = wall_s(work)
-            rows.append((f"{pieces} pieces: {name}", nbytes / took_s, copy_s / took_s))
-        del random
-        a.close()
-        b.close()
+    lists = to.tolist(), origin.tolist(), sizes.tolist()
+    row("copy and digest, waited for", wall_s(lambda: engine.copy_and_digest(*lists)))
+    row("digest, waited for", wall_s(lambda: engine.copy_and_digest(lists[0], None, lists[2])))
+    a.close()
+    b.close()
     return rows
+
+
+def _kernels(
+    device: CudaDevice, digester: Digester, to: NDArray[np.int64], origin: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> dict[str, Callable[[], None]]:
+    """Return each kernel of a launch by itself, over tables that a launch has left."""
+    digester.digest(to, origin, sizes)
+    return digester.by_kernel(len(to), int((sizes[0] - 1) // 1024))

@@ -3,22 +3,25 @@
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
+
+from tensorhub_common.devices.cuda import CudaDevice, CudaStream
 
 ROUNDS: Final = 9
 
 
-def device_s(cupy: Any, stream: Any, work: Callable[[], object], rounds: int = ROUNDS) -> float:  # noqa: ANN401
-    """Return the median seconds that the stream takes for work, by its own events."""
+def device_s(device: CudaDevice, stream: CudaStream, work: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Return the median seconds that the stream takes for work, by events of its own."""
     work()
-    taken = []
-    for _ in range(rounds):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record(stream)
-        work()
-        end.record(stream)
-        end.synchronize()
-        taken.append(cupy.cuda.get_elapsed_time(begin, end) / 1000)
+    taken, driver = [], device.driver
+    with device.current():
+        begin, end = driver("cuEventCreate", 0), driver("cuEventCreate", 0)
+        for _ in range(rounds):
+            driver("cuEventRecord", begin, stream.handle)
+            work()
+            driver("cuEventRecord", end, stream.handle)
+            driver("cuEventSynchronize", end)
+            taken.append(float(driver("cuEventElapsedTime", begin, end)) / 1000)
     return statistics.median(taken)
 
 

@@ -312,9 +312,9 @@ class CopyBatch(HostBatch):
         return after
 
 
-DEVICE_TASK_BYTES_MIN: Final = 64 * 1024 * 1024
+DEVICE_TASK_BYTES_MIN: Final = 512 * 1024 * 1024
 DEVICE_TASK_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""A task of a device is one wait for it: a GPU copies 64 MiB in the time that giving it the work takes."""
+"""A task of a device is one wait for it. A GPU copies 64 MiB in the time that giving it the work takes."""
 
 
 def device_of(*regions: MemoryRegion | None) -> Device | None:

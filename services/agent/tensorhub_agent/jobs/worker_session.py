@@ -286,7 +286,9 @@ class WorkerSessions:
         bound = _bound(frame.timeout_s)
         deadline = now + bound.gives_up_s
         call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
-        spec = ShardSpec(key, frame.shards, frame.spot, digest, stored.table.nbytes, staged, mapped)
+        spec = ShardSpec(
+            key, frame.shards, frame.spot, digest, stored.table.nbytes, staged, mapped, on_device=bool(frame.device)
+        )
         job.register(spec, call, now)
         if key not in job.core.shards:
             session.handles.pop(handle, None)

@@ -17,6 +17,8 @@ class BatchLimits:
     """Pieces of mapped memory are asked for in batches of about this: large enough for every copying thread."""
     wire_bytes: int = 8 * 1024 * 1024
     """The same between hosts: small enough to see progress, and several of them fill a wire."""
+    wire_window_bytes: int = 1 << 40
+    """A source over a wire has at most this much under way, where a read's window is larger."""
     least_bytes: int = 1024 * 1024
     """The slowest source is still asked for batches of this: smaller ones cost more than they tell."""
 
@@ -65,7 +67,8 @@ class SourceRate:
     def in_flight_limit(self, share_bytes: int) -> float:
         """Return how much may be under way beyond `BATCHES_MIN` batches, out of an equal share of the window."""
         rate = self.rate
-        return 0 if rate is None else min(share_bytes, rate * AHEAD_S)
+        most = share_bytes if self.reads_memory else min(share_bytes, self.limits.wire_window_bytes)
+        return 0 if rate is None else min(most, rate * AHEAD_S)
 
     def batch_bytes(self, share_bytes: int, *, relayed: bool = False) -> float:
         """Return how large its next batch should be; `relayed`: others wait for what it brings."""

@@ -4,7 +4,7 @@ A simulation of a few bytes and seconds passes smaller values. docs/design/proto
 bound is safe.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tensorhub_agent.rates.source_rate import BatchLimits
@@ -100,3 +100,19 @@ class TransferLimits:
 
 
 DEFAULT_LIMITS: Final = TransferLimits()
+
+DEVICE_BATCH_BYTES: Final = 1024 * 1024 * 1024
+"""A GPU copies this much in less than a millisecond, which is about what a batch costs beside its bytes."""
+
+DEVICE_WINDOW_BYTES: Final = 4 * DEVICE_BATCH_BYTES
+
+
+def on_device(limits: TransferLimits) -> TransferLimits:
+    """Return the limits of a read into the memory of a GPU: what it copies on this host takes no memory of the host."""
+    batches = replace(
+        limits.batches,
+        memory_bytes=max(DEVICE_BATCH_BYTES, limits.batches.memory_bytes),
+        # What comes over a wire does pass through the host.
+        wire_window_bytes=limits.window_bytes,
+    )
+    return replace(limits, window_bytes=max(DEVICE_WINDOW_BYTES, limits.window_bytes), batches=batches)

@@ -48,6 +48,7 @@ from tensorhub_agent.primitives.lease_messages import (
 )
 from tensorhub_agent.primitives.program_units import PieceCompletion
 from tensorhub_agent.primitives.ranges import ranges_of_marks, set_marks
+from tensorhub_agent.transfer.limits import on_device
 from tensorhub_agent.transfer.site_handoff import Handoff
 from tensorhub_agent.transfer.source_pool import TransferActions
 from tensorhub_agent.transfer.transfer import Transfer, TransferPhase
@@ -186,7 +187,7 @@ class ReadDriver:
             root=root,
             nbytes=nbytes,
             verify=verify,
-            limits=self._core.config.transfer,
+            limits=on_device(self._core.config.transfer) if self._core.spec.on_device else self._core.config.transfer,
             first_number=self._core.number(),
             now=now,
             kept=kept,

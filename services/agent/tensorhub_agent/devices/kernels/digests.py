@@ -4,7 +4,7 @@ A launch takes `PIECES_MAX` pieces. Its tables and sums are allocated once for e
 allocated on the way of a read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -41,7 +41,7 @@ class Digester:
     def __init__(self, device: CudaDevice, library: KernelLibrary, stream: CudaStream) -> None:
         """Allocate what a launch needs."""
         self._device, self._library, self._stream = device, library, stream
-        # The table goes to the GPU and the digests come back by way of pinned memory, so neither copy waits for the other.
+        # By way of pinned memory, so that neither the copy of the table nor that of the digests waits for the host.
         self._host = PinnedBuffer(device, PIECES_MAX * (_PIECE.itemsize + PIECE_DIGEST_BYTES))
         self._table = np.frombuffer(self._host.view, _PIECE, PIECES_MAX)
         self._found = self._host.view[PIECES_MAX * _PIECE.itemsize :]
@@ -81,22 +81,39 @@ class Digester:
         table = self._table[:count]
         table["to"], table["nbytes"], table["sums"] = to, nbytes, ends - blocks
         table["from"] = 0 if origin is None else origin
-        sums = self._room_for(int(ends[-1]))
-        stream, kernel = self._stream, self._library.kernel
+        sums, stream = self._room_for(int(ends[-1])), self._stream
         stream.copy(self._pieces, self._host.address, count * _PIECE.itemsize)
-        # The last warp of a piece copies what lies behind its last whole block.
-        across = (int(blocks.max()) + BLOCKS_PER_GROUP) // BLOCKS_PER_GROUP
-        name = "block_sums" if origin is None else "copy_and_sum"
-        stream.launch(kernel("digest", name), (across, count), THREADS, (self._pieces, sums))
-        groups = (count * LANES + FINISH_THREADS - 1) // FINISH_THREADS
-        arguments = (self._pieces, sums, self._ends, count)
-        stream.launch(kernel("digest", "scramble_sums"), (groups, 1), FINISH_THREADS, arguments)
-        groups = (count + FINISH_THREADS - 1) // FINISH_THREADS
-        arguments = (self._pieces, self._ends, self._digests, count)
-        stream.launch(kernel("digest", "finish_digests"), (groups, 1), FINISH_THREADS, arguments)
+        self._sum("block_sums" if origin is None else "copy_and_sum", count, int(blocks.max()), sums)
+        self._scramble(count, sums)
+        self._finish(count)
         stream.copy(self._host.address + PIECES_MAX * _PIECE.itemsize, self._digests, count * PIECE_DIGEST_BYTES)
         stream.record().wait()
         return bytes(self._found[: count * PIECE_DIGEST_BYTES])
+
+    def by_kernel(self, count: int, blocks: int) -> dict[str, Callable[[], None]]:
+        """Return what gives the stream one kernel of the last launch again, to be measured."""
+        sums = self._room_for(count * blocks)
+        return {
+            "block_sums": lambda: self._sum("block_sums", count, blocks, sums),
+            "copy_and_sum": lambda: self._sum("copy_and_sum", count, blocks, sums),
+            "scramble_sums": lambda: self._scramble(count, sums),
+            "finish_digests": lambda: self._finish(count),
+        }
+
+    def _sum(self, name: str, count: int, blocks: int, sums: int) -> None:
+        # The last warp of a piece copies what lies behind its last whole block.
+        across = (blocks + BLOCKS_PER_GROUP) // BLOCKS_PER_GROUP
+        self._stream.launch(self._library.kernel("digest", name), (across, count), THREADS, (self._pieces, sums))
+
+    def _scramble(self, count: int, sums: int) -> None:
+        groups = (count * LANES + FINISH_THREADS - 1) // FINISH_THREADS
+        arguments = (self._pieces, sums, self._ends, count)
+        self._stream.launch(self._library.kernel("digest", "scramble_sums"), (groups, 1), FINISH_THREADS, arguments)
+
+    def _finish(self, count: int) -> None:
+        groups = (count + FINISH_THREADS - 1) // FINISH_THREADS
+        arguments = (self._pieces, self._ends, self._digests, count)
+        self._stream.launch(self._library.kernel("digest", "finish_digests"), (groups, 1), FINISH_THREADS, arguments)
 
     def _room_for(self, blocks: int) -> int:
         """Return where the sums of so many blocks go; it grows to what the largest launch took."""

@@ -1,0 +1,209 @@
+"""Versions between trainers and engines on a GPU, through a whole hub: both kinds of hub memory, both ways."""
+
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.kit.hubs import RunningHub, new_job, running_hub
+from tests.kit.tensors import assert_same_bytes
+from torch import nn
+
+import tensorhub
+from tensorhub.arguments import Install
+from tensorhub_common.devices.cuda import CudaDevice
+
+pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
+
+WAIT_S = 60
+MEMORIES = ["host", "device"]
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.uint8,
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    folder: Path = tmp_path_factory.mktemp("hub")
+    async with running_hub(folder, TENSORHUB_METRICS="0") as running:
+        yield running
+
+
+def values(seed: int, rows: int = 1000) -> dict[str, torch.Tensor]:
+    """Return random bits of every dtype, on the GPU."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    made = {}
+    for dtype in DTYPES:
+        bits = torch.randint(0, 256, (rows, 8 * 257), generator=generator, device="cuda", dtype=torch.uint8)
+        made[str(dtype)] = bits.view(dtype)
+    made["flag"] = torch.rand(5, generator=generator, device="cuda") > 0.5
+    made["empty"] = torch.ones(0, 3, device="cuda")
+    return made
+
+
+def zeros(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
+async def registered(
+    hub: tensorhub.AsyncHub, replica: str, tensors: dict[str, torch.Tensor], memory: str, install: Install = "in-place"
+) -> tensorhub.AsyncShard:
+    return await hub.register("m", tensors, replica=replica, memory=memory, install=install)
+
+
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+@pytest.mark.parametrize("destination", MEMORIES)
+@pytest.mark.parametrize("source", MEMORIES)
+async def test_every_byte_comes_behind_what_was_queued(
+    hub: RunningHub, source: str, destination: str, install: Install
+) -> None:
+    """The trainer's last writes are queued behind a long wait of the GPU, on a stream of its own, as is publishing."""
+    if destination == "host" and install == "staged":
+        pytest.skip("tensors on a GPU with hub memory of the host are copied in one go: in-place is all there is")
+    async with hub.connected() as (here, there):
+        trainer = await registered(here, "trainer", zeros(values(0)), source)
+        engine = await registered(there, "engine", zeros(values(0)), destination, install)
+        stream = torch.cuda.Stream()
+        for version in range(1, 6):
+            given = values(version)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                async with trainer.overwriting():
+                    torch.cuda._sleep(200_000_000)
+                    for name, tensor in trainer.tensors.items():
+                        tensor.copy_(given[name])
+                await trainer.publish()
+            assert await engine.update(wait_s=WAIT_S, timeout_s=WAIT_S) == version
+            assert_same_bytes(engine.tensors, given)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+async def test_what_an_engine_has_queued_reads_the_version_that_it_was_queued_for(hub: RunningHub, memory: str) -> None:
+    async with hub.connected() as (here, there):
+        trainer = await registered(here, "trainer", {"w": torch.zeros(1 << 20, device="cuda")}, memory)
+        engine = await registered(there, "engine", {"w": torch.zeros(1 << 20, device="cuda")}, memory)
+        for version in range(1, 6):
+            async with trainer.overwriting(publish=True) as mine:
+                mine["w"].fill_(version)
+            torch.cuda._sleep(200_000_000)
+            before = engine.tensors["w"].clone()
+            assert await engine.update(wait_s=WAIT_S) == version
+            after = engine.tensors["w"].clone()
+            torch.cuda.synchronize()
+            assert before.unique().tolist() == [version - 1.0]
+            assert after.unique().tolist() == [float(version)]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+async def test_a_graph_that_was_captured_before_computes_with_the_new_weights(hub: RunningHub, memory: str) -> None:
+    async with hub.connected() as (here, there):
+        model, engine_model = nn.Linear(256, 256).cuda(), nn.Linear(256, 256).cuda()
+        trainer = await here.register("m", model, replica="trainer", memory=memory)
+        engine = await there.register("m", engine_model, replica="engine", memory=memory)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        probe = torch.randn(16, 256, device="cuda")
+        with torch.no_grad():
+            engine_model(probe)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = engine_model(probe)
+        for version in range(1, 6):
+            await trainer.publish()
+            assert await engine.update(wait_s=WAIT_S) == version
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(output, model(probe))
+            model(probe).square().sum().backward()
+            async with trainer.overwriting():
+                optimizer.step()
+            optimizer.zero_grad()
+
+
+async def test_sync_and_async_engines_follow_one_trainer(hub: RunningHub) -> None:
+    job = new_job()
+    with tensorhub.connect(job, agent=hub.file.agents[0].socket, nats=hub.file.nats) as here:
+        given = {"w": torch.zeros(1 << 22, device="cuda")}
+        trainer = here.register("m", given, replica="trainer")
+        with tensorhub.connect(job, agent=hub.file.agents[1].socket, nats=hub.file.nats) as there:
+            engines = [
+                there.register("m", {"w": torch.zeros(1 << 22, device="cuda")}, replica=memory, memory=memory)
+                for memory in MEMORIES
+            ]
+            stream = torch.cuda.Stream()
+            for version in range(1, 6):
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(200_000_000)
+                    given["w"].fill_(version)
+                    with trainer.overwriting(publish=True):
+                        pass
+                for engine in engines:
+                    assert engine.update(wait_s=WAIT_S) == version
+                    assert engine.tensors["w"].unique().tolist() == [float(version)]
+
+
+def device_process_bytes() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+@pytest.mark.parametrize("memory", MEMORIES)
+async def test_nothing_grows_over_many_updates(hub: RunningHub, memory: str, install: Install) -> None:
+    if memory == "host" and install == "staged":
+        pytest.skip("as above")
+    updates = 250
+    async with hub.connected() as (here, there):
+        given = {f"w{n}": torch.zeros(1 << 18, device="cuda") for n in range(8)}
+        trainer = await registered(here, "trainer", given, memory)
+        engine = await registered(there, "engine", zeros(given), memory, install)
+        marks = []
+        for version in range(1, updates + 1):
+            async with trainer.overwriting(publish=True) as mine:
+                for tensor in mine.values():
+                    tensor.fill_(version)
+            assert await engine.update(wait_s=WAIT_S) == version
+            if version in (50, updates):
+                assert all(tensor.unique().tolist() == [float(version)] for tensor in engine.tensors.values())
+                gc.collect()
+                torch.cuda.empty_cache()
+                marks.append((device_process_bytes(), open_files(), resident_bytes()))
+        (gpu_before, files_before, host_before), (gpu_after, files_after, host_after) = marks
+        assert gpu_after <= gpu_before + 4 * 2**20
+        assert files_after <= files_before + 2
+        assert host_after <= host_before + 32 * 2**20
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+async def test_memory_is_given_back_when_shards_are_released(hub: RunningHub, memory: str, device: CudaDevice) -> None:
+    async with hub.connected() as (here, _):
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = []
+        for _ in range(6):
+            shard = await registered(here, "trainer", {"w": torch.zeros(1 << 28, device="cuda")}, memory)
+            await shard.publish()
+            await shard.release()
+            del shard
+            gc.collect()
+            torch.cuda.empty_cache()
+            device.finish()
+            before.append(device_process_bytes())
+        assert before[-1] <= before[1] + 64 * 2**20
