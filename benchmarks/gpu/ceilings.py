@@ -50,5 +50,6 @@ def measure(device: CudaDevice, nbytes: int = 4 * GIB) -> Ceilings:
     pinned.close()
     a.close()
     b.close()
-    rates = (half / each for each in (fast_to, fast_from, slow_to, slow_from))
-    return Ceilings(nbytes / copy_s, *rates, pin_s * GIB / half)
+    return Ceilings(
+        nbytes / copy_s, half / fast_to, half / fast_from, half / slow_to, half / slow_from, pin_s * GIB / half
+    )

@@ -1,14 +1,12 @@
 """The kernels beside a copy of the same bytes."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.gpu.timing import device_s, wall_s
 from tensorhub_agent.devices.cuda_engine import CudaEngine
-from tensorhub_agent.devices.kernels.digests import Digester
+from tensorhub_agent.devices.kernels.digests import PIECES_MAX, Digester
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_common.devices.cuda import CudaDevice
 
@@ -52,28 +50,15 @@ def _measured(device: CudaDevice, pieces: int) -> list[Row]:
 
     row("the driver's copy, waited for", wall_s(lambda: engine.copy([b.address], [a.address], [nbytes])))
     digester = Digester(device, library, stream)
-    some = slice(0, min(pieces, 256))
-    for name, work in _kernels(device, digester, to[some], origin[some], sizes[some]).items():
-        took_s = device_s(device, stream, work)
-        rows.append(
-            Row(
-                f"kernel {name}",
-                len(to[some]),
-                len(to[some]) * PIECE / took_s,
-                copy_s / pieces * len(to[some]) / took_s,
-            )
-        )
+    some = slice(0, min(pieces, PIECES_MAX))
+    digester.digest(to[some], origin[some], sizes[some])
+    share = len(to[some]) / pieces
+    for name, (where, work) in digester.by_kernel(PIECE // 1024 - 1).items():
+        took_s = device_s(device, where, work)
+        rows.append(Row(f"kernel {name}", len(to[some]), share * nbytes / took_s, copy_s * share / took_s))
     lists = to.tolist(), origin.tolist(), sizes.tolist()
     row("copy and digest, waited for", wall_s(lambda: engine.copy_and_digest(*lists)))
     row("digest, waited for", wall_s(lambda: engine.copy_and_digest(lists[0], None, lists[2])))
     a.close()
     b.close()
     return rows
-
-
-def _kernels(
-    device: CudaDevice, digester: Digester, to: NDArray[np.int64], origin: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> dict[str, Callable[[], None]]:
-    """Return each kernel of a launch by itself, over tables that a launch has left."""
-    digester.digest(to, origin, sizes)
-    return digester.by_kernel(len(to), int((sizes[0] - 1) // 1024))

@@ -88,10 +88,17 @@ async def registered(
     shards: int,
     tensors: Mapping[str, torch.Tensor],
     install: Install = "in-place",
+    memory: str = "host",
 ) -> list[AsyncShard]:
     return [
         await hubs[shard % len(hubs)].register(
-            "m", specs(tensors, how, shard, shards), replica=replica, shard=shard, shards=shards, install=install
+            "m",
+            specs(tensors, how, shard, shards),
+            replica=replica,
+            shard=shard,
+            shards=shards,
+            install=install,
+            memory=memory,
         )
         for shard in range(shards)
     ]

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorhub_agent.compute.casting.fp8 import fill_scales
+from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.engine import engine_of
+from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.primitives.forms import packed_strides
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_common.layout.casts import FP8_SCHEMES
@@ -74,11 +77,15 @@ class NumpyAmaxTable:
 
     def write_scales(self, scales: Sequence[Range], destination: MemoryRegion) -> None:
         """Compute scales of folds that are known, into the destination."""
-        memory = host(destination)
         for entries in self._program.entries(scales):
-            form = entries.form
-            here: Floats = np.ndarray(form.shape, np.float32, memory, entries.to, form.to_strides)
-            fill_scales(self._entries(entries), FP8_SCHEMES[entries.scheme], here)
+            form, scheme, known = entries.form, FP8_SCHEMES[entries.scheme], self._entries(entries)
+            if isinstance(destination, DeviceRegion):
+                packed = np.empty(form.shape, np.float32)
+                fill_scales(known, scheme, packed)
+                lay_out(packed, form, destination, entries.to)
+            else:
+                here: Floats = np.ndarray(form.shape, np.float32, host(destination), entries.to, form.to_strides)
+                fill_scales(known, scheme, here)
 
     def amax(self, layout: str, units: Sequence[Range]) -> Sequence[bytes]:
         """Return by what a source of this layout computes each of these units; nothing where it computes none so."""
@@ -95,6 +102,18 @@ class NumpyAmaxTable:
     def _entries(self, entries: AmaxEntries) -> Floats:
         view: Floats = np.ndarray(entries.counts, np.float32, self._table, entries.at, entries.strides)
         return view
+
+
+def lay_out(packed: Floats, form: StridedForm, destination: DeviceRegion, at: int) -> None:
+    """Bring some scales, which are few, into the memory of a GPU."""
+    device, strides = destination.device, packed_strides(form.shape, form.to_itemsize)
+    engine, room = engine_of(device), device.allocate(packed.nbytes)
+    try:
+        engine.copy([room.address], [int(packed.ctypes.data)], [packed.nbytes])
+        own = StridedForm(form.shape, form.to_strides, strides, form.to_itemsize, form.to_itemsize)
+        engine.copy_boxes([DeviceBox(destination.address + at, room.address, own)])
+    finally:
+        room.close()
 
 
 def _units(ranges: Iterable[Range]) -> Iterable[int]:

@@ -17,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.compute.batch import TASK_BYTES_MAX, HostBatch, address_of, memmove
 from tensorhub_agent.compute.conversion import Convert, by_amax, check_cast, converter_of
-from tensorhub_agent.compute.pool import TASK_BYTES_MAX, CopyPool, HostBatch, address_of, memmove
+from tensorhub_agent.compute.device_boxes import DeviceBoxBatch
+from tensorhub_agent.compute.device_copy import device_of
+from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Columns, check_fits, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.block_forms import amax_bytes, needs_amax
 from tensorhub_agent.primitives.forms import FormPart, check_amax, check_form, cut_form, is_run, normalized, run_bytes
@@ -169,7 +172,9 @@ class StridedBatch(HostBatch):
                 how.copy(destination, to, source, origin)
 
 
-def copy_boxes(pool: CopyPool, destination: MemoryRegion, source: MemoryRegion, regions: StridedCopies) -> StridedBatch:
+def copy_boxes(
+    pool: CopyPool, destination: MemoryRegion, source: MemoryRegion, regions: StridedCopies
+) -> StridedBatch | DeviceBoxBatch:
     """Copy boxes.
 
     Raises ValueError, and copies nothing, when a form is bad or a box does not fit into one of the views; `CastUnknown`
@@ -188,10 +193,23 @@ def copy_boxes(pool: CopyPool, destination: MemoryRegion, source: MemoryRegion, 
     check_amax(regions)
     check_fits("destination", len(destination), to, _column([kind.span for kind in kinds]))
     check_fits("source", len(source), origin, _column([kind.origin_span for kind in kinds]))
+    device = device_of(destination, source)
+    if device is not None:
+        by_device = DeviceBoxBatch(device, destination, source, regions, copy_box)
+        return pool.start(by_device, by_device.sizes)
     job = StridedBatch(destination, source, sum(kind.origin_nbytes for kind in kinds))
     run_costs = _add_runs(job, to, origin, kinds)
     part_costs = _add_parts(job, to, origin, kinds, regions.amax or (b"",) * len(kinds))
     return pool.start(job, np.concatenate((run_costs, part_costs)))
+
+
+def copy_box(form: StridedForm, amax: bytes, destination: memoryview, to: int, source: memoryview, origin: int) -> None:
+    """Copy one box that was checked, in this thread."""
+    own = normalized(form)
+    if is_run(own):
+        destination[to : to + own.nbytes] = source[origin : origin + own.nbytes]
+    else:
+        _Arrays.of(own, amax).copy(destination, to, source, origin)
 
 
 def _add_runs(job: StridedBatch, to: Columns, origin: Columns, kinds: list[_FormTemplate]) -> Columns:

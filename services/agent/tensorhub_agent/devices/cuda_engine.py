@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.kernels.boxes import BoxCopier
 from tensorhub_agent.devices.kernels.digests import LONG_BYTES_MIN, Digester, short_digests
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
@@ -23,6 +25,7 @@ class _Own:
 
     stream: CudaStream
     digester: Digester
+    boxes: BoxCopier
 
 
 class CudaEngine:
@@ -63,6 +66,10 @@ class CudaEngine:
                 found[number] = np.frombuffer(digest, np.uint8)
         return found.tobytes()
 
+    def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
+        """See `DeviceEngine.copy_boxes`."""
+        self._own().boxes.copy(boxes)
+
     def _short(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[bytes]:
         """Hash pieces that are too short for the kernels, on the host."""
         landing = bytearray(int(sizes.sum()))
@@ -79,5 +86,9 @@ class CudaEngine:
         found: _Own | None = getattr(self._threads, "own", None)
         if found is None:
             stream = self._device.stream()
-            found = self._threads.own = _Own(stream, Digester(self._device, self._library, stream))
+            found = self._threads.own = _Own(
+                stream,
+                Digester(self._device, self._library, stream),
+                BoxCopier(self._device, self._library, stream),
+            )
         return found

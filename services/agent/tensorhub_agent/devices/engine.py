@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from tensorhub_agent.devices.boxes import DeviceBox
 from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import Device
 from tensorhub_common.devices.fake import FakeDevice
@@ -25,6 +26,9 @@ class DeviceEngine(Protocol):
         A digest is of the bytes in the destination, taken after the last write of this call. Without `origin` the
         pieces are only hashed where they are. `to` is memory of the device.
         """
+
+    def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
+        """Copy strided boxes within the device's memory; return when all are there."""
 
 
 _engines: Final[dict[Device, DeviceEngine]] = {}

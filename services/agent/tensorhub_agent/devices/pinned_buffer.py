@@ -1,6 +1,7 @@
 """Host memory of this process that a GPU copies at full speed."""
 
 import mmap
+import weakref
 
 import numpy as np
 
@@ -15,4 +16,6 @@ class PinnedBuffer:
         self._memory = mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self.view = memoryview(self._memory)[:nbytes]
         self.address = int(np.frombuffer(self._memory, np.uint8).ctypes.data)
-        self._pinned = device.pin(self.address, len(self._memory))
+        pinned = device.pin(self.address, len(self._memory))
+        # Before the mapping goes, whose addresses the next one may get. Each use of it is waited for where it is begun.
+        weakref.finalize(self, pinned.close)

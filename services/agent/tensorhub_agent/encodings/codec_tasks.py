@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from tensorhub_agent.compute.pool import CopyBatch, CopyPool, HostBatch
+from tensorhub_agent.compute.batch import HostBatch
+from tensorhub_agent.compute.pool import CopyBatch, CopyPool
 from tensorhub_agent.compute.spans import Spans, check_fits, columns
 from tensorhub_agent.encodings.byte_planes import Damaged
 from tensorhub_agent.encodings.compression import pack, unpack

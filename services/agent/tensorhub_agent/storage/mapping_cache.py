@@ -17,6 +17,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
+from tensorhub_agent.devices.pinnable_mapping import PinnableMapping
 from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.storage.device_segments import imported
 from tensorhub_agent.storage.segments import ForeignSegment
@@ -94,7 +95,7 @@ class MappingCache:
             if not isinstance(known, Mapping):
                 _check(name, about, nbytes, origin)
                 # Not populated: a read touches what it wants, and does so on all cores.
-                memory = mmap.mmap(fd, about.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+                memory = PinnableMapping(fd, about.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ).prepare()
                 known = Mapping(key, memoryview(memory)[origin:], 0, memory, fd)
                 fd = -1
         except (OSError, ValueError) as why:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
+from tensorhub_agent.devices.pinnable_mapping import PinnableMapping
 from tensorhub_common.config.segment_names import segment_beginning
 from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
@@ -377,7 +378,8 @@ def whole_pages(nbytes: int) -> int:
 
 
 def _map(fd: int, nbytes: int) -> memoryview:
-    return memoryview(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    return memoryview(PinnableMapping(fd, nbytes, flags=mmap.MAP_SHARED, prot=access).prepare())
 
 
 def _populate(view: memoryview) -> None:

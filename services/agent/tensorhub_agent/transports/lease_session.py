@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final
 
-from tensorhub_agent.compute.pool import CopyStopped, PoolBatch
+from tensorhub_agent.compute.batch import CopyStopped, PoolBatch
 from tensorhub_agent.primitives.lease_messages import (
     CONFIRM_S,
     RENEW_S,

@@ -14,8 +14,10 @@ import pytest
 import xxhash
 from tests.kit.fakes import GIVE_UP_S, LastResort
 
+from tensorhub_agent.compute import batch
 from tensorhub_agent.compute import pool as compute_pool
-from tensorhub_agent.compute.pool import PART_BYTES, BackgroundTask, CopyBatch, CopyPool, CopyPoolFull, CopyStopped
+from tensorhub_agent.compute.batch import CopyStopped, PoolBatch
+from tensorhub_agent.compute.pool import PART_BYTES, BackgroundTask, CopyBatch, CopyPool, CopyPoolFull
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
@@ -47,7 +49,7 @@ class Gate:
         self.entered = threading.Semaphore(0)
         self.writes = 0
         self._lock = threading.Lock()
-        self._memmove: Callable[..., Any] = compute_pool.memmove
+        self._memmove: Callable[..., Any] = batch.memmove
         monkeypatch.setattr(compute_pool, "memmove", self)
 
     def __call__(self, to: int, origin: int, nbytes: int) -> None:
@@ -137,7 +139,7 @@ async def test_the_digest_is_of_what_stands_in_the_destination(
     pool: CopyPool, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
     """A copy that went wrong is found, though the source is as it should be."""
-    memmove = compute_pool.memmove
+    memmove = batch.memmove
     spans = packed(sizes)
     source, destination = bytes_of(5, sum(sizes)), bytearray(sum(sizes))
 
@@ -230,7 +232,7 @@ async def test_a_job_wakes_the_loop_once(pool: CopyPool, monkeypatch: pytest.Mon
 
 
 async def test_a_small_job_takes_its_turn_beside_a_large_one(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[CopyBatch] = []
+    order: list[PoolBatch] = []
     run = CopyBatch._run
 
     def noted(job: CopyBatch, first: int, last: int, hasher: Any) -> None:

@@ -11,10 +11,11 @@ from tests.examples_of import examples
 from tests.unit.agent.boxes import answer, dense, forms, regions, rows, source_of, widen
 
 from tensorhub_agent.compute import conversion, strided_copy
+from tensorhub_agent.compute.batch import memmove
 from tensorhub_agent.compute.conversion import CastUnknown
-from tensorhub_agent.compute.pool import CopyPool, memmove
+from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
-from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, copy_boxes
+from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, StridedBatch, copy_boxes
 from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 MIB = 1024 * 1024
@@ -182,6 +183,7 @@ async def test_tasks_have_about_equal_bytes_and_neighbours_at_both_ends_are_one_
     form = StridedForm((5,), (2,), (2,), 2, 2)
     boxes = StridedCopies(list(range(0, 1000, 10)), list(range(3, 1003, 10)), [form] * 100)
     job = copy_boxes(pool, memoryview(bytearray(1000)), source_of(1003), boxes)
+    assert isinstance(job, StridedBatch)
     assert job._how == [1000]
     await job.done()
     await bring(pool, bytearray(), memoryview(b""), StridedCopies([], [], []))

@@ -5,44 +5,11 @@ What only a GPU shows (that its threads don't disturb each other, and how fast t
 
 import ctypes
 import random
-import shutil
-import subprocess
-from importlib import resources
 
 import pytest
 import xxhash
+from tests.kit.compiled_kernels import compiled
 
-import tensorhub_agent.devices.kernels
-
-COMPILER = shutil.which("g++") or shutil.which("clang++")
-SHIM = """
-#include <ucontext.h>
-#define __global__
-#define __device__
-#define __constant__ static const
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __align__(n) alignas(n)
-struct Place { unsigned x, y; };
-static Place blockIdx, threadIdx, blockDim;
-struct u64x2 { unsigned long long x, y; };
-#define LOAD_ONCE(at) (*(at))
-#define STORE_ONCE(at, value) (*(at) = (value))
-
-// The lanes of a warp are coroutines: each runs to its next exchange, and goes on once all have come there.
-static ucontext_t caller, lanes[32];
-static char stacks[32][65536];
-static unsigned long long handed[2][32];
-static unsigned lane, exchanges[32];
-static bool ended[32];
-static unsigned long long exchanged(unsigned long long value, int apart) {
-    unsigned mine = lane, side = exchanges[lane]++ % 2;
-    handed[side][mine] = value;
-    swapcontext(&lanes[mine], &caller);
-    return handed[side][mine ^ apart];
-}
-#define EXCHANGE(value, apart) exchanged(value, apart)
-"""
 RUN = """
 static int copying;
 static const Piece* all;
@@ -95,17 +62,8 @@ class Piece(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if COMPILER is None:
-        pytest.skip("there is no C++ compiler here to compile the kernels' source with")
-    folder = tmp_path_factory.mktemp("kernels")
-    source = resources.files(tensorhub_agent.devices.kernels).joinpath("digest.cu").read_text()
-    (folder / "digest.cpp").write_text(SHIM + source + RUN)
-    library = folder / "digest.so"
-    subprocess.run(
-        [COMPILER, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", folder / "digest.cpp", "-o", library], check=True
-    )
-    return ctypes.CDLL(str(library))
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compiled("digest", RUN, tmp_path_factory.mktemp("kernels"))
 
 
 def aligned(buffer: ctypes.Array[ctypes.c_char], shift: int) -> int:
@@ -114,7 +72,7 @@ def aligned(buffer: ctypes.Array[ctypes.c_char], shift: int) -> int:
 
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize(("to_shift", "from_shift"), [(0, 0), (3, 0), (8, 5), (1, 1)])
-def test_digests_are_those_of_the_host(compiled: ctypes.CDLL, *, to_shift: int, from_shift: int, copies: bool) -> None:
+def test_digests_are_those_of_the_host(library: ctypes.CDLL, *, to_shift: int, from_shift: int, copies: bool) -> None:
     lots = random.Random(to_shift)
     lengths = LENGTHS + [lots.randrange(241, 100_000) for _ in range(10)]
     pieces, count, sums = (Piece * len(lengths))(), len(lengths), 0
@@ -131,7 +89,7 @@ def test_digests_are_those_of_the_host(compiled: ctypes.CDLL, *, to_shift: int, 
     room = ctypes.create_string_buffer(sums * 64 + 64)
     ends, found = (ctypes.c_uint64 * (8 * count))(), ctypes.create_string_buffer(16 * count)
     across = (max(lengths) // 1024 + 64) // 64
-    compiled.run(copies, across, count, pieces, ctypes.c_void_p(aligned(room, 0)), ends, found)
+    library.run(copies, across, count, pieces, ctypes.c_void_p(aligned(room, 0)), ends, found)
     for number, (piece, (data, _, _)) in enumerate(zip(pieces, held, strict=True)):
         assert found.raw[16 * number : 16 * number + 16] == xxhash.xxh3_128_digest(data), len(data)
         assert ctypes.string_at(piece.to, len(data)) == data

@@ -96,7 +96,9 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
 
 #define WARP 32
 // A warp takes so many blocks at a time: each of its loads is 512 bytes one after another, which are half a block.
+#ifndef BLOCKS_PER_WARP
 #define BLOCKS_PER_WARP 8
+#endif
 
 // Of 16 bytes that are `from` on, return both words; what is not read again is kept out of the caches.
 template <bool ALIGNED>
@@ -229,7 +231,7 @@ __device__ __forceinline__ u64 scrambled(u64 acc, u64 key, u64 sum) {
     return (u64)(u32)acc * PRIME32_1 + sum + ((u64)((u32)(acc >> 32) * PRIME32_1) << 32);
 }
 
-#define AHEAD 16
+#define AHEAD 32
 
 // Grid: x over the pieces, 8 threads each, 32 a block: four pieces. `ends` takes the accumulators, 8 words a piece.
 extern "C" __global__ void __launch_bounds__(32) scramble_sums(

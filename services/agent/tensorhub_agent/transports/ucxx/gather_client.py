@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Final, Protocol
 
+from tensorhub_agent.compute.batch import PoolBatch
 from tensorhub_agent.compute.conversion import check_cast
-from tensorhub_agent.compute.pool import CopyPool, PoolBatch
+from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES

@@ -1,0 +1,145 @@
+"""Copying boxes where an end, or both, is memory of a GPU.
+
+Between two places of a GPU's memory a kernel copies boxes as they lie. All else goes in steps: a box is packed where it
+stands, crosses to the other memory in one piece, and is laid out there. Elements are converted on the host, packed, so
+they get the same bits as between two memories of the host.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import numpy as np
+import xxhash
+from msgspec.structs import replace
+
+from tensorhub_agent.compute.batch import PoolBatch, address_of, task_bounds
+from tensorhub_agent.compute.device_copy import DEVICE_TASK_BYTES_MAX, DEVICE_TASK_BYTES_MIN
+from tensorhub_agent.compute.spans import Columns
+from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.engine import engine_of
+from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_agent.primitives.block_forms import amax_bytes
+from tensorhub_agent.primitives.forms import cut_form, normalized, packed_strides
+from tensorhub_agent.primitives.memory_region import MemoryRegion, host
+from tensorhub_common.devices.device import Device, DeviceMemory
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
+
+STEP_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A box that goes in steps is cut at this: so much each thread takes for it at a time, on the GPU and on the host."""
+
+OnHost = Callable[[StridedForm, bytes, memoryview, int, memoryview, int], None]
+"""Copies a box of a form, with what came for it, to a byte of one view from a byte of another."""
+
+
+class _Part(NamedTuple):
+    """A box or a part of one: from byte `origin` of the source to byte `to` of the destination."""
+
+    to: int
+    origin: int
+    form: StridedForm
+    amax: bytes
+
+
+class DeviceBoxBatch(PoolBatch):
+    """Boxes under way. `await job.done()`, or `stop()` it; it holds its regions until it has ended."""
+
+    def __init__(
+        self, device: Device, destination: MemoryRegion, source: MemoryRegion, regions: StridedCopies, on_host: OnHost
+    ) -> None:
+        """Prepare; `CopyPool` starts it with `sizes`. The boxes were checked against both regions."""
+        super().__init__()
+        self._device, self._engine, self._on_host = device, engine_of(device), on_host
+        self._regions: tuple[MemoryRegion, MemoryRegion] | None = destination, source
+        self.origin_nbytes = sum(form.origin_nbytes for form in regions.form)
+        amax = regions.amax or (b"",) * len(regions.form)
+        self._goes_in_steps = not (isinstance(destination, DeviceRegion) and isinstance(source, DeviceRegion))
+        self._parts = [
+            part
+            for to, origin, form, largest in zip(regions.to, regions.origin, regions.form, amax, strict=True)
+            for part in self._cut(to, origin, form, largest)
+        ]
+
+    @property
+    def sizes(self) -> Columns:
+        """The bytes of each part at the end that has more."""
+        return np.asarray([max(each.form.nbytes, each.form.origin_nbytes) for each in self._parts], np.int64)
+
+    def _cut(self, to: int, origin: int, form: StridedForm, largest: bytes) -> list[_Part]:
+        if not form.cast and not self._goes_in_steps:
+            return [_Part(to, origin, form, b"")]
+        found, begin = [], 0
+        for part in cut_form(normalized(form), STEP_BYTES_MAX):
+            end = begin + amax_bytes(part.form) if largest else begin
+            found.append(_Part(to + part.to, origin + part.origin, part.form, largest[begin:end]))
+            begin = end
+        return found
+
+    def bounds(self, nbytes: Columns, threads: int) -> list[int]:
+        """See `PoolBatch.bounds`."""
+        if self._goes_in_steps:
+            return super().bounds(nbytes, threads)
+        return task_bounds(nbytes, threads, DEVICE_TASK_BYTES_MIN, DEVICE_TASK_BYTES_MAX)
+
+    def _let_go(self) -> None:
+        self._regions = None
+
+    def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:  # noqa: ARG002 (nothing is hashed here)
+        assert self._regions is not None
+        destination, source = self._regions
+        to, origin = address_of(destination), address_of(source)
+        direct = []
+        for part in self._parts[first:last]:
+            if part.form.cast or self._goes_in_steps:
+                self._in_steps(part, destination, source)
+            else:
+                direct.append(DeviceBox(to + part.to, origin + part.origin, part.form))
+        if direct:
+            self._engine.copy_boxes(direct)
+
+    def _in_steps(self, part: _Part, destination: MemoryRegion, source: MemoryRegion) -> None:
+        """Pack, cross, convert, cross and lay out, as far as each is wanted."""
+        form, view, at = part.form, source, part.origin
+        if isinstance(source, DeviceRegion):
+            packed = replace(
+                form,
+                shape=form.origin_shape,
+                to_strides=packed_strides(form.origin_shape, form.itemsize),
+                to_itemsize=form.itemsize,
+                cast="",
+                blocks=None,
+            )
+            view, at = self._fetched(packed, source.address + part.origin), 0
+            form = replace(form, origin_strides=packed_strides(form.origin_shape, form.itemsize))
+        if isinstance(destination, DeviceRegion):
+            landing = memoryview(bytearray(form.nbytes))
+            strides = packed_strides(form.shape, form.to_itemsize)
+            self._on_host(replace(form, to_strides=strides), part.amax, landing, 0, host(view), at)
+            laid_out = replace(form, origin_strides=strides, itemsize=form.to_itemsize, cast="", blocks=None)
+            self._lay_out(laid_out, destination.address + part.to, landing)
+        else:
+            self._on_host(form, part.amax, host(destination), part.to, host(view), at)
+
+    def _fetched(self, form: StridedForm, origin: int) -> memoryview:
+        """Return a box of the GPU's memory, packed, in the host's."""
+        landing = memoryview(bytearray(form.nbytes))
+        with _scratch(self._device, form.nbytes) as room:
+            self._engine.copy_boxes([DeviceBox(room.address, origin, form)])
+            self._engine.copy([address_of(landing)], [room.address], [form.nbytes])
+        return landing
+
+    def _lay_out(self, form: StridedForm, to: int, packed: memoryview) -> None:
+        """Bring a packed box of the host's memory to where it belongs in the GPU's."""
+        with _scratch(self._device, form.nbytes) as room:
+            self._engine.copy([room.address], [address_of(packed)], [form.nbytes])
+            self._engine.copy_boxes([DeviceBox(to, room.address, form)])
+
+
+@contextmanager
+def _scratch(device: Device, nbytes: int) -> Iterator[DeviceMemory]:
+    """Lend memory of a device for one step; all work on it must have ended by the end of the block."""
+    memory = device.allocate(nbytes)
+    try:
+        yield memory
+    finally:
+        memory.close()

@@ -1,0 +1,64 @@
+"""Boxes where an end, or both, is memory of a GPU come as between two memories of the host, converted or not."""
+
+import asyncio
+import ctypes
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.agent.boxes import answer, forms, regions, source_of
+
+from tensorhub_agent.compute import device_boxes
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.strided_copy import copy_boxes
+from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_common.devices.fake import FakeDevice
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
+
+ENDS = [(True, True), (True, False), (False, True)]
+
+
+def on_device(device: FakeDevice, data: bytes) -> DeviceRegion:
+    memory = device.allocate(len(data))
+    ctypes.memmove(memory.address, data, len(data))
+    return DeviceRegion.of(device, memory)
+
+
+def brought(nbytes: int, data: bytes, boxes: StridedCopies, to_device: bool, from_device: bool) -> bytes:  # noqa: FBT001
+    """Copy boxes between memories of these kinds; return what is in the destination then."""
+    device = FakeDevice(schedule=random.Random(nbytes))
+
+    async def run() -> bytes:
+        pool = CopyPool(2)
+        before = b"\xaa" * nbytes
+        source = on_device(device, data) if from_device else memoryview(data)
+        destination = on_device(device, before) if to_device else memoryview(bytearray(before))
+        await copy_boxes(pool, destination, source, boxes).done()
+        pool.close()
+        if isinstance(destination, DeviceRegion):
+            return ctypes.string_at(destination.address, nbytes)
+        return bytes(destination)
+
+    return asyncio.run(run())
+
+
+@given(regions(), st.sampled_from(ENDS))
+@settings(deadline=None)
+def test_random_boxes_are_numpys(drawn: tuple[StridedCopies, int, int], ends: tuple[bool, bool]) -> None:
+    boxes, nbytes, origin_nbytes = drawn
+    source = bytes(source_of(origin_nbytes))
+    assert brought(nbytes, source, boxes, *ends) == answer(b"\xaa" * nbytes, memoryview(source), boxes)
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@given(form=forms(30_000))
+@settings(deadline=None, max_examples=30)
+def test_a_box_is_the_same_however_it_is_cut(ends: tuple[bool, bool], form: StridedForm) -> None:
+    whole, device_boxes.STEP_BYTES_MAX = device_boxes.STEP_BYTES_MAX, 700  # type: ignore[misc]
+    try:
+        source, boxes = bytes(source_of(form.origin_span_bytes)), StridedCopies([0], [0], [form])
+        expected = answer(b"\xaa" * form.span_bytes, memoryview(source), boxes)
+        assert brought(form.span_bytes, source, boxes, *ends) == expected
+    finally:
+        device_boxes.STEP_BYTES_MAX = whole  # type: ignore[misc]
