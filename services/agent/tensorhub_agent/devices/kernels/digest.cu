@@ -96,9 +96,9 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
 
 #define WARP 32
 // A warp takes so many blocks at a time: each of its loads is 512 bytes one after another, which are half a block.
-#ifndef BLOCKS_PER_WARP
 #define BLOCKS_PER_WARP 8
-#endif
+// So many blocks' loads, two a thread, are under way at a time.
+#define BLOCKS_PER_STEP 4
 
 // Of 16 bytes that are `from` on, return both words; what is not read again is kept out of the caches.
 template <bool ALIGNED>
@@ -128,6 +128,11 @@ __device__ __forceinline__ void store(u8* to, Words words) {
     }
 }
 
+// Return where in a warp's blocks a thread's 16 bytes of a half block are.
+__device__ __forceinline__ u32 place_of(u32 block, u32 half, u32 lane) {
+    return block * BLOCK_BYTES + half * BLOCK_BYTES / 2 + lane * 16;
+}
+
 // Sum up the stripes of up to eight blocks; where the piece is copied, store what was loaded.
 //
 // A thread loads the same 16 bytes of each half block: two lanes of one stripe. So its four keys stay in registers. Eight
@@ -144,21 +149,31 @@ __device__ __forceinline__ void sum_warp(const u8* from, u8* to, u64* sums, u32 
     }
     Words sum[BLOCKS_PER_WARP];
 #pragma unroll
-    for (int block = 0; block < BLOCKS_PER_WARP; block++) {
-        Words loaded[2];
+    for (int first = 0; first < BLOCKS_PER_WARP; first += BLOCKS_PER_STEP) {
+        Words loaded[BLOCKS_PER_STEP][2];
+        // All loads of a step before its first store: the compiler can't know that a store changes no later load.
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u32 at = block * BLOCK_BYTES + half * BLOCK_BYTES / 2 + lane * 16;
-            loaded[half].low = loaded[half].high = 0;
-            if ((u32)block < count) loaded[half] = load<ALIGNED>(from + at);
-            if (COPIES && (u32)block < count) store<ALIGNED>(to + at, loaded[half]);
+        for (int step = 0; step < BLOCKS_PER_STEP; step++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                loaded[step][half].low = loaded[step][half].high = 0;
+                if ((u32)(first + step) < count) {
+                    loaded[step][half] = load<ALIGNED>(from + place_of(first + step, half, lane));
+                }
+            }
         }
-        sum[block].low = sum[block].high = 0;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            // Each lane adds its neighbour's word, and the product of the halves of its own.
-            sum[block].low += loaded[half].high + product(loaded[half].low, keys[2 * half]);
-            sum[block].high += loaded[half].low + product(loaded[half].high, keys[2 * half + 1]);
+        for (int step = 0; step < BLOCKS_PER_STEP; step++) {
+            Words& both = sum[first + step];
+            both.low = both.high = 0;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                Words words = loaded[step][half];
+                if (COPIES && (u32)(first + step) < count) store<ALIGNED>(to + place_of(first + step, half, lane), words);
+                // Each lane adds its neighbour's word, and the product of the halves of its own.
+                both.low += words.high + product(words.low, keys[2 * half]);
+                both.high += words.low + product(words.high, keys[2 * half + 1]);
+            }
         }
     }
 #pragma unroll
