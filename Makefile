@@ -11,6 +11,7 @@ RESPONSES ?= 300
 SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
+REPORT ?= gpu-report.md
 # The commit of the release before this one.
 RELEASE ?= 7ff7cd1
 # Such as handlers.rounds, or --again for those that have survived or hung; empty is all.
@@ -37,7 +38,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact matrix partition crowds mixed cluster mutants docs site serve
+.PHONY: help venv demo test long slow wheel pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads rollout-exact matrix partition crowds mixed cluster gpu mutants docs site serve
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -153,6 +154,9 @@ cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, s
 
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)
+
+gpu: $(READY) ## on a machine with a GPU: its tests, compute-sanitizer on the kernels, the benchmarks; one report (REPORT=gpu-report.md)
+	@$(BIN)/python -m tools.gpu --report $(REPORT)
 
 mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODULES=handlers.rounds: does a test notice?
 	@$(BIN)/python -m tests.mutation.run $(MODULES)

@@ -1,16 +1,20 @@
 """The kernels beside a copy of the same bytes."""
 
-from typing import NamedTuple
+import functools
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from benchmarks.gpu.timing import device_s, wall_s
+from tensorhub_agent.devices.boxes import DeviceBox
 from tensorhub_agent.devices.cuda_engine import CudaEngine
 from tensorhub_agent.devices.kernels.digests import PIECES_MAX, Digester
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_common.devices.cuda import CudaDevice
+from tensorhub_common.programs.regions import StridedForm
 
-PIECE = 4 << 20
+PIECE: Final = 4 << 20
+SHORT_ROW_BYTES: Final = 8
 
 
 class Row(NamedTuple):
@@ -62,3 +66,27 @@ def _measured(device: CudaDevice, pieces: int) -> list[Row]:
     a.close()
     b.close()
     return rows
+
+
+class BoxRow(NamedTuple):
+    """Strided rows, packed."""
+
+    row_bytes: int
+    bps: float
+    share: float
+
+
+def boxes(device: CudaDevice, nbytes: int = 1 << 30) -> list[BoxRow]:
+    """Measure the packing of every other row of a matrix, by the length of its rows."""
+    engine, stream = CudaEngine(device), device.stream()
+    a, b = device.allocate(2 * nbytes), device.allocate(nbytes)
+    copy_s = device_s(device, stream, lambda: stream.copy(b.address, a.address, nbytes))
+    found = []
+    for row in (8192, 2048, 512, 64, 16, 2):
+        some = nbytes if row > SHORT_ROW_BYTES else nbytes // 8
+        box = DeviceBox(b.address, a.address, StridedForm((some // row, row), (row, 1), (2 * row, 1), 1, 1))
+        took_s = wall_s(functools.partial(engine.copy_boxes, [box]))
+        found.append(BoxRow(row, some / took_s, copy_s * some / nbytes / took_s))
+    a.close()
+    b.close()
+    return found

@@ -1,5 +1,6 @@
 """Versions between trainers and engines on a GPU, through a whole hub: both kinds of hub memory, both ways."""
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import torch
+from tests.kit import shardings
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.tensors import assert_same_bytes
 from torch import nn
 
 import tensorhub
 from tensorhub.arguments import Install
-from tensorhub_common.devices.cuda import CudaDevice
+from tensorhub_common.devices.cuda import CudaDevice, cuda_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
 
@@ -207,3 +209,24 @@ async def test_memory_is_given_back_when_shards_are_released(hub: RunningHub, me
             device.finish()
             before.append(device_process_bytes())
         assert before[-1] <= before[1] + 64 * 2**20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("source", "destination"), [("device", "device"), ("device", "host"), ("host", "device")])
+async def test_shards_of_one_layout_and_dtype_become_those_of_another(
+    hub: RunningHub, source: str, destination: str, dtype: torch.dtype
+) -> None:
+    values = {name: tensor for name, tensor in shardings.model(7).items() if tensor.dtype is torch.float32}
+    cast = {name: tensor.to(dtype) for name, tensor in values.items()}
+    where = {"device": f"{cuda_device(0).uuid}", "host": "host"}
+    async with hub.connected() as hubs:
+        trainer = await shardings.registered(hubs, "trainer", shardings.rows, 3, values, memory=where[source])
+        engine = await shardings.registered(hubs, "engine", shardings.columns, 2, cast, memory=where[destination])
+        assert await shardings.published(trainer, shardings.rows, values) == 1
+        assert set(await asyncio.gather(*(shard.replicate(1, timeout_s=WAIT_S) for shard in engine))) == {1}
+        for number, shard in enumerate(engine):
+            part = shardings.cut(cast, shardings.columns, number, 2)
+            assert_same_bytes(
+                {name: tensor.cpu() for name, tensor in shard.tensors.items()},
+                {name: part[name][0].contiguous() for name in shard.tensors},
+            )

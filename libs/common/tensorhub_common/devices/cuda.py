@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any, Final
 
 from tensorhub_common.devices.device import (
@@ -73,6 +72,9 @@ def _failure(name: str, status: Any, words: str, out_of_memory: object) -> Excep
 
 _lock: Final = threading.Lock()
 _loaded: list[_Driver] = []
+_thread: Final = threading.local()
+"""`device`: whose context is current in this thread for good."""
+
 _devices: "Final[dict[int, CudaDevice]]" = {}
 
 
@@ -102,6 +104,21 @@ def cuda_device_of(uuid: str) -> "CudaDevice":
     if not found:
         raise DeviceUnavailable(f"no GPU here is {uuid}: {count} can be seen, see CUDA_VISIBLE_DEVICES")
     return found[0]
+
+
+class _Current:
+    """Pushes a context and pops it; in a thread that has it current anyway it does nothing."""
+
+    def __init__(self, device: "CudaDevice", context: Any) -> None:  # noqa: ANN401 (a CUcontext)
+        self._device, self._context = device, context
+
+    def __enter__(self) -> None:
+        if getattr(_thread, "device", None) is not self._device:
+            self._device.driver("cuCtxPushCurrent", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        if getattr(_thread, "device", None) is not self._device:
+            self._device.driver("cuCtxPopCurrent")
 
 
 class CudaEvent:
@@ -277,6 +294,7 @@ class CudaDevice:
         if self.attribute("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
             self._properties.allocFlags.gpuDirectRDMACapable = 1
         self._context = driver("cuDevicePrimaryCtxRetain", self._device)
+        self._current = _Current(self, self._context)
         granularity = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         self.granule_bytes = int(driver("cuMemGetAllocationGranularity", self._properties, granularity))
 
@@ -285,14 +303,18 @@ class CudaDevice:
         which = getattr(self.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.driver("cuDeviceGetAttribute", which, self._device))
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Have the device's context current in this thread within the block."""
-        self.driver("cuCtxPushCurrent", self._context)
-        try:
-            yield
-        finally:
-            self.driver("cuCtxPopCurrent")
+    def current(self) -> "_Current":
+        """Return a block within which the device's context is current in this thread."""
+        return self._current
+
+    def adopt_thread(self) -> None:
+        """Have the context current in this thread from now on, which so pays for that no more.
+
+        For threads of our own. One that is another device's already stays so.
+        """
+        if getattr(_thread, "device", None) is None:
+            self.driver("cuCtxSetCurrent", self._context)
+            _thread.device = self
 
     def access(self, *, readonly: bool) -> Any:  # noqa: ANN401 (a CUmemAccessDesc)
         """Return the description of this device's access to memory."""

@@ -13,8 +13,8 @@ from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_common.devices.device import Device
 
-DEVICE_TASK_BYTES_MIN: Final = 512 * 1024 * 1024
-DEVICE_TASK_BYTES_MAX: Final = 1024 * 1024 * 1024
+DEVICE_TASK_BYTES_MIN: Final = 2048 * 1024 * 1024
+DEVICE_TASK_BYTES_MAX: Final = 4096 * 1024 * 1024
 """A task of a device is one wait for it. A GPU copies 64 MiB in the time that giving it the work takes."""
 
 CROSSING_BYTES: Final = 32 * 1024 * 1024

@@ -85,6 +85,8 @@ class CudaEngine:
     def _own(self) -> _Own:
         found: _Own | None = getattr(self._threads, "own", None)
         if found is None:
+            # A thread of the pool works with this device alone, or with others by blocks of its own.
+            self._device.adopt_thread()
             stream = self._device.stream()
             found = self._threads.own = _Own(
                 stream,

@@ -57,7 +57,7 @@ struct Piece {
 // On a GPU two words in one access, past the caches; the test of this source on a CPU brings its own.
 #ifdef __CUDACC_RTC__
 typedef ulonglong2 u64x2;
-#define LOAD_ONCE(at) __ldcs(at)
+#define LOAD_ONCE(at) __ldg(at)
 #define STORE_ONCE(at, value) __stcs(at, value)
 #define EXCHANGE(value, apart) __shfl_xor_sync(0xffffffffu, value, apart)
 #endif

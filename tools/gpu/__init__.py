@@ -1,0 +1,1 @@
+"""`make gpu`: everything that only a machine with a GPU can show."""

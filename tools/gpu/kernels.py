@@ -1,0 +1,76 @@
+"""Each kernel once, over pieces and boxes of many sizes: what compute-sanitizer watches. It compares every byte."""
+
+import random
+import sys
+
+import numpy as np
+import xxhash
+
+from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.cuda_engine import CudaEngine
+from tensorhub_common.devices.cuda import CudaDevice, cuda_device
+from tensorhub_common.programs.regions import StridedForm
+
+LENGTHS = (1, 240, 241, 1023, 1024, 1025, 8191, 8192, 8193, 65_536, 100_001, 1 << 20)
+
+
+def main() -> None:
+    """Run them; exit with 1 where a byte or a digest is not the host's."""
+    device = cuda_device(0)
+    engine = CudaEngine(device)
+    wrong = [*_pieces(device, engine, 0), *_pieces(device, engine, 3), *_boxes(device, engine)]
+    if wrong:
+        sys.exit("not as the host has it: " + ", ".join(wrong))
+    print("every digest and byte is the host's")
+
+
+def _pieces(device: CudaDevice, engine: CudaEngine, shift: int) -> list[str]:
+    data = random.Random(shift).randbytes(sum(LENGTHS))
+    source, destination = device.allocate(len(data) + shift), device.allocate(len(data) + shift)
+    _copy(device, source.address + shift, _address(data), len(data))
+    begins = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
+    to = [destination.address + shift + begin for begin in begins]
+    origin = [source.address + shift + begin for begin in begins]
+    found = engine.copy_and_digest(to, origin, LENGTHS)
+    again = engine.copy_and_digest(to, None, LENGTHS)
+    wrong = []
+    for number, (begin, size) in enumerate(zip(begins, LENGTHS, strict=True)):
+        expected = xxhash.xxh3_128_digest(data[begin : begin + size])
+        if not found[16 * number : 16 * number + 16] == again[16 * number : 16 * number + 16] == expected:
+            wrong.append(f"the digest of {size} bytes, shifted by {shift}")
+    landing = bytearray(len(data))
+    _copy(device, _address(landing), destination.address + shift, len(data))
+    if landing != data:
+        wrong.append(f"the copy, shifted by {shift}")
+    return wrong
+
+
+def _boxes(device: CudaDevice, engine: CudaEngine) -> list[str]:
+    wrong = []
+    for rows, row, apart in ((1000, 16, 48), (333, 7, 20), (64, 4096, 5000), (5000, 1, 3)):
+        data = random.Random(row).randbytes(rows * apart)
+        source, destination = device.allocate(len(data)), device.allocate(rows * row)
+        _copy(device, source.address, _address(data), len(data))
+        engine.copy_boxes(
+            [DeviceBox(destination.address, source.address, StridedForm((rows, row), (row, 1), (apart, 1), 1, 1))]
+        )
+        landing = bytearray(rows * row)
+        _copy(device, _address(landing), destination.address, len(landing))
+        expected = np.frombuffer(data, np.uint8).reshape(rows, apart)[:, :row].tobytes()
+        if landing != expected:
+            wrong.append(f"boxes of {rows} rows of {row} bytes")
+    return wrong
+
+
+def _copy(device: CudaDevice, to: int, origin: int, nbytes: int) -> None:
+    stream = device.stream()
+    stream.copy(to, origin, nbytes)
+    stream.record().wait()
+
+
+def _address(data: bytes | bytearray) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
+
+
+if __name__ == "__main__":
+    main()
