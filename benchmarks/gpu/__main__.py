@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--report", type=Path, help="write the report as Markdown, as in --report gpu.md")
     parser.add_argument("--json", type=Path, help="write the figures as JSON, as in --json gpu.json")
-    parser.add_argument("--gib", type=int, default=8, help="the size of what goes through the hub, in GiB (8)")
+    parser.add_argument("--gib", type=int, default=4, help="the size of what goes through the hub, in GiB (4)")
     options = parser.parse_args()
     try:
         device = cuda_device(0)
@@ -61,7 +61,7 @@ async def _stalls() -> list[stall.Stall]:
     with tempfile.TemporaryDirectory(prefix="tensorhub-gpu-") as folder:
         async with paths.two_agents(Path(folder)) as hub:
             for memory, install in stall.KINDS:
-                found.append(await asyncio.to_thread(stall.measure, hub, memory, install, 128, 5.0))
+                found.append(await asyncio.to_thread(stall.measure, hub, memory, install, 128, 4.0))
     return found
 
 

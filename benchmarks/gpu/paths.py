@@ -35,7 +35,7 @@ async def two_agents(folder: Path) -> AsyncIterator[LocalHub]:
         yield hub
 
 
-async def measure(hub: LocalHub, source: str, destination: str, nbytes: int, versions: int = 6) -> Update:
+async def measure(hub: LocalHub, source: str, destination: str, nbytes: int, versions: int = 5) -> Update:
     """Publish and fetch some versions of `nbytes`, of which the first is not counted."""
     job = f"bench-{source}-{destination}-{time.time_ns()}"
     agents = hub.hub.agents
@@ -64,8 +64,6 @@ async def measure(hub: LocalHub, source: str, destination: str, nbytes: int, ver
             published.append(middle - began)
             updated.append(end - middle)
             wires.append(engine.last_read.wire_s)
-    if engine.last_read is not None and engine.last_read.stages is not None:
-        print(f"{source} to {destination}: {engine.last_read.stages}", flush=True)
     await here.close()
     await there.close()
     wire_s = statistics.median(wires)

@@ -1,6 +1,5 @@
 """Each kernel once, over pieces and boxes of many sizes: what compute-sanitizer watches. It compares every byte."""
 
-import random
 import sys
 
 import numpy as np
@@ -25,7 +24,7 @@ def main() -> None:
 
 
 def _pieces(device: CudaDevice, engine: CudaEngine, shift: int) -> list[str]:
-    data = random.Random(shift).randbytes(sum(LENGTHS))
+    data = np.random.default_rng(shift).bytes(sum(LENGTHS))
     source, destination = device.allocate(len(data) + shift), device.allocate(len(data) + shift)
     _copy(device, source.address + shift, _address(data), len(data))
     begins = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
@@ -48,7 +47,7 @@ def _pieces(device: CudaDevice, engine: CudaEngine, shift: int) -> list[str]:
 def _boxes(device: CudaDevice, engine: CudaEngine) -> list[str]:
     wrong = []
     for rows, row, apart in ((1000, 16, 48), (333, 7, 20), (64, 4096, 5000), (5000, 1, 3)):
-        data = random.Random(row).randbytes(rows * apart)
+        data = np.random.default_rng(row).bytes(rows * apart)
         source, destination = device.allocate(len(data)), device.allocate(rows * row)
         _copy(device, source.address, _address(data), len(data))
         engine.copy_boxes(
