@@ -127,6 +127,8 @@ def _run(step: str, command: tuple[str, ...], bound_s: int, environment: dict[st
             ended = f"not done within {bound_s} s"
         output.seek(0)
         said = output.read()
+    if step == "tests" and ended == "ok" and " passed" not in said:
+        ended = "no test ran"
     print(said[-SHOWN_CHARS:], f"== {step}: {ended}", flush=True)
     return Outcome(step, " ".join(command), ended, time.perf_counter() - began, said)
 

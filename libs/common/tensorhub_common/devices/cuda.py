@@ -49,7 +49,7 @@ class _Driver:
             raise DeviceUnavailable(f"CUDA can't be used here: {why}") from why
         except Exception as why:
             # What the package raises where there is no driver's library differs between its releases.
-            raise DeviceUnavailable(f"there is no NVIDIA driver here ({why})") from why
+            raise DeviceUnavailable("there is no NVIDIA driver on this machine") from why
 
     def __call__(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 (each call returns something else)
         """Call the driver; return what it returns behind its status. Raises `DeviceError`."""
