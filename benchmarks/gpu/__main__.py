@@ -35,13 +35,13 @@ def main() -> None:
     found = report.Figures(
         machine=f"{torch.cuda.get_device_name(0)}, {platform.platform()}, Python {platform.python_version()}, "
         f"torch {torch.__version__}",
-        ceilings=ceilings.measure(device),
-        kernels=kernels.measure(device, (1, 128, 1024)),
-        boxes=kernels.boxes(device),
-        host_copy=host_copy.measure(device),
-        torch=torch_ways.measure(),
-        updates=asyncio.run(_through_a_hub(options.gib << 30)),
-        stalls=asyncio.run(_stalls()),
+        ceilings=_told(ceilings.measure(device)),
+        kernels=_told(kernels.measure(device, (1, 128, 1024))),
+        boxes=_told(kernels.boxes(device)),
+        host_copy=_told(host_copy.measure(device)),
+        torch=_told(torch_ways.measure()),
+        updates=_told(asyncio.run(_through_a_hub(options.gib << 30))),
+        stalls=_told(asyncio.run(_stalls())),
     )
     text = report.of(found, time.perf_counter() - began)
     print(text)
@@ -49,6 +49,12 @@ def main() -> None:
         options.report.write_text(text)
     if options.json is not None:
         options.json.write_text(json.dumps(_plain(found), indent=1))
+
+
+def _told(found: Any) -> Any:  # noqa: ANN401 (any figures)
+    """Show a part of the figures as it comes: a run that is cut off has said as much as it knew."""
+    print(found, file=sys.stderr, flush=True)
+    return found
 
 
 async def _through_a_hub(nbytes: int) -> list[paths.Update]:

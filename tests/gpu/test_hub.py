@@ -11,6 +11,7 @@ import torch
 from tests.kit import shardings
 from tests.kit.hubs import RunningHub, new_job, running_hub
 from tests.kit.tensors import assert_same_bytes
+from tests.kit.waiting import until
 from torch import nn
 
 import tensorhub
@@ -208,7 +209,8 @@ async def test_memory_is_given_back_when_shards_are_released(hub: RunningHub, me
             torch.cuda.empty_cache()
             device.finish()
             before.append(device_process_bytes())
-        assert before[-1] <= before[1] + 64 * 2**20
+        # A thread takes the last mapping away, behind all work of the device.
+        await until(lambda: device_process_bytes() <= min(before) + 64 * 2**20)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])

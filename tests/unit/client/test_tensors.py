@@ -186,8 +186,8 @@ def test_wrong_arguments_and_names_are_refused(monkeypatch: pytest.MonkeyPatch) 
             describe({name: torch.ones(1)})
     # No other device stands in the test machine, so one is pretended.
     module = torch.nn.Linear(2, 2)
-    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("cuda:1")))
-    with pytest.raises(NotInThisVersion, match=r"'weight' is on cuda:1.*move the module to the CPU"):
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("xpu:1")))
+    with pytest.raises(NotInThisVersion, match=r"'weight' is on xpu:1.*move the module to the CPU"):
         describe(module)
 
 

@@ -208,9 +208,8 @@ class LeaseService:
 
     def _lent(self, lease: Lease, stored: StoredShard) -> LeaseOpened | None:
         """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
-        assert isinstance(stored.segment, Segment)
         try:
-            return LeaseOpened(lease.name, stored.segment, fd=stored.segment.open_lent())
+            return LeaseOpened(lease.name, stored.segment, fd=stored.host_segment.open_lent())
         except OSError as why:
             _log.warning("%s can't be lent: %s", stored.segment.name, why)
             self.ended(lease.name, LeaseTransition.READER_GONE)

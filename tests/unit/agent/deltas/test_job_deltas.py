@@ -50,7 +50,7 @@ class Agent:
     def __post_init__(self) -> None:
         self.chance = np.random.default_rng(1)
         self.deltas = self.job("run-7")
-        self.place.segment.view[:] = self.chance.bytes(self.place.segment.nbytes)
+        self.place.host_segment.view[:] = self.chance.bytes(self.place.segment.nbytes)
 
     def job(self, name: str, *, is_making: bool = True) -> JobDeltas:
         return JobDeltas(name, self.book, self.pool, self.store, self._count, is_making=is_making)
@@ -59,12 +59,12 @@ class Agent:
         self.made += 1
 
     def change(self, share: float, first: int = 0) -> None:
-        values = np.frombuffer(self.place.segment.view, np.uint16)[first:]
+        values = np.frombuffer(self.place.host_segment.view, np.uint16)[first:]
         which = self.chance.random(len(values)) < share
         values[which] ^= self.chance.integers(1, 2**16, int(which.sum()), dtype=np.uint16)
 
     async def digest(self) -> bytes:
-        return await self.pool.digest(self.place.segment.view, Spans.of(self.place.table)).result()
+        return await self.pool.digest(self.place.host_segment.view, Spans.of(self.place.table)).result()
 
     def save(self, state: str, digests: bytes = b"") -> None:
         root = root_digest(digests) if digests else None
@@ -82,7 +82,7 @@ class Agent:
     async def publish(self) -> str:
         digests = await self.digest()
         root = root_digest(digests)
-        self.versions[root] = bytes(self.place.segment.view)
+        self.versions[root] = bytes(self.place.host_segment.view)
         self.deltas.digested(KEY, digests)
         self.save("ready", digests)
         return root

@@ -77,7 +77,7 @@ class Copy:
     @property
     def path(self) -> Path:
         """Where the file stands, with its name or before it has that."""
-        named = self.place.segment.path
+        named = self.place.host_segment.path
         return named if named.exists() else self.store.shm_dir / f"{self.place.segment.name}.part"
 
     async def wish(self) -> Keep:
@@ -125,13 +125,13 @@ async def copy(tmp_path: Path, pool: CopyPool) -> Copy:
     store = disk(tmp_path)
     shards = JobShardStore("run-7", SegmentStore(tmp_path, "tensorhub-hub-a-", MIB), store)
     place = await shards.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, on_disk=True)
-    place.segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
+    place.host_segment.view[:] = np.random.default_rng(1).bytes(place.segment.nbytes)
     return Copy(tmp_path, pool, store, shards, place)
 
 
 async def test_the_file_is_one_that_any_library_reads(copy: Copy) -> None:
     await copy.fill()
-    segment = copy.place.segment
+    segment = copy.place.host_segment
     tensors = load_file(segment.path)
     for each, begin in zip(LAYOUT.tensors, placements(LAYOUT), strict=True):
         name = {"__metadata__": "__metadata___"}.get(each.name, each.name)
@@ -154,14 +154,14 @@ async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(copy: Copy) -> N
     copy.shards.free(KEY)
     await copy.shards.files.idle()
     assert (files(copy.store), copy.store.total_bytes) == ([], 0)
-    copy.store.make_durable(copy.place.segment)
+    copy.store.make_durable(copy.place.host_segment)
     assert files(copy.store) == []
 
 
 @pytest.mark.parametrize("settled", [True, False], ids=["named", "killed before it had its name"])
 async def test_a_whole_file_is_found_again(copy: Copy, *, settled: bool) -> None:
     await copy.fill(settled=settled)
-    held = bytes(copy.place.segment.view)
+    held = bytes(copy.place.host_segment.view)
     [again] = await copy.found()
     assert (again.whole, again.manifest.version, again.manifest.replica) == (True, 12, KEY.replica)
     assert bytes(again.segment.view) == held

@@ -10,8 +10,9 @@ from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.core.effects import SaveManifest
 from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_agent.primitives.ids import ShardKey
+from tensorhub_agent.primitives.memory_region import host
 from tensorhub_agent.storage.adoption import AdoptedShard, adopt
-from tensorhub_agent.storage.segments import SegmentStore
+from tensorhub_agent.storage.segments import Segment, SegmentStore
 from tensorhub_agent.storage.shard_store import JobShardStore, StoredShard
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
@@ -32,7 +33,7 @@ class Staged:
 
     async def stand(self, version: int, *, swap: bool) -> None:
         """Let a version's bytes stand in the live or the spare segment, and say so."""
-        view = (self.place.target if swap else self.place.segment).view
+        view = host((self.place.target if swap else self.place.segment).view)
         view[:5000] = bytes([version]) * 5000
         digests = await self.pool.digest(view, Spans.of(self.place.table)).result()
         facts: dict[str, Any] = {"version": version, "root": root_digest(digests), "digests": digests, "swap": swap}
@@ -60,7 +61,7 @@ async def test_the_next_run_takes_back_the_segment_that_is_live(staged: Staged, 
     for number in range(swaps):
         await staged.stand(number + 2, swap=True)
     place = staged.place
-    place.target.view[: 2500 * (1 + swaps % 2)] = bytes([99]) * 2500 * (1 + swaps % 2)
+    host(place.target.view)[: 2500 * (1 + swaps % 2)] = bytes([99]) * 2500 * (1 + swaps % 2)
     (found,) = await staged.taken_back()
     assert (found.whole, found.manifest.version, found.segment.name) == (True, swaps + 1, place.segment.name)
     assert bytes(found.segment.view[:5000]) == bytes([swaps + 1]) * 5000
@@ -76,7 +77,9 @@ async def test_a_shard_goes_with_both_segments(staged: Staged, how: str) -> None
     if how == "freed":
         staged.shards.free(KEY)
     else:
-        staged.place.target.path.unlink()
+        target = staged.place.target
+        assert isinstance(target, Segment)
+        target.path.unlink()
         assert await staged.taken_back() == []
     assert left(staged.folder) == []
 

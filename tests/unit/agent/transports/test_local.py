@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.kit.fakes import GIVE_UP_S, Lost
 from tests.unit.agent.transports.hubs import MIB, Hub, cut, digests_of
 
-from tensorhub_agent.compute import pool
+from tensorhub_agent.compute import batch, pool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.primitives.lease_messages import (
     AvailabilityUpdate,
@@ -95,7 +95,7 @@ async def test_a_read_that_does_not_fit_the_segment_is_lost_and_writes_nothing(l
 def gate(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, asyncio.Event, list[int]]:
     """Hold every copy up until the first is set; the second tells that one has begun, the list has one item each."""
     goes_on, entered, inside = threading.Event(), asyncio.Event(), list[int]()
-    memmove = pool.memmove
+    memmove = batch.memmove
 
     def slow(*args: Any) -> None:
         inside.append(1)

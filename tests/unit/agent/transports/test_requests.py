@@ -18,7 +18,7 @@ from tests.unit.agent.transports.test_plans import messages_for
 from tensorhub_agent.compute.conversion import CastUnknown
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
-from tensorhub_agent.compute.strided_copy import StridedBatch, copy_boxes
+from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.forms import packed_strides, sender_form
 from tensorhub_agent.primitives.lease_messages import Hello
 from tensorhub_agent.transports.base import BeyondGrant, ReadableRange
@@ -251,7 +251,7 @@ def test_no_box_of_a_half_filled_source_goes_before_it_stands(
 async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[int] = []
 
-    def noted(*args: Any) -> StridedBatch:
+    def noted(*args: Any) -> Any:
         packed.append(1)
         return copy_boxes(*args)
 
