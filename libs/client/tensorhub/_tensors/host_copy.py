@@ -25,7 +25,6 @@ from tensorhub._tensors import streams
 from tensorhub._tensors.adoption import adopt, named_members
 from tensorhub._tensors.streams import Queued
 from tensorhub.arguments import listed
-from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import Device, DeviceError, PinnedMemory, Stream
 from tensorhub_common.devices.fake import FakeStream, Span
 from tensorhub_common.errors import LayoutMismatch
@@ -217,7 +216,6 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 def _unpin(device: Device, pinned: PinnedMemory, memory: "Memory") -> None:
     """Give the pages back once nothing copies any more: whoever dropped the shard may have left copies queued."""
-    if isinstance(device, CudaDevice):
-        device.finish()
+    device.finish()
     pinned.close()
     del memory

@@ -265,8 +265,9 @@ class Hub(NotCopyable):
             install: "in-place" reads into the tensors' own memory. "staged" takes twice the memory: a read goes
                 beside what the tensors show, which changes only at its end. "mapped" takes none: the tensors show the
                 memory of a holder on this host, read-only.
-            memory: Where hub memory is: "host", or "device" for that of the tensors' own GPU (specs: of torch's current
-                one), where the tensors then lie. The UUID of a GPU names one.
+            memory: Where hub memory is. "host": tensors on a GPU stay where they are, given ones of a dict too, and hub
+                memory has a pinned copy. "device": they move into the agent's memory of their GPU (specs: of torch's
+                current one). The UUID of a GPU names one.
             mapping: What the tensors consist of in the model's own names, from `tensorhub.mapping`, where the shards
                 of trainer and engine are cut or named differently.
             resume: Which values count where the hub holds a version with others than the given ones: "memory", or

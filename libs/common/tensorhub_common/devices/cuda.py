@@ -96,13 +96,19 @@ def cuda_device(ordinal: int) -> "CudaDevice":
         return _devices[ordinal]
 
 
-def cuda_device_of(uuid: str) -> "CudaDevice":
-    """Return the device of this process that has a UUID (`GPU-…`). Raises `DeviceUnavailable`."""
+def cuda_devices() -> "list[CudaDevice]":
+    """Return all devices of this process. Raises `DeviceUnavailable` where CUDA can't be used."""
     with _lock:
         count = int(_driver()("cuDeviceGetCount"))
-    found = [each for each in map(cuda_device, range(count)) if each.uuid == uuid]
+    return [cuda_device(ordinal) for ordinal in range(count)]
+
+
+def cuda_device_of(uuid: str) -> "CudaDevice":
+    """Return the device of this process that has a UUID (`GPU-…`). Raises `DeviceUnavailable`."""
+    devices = cuda_devices()
+    found = [each for each in devices if each.uuid == uuid]
     if not found:
-        raise DeviceUnavailable(f"no GPU here is {uuid}: {count} can be seen, see CUDA_VISIBLE_DEVICES")
+        raise DeviceUnavailable(f"no GPU here is {uuid}: {len(devices)} can be seen, see CUDA_VISIBLE_DEVICES")
     return found[0]
 
 
