@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from tests.bounds import WAIT_S
+from tests.kit import shardings
 from tests.kit.hubs import RunningHub
 from tests.kit.tensors import assert_same_bytes, full, shown, weights, write
 from torch import nn
@@ -107,7 +108,7 @@ async def test_tensors_outlive_their_shard(hub: RunningHub) -> None:
 async def test_the_memory_is_free_again_after_a_release(hub: RunningHub) -> None:
     """A hundred times over, more than the limit in all."""
     async with hub.connected() as (here, _):
-        for value in range(100):
+        for value in range(20):
             shard = await registered(here, "trainer", full(value, 500_000), OTHER)
             await shard.publish()
             assert shown(shard) == {float(value)}
@@ -148,3 +149,39 @@ async def test_what_is_not_possible_is_refused_in_one_sentence(hub: RunningHub) 
         # Nothing of that stands in the way of what is possible.
         shard = await registered(here, "a", full(1), GPU)
         await shard.publish(1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "destination"), [(GPU, OTHER), (GPU, "host"), ("host", GPU)])
+async def test_between_hosts_bytes_pass_through_the_hosts(
+    hub_on_two_hosts: RunningHub, source: str, destination: str
+) -> None:
+    async with hub_on_two_hosts.connected() as (here, there):
+        values = {**of_every_dtype(0), "large": torch.zeros(3_000_000, dtype=torch.int64)}
+        trainer = await registered(here, "trainer", values, source)
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
+        engine = await registered(there, "engine", zeros, destination)
+        for version in range(1, 4):
+            values = {**of_every_dtype(version), "large": torch.arange(3_000_000) * version}
+            async with trainer.overwriting(publish=True, timeout_s=WAIT_S):
+                write(trainer, values)
+            assert await engine.update(wait_s=WAIT_S, timeout_s=WAIT_S) == version
+            assert_same_bytes(engine.tensors, values)
+        assert engine.last_read is not None
+        assert [each.transport for each in engine.last_read.sources] == ["ucxx"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("source", "destination"), [(GPU, OTHER), (GPU, "host"), ("host", GPU)])
+async def test_between_hosts_layouts_may_differ(hub_on_two_hosts: RunningHub, source: str, destination: str) -> None:
+    async with hub_on_two_hosts.connected() as hubs:
+        trainer = await shardings.registered(hubs, "trainer", shardings.rows, 3, shardings.model(0), memory=source)
+        engine = await shardings.registered(
+            hubs, "engine", shardings.columns, 2, shardings.model(0), memory=destination
+        )
+        for version in (1, 2):
+            assert await shardings.published(trainer, shardings.rows, shardings.model(version)) == version
+            reads = [shard.replicate(version, timeout_s=WAIT_S) for shard in engine]
+            assert set(await asyncio.gather(*reads)) == {version}
+            shardings.assert_holds(engine, shardings.columns, shardings.model(version))
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))

@@ -10,7 +10,7 @@ from tests.kit.shardings import Sharding, assert_holds, columns, mesh, model, pu
 
 from tensorhub.arguments import Install
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 GPU = "GPU-fake-0"
 ENDS = [(GPU, GPU), (GPU, "host"), ("host", GPU)]

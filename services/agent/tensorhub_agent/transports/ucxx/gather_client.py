@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from tensorhub_agent.compute.batch import PoolBatch
 from tensorhub_agent.compute.conversion import check_cast
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.forms import check_boxes
+from tensorhub_agent.primitives.forms import check_boxes, packed_strides
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.transports.base import TransportLost
 from tensorhub_agent.transports.ucxx.bounce_buffers import BounceBuffers, SlotPool
@@ -29,7 +31,7 @@ from tensorhub_agent.transports.ucxx.link import LinkDown, UcxxBatch, UcxxLink
 from tensorhub_agent.transports.ucxx.protocol.frames import GatherDigests, encode
 from tensorhub_agent.transports.ucxx.protocol.gather_plan import GatherBatch, gather_batches, starts
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.programs.regions import StridedCopies
+from tensorhub_common.programs.regions import StridedCopies, StridedForm
 
 LOTS_MAX: Final = 8
 """The lots that a session has under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
@@ -75,6 +77,9 @@ class GatherClient:
     ) -> None:
         """See `SourceSession.gather`."""
         check_boxes(regions, len(destination))
+        if not isinstance(destination, memoryview):
+            await self._gather_by_host(destination, regions, digests=digests, progress=progress)
+            return
         for form in {id(form): form for form in regions.form if form.cast}.values():
             check_cast(form)
         lots = gather_batches(regions)
@@ -85,6 +90,23 @@ class GatherClient:
                     await self._bring(destination, lot, digests=digests, progress=progress)
 
         await self._all([asyncio.create_task(worker(chain((first,), lots))) for first in list(islice(lots, LOTS_MAX))])
+
+    async def _gather_by_host(
+        self, destination: MemoryRegion, regions: StridedCopies, *, digests: bool, progress: Callable[[int], None]
+    ) -> None:
+        """Bring the boxes, packed, into memory of the host, and lay them out in a GPU's from there."""
+        packed: dict[int, tuple[StridedForm, StridedForm]] = {}
+        for form in regions.form:
+            if id(form) not in packed:
+                strides, size = packed_strides(form.shape, form.to_itemsize), form.to_itemsize
+                laid_out = StridedForm(form.shape, form.to_strides, strides, size, size)
+                packed[id(form)] = replace(form, to_strides=strides), laid_out
+        at = starts([form.nbytes for form in regions.form])
+        landing = memoryview(bytearray(sum(form.nbytes for form in regions.form)))
+        coming = StridedCopies(at, regions.origin, [packed[id(form)][0] for form in regions.form], regions.amax)
+        await self.gather(landing, coming, digests=digests, progress=progress)
+        there = StridedCopies(regions.to, at, [packed[id(form)][1] for form in regions.form])
+        await self._lease.finish(copy_boxes(self._pool, destination, landing, there))
 
     async def _all(self, workers: list[asyncio.Task[None]]) -> None:
         """Wait until all have ended. When one fails, or we are cancelled, the session ends and with it the others."""
