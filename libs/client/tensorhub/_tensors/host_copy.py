@@ -16,7 +16,7 @@ import mmap
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -31,11 +31,28 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.observability import logs
 
 if TYPE_CHECKING:
-    from tensorhub._agent.shards import AttachedShard
     from tensorhub._tensors.description import Description
     from tensorhub._tensors.segment_mapping import Memory
 
 log = logs.logger(__name__)
+
+
+class ShardName(Protocol):
+    """How a shard was registered."""
+
+    @property
+    def where(self) -> str: ...
+
+
+class RegisteredShard(Protocol):
+    """What this needs of a shard that the agent has registered."""
+
+    @property
+    def spec(self) -> ShardName: ...
+
+    found: int | None
+    version: int | None
+    fresh: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ class _Copied:
 class HostCopy:
     """The tensors of one shard on GPUs, and their copy in hub memory."""
 
-    def __init__(self, described: "Description", memory: "Memory", attachment: "AttachedShard") -> None:
+    def __init__(self, described: "Description", memory: "Memory", attachment: "RegisteredShard") -> None:
         """Bind what was described to the memory of a shard that was just registered. It blocks while it pins.
 
         Where the shard was found with a version, the tensors show it afterwards.
