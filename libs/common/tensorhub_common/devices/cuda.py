@@ -256,6 +256,11 @@ class CudaMemory:
             driver("cuMemAddressFree", address, self._whole)
             driver("cuMemRelease", self._physical)
 
+    def __del__(self) -> None:
+        """Unmap what nobody refers to any more: who has work on it under way refers to it."""
+        with contextlib.suppress(Exception):
+            self.close()
+
 
 class CudaPinned:
     """See `PinnedMemory`."""

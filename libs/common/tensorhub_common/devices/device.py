@@ -59,7 +59,11 @@ class Stream(Protocol):
 
 
 class DeviceMemory(Protocol):
-    """Memory of a device, mapped into this process. Whoever closes it answers for all work on it being done."""
+    """Memory of a device, mapped into this process.
+
+    Whoever closes it answers for all work on it being done. It is closed too once nobody refers to it any more, so who
+    has work under way keeps a reference.
+    """
 
     @property
     def address(self) -> int:

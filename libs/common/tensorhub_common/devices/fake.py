@@ -11,11 +11,13 @@ a missing wait, a wrong stream, and memory that is closed or touched by the host
 process does is compared; the order between processes is their frames'.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -167,6 +169,11 @@ class FakeMemory:
             os.close(self._fd)
             mapping.close()
 
+    def __del__(self) -> None:
+        """Unmap what nobody refers to any more."""
+        with contextlib.suppress(Exception):
+            self.close()
+
 
 def _address_of(mapping: mmap.mmap) -> int:
     import numpy as np  # noqa: PLC0415 (ctypes gives no address of a read-only buffer; control hosts lack numpy)
@@ -204,7 +211,7 @@ class FakeDevice:
         self._streams: dict[int, FakeStream] = {}
         self._open: list[Work] = []
         """What the host does not know to be done, in the order in which it was given."""
-        self._taken: dict[FakeMemory, int] = {}
+        self._taken: weakref.WeakKeyDictionary[FakeMemory, int] = weakref.WeakKeyDictionary()
         self._pinned: list[FakePinned] = []
 
     def free_bytes(self) -> int:

@@ -5,8 +5,10 @@ writable, agents that read it map it read-only. It stands for as long as any pro
 the crash of a worker leaves it as it is. It has no name in a file system: with its agent it ends for the hub, and the
 next process of the agent finds nothing to take back.
 
-Invariant: what all segments of a device take together stays below the limit, which is checked before the driver is
-asked; a failed `create` leaves nothing on the account.
+Invariants:
+- Memory stays mapped here while a job works on it, also after its segment was removed.
+- What all segments of a device take together stays below the limit, which is checked before the driver is asked.
+- A failed `create` leaves nothing on the account.
 """
 
 import contextlib
@@ -69,9 +71,12 @@ class DeviceSegment:
         return False
 
     def close(self) -> None:
-        """Let go of it; who has it mapped keeps it."""
+        """Let go of it; who has it mapped keeps it.
+
+        The mapping of this process goes with the last region of it: a job that is under way has one, and a GPU that
+        met an address without memory would fail for the whole process.
+        """
         os.close(self.fd)
-        self._memory.close()
 
 
 AnySegment = Segment | DeviceSegment

@@ -37,9 +37,15 @@ def test_the_limit_is_checked_before_the_device_is_asked(store: DeviceSegmentSto
     with pytest.raises(MemoryExhausted, match=r"take 6291456 of at most 8388608 bytes of GPU-fake-0; raise"):
         store.create(2 * GRANULE)
     assert store.total_bytes == 3 * GRANULE
+    job = kept.view[:10]
     store.remove(kept)
     store.remove(kept)
     assert store.total_bytes == 0
+    # What a job works on stays mapped until the job has ended.
+    del kept
+    assert ctypes.string_at(job.address, len(job)) == bytes(10)
+    assert device.free_bytes() == 7 * GRANULE
+    del job
     assert device.free_bytes() == 10 * GRANULE
     store.create(4 * GRANULE)
 
