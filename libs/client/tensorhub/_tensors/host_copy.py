@@ -9,11 +9,11 @@ Always true:
 - A read changes the tensors only once every byte has come and was verified. The copy waits for what is queued on the
   caller's stream, and what the caller queues afterwards waits for the copy. Until then they show the old version.
 - The addresses of the tensors never change, so a CUDA graph goes on with them.
+- One of the two copies is under way at a time: the caller has no other call on the shard meanwhile.
 - The segment is not written while a version in it is published, nor while the agent reads into it.
 """
 
 import mmap
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -86,7 +86,6 @@ class HostCopy:
         given = {name: value for name, value in described.values.items() if isinstance(value, torch.Tensor)}
         standing = {name: _local(given[name]) if name in given and name not in own else host[name] for name in host}
         self.tensors = described.shown(standing)
-        self._members = {name: tensor for name, tensor in standing.items() if name not in own}
         self._given = {member.name: member.tensor for member in described.members if streams.is_on_gpu(member.tensor)}
         self._copied = tuple(
             _Copied(device, standing[name], host[name])
@@ -101,8 +100,7 @@ class HostCopy:
         self._reads = found
         """The segment has what a read has brought, or may be being written by one; not what the tensors held."""
         self._is_free = attachment.fresh
-        """The agent has said that nobody reads the segment or writes it, and nothing was begun since."""
-        self._copying = threading.Lock()
+        """The agent has said that no process reads or writes the segment, and nothing was begun since."""
         if found:
             self.bring_to_gpu(self.queued())
 
@@ -148,7 +146,7 @@ class HostCopy:
         self._reads, self._is_free = True, False
 
     def freed(self) -> None:
-        """The agent has said that nobody reads the segment or writes it."""
+        """The agent has said that no process reads or writes the segment."""
         self._is_free = True
 
     def published(self, version: int) -> None:
@@ -176,16 +174,14 @@ class HostCopy:
 
     def bring_to_host(self, queued: Queued) -> None:
         """Copy all tensors to hub memory, behind what was queued; return when that is done."""
-        with self._copying:
-            self._reads = False
-            self._copy(queued, to_host=True)
+        self._reads = False
+        self._copy(queued, to_host=True)
 
     def bring_to_gpu(self, queued: Queued) -> None:
         """Copy hub memory to all tensors, behind what was queued and before what will be; return when that is done."""
-        with self._copying:
-            version = self._attachment.version
-            self._copy(queued, to_host=False)
-            self._shown = version
+        version = self._attachment.version
+        self._copy(queued, to_host=False)
+        self._shown = version
 
     def _copy(self, queued: Queued, *, to_host: bool) -> None:
         for device, stream in self._streams.items():
@@ -232,7 +228,7 @@ def _local(value: torch.Tensor) -> torch.Tensor:
 
 
 def _unpin(device: Device, pinned: PinnedMemory, memory: "Memory") -> None:
-    """Give the pages back once nothing copies any more: whoever dropped the shard may have left copies queued."""
+    """Give the pages back once all copies are done: a shard may be dropped while some are queued."""
     device.finish()
     pinned.close()
     del memory

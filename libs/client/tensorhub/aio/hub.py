@@ -576,7 +576,7 @@ def _bound(described: "Description", attachment: AttachedShard) -> _Bound:
         return _bound_in_place(described, attachment)
     device = device_named(attachment.spec.device)
     bound = _bound_in_place(described, attachment)
-    # The given values were copied on a stream of this thread, of which nobody else knows.
+    # The given values were copied on a stream of this thread, which no other code knows.
     device.finish()
     return bound._replace(devices=(device,))
 

@@ -161,7 +161,7 @@ class CudaStream:
     def __init__(self, device: "CudaDevice", handle: Any, *, owned: bool) -> None:  # noqa: ANN401 (a CUstream)
         self._device, self._stream, self._owned = device, handle, owned
         api = device.driver.api
-        # Others must be able to sleep until it is done; nobody reads its time.
+        # A thread sleeps until it is done; its time is never read.
         self._flags = api.CUevent_flags.CU_EVENT_BLOCKING_SYNC | api.CUevent_flags.CU_EVENT_DISABLE_TIMING
 
     @property
@@ -180,7 +180,7 @@ class CudaStream:
             self._device.driver("cuMemsetD8Async", to, value, nbytes, self._stream)
 
     def launch(self, kernel: int, grid: tuple[int, int], threads: int, arguments: tuple[int, ...]) -> None:
-        """Run a kernel, by the driver's handle of it, over a grid of blocks of so many threads.
+        """Run a kernel, by the driver's handle of it, over a grid of blocks of `threads` threads.
 
         An argument is an address, or a number below 2^32 (`unsigned int`), by its size.
         """
@@ -257,7 +257,7 @@ class CudaMemory:
             driver("cuMemRelease", self._physical)
 
     def __del__(self) -> None:
-        """Unmap what nobody refers to any more: who has work on it under way refers to it."""
+        """Unmap it with the last reference: what has work on it under way keeps one."""
         with contextlib.suppress(Exception):
             self.close()
 

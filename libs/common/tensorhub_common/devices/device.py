@@ -61,8 +61,8 @@ class Stream(Protocol):
 class DeviceMemory(Protocol):
     """Memory of a device, mapped into this process.
 
-    Whoever closes it answers for all work on it being done. It is closed too once nobody refers to it any more, so who
-    has work under way keeps a reference.
+    All work on it must be done before it is closed. The last reference closes it too, so what has work under way keeps
+    one.
     """
 
     @property
@@ -111,7 +111,7 @@ class Device(Protocol):
         """Memory is allocated in multiples of this."""
 
     def free_bytes(self) -> int:
-        """Return how much memory of the device nobody has."""
+        """Return how many bytes of the device are free."""
 
     def total_bytes(self) -> int:
         """Return how much memory the device has."""

@@ -2,7 +2,7 @@
 
 Memory is a memfd, which its descriptor brings to other processes as CUDA's does. Work is not done when it is given.
 A `lazy` device does it only when somebody waits for an event behind it, an `eager` one at once, and a `random.Random`
-does so at points that its seed decides. So bytes that nobody has waited for are still the old ones, and a test of bytes
+does so at points that its seed decides. So bytes that were not waited for are still the old ones, and a test of bytes
 fails; on an eager device such a test would pass, as it may on a GPU that happens to be quick.
 
 Independent of when work is done, each piece of work is compared with what is under way: two of which one writes what
@@ -77,7 +77,7 @@ class FakeEvent:
         self._device, self.work = device, work
 
     def is_done(self) -> bool:
-        """See `Event.is_done`: whoever learns that it is done knows it as one who has waited."""
+        """See `Event.is_done`. The answer that it is done orders as a wait does."""
         if self.work is not None and not self.work.done:
             self._device.advance()
             if not self.work.done:
@@ -170,7 +170,7 @@ class FakeMemory:
             mapping.close()
 
     def __del__(self) -> None:
-        """Unmap what nobody refers to any more."""
+        """Unmap it with the last reference."""
         with contextlib.suppress(Exception):
             self.close()
 

@@ -67,7 +67,7 @@ class DeviceSegment:
         return os.dup(self.fd)
 
     def is_lent(self) -> bool:
-        """Nobody maps it beyond a lease."""
+        """No worker maps it beyond a lease."""
         return False
 
     def close(self) -> None:
@@ -189,10 +189,6 @@ class DeviceStores:
                 engine_of(device)
                 self._stores[uuid] = DeviceSegmentStore(device, self._prefix, self._bytes_max)
             return self._stores[uuid]
-
-    def all(self) -> tuple[DeviceSegmentStore, ...]:
-        """Return the stores."""
-        return tuple(self._stores.values())
 
     def close(self) -> None:
         """Let go of everything."""

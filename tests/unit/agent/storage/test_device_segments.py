@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tensorhub_agent.storage.device_segments import DEVICES_MAX, DeviceSegmentStore, DeviceStores
+from tensorhub_agent.storage.device_segments import DeviceSegmentStore, DeviceStores
 from tensorhub_agent.storage.mapping_cache import MappingCache
 from tensorhub_common.devices.device import DeviceUnavailable
 from tensorhub_common.devices.fake import FakeDevice
@@ -84,7 +84,6 @@ def test_stores_are_made_by_the_name_of_a_gpu() -> None:
     assert stores.of("GPU-fake-1") is stores.of("GPU-fake-1")
     with pytest.raises(DeviceUnavailable, match="GPU-fake-0"):
         stores.of("GPU-fake-")
-    assert len(stores.all()) == 1 < DEVICES_MAX
 
 
 async def test_a_mapping_is_shared_while_in_use_and_gone_when_unused(store: DeviceSegmentStore) -> None:

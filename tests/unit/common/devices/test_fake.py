@@ -121,10 +121,12 @@ def test_a_wait_of_the_host_orders_everything_after_it(device: FakeDevice) -> No
 def test_two_readers_need_no_order(device: FakeDevice) -> None:
     first, second, third = memories(device, 3)
     one, other = device.stream(), device.stream()
+    ctypes.memset(first.address, 4, SIZE)
     one.copy(second.address, first.address, SIZE)
     other.copy(third.address, first.address, SIZE)
     one.record().wait()
     other.record().wait()
+    assert bytes_at(second.address) == bytes_at(third.address) == b"\x04" * SIZE
 
 
 def test_the_host_is_held_to_the_order_too(device: FakeDevice) -> None:

@@ -15,7 +15,7 @@ from tensorhub_common.programs.regions import DIMS_MAX, StridedForm
 
 BOXES_MAX: Final = 4096
 FORMS_MAX: Final = 256
-"""A launch has at most so many boxes, of so many forms."""
+"""The limits of one launch."""
 
 BOX_BYTES_MAX: Final = 1024 * 1024 * 1024
 """A box is cut at this, so that its units can be counted in 32 bits whatever its alignment."""

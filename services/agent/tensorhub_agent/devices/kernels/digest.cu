@@ -54,7 +54,8 @@ struct Piece {
     u64 sums;
 };
 
-// On a GPU two words in one access, past the caches; the test of this source on a CPU brings its own.
+// On a GPU two words in one access: read through the read-only cache, and written past the others. The test of this
+// source on a CPU brings its own.
 #ifdef __CUDACC_RTC__
 typedef ulonglong2 u64x2;
 #define LOAD_ONCE(at) __ldg(at)
@@ -97,10 +98,10 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
 #define WARP 32
 // A warp takes so many blocks at a time: each of its loads is 512 bytes one after another, which are half a block.
 #define BLOCKS_PER_WARP 8
-// So many blocks' loads, two a thread, are under way at a time.
+// The loads of this many blocks, two a thread, are under way at a time.
 #define BLOCKS_PER_STEP 4
 
-// Of 16 bytes that are `from` on, return both words; what is not read again is kept out of the caches.
+// Return the two words of the 16 bytes from `from` on.
 template <bool ALIGNED>
 __device__ __forceinline__ Words load(const u8* from) {
     Words words;

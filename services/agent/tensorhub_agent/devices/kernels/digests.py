@@ -25,10 +25,10 @@ LONG_BYTES_MIN: Final = 241
 
 PIECES_MAX: Final = 128
 BLOCKS_MAX: Final = PIECES_MAX * 4096
-"""A launch has at most so many pieces, and blocks: 32 MiB of sums. 128 whole pieces are 512 MiB."""
+"""The limits of one launch: 128 whole pieces are 512 MiB, and have 32 MiB of sums."""
 
 LAUNCHES: Final = 3
-"""So many are under way: while the sums of one are scrambled, which keeps few of the GPU's processors busy, those of
+"""How many are under way: while the sums of one are scrambled, which keeps few of the GPU's processors busy, those of
 the next one are computed."""
 
 THREADS: Final = 256
