@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.kit import shardings
+from tests.kit.fake_gpu import FakeGpu
 from tests.kit.hubs import RunningHub
 from tests.kit.tensors import assert_same_bytes, full, shown, weights, write
 from torch import nn
@@ -17,6 +18,7 @@ from torch import nn
 import tensorhub
 from tensorhub import LayoutMismatch, MemoryExhausted, TensorSpec
 from tensorhub.arguments import Install
+from tensorhub_common.devices.fake import fake_device
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -185,3 +187,22 @@ async def test_between_hosts_layouts_may_differ(hub_on_two_hosts: RunningHub, so
             assert set(await asyncio.gather(*reads)) == {version}
             shardings.assert_holds(engine, shardings.columns, shardings.model(version))
             await asyncio.gather(*(shard.unpublish() for shard in trainer))
+
+
+async def test_the_agent_touches_memory_behind_what_the_caller_has_queued(hub: RunningHub) -> None:
+    """A forward pass that is queued before `update` sees the old version; a step that is queued is published."""
+    async with hub.connected() as (here, there):
+        trainer, engine = (
+            await registered(here, "trainer", full(0), GPU),
+            await registered(there, "engine", full(0), GPU),
+        )
+        gpu = FakeGpu(fake_device(0))
+        for version in range(1, 9):
+            async with trainer.overwriting(timeout_s=WAIT_S):
+                gpu.queue_write(trainer.tensors["w"], torch.full((1000,), float(version)))
+            await trainer.publish()
+            seen: dict[str, torch.Tensor] = {}
+            gpu.queue_read(engine.tensors["w"], seen, "before")
+            assert await engine.update(wait_s=WAIT_S) == version
+            assert seen["before"].unique().tolist() == [version - 1.0]
+            assert shown(engine) == {float(version)}

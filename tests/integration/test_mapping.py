@@ -66,6 +66,7 @@ async def test_a_model_of_transformers_to_a_fused_engine_and_back(hub: RunningHu
 
 
 SCHEME = "fp8-block-128"
+GPU = "GPU-fake-0"
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -105,6 +106,14 @@ BOXES = (WHOLE, (slice(100, 1001), slice(None)), (slice(None), slice(77, None)),
 
 
 @pytest.mark.parametrize(
+    "memories",
+    [
+        ("host", "host"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in ((GPU, GPU), (GPU, "host"), ("host", GPU))),
+    ],
+    ids="-".join,
+)
+@pytest.mark.parametrize(
     ("how", "shards", "shape", "scheme", "dtype"),
     [
         # Shards end with whole blocks.
@@ -121,14 +130,22 @@ BOXES = (WHOLE, (slice(100, 1001), slice(None)), (slice(None), slice(77, None)),
     ],
 )
 async def test_values_and_scales_of_any_box_are_torchs(
-    hub: RunningHub, how: Sharding, shards: int, shape: tuple[int, int], scheme: str, dtype: torch.dtype
+    hub: RunningHub,
+    how: Sharding,
+    shards: int,
+    shape: tuple[int, int],
+    scheme: str,
+    dtype: torch.dtype,
+    memories: tuple[str, str],
 ) -> None:
     """Readers' boxes begin and end anywhere; two versions; each reader that has a version serves others as well."""
     async with hub.connected() as hubs:
         models = [{"w": drawn(shape, dtype, version)} for version in (1, 2)]
-        trainer = await registered(hubs, "trainer", how, shards, models[0])
+        trainer = await registered(hubs, "trainer", how, shards, models[0], memory=memories[0])
         readers = [
-            await hubs[n % len(hubs)].register("m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}")
+            await hubs[n % len(hubs)].register(
+                "m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}", memory=memories[1]
+            )
             for n, box in enumerate(BOXES)
         ]
         for version, model in enumerate(models, 1):
