@@ -54,15 +54,15 @@ def _measured(device: CudaDevice, pieces: int) -> list[Row]:
 
     row("the driver's copy, waited for", wall_s(lambda: engine.copy([b.address], [a.address], [nbytes])))
     digester = Digester(device, library, stream)
-    some = slice(0, min(pieces, PIECES_MAX))
-    digester.digest(to[some], origin[some], sizes[some])
+    some = slice(0, PIECES_MAX)
+    digester.begin(to[some], origin[some], sizes[some])
+    digester.collect()
     share = len(to[some]) / pieces
-    for name, (where, work) in digester.by_kernel(PIECE // 1024 - 1).items():
-        took_s = device_s(device, where, work)
+    for name, work in digester.by_kernel().items():
+        took_s = device_s(device, stream, work)
         rows.append(Row(f"kernel {name}", len(to[some]), share * nbytes / took_s, copy_s * share / took_s))
-    lists = to.tolist(), origin.tolist(), sizes.tolist()
-    row("copy and digest, waited for", wall_s(lambda: engine.copy_and_digest(*lists)))
-    row("digest, waited for", wall_s(lambda: engine.copy_and_digest(lists[0], None, lists[2])))
+    row("copy and digest, waited for", wall_s(lambda: engine.copy_and_digest(to, origin, sizes)))
+    row("digest, waited for", wall_s(lambda: engine.copy_and_digest(to, None, sizes)))
     a.close()
     b.close()
     return rows

@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.crossing import CrossingRates
 from benchmarks.gpu.host_copy import HostCopyRates
 from benchmarks.gpu.kernels import BoxRow, Row
 from benchmarks.gpu.paths import Update
+from benchmarks.gpu.processes import ProcessRates
 from benchmarks.gpu.stall import Stall
 from benchmarks.gpu.torch_ways import TorchRates
 
@@ -17,6 +19,8 @@ class Figures(NamedTuple):
     ceilings: Ceilings
     kernels: list[Row]
     boxes: list[BoxRow]
+    processes: ProcessRates
+    crossing: CrossingRates
     host_copy: HostCopyRates
     torch: TorchRates
     updates: list[Update]
@@ -45,6 +49,18 @@ def of(found: Figures, seconds: float) -> str:
         "| boxes, strided to packed | GB/s | of the driver's copy |",
         "|---|---|---|",
         *(f"| rows of {each.row_bytes} bytes | {each.bps / 1e9:.0f} | {each.share:.2f} |" for each in found.boxes),
+        "",
+        f"| {found.processes.nbytes >> 30} GiB of another process on this GPU | GB/s | of the driver's copy |",
+        "|---|---|---|",
+        _row("the driver's copy within this process", found.processes.copy_bps, found.processes.copy_bps),
+        _row("the driver's copy of the other's memory", found.processes.foreign_copy_bps, found.processes.copy_bps),
+        _row("copied and digested by the agent's pool", found.processes.pool_bps, found.processes.copy_bps),
+        _row("digested where it is", found.processes.digest_bps, found.processes.copy_bps),
+        "",
+        "| copied and digested by the agent's pool | GB/s | of a pinned copy |",
+        "|---|---|---|",
+        _row("GPU to pinned host", found.crossing.to_host_bps, limits.from_gpu_bps),
+        _row("pinned host to GPU", found.crossing.to_gpu_bps, limits.to_gpu_bps),
         "",
         "| tensors on a GPU, hub memory of the host | GB/s | of a pinned copy |",
         "|---|---|---|",

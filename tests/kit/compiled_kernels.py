@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, compiled for the CPU: the lanes of a warp are coroutines, everything else is a loop."""
+"""Kernels in CUDA C++, compiled for the CPU: the threads of a group are coroutines, everything else is a loop."""
 
 import ctypes
 import shutil
@@ -15,6 +15,7 @@ SHIM = """
 #define __global__
 #define __device__
 #define __constant__ static const
+#define __shared__ static
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
@@ -24,19 +25,67 @@ struct u64x2 { unsigned long long x, y; };
 #define LOAD_ONCE(at) (*(at))
 #define STORE_ONCE(at, value) (*(at) = (value))
 
-// The lanes of a warp are coroutines: each runs to its next exchange, and goes on once all have come there.
-static ucontext_t caller, lanes[32];
-static char stacks[32][65536];
-static unsigned long long handed[2][32];
-static unsigned lane, exchanges[32];
-static bool ended[32];
+// The threads of a group are coroutines: each runs until it has to wait for others.
+#define THREADS_MAX 1024
+#define WARPS_MAX (THREADS_MAX / 32)
+static ucontext_t caller, threads[THREADS_MAX];
+static char stacks[THREADS_MAX][32768];
+static bool ended[THREADS_MAX];
+static unsigned long long handed[2][THREADS_MAX];
+static unsigned exchanges[THREADS_MAX];
+struct Barrier { unsigned arrived, generation; };
+static Barrier warps[WARPS_MAX], group;
+static void (*body)();
+
+static void pause_thread() {
+    unsigned mine = threadIdx.x;
+    swapcontext(&threads[mine], &caller);
+}
+static void arrive(Barrier& barrier, unsigned all) {
+    unsigned generation = barrier.generation;
+    if (++barrier.arrived == all) barrier.arrived = 0, barrier.generation++;
+    while (barrier.generation == generation) pause_thread();
+}
 static unsigned long long exchanged(unsigned long long value, int apart) {
-    unsigned mine = lane, side = exchanges[lane]++ % 2;
+    unsigned mine = threadIdx.x, side = exchanges[mine]++ % 2;
     handed[side][mine] = value;
-    swapcontext(&lanes[mine], &caller);
+    arrive(warps[mine / 32], 32);
     return handed[side][mine ^ apart];
 }
 #define EXCHANGE(value, apart) exchanged(value, apart)
+#define SYNC_WARP() arrive(warps[threadIdx.x / 32], 32)
+#define SYNC_GROUP() arrive(group, blockDim.x)
+#define FENCE()
+#define PAUSE() pause_thread()
+
+static void one_thread() {
+    body();
+    ended[threadIdx.x] = true;
+}
+// Run a group to its end. The warps have turns in an order that changes with `seed`.
+static void run_group(unsigned count, unsigned seed, void (*what)()) {
+    body = what, blockDim.x = count;
+    for (unsigned each = 0; each < count; each++) {
+        getcontext(&threads[each]);
+        threads[each].uc_stack.ss_sp = stacks[each];
+        threads[each].uc_stack.ss_size = sizeof stacks[each];
+        threads[each].uc_link = &caller;
+        makecontext(&threads[each], one_thread, 0);
+        ended[each] = false, exchanges[each] = 0;
+    }
+    for (bool busy = true; busy;) {
+        busy = false;
+        for (unsigned warp = 0; warp < count / 32; warp++) {
+            seed = seed * 1103515245u + 12345u;
+            bool skipped = seed >> 30 == 0;
+            for (unsigned lane = 0; lane < 32; lane++) {
+                threadIdx.x = warp * 32 + lane;
+                if (!ended[threadIdx.x] && !skipped) swapcontext(&caller, &threads[threadIdx.x]);
+                busy |= !ended[warp * 32 + lane];
+            }
+        }
+    }
+}
 """
 
 

@@ -28,10 +28,10 @@ def _pieces(device: CudaDevice, engine: CudaEngine, shift: int) -> list[str]:
     source, destination = device.allocate(len(data) + shift), device.allocate(len(data) + shift)
     _copy(device, source.address + shift, _address(data), len(data))
     begins = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
-    to = [destination.address + shift + begin for begin in begins]
-    origin = [source.address + shift + begin for begin in begins]
-    found = engine.copy_and_digest(to, origin, LENGTHS)
-    again = engine.copy_and_digest(to, None, LENGTHS)
+    to = np.asarray(begins, np.int64) + destination.address + shift
+    origin, sizes = to - destination.address + source.address, np.asarray(LENGTHS, np.int64)
+    found = engine.copy_and_digest(to, origin, sizes)
+    again = engine.copy_and_digest(to, None, sizes)
     wrong = []
     for number, (begin, size) in enumerate(zip(begins, LENGTHS, strict=True)):
         expected = xxhash.xxh3_128_digest(data[begin : begin + size])

@@ -14,12 +14,12 @@ import xxhash
 from msgspec.structs import replace
 
 from tensorhub_agent.compute.batch import PoolBatch, address_of, task_bounds
-from tensorhub_agent.compute.device_copy import DEVICE_TASK_BYTES_MAX, DEVICE_TASK_BYTES_MIN
-from tensorhub_agent.compute.spans import Columns
+from tensorhub_agent.compute.device_copy import DEVICE_TASK_BYTES
 from tensorhub_agent.devices.boxes import DeviceBox
 from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.primitives.block_forms import amax_bytes
+from tensorhub_agent.primitives.columns import Columns
 from tensorhub_agent.primitives.forms import cut_form, normalized, packed_strides
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_common.devices.device import Device, DeviceMemory
@@ -79,7 +79,7 @@ class DeviceBoxBatch(PoolBatch):
         """See `PoolBatch.bounds`."""
         if self._goes_in_steps:
             return super().bounds(nbytes, threads)
-        return task_bounds(nbytes, threads, DEVICE_TASK_BYTES_MIN, DEVICE_TASK_BYTES_MAX)
+        return task_bounds(nbytes, threads, DEVICE_TASK_BYTES, DEVICE_TASK_BYTES)
 
     def _let_go(self) -> None:
         self._regions = None

@@ -5,20 +5,21 @@ from typing import Final
 import xxhash
 
 from tensorhub_agent.compute.batch import PoolBatch, address_of, task_bounds
-from tensorhub_agent.compute.spans import Columns, Spans, columns, join_adjacent
 from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.devices.pinnable_mapping import pin_for
 from tensorhub_agent.devices.region import DeviceRegion
+from tensorhub_agent.primitives.columns import Columns, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
-from tensorhub_agent.primitives.memory_region import MemoryRegion, host
+from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_common.devices.device import Device
 
-DEVICE_TASK_BYTES_MIN: Final = 2048 * 1024 * 1024
-DEVICE_TASK_BYTES_MAX: Final = 4096 * 1024 * 1024
-"""A task of a device is one wait for it. A GPU copies 64 MiB in the time that giving it the work takes."""
+DEVICE_TASK_BYTES: Final = 8 * 1024 * 1024 * 1024
+"""A task within a device is some launches and one wait, of some milliseconds. A GPU copies 64 MiB in the time that it
+takes to give it the work, and several threads would only wait for each other.
+"""
 
-CROSSING_BYTES: Final = 32 * 1024 * 1024
-"""A task between the host and a GPU: while one thread waits for the bus, others hash what has come."""
+CROSSING_TASK_BYTES: Final = 256 * 1024 * 1024
+"""A task between the host and a GPU, of some milliseconds. Two threads at a time keep the bus busy."""
 
 
 def device_of(*regions: MemoryRegion | None) -> Device | None:
@@ -27,23 +28,26 @@ def device_of(*regions: MemoryRegion | None) -> Device | None:
 
 
 class DeviceCopyBatch(PoolBatch):
-    """A batch of spans of which an end, or both, is device memory. A thread gives the work and sleeps until it is done.
-
-    Digests are the device's; those of a host destination are taken here after the copy.
-    """
+    """Pieces of which an end, or both, is device memory. A thread gives the work and sleeps until it is done."""
 
     def __init__(
-        self, device: Device, destination: MemoryRegion, source: MemoryRegion | None, spans: Spans, *, digests: bool
+        self,
+        device: Device,
+        destination: MemoryRegion,
+        source: MemoryRegion | None,
+        places: tuple[Columns, Columns, Columns],
+        *,
+        digests: bool,
     ) -> None:
-        """Prepare; `CopyPool` starts it. Without `source` the destination is only hashed."""
+        """Prepare; `CopyPool` starts it. `places` are the columns of spans. Without `source` there is only hashing."""
         super().__init__()
-        self._engine = engine_of(device)
+        self._engine, self._device = engine_of(device), device
         self._regions: tuple[MemoryRegion, MemoryRegion | None] | None = destination, source
-        self._spans, self._device = spans, device
         self._crosses = isinstance(destination, memoryview) or isinstance(source, memoryview)
-        self._to_address = address_of(destination)
-        self._from_address = None if source is None else address_of(source)
-        self._digests = bytearray(len(spans.nbytes) * PIECE_DIGEST_BYTES if digests else 0)
+        to, origin, self._nbytes = places
+        self._to = to + address_of(destination)
+        self._from = None if source is None else origin + address_of(source)
+        self._digests = bytearray(len(self._nbytes) * PIECE_DIGEST_BYTES if digests else 0)
 
     async def result(self) -> bytes:
         """See `CopyBatch.result`."""
@@ -53,8 +57,8 @@ class DeviceCopyBatch(PoolBatch):
     def bounds(self, nbytes: Columns, threads: int) -> list[int]:
         """See `PoolBatch.bounds`."""
         if self._crosses:
-            return task_bounds(nbytes, threads, CROSSING_BYTES, CROSSING_BYTES)
-        return task_bounds(nbytes, threads, DEVICE_TASK_BYTES_MIN, DEVICE_TASK_BYTES_MAX)
+            return task_bounds(nbytes, threads, CROSSING_TASK_BYTES, CROSSING_TASK_BYTES)
+        return task_bounds(nbytes, threads, DEVICE_TASK_BYTES, DEVICE_TASK_BYTES)
 
     def _let_go(self) -> None:
         self._regions = None
@@ -64,21 +68,11 @@ class DeviceCopyBatch(PoolBatch):
         if self._crosses:
             for region in self._regions:
                 pin_for(self._device, region)
-        to, origin, nbytes = columns(self._spans)
-        to, nbytes = to[first:last] + self._to_address, nbytes[first:last]
-        there = None if self._from_address is None else origin[first:last] + self._from_address
-        if not self._digests:
-            assert there is not None
-            self._engine.copy(*(each.tolist() for each in join_adjacent(to, there, nbytes)))
-            return
-        begin, end = first * PIECE_DIGEST_BYTES, last * PIECE_DIGEST_BYTES
-        destination, _ = self._regions
-        if isinstance(destination, DeviceRegion):
-            origins = None if there is None else there.tolist()
-            self._digests[begin:end] = self._engine.copy_and_digest(to.tolist(), origins, nbytes.tolist())
-            return
-        assert there is not None
-        self._engine.copy(*(each.tolist() for each in join_adjacent(to, there, nbytes)))
-        view, digest = host(destination), xxhash.xxh3_128_digest
-        cuts = zip(self._spans.to[first:last], self._spans.nbytes[first:last], strict=True)
-        self._digests[begin:end] = b"".join(digest(view[at : at + size]) for at, size in cuts)
+        to, nbytes = self._to[first:last], self._nbytes[first:last]
+        origin = None if self._from is None else self._from[first:last]
+        if self._digests:
+            begin, end = first * PIECE_DIGEST_BYTES, last * PIECE_DIGEST_BYTES
+            self._digests[begin:end] = self._engine.copy_and_digest(to, origin, nbytes)
+        else:
+            assert origin is not None
+            self._engine.copy(*(each.tolist() for each in join_adjacent(to, origin, nbytes)))

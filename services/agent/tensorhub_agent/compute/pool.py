@@ -37,7 +37,8 @@ import xxhash
 
 from tensorhub_agent.compute.batch import TASK_BYTES_MAX, HostBatch, PoolBatch, address_of, memmove
 from tensorhub_agent.compute.device_copy import DeviceCopyBatch, device_of
-from tensorhub_agent.compute.spans import Columns, Spans, check_fits, columns, cut_to_chunks, join_adjacent
+from tensorhub_agent.compute.spans import Spans, check_fits, columns
+from tensorhub_agent.primitives.columns import Columns, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded
@@ -213,7 +214,9 @@ class CopyPool:
         if destination.readonly:
             raise ValueError("the destination can't be written")
         if (device := device_of(destination, source)) is not None:
-            return self.start(DeviceCopyBatch(device, destination, source, spans, digests=digests), nbytes)
+            return self.start(
+                DeviceCopyBatch(device, destination, source, (to, origin, nbytes), digests=digests), nbytes
+            )
         if digests:
             job = CopyBatch(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
         else:
@@ -223,10 +226,10 @@ class CopyPool:
 
     def digest(self, view: MemoryRegion, spans: Spans) -> "CopyBatch | DeviceCopyBatch":
         """Hash the pieces in place: `nbytes[i]` bytes at `to[i]` of the view."""
-        to, _, nbytes = columns(spans)
+        to, origin, nbytes = columns(spans)
         check_fits("view", len(view), to, nbytes)
         if (device := device_of(view)) is not None:
-            return self.start(DeviceCopyBatch(device, view, None, spans, digests=True), nbytes)
+            return self.start(DeviceCopyBatch(device, view, None, (to, origin, nbytes), digests=True), nbytes)
         return self.start(CopyBatch(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
 
     async def background(self, work: Callable[[], None]) -> None:

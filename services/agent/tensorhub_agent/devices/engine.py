@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.primitives.columns import Columns
 from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import Device
 from tensorhub_common.devices.fake import FakeDevice
@@ -20,11 +21,12 @@ class DeviceEngine(Protocol):
     def copy(self, to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> None:
         """Copy `nbytes[i]` bytes from address `origin[i]` to address `to[i]`; return when all are there."""
 
-    def copy_and_digest(self, to: Sequence[int], origin: Sequence[int] | None, nbytes: Sequence[int]) -> bytes:
+    def copy_and_digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
         """Copy pieces, and return the digest of each, of 16 bytes, one after another.
 
-        A digest is of the bytes in the destination, taken after the last write of this call. Without `origin` the
-        pieces are only hashed where they are. `to` is memory of the device.
+        At least one end is memory of the device. Bytes are loaded once, to be digested and to be stored. On their way
+        to the host they are stored in memory of the engine's own, which is then sent. Without `origin` the pieces are
+        only hashed where they are, in memory of the device.
         """
 
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.primitives.columns import Columns
 from tensorhub_common.devices.fake import FakeDevice, FakeStream, Span
 
 Elements = np.ndarray[Any, np.dtype[np.void]]
@@ -29,18 +30,14 @@ class FakeEngine:
             stream.copy(there, here, size)
         stream.record().wait()
 
-    def copy_and_digest(self, to: Sequence[int], origin: Sequence[int] | None, nbytes: Sequence[int]) -> bytes:
+    def copy_and_digest(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
         """See `DeviceEngine.copy_and_digest`."""
         stream, found = self._stream(), [b""] * len(nbytes)
-        for there, here, size in zip(to, origin or (), nbytes, strict=origin is not None):
-            stream.copy(there, here, size)
-
-        def digest() -> None:
-            for number, (there, size) in enumerate(zip(to, nbytes, strict=True)):
-                found[number] = xxhash.xxh3_128_digest(ctypes.string_at(there, size))
-
-        spans = tuple(Span(there, there + size, writes=False) for there, size in zip(to, nbytes, strict=True))
-        stream.run("a digest", digest, spans)
+        places, sizes = to.tolist(), nbytes.tolist()
+        origins = places if origin is None else origin.tolist()
+        for number, (there, here, size) in enumerate(zip(places, origins, sizes, strict=True)):
+            spans = (Span(there, there + size, writes=origin is not None), Span(here, here + size, writes=False))
+            stream.run("a digest", functools.partial(_digest, found, number, there, here, size), spans)
         stream.record().wait()
         return b"".join(found)
 
@@ -61,6 +58,13 @@ class FakeEngine:
             self._own.stream = self._device.stream()
         stream: FakeStream = self._own.stream
         return stream
+
+
+def _digest(found: list[bytes], number: int, to: int, origin: int, nbytes: int) -> None:
+    data = ctypes.string_at(origin, nbytes)
+    found[number] = xxhash.xxh3_128_digest(data)
+    if to != origin:
+        ctypes.memmove(to, data, nbytes)
 
 
 def _copy_box(box: DeviceBox) -> None:

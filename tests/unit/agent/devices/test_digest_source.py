@@ -13,40 +13,13 @@ from tests.kit.compiled_kernels import compiled
 RUN = """
 static int copying;
 static const Piece* all;
-static u64* room;
-static void one_lane() {
-    if (copying) copy_and_sum(all, room); else block_sums(all, room);
-    ended[lane] = true;
+static u8* room;
+static void one_piece() {
+    if (copying) copy_and_digest(all, room); else digest_pieces(all, room);
 }
-static void one_warp(unsigned first) {
-    for (unsigned each = 0; each < 32; each++) {
-        getcontext(&lanes[each]);
-        lanes[each].uc_stack.ss_sp = stacks[each];
-        lanes[each].uc_stack.ss_size = sizeof stacks[each];
-        lanes[each].uc_link = &caller;
-        makecontext(&lanes[each], one_lane, 0);
-        ended[each] = false;
-        exchanges[each] = 0;
-    }
-    for (bool busy = true; busy;) {
-        busy = false;
-        for (lane = 0; lane < 32; lane++) {
-            threadIdx.x = first + lane;
-            if (!ended[lane]) swapcontext(&caller, &lanes[lane]);
-            busy |= !ended[lane];
-        }
-    }
-}
-extern "C" void run(int copies, unsigned across, unsigned count, const Piece* pieces, u64* sums, u64* ends, u8* found) {
-    copying = copies, all = pieces, room = sums, blockDim.x = 256;
-    for (blockIdx.y = 0; blockIdx.y < count; blockIdx.y++)
-        for (blockIdx.x = 0; blockIdx.x < across; blockIdx.x++)
-            for (unsigned warp = 0; warp < 256; warp += 32) one_warp(warp);
-    blockDim.x = 32;
-    for (blockIdx.x = 0; blockIdx.x < (count * 8 + 31) / 32; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) scramble_sums(pieces, sums, ends, count);
-    for (blockIdx.x = 0; blockIdx.x < (count + 31) / 32; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < 32; threadIdx.x++) finish_digests(pieces, ends, found, count);
+extern "C" void run(int copies, unsigned count, const Piece* pieces, u8* digests) {
+    copying = copies, all = pieces, room = digests;
+    for (blockIdx.x = 0; blockIdx.x < count; blockIdx.x++) run_group(GROUP, blockIdx.x, one_piece);
 }
 """
 LENGTHS = [241, 255, 256, 257, 1023, 1024, 1025, 1087, 1088, 1089, 2047, 2048, 2049, 65537, (1 << 20) - 1, 4 << 20]
@@ -57,7 +30,6 @@ class Piece(ctypes.Structure):
         ("to", ctypes.c_uint64),
         ("origin", ctypes.c_uint64),
         ("nbytes", ctypes.c_uint64),
-        ("sums", ctypes.c_uint64),
     ]
 
 
@@ -75,21 +47,18 @@ def aligned(buffer: ctypes.Array[ctypes.c_char], shift: int) -> int:
 def test_digests_are_those_of_the_host(library: ctypes.CDLL, *, to_shift: int, from_shift: int, copies: bool) -> None:
     lots = random.Random(to_shift)
     lengths = LENGTHS + [lots.randrange(241, 100_000) for _ in range(10)]
-    pieces, count, sums = (Piece * len(lengths))(), len(lengths), 0
+    pieces, count = (Piece * len(lengths))(), len(lengths)
     held = []
     for piece, size in zip(pieces, lengths, strict=True):
         data = lots.randbytes(size)
         here = ctypes.create_string_buffer(size + 64)
         there = ctypes.create_string_buffer(b"\xee" * (size + 64), size + 64)
         piece.to, piece.origin = aligned(there, to_shift), aligned(here, from_shift)
-        piece.nbytes, piece.sums = size, sums
+        piece.nbytes = size
         ctypes.memmove(piece.origin if copies else piece.to, data, size)
-        sums += (size - 1) // 1024
         held.append((data, here, there))
-    room = ctypes.create_string_buffer(sums * 64 + 64)
-    ends, found = (ctypes.c_uint64 * (8 * count))(), ctypes.create_string_buffer(16 * count)
-    across = (max(lengths) // 1024 + 64) // 64
-    library.run(copies, across, count, pieces, ctypes.c_void_p(aligned(room, 0)), ends, found)
+    found = ctypes.create_string_buffer(16 * count)
+    library.run(copies, count, pieces, found)
     for number, (piece, (data, _, _)) in enumerate(zip(pieces, held, strict=True)):
         assert found.raw[16 * number : 16 * number + 16] == xxhash.xxh3_128_digest(data), len(data)
         assert ctypes.string_at(piece.to, len(data)) == data

@@ -1,10 +1,11 @@
 // XXH3's digest of 128 bits (seed 0, its default secret) of many pieces at a time, with or without a copy of them.
 //
 // XXH3 goes through its input in blocks of 1,024 bytes. What a block adds to the accumulator is a sum modulo 2^64 that
-// does not depend on the accumulator, and only the scramble behind each block does. So there are two kernels, and a short third one:
-//   block_sums     all blocks of all pieces side by side, at the speed of memory
-//   scramble_sums  the scrambles of each piece, one after the other: 8 threads a piece, 4,096 steps for 4 MiB
-//   finish_digests the last mixing of each piece
+// does not depend on the accumulator, and only the scramble behind each block does. So a piece has a group of threads:
+// SUM_WARPS warps load blocks, store them where they are copied, and sum them up; one warp more takes the sums in order
+// through shared memory and scrambles. A scramble takes some 25 ns, so one piece goes at about 40 GB/s and some forty
+// pieces keep the GPU's memory busy.
+//
 // A piece has at least 241 bytes. XXH3 has other forms below that, and those pieces are for the host.
 //
 // The same source compiles as C++ for a CPU, which is how it is tested without a GPU.
@@ -46,12 +47,11 @@ __constant__ u64 SECRET[24] = {
     0xfca1477d58be162bull, 0xce31d07ad1b8f88full, 0x280416958f3acb45ull, 0x7e404bbbcafbd7afull,
 };
 
-// One piece. `from` is 0 where the piece is hashed in place. `sums` is where its block sums begin, in blocks.
+// One piece. `from` is 0 where the piece is hashed in place.
 struct Piece {
     u64 to;
     u64 from;
     u64 nbytes;
-    u64 sums;
 };
 
 // On a GPU two words in one access: read through the read-only cache, and written past the others. The test of this
@@ -61,6 +61,11 @@ typedef ulonglong2 u64x2;
 #define LOAD_ONCE(at) __ldg(at)
 #define STORE_ONCE(at, value) __stcs(at, value)
 #define EXCHANGE(value, apart) __shfl_xor_sync(0xffffffffu, value, apart)
+#define SYNC_WARP() __syncwarp()
+#define SYNC_GROUP() __syncthreads()
+// What this thread stored before is seen by the group before what it stores after.
+#define FENCE() __threadfence_block()
+#define PAUSE() __nanosleep(20)
 #endif
 
 struct __align__(16) Words {
@@ -96,8 +101,11 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
 }
 
 #define WARP 32
-// A warp takes so many blocks at a time: each of its loads is 512 bytes one after another, which are half a block.
-#define BLOCKS_PER_WARP 8
+// A warp takes so many blocks at a turn: each of its loads is 512 bytes one after another, which are half a block.
+#define BLOCKS_PER_TURN 8
+#define SUM_WARPS 8
+// The sums of so many turns have room in shared memory, until they are scrambled.
+#define SLOTS 32
 // The loads of this many blocks, two a thread, are under way at a time.
 #define BLOCKS_PER_STEP 4
 
@@ -148,9 +156,9 @@ __device__ __forceinline__ void sum_warp(const u8* from, u8* to, u64* sums, u32 
         keys[2 * half] = SECRET[stripe + 8 * half + 2 * pair];
         keys[2 * half + 1] = SECRET[stripe + 8 * half + 2 * pair + 1];
     }
-    Words sum[BLOCKS_PER_WARP];
+    Words sum[BLOCKS_PER_TURN];
 #pragma unroll
-    for (int first = 0; first < BLOCKS_PER_WARP; first += BLOCKS_PER_STEP) {
+    for (int first = 0; first < BLOCKS_PER_TURN; first += BLOCKS_PER_STEP) {
         Words loaded[BLOCKS_PER_STEP][2];
         // All loads of a step before its first store: the compiler can't know that a store changes no later load.
 #pragma unroll
@@ -178,7 +186,7 @@ __device__ __forceinline__ void sum_warp(const u8* from, u8* to, u64* sums, u32 
         }
     }
 #pragma unroll
-    for (int kept = BLOCKS_PER_WARP / 2, apart = WARP / 2; kept >= 1; kept /= 2, apart /= 2) {
+    for (int kept = BLOCKS_PER_TURN / 2, apart = WARP / 2; kept >= 1; kept /= 2, apart /= 2) {
         bool upper = lane & apart;
 #pragma unroll
         for (int block = 0; block < kept; block++) {
@@ -188,40 +196,7 @@ __device__ __forceinline__ void sum_warp(const u8* from, u8* to, u64* sums, u32 
         }
     }
     // The bits of the lane that chose the upper half are those of the block's number.
-    if (stripe < count) *(Words*)(sums + (u64)stripe * LANES + 2 * pair) = sum[0];
-}
-
-// Grid: x over the warps of the longest piece, 8 blocks each; y over the pieces.
-template <bool COPIES>
-__device__ __forceinline__ void sum_blocks(const Piece* pieces, u64* sums) {
-    Piece piece = pieces[blockIdx.y];
-    u64 blocks = blocks_of(piece.nbytes);
-    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / WARP * BLOCKS_PER_WARP;
-    u32 lane = threadIdx.x % WARP;
-    const u8* from = (const u8*)(COPIES ? piece.from : piece.to);
-    u8* to = (u8*)piece.to;
-    if (first < blocks) {
-        u32 count = blocks - first < BLOCKS_PER_WARP ? (u32)(blocks - first) : BLOCKS_PER_WARP;
-        u64 at = first * BLOCK_BYTES;
-        u64* into = sums + (piece.sums + first) * LANES;
-        if ((((u64)from | (u64)to) & 15) == 0) {
-            sum_warp<COPIES, true>(from + at, to + at, into, count, lane);
-        } else {
-            sum_warp<COPIES, false>(from + at, to + at, into, count, lane);
-        }
-    }
-    if (COPIES && first <= blocks && blocks < first + BLOCKS_PER_WARP) {
-        // What is left of the piece, 1,024 bytes at most, is hashed by `scramble_sums` where it was copied to.
-        for (u64 at = blocks * BLOCK_BYTES + lane; at < piece.nbytes; at += WARP) to[at] = from[at];
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(256) block_sums(const Piece* pieces, u64* sums) {
-    sum_blocks<false>(pieces, sums);
-}
-
-extern "C" __global__ void __launch_bounds__(256) copy_and_sum(const Piece* pieces, u64* sums) {
-    sum_blocks<true>(pieces, sums);
+    if (stripe < count) *(Words*)(sums + stripe * LANES + 2 * pair) = sum[0];
 }
 
 __device__ __forceinline__ u64 initial(u32 lane) {
@@ -247,43 +222,6 @@ __device__ __forceinline__ u64 scrambled(u64 acc, u64 key, u64 sum) {
     return (u64)(u32)acc * PRIME32_1 + sum + ((u64)((u32)(acc >> 32) * PRIME32_1) << 32);
 }
 
-#define AHEAD 32
-
-// Grid: x over the pieces, 8 threads each, 32 a block: four pieces. `ends` takes the accumulators, 8 words a piece.
-extern "C" __global__ void __launch_bounds__(32) scramble_sums(
-    const Piece* pieces, const u64* sums, u64* ends, u32 count) {
-    u32 number = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
-    if (number >= count) return;
-    Piece piece = pieces[number];
-    u64 blocks = blocks_of(piece.nbytes), acc = initial(lane), key = secret_at(SECRET_SCRAMBLE + 8 * lane);
-    const u64* next = sums + piece.sums * LANES + lane;
-    // Sums don't depend on each other: those of the next steps are on their way while these are computed.
-    u64 ready[AHEAD], block = 0;
-#pragma unroll
-    for (int step = 0; step < AHEAD; step++) ready[step] = (u64)step < blocks ? next[step * LANES] : 0;
-    if (blocks) acc += ready[0];
-    // `acc` has the sum of its block already, so a step takes that of the block after.
-    for (; block + 2 * AHEAD < blocks; block += AHEAD) {
-        u64 coming[AHEAD];
-#pragma unroll
-        for (int step = 0; step < AHEAD; step++) coming[step] = next[(block + AHEAD + step) * LANES];
-#pragma unroll
-        for (int step = 1; step < AHEAD; step++) acc = scrambled(acc, key, ready[step]);
-        acc = scrambled(acc, key, coming[0]);
-#pragma unroll
-        for (int step = 0; step < AHEAD; step++) ready[step] = coming[step];
-    }
-    for (; block + 1 < blocks; block++) acc = scrambled(acc, key, next[(block + 1) * LANES]);
-    if (blocks) acc = scrambled(acc, key, 0);
-    const u8* data = (const u8*)piece.to;
-    u64 begin = blocks * BLOCK_BYTES, stripes = (piece.nbytes - 1 - begin) / STRIPE_BYTES;
-    for (u64 stripe = 0; stripe < stripes; stripe++) {
-        acc += stripe_of(data + begin + stripe * STRIPE_BYTES, lane, SECRET[stripe + lane]);
-    }
-    acc += stripe_of(data + piece.nbytes - STRIPE_BYTES, lane, secret_at(SECRET_LAST_STRIPE + 8 * lane));
-    ends[(u64)number * LANES + lane] = acc;
-}
-
 __device__ __forceinline__ u64 folded_product(u64 one, u64 other) {
     u64 a = one & 0xffffffffull, b = one >> 32, c = other & 0xffffffffull, d = other >> 32;
     u64 low = a * c, left = b * c, right = a * d, high = b * d;
@@ -305,12 +243,125 @@ __device__ __forceinline__ void store_big_endian(u8* at, u64 word) {
     for (int byte = 0; byte < 8; byte++) at[byte] = (u8)(word >> (56 - 8 * byte));
 }
 
-// Grid: x over the pieces, a thread each. A digest is 16 bytes, the higher half first, as the host stores it.
-extern "C" __global__ void finish_digests(const Piece* pieces, const u64* ends, u8* digests, u32 count) {
-    u32 number = blockIdx.x * blockDim.x + threadIdx.x;
-    if (number >= count) return;
-    u64 acc[LANES], nbytes = pieces[number].nbytes;
-    for (int lane = 0; lane < LANES; lane++) acc[lane] = ends[(u64)number * LANES + lane];
-    store_big_endian(digests + (u64)number * 16, merged(acc, SECRET_HIGH, ~(nbytes * PRIME64_2)));
-    store_big_endian(digests + (u64)number * 16 + 8, merged(acc, SECRET_LOW, nbytes * PRIME64_1));
+// Sums of turns on their way from the warps that compute them to the one that scrambles.
+struct Ring {
+    u64 sums[SLOTS][BLOCKS_PER_TURN * LANES];
+    // The number behind that of the turn whose sums a slot has.
+    volatile u32 filled[SLOTS];
+    // How many turns are scrambled.
+    volatile u32 taken;
+    u64 ends[LANES];
+};
+
+// Load, store and sum up the blocks of every turn of this warp.
+template <bool COPIES, bool ALIGNED>
+__device__ __forceinline__ void sum_turns(const u8* from, u8* to, u64 blocks, Ring& ring, u32 warp, u32 lane) {
+    u32 turns = (u32)((blocks + BLOCKS_PER_TURN - 1) / BLOCKS_PER_TURN);
+    for (u32 turn = warp; turn < turns; turn += SUM_WARPS) {
+        u64 first = (u64)turn * BLOCKS_PER_TURN, at = first * BLOCK_BYTES;
+        u32 count = blocks - first < BLOCKS_PER_TURN ? (u32)(blocks - first) : BLOCKS_PER_TURN;
+        while (turn >= ring.taken + SLOTS) PAUSE();
+        sum_warp<COPIES, ALIGNED>(from + at, to + at, ring.sums[turn % SLOTS], count, lane);
+        FENCE();
+        SYNC_WARP();
+        if (lane == 0) ring.filled[turn % SLOTS] = turn + 1;
+    }
+}
+
+// Copy what lies behind the last whole block of a piece: 1,024 bytes at most.
+template <bool ALIGNED>
+__device__ __forceinline__ void copy_tail(const u8* from, u8* to, u32 nbytes, u32 lane) {
+    Words words[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 at = half * BLOCK_BYTES / 2 + lane * 16;
+        if (at + 16 <= nbytes) words[half] = load<ALIGNED>(from + at);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 at = half * BLOCK_BYTES / 2 + lane * 16;
+        if (at + 16 <= nbytes) store<ALIGNED>(to + at, words[half]);
+        else for (u32 byte = at; byte < nbytes && byte < at + 16; byte++) to[byte] = from[byte];
+    }
+}
+
+// Scramble the sums in the order of their turns, and finish the digest: 16 bytes, the higher half first, as the host
+// stores it. All threads of the warp do what its first eight do, which have a lane each.
+template <bool COPIES, bool ALIGNED>
+__device__ __forceinline__ void scramble_turns(const u8* from, u8* to, u64 nbytes, Ring& ring, u8* digest, u32 thread) {
+    u64 blocks = blocks_of(nbytes), begin = blocks * BLOCK_BYTES;
+    u32 lane = thread % LANES, behind = (u32)(nbytes - begin), stripes = (behind - 1) / STRIPE_BYTES;
+    if (COPIES) {
+        copy_tail<ALIGNED>(from + begin, to + begin, behind, thread);
+        FENCE();
+        SYNC_WARP();
+    }
+    // The stripes behind the last block, which the four eights of threads share.
+    u64 tail = 0;
+    for (u32 stripe = thread / LANES; stripe < stripes; stripe += WARP / LANES) {
+        tail += stripe_of(to + begin + stripe * STRIPE_BYTES, lane, SECRET[stripe + lane]);
+    }
+    tail += EXCHANGE(tail, 8);
+    tail += EXCHANGE(tail, 16);
+    u64 acc = initial(lane), key = secret_at(SECRET_SCRAMBLE + 8 * lane);
+    u32 turns = (u32)((blocks + BLOCKS_PER_TURN - 1) / BLOCKS_PER_TURN);
+    for (u32 turn = 0; turn < turns; turn++) {
+        u32 slot = turn % SLOTS;
+        while (ring.filled[slot] != turn + 1) PAUSE();
+        FENCE();
+        u64 sums[BLOCKS_PER_TURN];
+#pragma unroll
+        for (int block = 0; block < BLOCKS_PER_TURN; block++) sums[block] = ring.sums[slot][block * LANES + lane];
+        SYNC_WARP();
+        if (thread == 0) ring.taken = turn + 1;
+        u64 first = (u64)turn * BLOCKS_PER_TURN;
+        acc += sums[0];
+        if (blocks - first >= BLOCKS_PER_TURN) {
+#pragma unroll
+            for (int block = 1; block < BLOCKS_PER_TURN; block++) acc = scrambled(acc, key, sums[block]);
+        } else {
+#pragma unroll
+            for (int block = 1; block < BLOCKS_PER_TURN; block++) {
+                if (first + block < blocks) acc = scrambled(acc, key, sums[block]);
+            }
+        }
+        acc = scrambled(acc, key, 0);
+    }
+    // The last stripe may reach back into the last block, which another warp stored.
+    acc += tail + stripe_of(to + nbytes - STRIPE_BYTES, lane, secret_at(SECRET_LAST_STRIPE + 8 * lane));
+    if (thread < LANES) ring.ends[lane] = acc;
+    SYNC_WARP();
+    if (thread == 0) store_big_endian(digest, merged(ring.ends, SECRET_HIGH, ~(nbytes * PRIME64_2)));
+    if (thread == 1) store_big_endian(digest + 8, merged(ring.ends, SECRET_LOW, nbytes * PRIME64_1));
+}
+
+template <bool COPIES, bool ALIGNED>
+__device__ __forceinline__ void digest_piece(const u8* from, u8* to, u64 nbytes, Ring& ring, u8* digest) {
+    u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (warp < SUM_WARPS) sum_turns<COPIES, ALIGNED>(from, to, blocks_of(nbytes), ring, warp, lane);
+    else scramble_turns<COPIES, ALIGNED>(from, to, nbytes, ring, digest, lane);
+}
+
+template <bool COPIES>
+__device__ __forceinline__ void digest_group(const Piece* pieces, u8* digests) {
+    __shared__ Ring ring;
+    Piece piece = pieces[blockIdx.x];
+    u8 *to = (u8*)piece.to, *digest = digests + (u64)blockIdx.x * 16;
+    const u8* from = (const u8*)(COPIES ? piece.from : piece.to);
+    if (threadIdx.x < SLOTS) ring.filled[threadIdx.x] = 0;
+    if (threadIdx.x == SLOTS) ring.taken = 0;
+    SYNC_GROUP();
+    if ((((u64)from | (u64)to) & 15) == 0) digest_piece<COPIES, true>(from, to, piece.nbytes, ring, digest);
+    else digest_piece<COPIES, false>(from, to, piece.nbytes, ring, digest);
+}
+
+#define GROUP ((SUM_WARPS + 1) * WARP)
+
+// Grid: x over the pieces, a group of threads each. `digests` takes 16 bytes a piece.
+extern "C" __global__ void __launch_bounds__(GROUP) digest_pieces(const Piece* pieces, u8* digests) {
+    digest_group<false>(pieces, digests);
+}
+
+extern "C" __global__ void __launch_bounds__(GROUP) copy_and_digest(const Piece* pieces, u8* digests) {
+    digest_group<true>(pieces, digests);
 }
