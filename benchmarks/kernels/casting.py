@@ -25,10 +25,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
-from tensorhub_agent.compute.casting.fp8 import quantise
-from tensorhub_agent.compute.casting.kernels import BLOCK_ELEMENTS_MAX
-from tensorhub_agent.compute.casting.values import cast
+from tensorhub_agent.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.fp8 import quantise
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX
+from tensorhub_agent.casting.values import cast
 from tensorhub_common.layout.casts import CASTABLE, fp8_scheme
 
 MIB: Final = 1024 * 1024

@@ -9,9 +9,9 @@ from tests.kit.gpu import address_of, bytes_of, gpu, on_device
 
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_agent.devices.cuda_engine import CudaEngine
 from tensorhub_agent.devices.region import DeviceRegion
-from tensorhub_agent.primitives.columns import Columns
 from tensorhub_common.devices.cuda import CudaDevice
 
 pytestmark = pytest.mark.gpu

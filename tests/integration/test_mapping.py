@@ -12,8 +12,8 @@ from tests.kit.hubs import RunningHub, new_job
 from tests.kit.models import MODELS, TP, checkpoint, loaded, made
 from tests.kit.shardings import Sharding, columns, mesh, published, registered, rows
 from tests.kit.transports import UCXX_AND_LONG_LOCAL, hub_over
-from tests.unit.agent.compute.torch_bits import bits_in
-from tests.unit.agent.compute.torch_fp8 import referred, weight
+from tests.unit.agent.casting.torch_bits import bits_in
+from tests.unit.agent.casting.torch_fp8 import referred, weight
 
 from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
 from tensorhub.arguments import Install

@@ -3,14 +3,14 @@
 import ctypes
 import shutil
 import subprocess
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
-import tensorhub_agent.devices.kernels
+from tensorhub_agent.devices.kernels.library import FOLDER
 
 SHIM = """
+#include <cstring>
 #include <ucontext.h>
 #define __global__
 #define __device__
@@ -24,6 +24,17 @@ static Place blockIdx, threadIdx, blockDim;
 struct u64x2 { unsigned long long x, y; };
 #define LOAD_ONCE(at) (*(at))
 #define STORE_ONCE(at, value) (*(at) = (value))
+
+template <typename To, typename From> static To bits_as(From value) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &value, sizeof to);
+    return to;
+}
+#define FLOAT_OF(bits) bits_as<float>(bits)
+#define DOUBLE_OF(bits) bits_as<double>(bits)
+#define FLOAT_BITS(value) bits_as<unsigned int>(value)
+#define DOUBLE_BITS(value) bits_as<unsigned long long>(value)
 
 // The threads of a group are coroutines: each runs until it has to wait for others.
 #define THREADS_MAX 1024
@@ -94,8 +105,10 @@ def compiled(name: str, run: str, folder: Path) -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("there is no C++ compiler here to compile the kernels' source with")
-    source = resources.files(tensorhub_agent.devices.kernels).joinpath(f"{name}.cu").read_text()
+    source = (FOLDER / f"{name}.cu").read_text()
     file, library = folder / f"{name}.cpp", folder / f"{name}.so"
     file.write_text(SHIM + source + run)
-    subprocess.run([compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", file, "-o", library], check=True)
+    subprocess.run(
+        [compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-w", f"-I{FOLDER}", file, "-o", library], check=True
+    )
     return ctypes.CDLL(str(library))

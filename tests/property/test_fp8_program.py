@@ -11,10 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.compute.torch_fp8 import referred, weight
+from tests.unit.agent.casting.torch_fp8 import referred, weight
 
+from tensorhub_agent.casting.floats import Bits
 from tensorhub_agent.compute.amax_table import NumpyAmaxTable
-from tensorhub_agent.compute.casting.floats import Bits
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.strided_copy import copy_boxes
 from tensorhub_agent.primitives.block_forms import amax_bytes

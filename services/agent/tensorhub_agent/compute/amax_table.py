@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.compute.casting.fp8 import fill_scales
+from tensorhub_agent.casting.fp8 import fill_scales
 from tensorhub_agent.devices.boxes import DeviceBox
 from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.devices.region import DeviceRegion

@@ -10,8 +10,8 @@ from typing import Final, Self
 import numpy as np
 import xxhash
 
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_agent.devices.region import DeviceRegion
-from tensorhub_agent.primitives.columns import Columns
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_agent.runtime.shield import wait_shielded
 from tensorhub_common.errors import TensorHubError

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.compute.casting.fp8 import fill_scales, fill_values, fold_amax
-from tensorhub_agent.compute.casting.values import cast
+from tensorhub_agent.casting.fp8 import fill_scales, fill_values, fold_amax
+from tensorhub_agent.casting.values import cast
 from tensorhub_agent.primitives.block_forms import derivation_of, needs_amax
 from tensorhub_common.errors import LayoutMismatch, TensorHubError
 from tensorhub_common.layout.casts import check_value_cast, dtypes_of

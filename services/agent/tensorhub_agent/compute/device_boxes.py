@@ -1,8 +1,8 @@
 """Copying boxes where an end, or both, is memory of a GPU.
 
-Between two places of a GPU's memory a kernel copies boxes as they lie. All else goes in steps: a box is packed where it
-stands, crosses to the other memory in one piece, and is laid out there. Elements are converted on the host, packed, so
-they get the same bits as between two memories of the host.
+Between two places of a GPU's memory a kernel copies boxes as they lie, and casts their numbers. All else goes in steps:
+a box is packed where it stands, crosses to the other memory in one piece, and is laid out there. What the device can't
+convert is converted on the host. Either way elements get the same bits as between two memories of the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from tensorhub_agent.compute.batch import PoolBatch, address_of, task_bounds
 from tensorhub_agent.compute.device_copy import DEVICE_TASK_BYTES
 from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.devices.region import DeviceRegion
 from tensorhub_agent.primitives.block_forms import amax_bytes
-from tensorhub_agent.primitives.columns import Columns
 from tensorhub_agent.primitives.forms import cut_form, normalized, packed_strides
 from tensorhub_agent.primitives.memory_region import MemoryRegion, host
 from tensorhub_common.devices.device import Device, DeviceMemory
@@ -39,6 +39,8 @@ class _Part(NamedTuple):
     origin: int
     form: StridedForm
     amax: bytes
+    is_direct: bool
+    """The device copies it as it is."""
 
 
 class DeviceBoxBatch(PoolBatch):
@@ -66,12 +68,12 @@ class DeviceBoxBatch(PoolBatch):
         return np.asarray([max(each.form.nbytes, each.form.origin_nbytes) for each in self._parts], np.int64)
 
     def _cut(self, to: int, origin: int, form: StridedForm, largest: bytes) -> list[_Part]:
-        if not form.cast and not self._goes_in_steps:
-            return [_Part(to, origin, form, b"")]
+        if not self._goes_in_steps and self._engine.takes(self._box(to, origin, form)):
+            return [_Part(to, origin, form, b"", is_direct=True)]
         found, begin = [], 0
         for part in cut_form(normalized(form), STEP_BYTES_MAX):
             end = begin + amax_bytes(part.form) if largest else begin
-            found.append(_Part(to + part.to, origin + part.origin, part.form, largest[begin:end]))
+            found.append(_Part(to + part.to, origin + part.origin, part.form, largest[begin:end], is_direct=False))
             begin = end
         return found
 
@@ -87,38 +89,35 @@ class DeviceBoxBatch(PoolBatch):
     def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:  # noqa: ARG002 (nothing is hashed here)
         assert self._regions is not None
         destination, source = self._regions
-        to, origin = address_of(destination), address_of(source)
-        direct = []
         for part in self._parts[first:last]:
-            if part.form.cast or self._goes_in_steps:
+            if not part.is_direct:
                 self._in_steps(part, destination, source)
-            else:
-                direct.append(DeviceBox(to + part.to, origin + part.origin, part.form))
-        if direct:
+        if direct := [self._box(part.to, part.origin, part.form) for part in self._parts[first:last] if part.is_direct]:
             self._engine.copy_boxes(direct)
 
+    def _box(self, to: int, origin: int, form: StridedForm) -> DeviceBox:
+        assert self._regions is not None
+        destination, source = self._regions
+        return DeviceBox(address_of(destination) + to, address_of(source) + origin, form)
+
     def _in_steps(self, part: _Part, destination: MemoryRegion, source: MemoryRegion) -> None:
-        """Pack, cross, convert, cross and lay out, as far as each is wanted."""
+        """Pack, cross and lay out, as far as each is wanted; convert where the device can, and else on the host."""
         form, view, at = part.form, source, part.origin
         if isinstance(source, DeviceRegion):
-            packed = replace(
-                form,
-                shape=form.origin_shape,
-                to_strides=packed_strides(form.origin_shape, form.itemsize),
-                to_itemsize=form.itemsize,
-                cast="",
-                blocks=None,
-            )
+            packed = _packed_here(form)
+            if not self._engine.takes(DeviceBox(0, source.address + part.origin, packed)):
+                packed = _packed_here(_unconverted(form))
             view, at = self._fetched(packed, source.address + part.origin), 0
-            form = replace(form, origin_strides=packed_strides(form.origin_shape, form.itemsize))
-        if isinstance(destination, DeviceRegion):
-            landing = memoryview(bytearray(form.nbytes))
-            strides = packed_strides(form.shape, form.to_itemsize)
-            self._on_host(replace(form, to_strides=strides), part.amax, landing, 0, host(view), at)
-            laid_out = replace(form, origin_strides=strides, itemsize=form.to_itemsize, cast="", blocks=None)
-            self._lay_out(laid_out, destination.address + part.to, landing)
-        else:
+            form = _packed_there(_converted(form) if packed.cast else form)
+        if not isinstance(destination, DeviceRegion):
             self._on_host(form, part.amax, host(destination), part.to, host(view), at)
+            return
+        laid_out, before = _packed_there(form), _packed_here(_unconverted(form))
+        if not self._engine.takes(DeviceBox(destination.address + part.to, 0, laid_out)):
+            laid_out, before = _packed_there(_converted(form)), _packed_here(form)
+        landing = memoryview(bytearray(before.nbytes))
+        self._on_host(before, part.amax if before.cast else b"", landing, 0, host(view), at)
+        self._lay_out(laid_out, destination.address + part.to, landing)
 
     def _fetched(self, form: StridedForm, origin: int) -> memoryview:
         """Return a box of the GPU's memory, packed, in the host's."""
@@ -130,9 +129,37 @@ class DeviceBoxBatch(PoolBatch):
 
     def _lay_out(self, form: StridedForm, to: int, packed: memoryview) -> None:
         """Bring a packed box of the host's memory to where it belongs in the GPU's."""
-        with _scratch(self._device, form.nbytes) as room:
-            self._engine.copy([room.address], [address_of(packed)], [form.nbytes])
+        with _scratch(self._device, form.origin_nbytes) as room:
+            self._engine.copy([room.address], [address_of(packed)], [form.origin_nbytes])
             self._engine.copy_boxes([DeviceBox(to, room.address, form)])
+
+
+def _packed_here(form: StridedForm) -> StridedForm:
+    """Return a form whose elements follow one another in the destination."""
+    return replace(form, to_strides=packed_strides(form.shape, form.to_itemsize))
+
+
+def _packed_there(form: StridedForm) -> StridedForm:
+    """Return a form whose elements follow one another in the source."""
+    return replace(form, origin_strides=packed_strides(form.origin_shape, form.itemsize))
+
+
+def _unconverted(form: StridedForm) -> StridedForm:
+    """Return the copy of what a form converts; where its elements go is of no account."""
+    return replace(
+        form,
+        shape=form.origin_shape,
+        to_strides=packed_strides(form.origin_shape, form.itemsize),
+        to_itemsize=form.itemsize,
+        cast="",
+        blocks=None,
+    )
+
+
+def _converted(form: StridedForm) -> StridedForm:
+    """Return the copy of what a form has made; where it comes from is of no account."""
+    strides = packed_strides(form.shape, form.to_itemsize)
+    return replace(form, origin_strides=strides, itemsize=form.to_itemsize, cast="", blocks=None)
 
 
 @contextmanager

@@ -5,15 +5,15 @@ from typing import Final
 import xxhash
 
 from tensorhub_agent.compute.batch import PoolBatch, address_of, task_bounds
+from tensorhub_agent.devices.columns import Columns, join_adjacent
 from tensorhub_agent.devices.engine import engine_of
 from tensorhub_agent.devices.pinnable_mapping import pin_for
 from tensorhub_agent.devices.region import DeviceRegion
-from tensorhub_agent.primitives.columns import Columns, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_common.devices.device import Device
 
-DEVICE_TASK_BYTES: Final = 8 * 1024 * 1024 * 1024
+DEVICE_TASK_BYTES: Final = 16 * 1024 * 1024 * 1024
 """A task within a device is some launches and one wait, of some milliseconds. A GPU copies 64 MiB in the time that it
 takes to give it the work, and several threads would only wait for each other.
 """

@@ -38,7 +38,7 @@ import xxhash
 from tensorhub_agent.compute.batch import TASK_BYTES_MAX, HostBatch, PoolBatch, address_of, memmove
 from tensorhub_agent.compute.device_copy import DeviceCopyBatch, device_of
 from tensorhub_agent.compute.spans import Spans, check_fits, columns
-from tensorhub_agent.primitives.columns import Columns, cut_to_chunks, join_adjacent
+from tensorhub_agent.devices.columns import Columns, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_agent.runtime.shield import wait_shielded

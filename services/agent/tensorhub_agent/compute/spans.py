@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorhub_agent.primitives.columns import Columns
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_common.layout.layout import PieceTable
 
 
@@ -29,7 +29,9 @@ class Spans:
 
 def columns(spans: Spans) -> tuple[Columns, Columns, Columns]:
     """Return the columns of spans. Raises ValueError when they have different lengths."""
-    to, origin, nbytes = (np.asarray(column, dtype=np.int64) for column in (spans.to, spans.origin, spans.nbytes))
+    to, nbytes = np.asarray(spans.to, dtype=np.int64), np.asarray(spans.nbytes, dtype=np.int64)
+    # Between two ends of one layout both are the same column. To make an array of one takes as long as copying 20 MiB.
+    origin = to if spans.origin is spans.to else np.asarray(spans.origin, dtype=np.int64)
     if not len(to) == len(origin) == len(nbytes):
         raise ValueError("the columns of spans have different lengths")
     return to, origin, nbytes

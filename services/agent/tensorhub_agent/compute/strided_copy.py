@@ -23,8 +23,8 @@ from tensorhub_agent.compute.device_boxes import DeviceBoxBatch
 from tensorhub_agent.compute.device_copy import device_of
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import check_fits
+from tensorhub_agent.devices.columns import Columns, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.block_forms import amax_bytes, needs_amax
-from tensorhub_agent.primitives.columns import Columns, cut_to_chunks, join_adjacent
 from tensorhub_agent.primitives.forms import FormPart, check_amax, check_form, cut_form, is_run, normalized, run_bytes
 from tensorhub_agent.primitives.memory_region import MemoryRegion
 from tensorhub_common.programs.regions import Sizes, StridedCopies, StridedForm

@@ -6,7 +6,7 @@ from tensorhub_common.programs.regions import StridedForm
 
 
 class DeviceBox(NamedTuple):
-    """A box between two addresses of a GPU's memory; its form converts nothing."""
+    """A box between two addresses of a GPU's memory."""
 
     to: int
     origin: int

@@ -14,10 +14,11 @@ import numpy as np
 import xxhash
 
 from tensorhub_agent.devices.boxes import DeviceBox
-from tensorhub_agent.devices.kernels.boxes import BoxCopier
+from tensorhub_agent.devices.columns import Columns, join_adjacent
+from tensorhub_agent.devices.kernels.boxes import BoxCopier, is_castable
+from tensorhub_agent.devices.kernels.casts import CastTables
 from tensorhub_agent.devices.kernels.digests import LONG_BYTES_MIN, Digester
 from tensorhub_agent.devices.kernels.library import KernelLibrary
-from tensorhub_agent.primitives.columns import Columns, join_adjacent
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.devices.cuda import CudaDevice, CudaEvent, CudaMemory
 
@@ -39,11 +40,11 @@ class _Staging:
 class _Own:
     """What one thread has on the device."""
 
-    def __init__(self, device: CudaDevice, library: KernelLibrary) -> None:
+    def __init__(self, device: CudaDevice, library: KernelLibrary, casts: CastTables) -> None:
         self._device = device
         self.stream, self._crossing = device.stream(), device.stream()
         self.digester = Digester(device, library, self.stream)
-        self.boxes = BoxCopier(device, library, self.stream)
+        self.boxes = BoxCopier(device, library, casts, self.stream)
         self._stagings: list[_Staging] = []
 
     def from_host(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
@@ -92,7 +93,7 @@ class CudaEngine:
     def __init__(self, device: CudaDevice) -> None:
         """Load what compiles kernels. Raises `DeviceUnavailable`."""
         self._device = device
-        self._library = KernelLibrary(device)
+        self._library, self._casts = KernelLibrary(device), CastTables(device)
         self._threads = threading.local()
 
     def copy(self, to: Sequence[int], origin: Sequence[int], nbytes: Sequence[int]) -> None:
@@ -116,6 +117,10 @@ class CudaEngine:
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
         """See `DeviceEngine.copy_boxes`."""
         self._own().boxes.copy(boxes)
+
+    def takes(self, box: DeviceBox) -> bool:
+        """See `DeviceEngine.takes`."""
+        return not box.form.cast or is_castable(box)
 
     def _long(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
         own = self._own()
@@ -144,7 +149,7 @@ class CudaEngine:
         if found is None:
             # A thread of the pool works with this device alone, or with others by blocks of its own.
             self._device.adopt_thread()
-            found = self._threads.own = _Own(self._device, self._library)
+            found = self._threads.own = _Own(self._device, self._library, self._casts)
         return found
 
 

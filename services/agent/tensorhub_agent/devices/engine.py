@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from tensorhub_agent.devices.boxes import DeviceBox
-from tensorhub_agent.primitives.columns import Columns
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import Device
 from tensorhub_common.devices.fake import FakeDevice
@@ -30,7 +30,10 @@ class DeviceEngine(Protocol):
         """
 
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
-        """Copy strided boxes within the device's memory; return when all are there."""
+        """Copy strided boxes that it `takes` within the device's memory; return when all are there."""
+
+    def takes(self, box: DeviceBox) -> bool:
+        """Whether the device copies a box as it is: it converts nothing, or its numbers are cast one by one."""
 
 
 _engines: Final[dict[Device, DeviceEngine]] = {}

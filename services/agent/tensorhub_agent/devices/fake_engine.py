@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from tensorhub_agent.casting.values import cast, view_bits
 from tensorhub_agent.devices.boxes import DeviceBox
-from tensorhub_agent.primitives.columns import Columns
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_common.devices.fake import FakeDevice, FakeStream, Span
+from tensorhub_common.layout.casts import dtypes_of
 
 Elements = np.ndarray[Any, np.dtype[np.void]]
 
@@ -53,6 +55,10 @@ class FakeEngine:
             stream.run("a copy of a box", functools.partial(_copy_box, box), spans)
         stream.record().wait()
 
+    def takes(self, box: DeviceBox) -> bool:
+        """See `DeviceEngine.takes`."""
+        return not box.form.cast or (">" in box.form.cast and box.form.blocks is None)
+
     def _stream(self) -> FakeStream:
         if not hasattr(self._own, "stream"):
             self._own.stream = self._device.stream()
@@ -68,9 +74,15 @@ def _digest(found: list[bytes], number: int, to: int, origin: int, nbytes: int) 
 
 
 def _copy_box(box: DeviceBox) -> None:
-    form, dtype = box.form, np.dtype((np.void, box.form.itemsize))
+    form = box.form
     to = memoryview((ctypes.c_ubyte * form.span_bytes).from_address(box.to))
     origin = memoryview((ctypes.c_ubyte * form.origin_span_bytes).from_address(box.origin))
-    there: Elements = np.ndarray(form.shape, dtype, origin, 0, form.origin_strides)
+    if form.cast:
+        from_dtype, to_dtype = dtypes_of(form.cast)
+        there = view_bits(origin, from_dtype, form.shape, 0, form.origin_strides)
+        cast(there, from_dtype, view_bits(to, to_dtype, form.shape, 0, form.to_strides), to_dtype)
+        return
+    dtype = np.dtype((np.void, form.itemsize))
+    elements: Elements = np.ndarray(form.shape, dtype, origin, 0, form.origin_strides)
     here: Elements = np.ndarray(form.shape, dtype, to, 0, form.to_strides)
-    here[...] = there
+    here[...] = elements

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorhub_agent.compute.casting.fp8 import quantise
+from tensorhub_agent.casting.fp8 import quantise
 from tensorhub_common.layout.layout import (
     Layout,
     TensorEntry,

@@ -1,4 +1,4 @@
-"""Copies of strided boxes within a GPU's memory: what `boxes.cu` does, in launches."""
+"""Copies of strided boxes within a GPU's memory, with or without a cast: launches of `boxes.cu` and `casts.cu`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.kernels.casts import CastTables, kernel_name
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_agent.devices.pinned_buffer import PinnedBuffer
 from tensorhub_agent.primitives.forms import cut_form, normalized, run_bytes
@@ -21,13 +22,18 @@ BOX_BYTES_MAX: Final = 1024 * 1024 * 1024
 """A box is cut at this, so that its units can be counted in 32 bits whatever its alignment."""
 
 UNIT_BYTES_MAX: Final = 16
+"""The most bytes of one access. A unit of a copy is as long at most."""
+
+CAST_ELEMENTS: Final = 8
+"""The elements of a unit where a box that is cast is aligned to as many, by one or several accesses."""
+
 THREADS: Final = 256
 UNITS_PER_BLOCK: Final = THREADS * 4
 
 _FORM: Final = np.dtype(
     [
         ("dims", "<u4"),
-        ("row_bytes", "<u4"),
+        ("row", "<u4"),
         ("shape", "<u4", DIMS_MAX),
         ("to_strides", "<u8", DIMS_MAX),
         ("origin_strides", "<u8", DIMS_MAX),
@@ -61,10 +67,10 @@ class BoxTables:
         if number is None:
             number = self._known[box.form] = len(self._known)
             _write_form(self.forms[number], box.form)
-        unit_bytes = _unit_bytes(box)
-        units = box.form.nbytes // unit_bytes
+        unit = _cast_unit(box) if box.form.cast else _copy_unit(box)
+        units = (box.form.elements if box.form.cast else box.form.nbytes) // unit
         self.blocks += -(-units // UNITS_PER_BLOCK)
-        self.boxes[self.count] = (box.to, box.origin, number, unit_bytes.bit_length() - 1, units, self.blocks)
+        self.boxes[self.count] = (box.to, box.origin, number, unit.bit_length() - 1, units, self.blocks)
         self.count += 1
         return True
 
@@ -75,30 +81,37 @@ TABLES_BYTES: Final = BOXES_MAX * _BOX.itemsize + FORMS_MAX * _FORM.itemsize
 class BoxCopier:
     """The boxes of one stream, which one thread uses at a time."""
 
-    def __init__(self, device: CudaDevice, library: KernelLibrary, stream: CudaStream) -> None:
+    def __init__(self, device: CudaDevice, library: KernelLibrary, casts: CastTables, stream: CudaStream) -> None:
         """Allocate what a launch needs."""
-        self._library, self._stream = library, stream
+        self._library, self._casts, self._stream = library, casts, stream
         self._host = PinnedBuffer(device, TABLES_BYTES)
         self._memory = device.allocate(TABLES_BYTES)
         self._tables = BoxTables(self._host.view)
 
     def copy(self, boxes: Sequence[DeviceBox]) -> None:
         """Copy boxes; return when all are there."""
-        tables = self._tables
-        tables.clear()
-        for box in (part for each in boxes for part in normal_parts(each)):
-            if not tables.add(box):
-                self._launch()
-                tables.clear()
-                tables.add(box)
-        self._launch()
+        # One launch has one kernel.
+        for cast in dict.fromkeys(box.form.cast for box in boxes):
+            self._tables.clear()
+            for box in (part for each in boxes if each.form.cast == cast for part in normal_parts(each)):
+                if not self._tables.add(box):
+                    self._launch(cast)
+                    self._tables.clear()
+                    self._tables.add(box)
+            self._launch(cast)
 
-    def _launch(self) -> None:
+    def _launch(self, cast: str) -> None:
         tables, stream, begin = self._tables, self._stream, self._memory.address
         if tables.count:
             stream.copy(begin, self._host.address, TABLES_BYTES)
-            arguments = (begin, begin + BOXES_MAX * _BOX.itemsize, tables.count)
-            stream.launch(self._library.kernel("boxes", "copy_boxes"), (tables.blocks, 1), THREADS, arguments)
+            arguments: tuple[int, ...] = (begin, begin + BOXES_MAX * _BOX.itemsize, tables.count)
+            if cast:
+                kernel = self._library.kernel("casts", kernel_name(cast))
+                # What is computed looks at no table, and an address has to be one.
+                arguments = *arguments, self._casts.address(cast, stream) or begin
+            else:
+                kernel = self._library.kernel("boxes", "copy_boxes")
+            stream.launch(kernel, (tables.blocks, 1), THREADS, arguments)
             # The tables are written anew for the next launch.
             stream.record().wait()
 
@@ -113,22 +126,48 @@ def normal_parts(box: DeviceBox) -> Iterator[DeviceBox]:
         yield DeviceBox(box.to + part.to, box.origin + part.origin, normalized(part.form))
 
 
+def is_castable(box: DeviceBox) -> bool:
+    """Whether kernels take a box that converts: a value cast of elements that are aligned at both ends."""
+    form = box.form
+    if ">" not in form.cast or form.blocks is not None:
+        return False
+    ends = ((form.to_itemsize, (box.to, *form.to_strides)), (form.itemsize, (box.origin, *form.origin_strides)))
+    return all(at % itemsize == 0 for itemsize, places in ends for at in places)
+
+
 def _rows(form: StridedForm) -> tuple[int, int]:
-    """Return how many dimensions of rows a normal form has, and the bytes of a row."""
+    """Return how many dimensions of rows a normal form has, and how long a row is: bytes, or elements to be cast."""
+    if form.cast:
+        is_together = form.to_strides[-1:] == (form.to_itemsize,) and form.origin_strides[-1:] == (form.itemsize,)
+        return (len(form.shape) - 1, form.shape[-1]) if is_together else (len(form.shape), 1)
     row = run_bytes(form)
     return len(form.shape) - (row > 1), row
 
 
 def _write_form(into: np.void, form: StridedForm) -> None:
     dims, row = _rows(form)
-    into["dims"], into["row_bytes"] = dims, row
+    into["dims"], into["row"] = dims, row
     into["shape"][:dims] = form.shape[:dims]
     into["to_strides"][:dims] = form.to_strides[:dims]
     into["origin_strides"][:dims] = form.origin_strides[:dims]
 
 
-def _unit_bytes(box: DeviceBox) -> int:
-    """Return the largest unit to which everything about a box is aligned."""
+def _cast_unit(box: DeviceBox) -> int:
+    """Return how many elements a unit has."""
+    form = box.form
+    dims, row = _rows(form)
+    ends = (
+        (form.to_itemsize, (box.to, *form.to_strides[:dims])),
+        (form.itemsize, (box.origin, *form.origin_strides[:dims])),
+    )
+    is_aligned = row % CAST_ELEMENTS == 0 and all(
+        at % min(UNIT_BYTES_MAX, CAST_ELEMENTS * itemsize) == 0 for itemsize, places in ends for at in places
+    )
+    return CAST_ELEMENTS if is_aligned else 1
+
+
+def _copy_unit(box: DeviceBox) -> int:
+    """Return how many bytes the largest unit has to which everything about a box is aligned."""
     dims, row = _rows(box.form)
     strides = box.form.to_strides[:dims] + box.form.origin_strides[:dims]
     return math.gcd(UNIT_BYTES_MAX, box.to, box.origin, row, *strides)

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from tensorhub_agent.devices.columns import Columns
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_agent.devices.pinned_buffer import PinnedBuffer
-from tensorhub_agent.primitives.columns import Columns
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.devices.cuda import CudaDevice, CudaEvent, CudaStream
 

@@ -1,14 +1,17 @@
 """The compiled kernels of one GPU, by name."""
 
 import threading
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.devices.device import DeviceUnavailable
 from tensorhub_common.runtime.extras import missing
 
-_OPTIONS: Final = ("-std=c++17",)
+FOLDER: Final = Path(__file__).parent
+"""Where the sources are."""
+
+_OPTIONS: Final = ("-std=c++17", f"-I{FOLDER}")
 
 
 class KernelLibrary:
@@ -31,7 +34,7 @@ class KernelLibrary:
         with self._lock:
             if (source, name) not in self._kernels:
                 if source not in self._modules:
-                    code = resources.files(__package__).joinpath(f"{source}.cu").read_text()
+                    code = (FOLDER / f"{source}.cu").read_text()
                     self._modules[source] = self._cupy.RawModule(code=code, options=_OPTIONS)
                 with self._cupy.cuda.Device(self._ordinal):
                     self._kernels[source, name] = int(self._modules[source].get_function(name).kernel.ptr)

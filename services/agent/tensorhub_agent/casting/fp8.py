@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
-from tensorhub_agent.compute.casting.kernels import BLOCK_ELEMENTS_MAX, SCRATCH, Kernel, kernel, room
+from tensorhub_agent.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX, SCRATCH, Kernel, kernel, room
 from tensorhub_common.layout.casts import FP8_DTYPE, FP8_LARGEST, Fp8Scheme, ScaleOrder, tiles
 from tensorhub_common.layout.parts import Shape
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from tests.unit.agent.compute.torch_bits import bits_in, tensor_of
+from tests.unit.agent.casting.torch_bits import bits_in, tensor_of
 
-from tensorhub_agent.compute.casting.floats import Bits
-from tensorhub_agent.compute.casting.fp8 import Floats
+from tensorhub_agent.casting.floats import Bits
+from tensorhub_agent.casting.fp8 import Floats
 from tensorhub_common.layout.casts import Fp8Scheme
 
 MAX = 448.0

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.compute.torch_bits import bits_in, is_nan, tensor_of
-from tests.unit.agent.compute.torch_fp8 import referred, weight
+from tests.unit.agent.casting.torch_bits import bits_in, is_nan, tensor_of
+from tests.unit.agent.casting.torch_fp8 import referred, weight
 
-from tensorhub_agent.compute.casting import fp8
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
-from tensorhub_agent.compute.casting.fp8 import Floats, fill_scales, fill_values, fold_amax, quantise
+from tensorhub_agent.casting import fp8
+from tensorhub_agent.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.fp8 import Floats, fill_scales, fill_values, fold_amax, quantise
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.casts import FP8_SCHEMES, FP8_SOURCES, Fp8Scheme
 

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.compute.casting.floats import FP8_FORMATS, Bits, bits_of, f16_to_f32, f32_to_fp8, fp8_to_f32
+from tensorhub_agent.casting.floats import FP8_FORMATS, Bits, bits_of, f16_to_f32, f32_to_fp8, fp8_to_f32
 from tensorhub_common.layout.casts import CASTABLE
 
 Narrow = Callable[[npt.NDArray[np.uint32]], Bits]

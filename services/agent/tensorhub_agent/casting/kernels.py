@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
-from tensorhub_agent.compute.casting.tables import narrowed, odd_to_fp8
+from tensorhub_agent.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.tables import narrowed, odd_to_fp8
 from tensorhub_common.layout.parts import Shape
 
 BLOCK_ELEMENTS_MAX: Final = 64 * 1024
@@ -58,7 +58,13 @@ def kernel(from_dtype: str, to_dtype: str) -> Kernel:
         return _FROM_F32[to_dtype] if to_dtype in _FROM_F32 else _lookup_odd(odd_to_fp8(to_dtype))
     if (from_dtype, to_dtype) == ("bfloat16", "float32"):
         return _bf16_to_f32
-    return _lookup(narrowed(from_dtype, lambda bits: _all(bits, to_dtype)))
+    return _lookup(table_of(from_dtype, to_dtype))
+
+
+@cache
+def table_of(from_dtype: str, to_dtype: str) -> Bits:
+    """Return what each code of a dtype of one or two bytes becomes."""
+    return narrowed(from_dtype, lambda bits: _all(bits, to_dtype))
 
 
 def _all(bits: npt.NDArray[np.uint32], to_dtype: str) -> Bits:

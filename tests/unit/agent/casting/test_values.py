@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
-from tests.unit.agent.compute.torch_bits import is_nan, torch_cast
+from tests.unit.agent.casting.torch_bits import is_nan, torch_cast
 
-from tensorhub_agent.compute.casting import kernels, values
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
-from tensorhub_agent.compute.casting.kernels import BLOCK_ELEMENTS_MAX
-from tensorhub_agent.compute.casting.values import blocks, cast, view_bits
+from tensorhub_agent.casting import kernels, values
+from tensorhub_agent.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX
+from tensorhub_agent.casting.values import blocks, cast, view_bits
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout.casts import CASTABLE
 

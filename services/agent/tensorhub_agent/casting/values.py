@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
-from tensorhub_agent.compute.casting.kernels import BLOCK_ELEMENTS_MAX, kernel
+from tensorhub_agent.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX, kernel
 from tensorhub_common.layout.casts import check_value_cast
 from tensorhub_common.layout.parts import Shape
 

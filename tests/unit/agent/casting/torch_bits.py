@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tensorhub_agent.compute.casting.floats import Bits, bits_of
+from tensorhub_agent.casting.floats import Bits, bits_of
 from tensorhub_common.layout.casts import CASTABLE
 
 _SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}

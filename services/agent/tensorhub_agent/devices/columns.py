@@ -1,4 +1,4 @@
-"""Columns of numbers, one for each piece: joining pieces that follow one another, and cutting them."""
+"""Columns of numbers, one for each piece, as copies of the host and of devices take them: to join and to cut pieces."""
 
 import numpy as np
 import numpy.typing as npt
