@@ -11,10 +11,12 @@ from tensorhub_agent.devices.cuda_engine import CudaEngine
 from tensorhub_agent.devices.kernels.digests import PIECES_MAX, Digester
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_common.devices.cuda import CudaDevice
+from tensorhub_common.layout.casts import CASTABLE, dtypes_of
 from tensorhub_common.programs.regions import StridedForm
 
 PIECE: Final = 4 << 20
 SHORT_ROW_BYTES: Final = 8
+CASTS: Final = ("float32>bfloat16", "bfloat16>float32", "float32>float8_e4m3fn", "bfloat16>float8_e4m3fn")
 
 
 class Row(NamedTuple):
@@ -69,10 +71,11 @@ def _measured(device: CudaDevice, pieces: int) -> list[Row]:
 
 
 class BoxRow(NamedTuple):
-    """Strided rows, packed."""
+    """Strided rows packed, or numbers cast."""
 
-    row_bytes: int
+    what: str
     bps: float
+    """Of a cast: the mean of what is read and what is written."""
     share: float
 
 
@@ -86,7 +89,13 @@ def boxes(device: CudaDevice, nbytes: int = 1 << 30) -> list[BoxRow]:
         some = nbytes if row > SHORT_ROW_BYTES else nbytes // 8
         box = DeviceBox(b.address, a.address, StridedForm((some // row, row), (row, 1), (2 * row, 1), 1, 1))
         took_s = wall_s(functools.partial(engine.copy_boxes, [box]))
-        found.append(BoxRow(row, some / took_s, copy_s * some / nbytes / took_s))
+        found.append(BoxRow(f"rows of {row} bytes, packed", some / took_s, copy_s * some / nbytes / took_s))
+    for cast in CASTS:
+        one, other = (CASTABLE[dtype] for dtype in dtypes_of(cast))
+        count = nbytes // max(one, other)
+        box = DeviceBox(b.address, a.address, StridedForm((count,), (other,), (one,), one, other, cast))
+        took_s, moved = wall_s(functools.partial(engine.copy_boxes, [box])), count * (one + other) / 2
+        found.append(BoxRow(cast, moved / took_s, copy_s * moved / nbytes / took_s))
     a.close()
     b.close()
     return found

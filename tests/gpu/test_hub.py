@@ -172,7 +172,7 @@ def resident_bytes() -> int:
 async def test_nothing_grows_over_many_updates(hub: RunningHub, memory: str, install: Install) -> None:
     if memory == "host" and install == "staged":
         pytest.skip("as above")
-    updates = 250
+    updates = 1000
     async with hub.connected() as (here, there):
         given = {f"w{n}": torch.zeros(1 << 18, device="cuda") for n in range(8)}
         trainer = await registered(here, "trainer", given, memory)

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.kit.compiled_kernels import compiled
+from tests.kit.float_bits import numbers
 
 from tensorhub_agent.casting.floats import bits_of
 from tensorhub_agent.casting.values import cast
@@ -40,22 +40,6 @@ extern "C" void run(int which, u32 blocks, const Box* boxes, const Form* forms, 
 @functools.cache
 def library() -> ctypes.CDLL:
     return compiled("casts", RUN, Path(tempfile.mkdtemp(prefix="tensorhub-kernels-")))
-
-
-def numbers(dtype: str, count: int) -> "np.ndarray[Any, Any]":
-    """Return bits of all kinds of numbers: random ones, the edges of exponents and of what is rounded away, and NaN."""
-    size, some = CASTABLE[dtype], random.Random(dtype)
-    edges = [
-        sign << (8 * size - 1) | (exponent << shift) + offset
-        for sign in (0, 1)
-        for shift in ({8: (52, 29), 4: (23, 16, 13), 2: (10, 7), 1: (3, 2)}[size])
-        for exponent in range(0, min(1 << (8 * size - 1 - shift), 1 << 11))
-        for offset in (-1, 0, 1)
-        if 0 <= (exponent << shift) + offset < 1 << (8 * size - 1)
-    ]
-    found = edges + [some.getrandbits(8 * size) for _ in range(count)]
-    some.shuffle(found)
-    return np.asarray(found[:count] if len(found) > count * 4 else found, bits_of(dtype))
 
 
 def converted(cast_: str, form: StridedForm, source: "np.ndarray[Any, Any]", to: "np.ndarray[Any, Any]") -> None:
