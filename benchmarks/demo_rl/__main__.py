@@ -53,7 +53,12 @@ async def measure(options: argparse.Namespace) -> tuple[list[Run], list[str]]:
             for kill_every_s in (None, options.kill_every):
                 with tempfile.TemporaryDirectory(prefix="tensorhub-rl-", ignore_cleanup_errors=True) as folder:
                     one = TrainingRun(
-                        Path(folder), seed, options.steps, kill_every_s=kill_every_s, on_change=progress.changed
+                        Path(folder),
+                        seed,
+                        options.steps,
+                        kill_every_s=kill_every_s,
+                        device=options.device,
+                        on_change=progress.changed,
                     )
                     try:
                         run = await one.run()
@@ -87,7 +92,7 @@ def main() -> None:
     else:
         logging.getLogger("tensorhub").setLevel(logging.ERROR)  # That processes were killed is no news.
         runs, faults = asyncio.run(measure(options))
-        is_exact = os.environ.get("TENSORHUB_RUNNER_EXACT", "on") == "on"
+        is_exact = options.device == "cpu" and os.environ.get("TENSORHUB_RUNNER_EXACT", "on") == "on"
         demo = Demo(options.steps, options.kill_every, "exact" if is_exact else "fast", os.cpu_count() or 1, runs)
     code = conclude(demo.runs, faults)
     if options.json is not None:
@@ -109,6 +114,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--kill-every", type=float, default=KILL_EVERY_S, metavar="S", help="a runner, on average")
+    parser.add_argument("--device", default="cpu", help="what trainer and runners compute on, as in --device cuda")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     parser.add_argument("--docs", action="store_true", help="write figures, picture and table into docs/")
     parser.add_argument(

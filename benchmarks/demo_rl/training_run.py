@@ -54,9 +54,19 @@ class TrainingRun:
     """One run, and how far it is."""
 
     def __init__(
-        self, folder: Path, seed: int, steps: int, *, kill_every_s: float | None, on_change: OnChange | None = None
+        self,
+        folder: Path,
+        seed: int,
+        steps: int,
+        *,
+        kill_every_s: float | None,
+        device: str = "cpu",
+        on_change: OnChange | None = None,
     ) -> None:
-        """Prepare. `kill_every_s`: so often a runner is killed, on average; None: nothing is killed."""
+        """Prepare. `kill_every_s`: so often a runner is killed, on average; None: nothing is killed.
+
+        Trainer and runners compute on `device`; on a GPU runners are in fast mode.
+        """
         self.seed, self.steps, self.is_disturbed = seed, steps, kill_every_s is not None
         self.kills = Counter[str]()
         self.faults: list[str] = []
@@ -64,6 +74,7 @@ class TrainingRun:
         self.status: RolloutStatus | None = None
         """As the manager saw it a moment ago; None: no manager answers."""
         self._folder, self._kill_every_s, self._on_change = folder, kill_every_s, on_change
+        self._device = device
         self._tally = Tally(seed, GROUP_SIZE, is_disturbed=self.is_disturbed)
         self._chance = random.Random(seed)
         self._stepped = asyncio.Event()
@@ -77,7 +88,10 @@ class TrainingRun:
         CONFIG.save_pretrained(self._folder / "model")
         own = {name: text for name, text in os.environ.items() if not name.startswith("TENSORHUB_")}
         shared = {name: os.environ[name] for name in SHARED_SETTINGS if name in os.environ}
-        environment = {**own, **shared, **QUIET_MODEL, "PYTHONPATH": str(ROOT)}
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**own, **shared, **QUIET_MODEL, "PYTHONPATH": paths, "TENSORHUB_RUNNER_DEVICE": self._device}
+        if self._device != "cpu":
+            environment["TENSORHUB_RUNNER_EXACT"] = "off"
         rollouts = LocalRollouts(RUNNERS, ENGINE, self._folder / "model", JOB)
         hub = LocalHub(self._folder / "hub", rollouts=rollouts, environment=environment)
         async with hub:
@@ -116,7 +130,7 @@ class TrainingRun:
                 self._trainer = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", tether.__file__, str(os.getpid())),
                     *(sys.executable, "-P", "-m", "tensorhub.demo.rl.trainer", str(self._folder / "checkpoint")),
-                    *(f"--steps={self.steps}", f"--seed={self.seed}"),
+                    *(f"--steps={self.steps}", f"--seed={self.seed}", f"--device={self._device}"),
                     env=environment,
                     stdin=DEVNULL,
                     stdout=PIPE,

@@ -44,30 +44,37 @@ static char stacks[THREADS_MAX][32768];
 static bool ended[THREADS_MAX];
 static unsigned long long handed[2][THREADS_MAX];
 static unsigned exchanges[THREADS_MAX];
-struct Barrier { unsigned arrived, generation; };
-static Barrier warps[WARPS_MAX], group;
+struct Meeting { unsigned arrived, generation; };
+static Meeting warps[WARPS_MAX], group;
 static void (*body)();
 
 static void pause_thread() {
     unsigned mine = threadIdx.x;
     swapcontext(&threads[mine], &caller);
 }
-static void arrive(Barrier& barrier, unsigned all) {
-    unsigned generation = barrier.generation;
-    if (++barrier.arrived == all) barrier.arrived = 0, barrier.generation++;
-    while (barrier.generation == generation) pause_thread();
+static void meet(Meeting& meeting, unsigned all) {
+    unsigned generation = meeting.generation;
+    if (++meeting.arrived == all) meeting.arrived = 0, meeting.generation++;
+    while (meeting.generation == generation) pause_thread();
 }
 static unsigned long long exchanged(unsigned long long value, int apart) {
     unsigned mine = threadIdx.x, side = exchanges[mine]++ % 2;
     handed[side][mine] = value;
-    arrive(warps[mine / 32], 32);
+    meet(warps[mine / 32], 32);
     return handed[side][mine ^ apart];
 }
 #define EXCHANGE(value, apart) exchanged(value, apart)
-#define SYNC_WARP() arrive(warps[threadIdx.x / 32], 32)
-#define SYNC_GROUP() arrive(group, blockDim.x)
-#define FENCE()
-#define PAUSE() pause_thread()
+#define SYNC_WARP() meet(warps[threadIdx.x / 32], 32)
+#define SYNC_GROUP() meet(group, blockDim.x)
+
+struct Barrier { unsigned arrived, phase; };
+static void prepare(Barrier* barrier) { barrier->arrived = barrier->phase = 0; }
+static void arrive(Barrier* barrier) {
+    if (++barrier->arrived == 32) barrier->arrived = 0, barrier->phase++;
+}
+static void wait(Barrier* barrier, unsigned phase) {
+    while ((barrier->phase & 1) == (phase & 1)) pause_thread();
+}
 
 static void one_thread() {
     body();

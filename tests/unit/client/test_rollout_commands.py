@@ -98,7 +98,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_runner_becomes_its_process_with_its_settings(
     run: Run, became: list[tuple[tuple[str, ...], dict[str, str]]], model: Path
 ) -> None:
-    options = ["--hub-model", "critic", "--replica", "runner-7", "--spot", "--slots", "8", "--fast"]
+    options = ["--hub-model", "critic", "--replica", "runner-7", "--spot", "--slots", "8", "--fast", "--device", "cuda:1"]
     ended = run("runner", "--engine", "my.engine:load", "--model", model, *options, "--job", "run-7", "--mapped")
     assert ended.code == 0, ended.err
     ((arguments, environment),) = became
@@ -107,7 +107,7 @@ def test_a_runner_becomes_its_process_with_its_settings(
     assert (settings.job, settings.runner_id, settings.runner_engine) == ("run-7", "runner-7", "my.engine:load")
     assert (settings.runner_model, settings.runner_hub_model) == (model, "critic")
     assert (settings.runner_spot, settings.runner_install, settings.runner_slots) == (True, "mapped", 8)
-    assert not settings.runner_exact
+    assert (settings.runner_exact, settings.runner_device) == (False, "cuda:1")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,8 @@ def test_a_runner_becomes_its_process_with_its_settings(
         (["--model", "/nowhere"], 2, "there is no config.json in /nowhere"),
         (["--engine", "my.engine:load", "--slots", "0"], 2, "--slots"),
         (["--engine", "my.engine:load", "--replica", "a.b"], 2, "runner name 'a.b'"),
+        (["--engine", "my.engine:load", "--device", "gpu"], 2, "must be cpu, cuda"),
+        (["--engine", "my.engine:load", "--device", "cuda"], 2, "add --fast"),
     ],
 )
 def test_a_runner_that_can_not_be_is_told(

@@ -216,6 +216,13 @@ def engine(text: str) -> str:
     return text
 
 
+def device(text: str) -> str:
+    """Parse what an engine computes on."""
+    if re.fullmatch(r"cpu|cuda(:[0-9]{1,2})?", text) is None:
+        raise ValueError("must be cpu, cuda, or a GPU by its number as cuda:1")
+    return text
+
+
 def runner_install(text: str) -> RunnerInstall:
     """Take the name of a way in which a runner's engine gets weights."""
     match text:

@@ -458,6 +458,13 @@ class Settings:
         example="64",
         meaning="How many requests a runner's engine runs at once.",
     )
+    runner_device: str = _variable(
+        values.device,
+        "cpu",
+        unit="cpu, cuda, cuda:N",
+        example="cuda",
+        meaning="What the torch engine computes on. On a GPU it is in fast mode alone.",
+    )
     runner_exact: bool = _variable(
         values.switch,
         "on",

@@ -48,5 +48,14 @@ def _torch_engine(settings: Settings) -> LoadedEngine:
         model = build(settings.runner_model)
     except ValueError as why:
         raise InvalidSetting(f"TENSORHUB_RUNNER_MODEL can't be used: {why}") from None
+    if settings.runner_exact and settings.runner_device != "cpu":
+        raise InvalidSetting(
+            f"TENSORHUB_RUNNER_DEVICE is {settings.runner_device}, and the torch engine is exact on CPUs alone: set "
+            "TENSORHUB_RUNNER_EXACT=off"
+        )
+    try:
+        model.to(settings.runner_device)
+    except (AssertionError, RuntimeError) as why:  # Torch raises either, as it was built or as the machine is.
+        raise InvalidSetting(f"TENSORHUB_RUNNER_DEVICE={settings.runner_device} can't be used: {why}") from None
     limits = EngineLimits(slots=settings.runner_slots)
     return LoadedEngine(TorchEngine(model, is_exact=settings.runner_exact, limits=limits), model)

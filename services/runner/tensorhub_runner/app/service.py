@@ -9,14 +9,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from opentelemetry.metrics import Meter
 
 import tensorhub
+from tensorhub.arguments import Install
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
+from tensorhub_common.config.parsers import RunnerInstall
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.introspection.ping import answer_pings
@@ -73,6 +75,9 @@ NOTICE: Final = signal.SIGUSR1
 """The machine goes away soon: the runner takes no new request, and the leader moves what it has."""
 
 _SILENCE: Final = b""
+if TYPE_CHECKING:
+    import torch
+
 _log: Final = logger(__name__)
 
 ReadAnswer = Callable[[bytes], RunnerInput]
@@ -114,7 +119,7 @@ class RunnerService:
             loaded.module,
             replica=settings.runner_replica or self.id,
             spot=settings.runner_spot,
-            install=settings.runner_install,
+            install=_install(loaded.module, settings.runner_install),
         )
         follower = WeightFollower(
             shard,
@@ -261,3 +266,9 @@ def _report_answered(data: bytes) -> RunnerInput:
 
 def _heartbeat_answered(data: bytes) -> RunnerInput:
     return HeartbeatAnswered(_heartbeat_results.decode(data))
+
+
+def _install(module: "torch.nn.Module", wanted: RunnerInstall) -> Install:
+    """Return how an engine gets weights. Those on a GPU stay at their addresses: the hub's copy is what is staged."""
+    is_on_gpu = any(each.is_cuda for each in module.parameters())
+    return "in-place" if is_on_gpu and wanted == "staged" else wanted

@@ -15,6 +15,7 @@ from tensorhub.cli.runner import job_of, need, settings_of
 from tensorhub.local.directory import HubDirectory
 from tensorhub.local.keyring import Keyring
 from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.config import parsers
 from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import NotInThisVersion
 
@@ -41,6 +42,9 @@ def runner(
     slots: Annotated[
         int, typer.Option(help="How many requests run at once.", parser=options.whole(1, 4096), metavar="N")
     ] = 16,
+    device: Annotated[
+        str, typer.Option(help="What the torch engine computes on: cpu, cuda, or cuda:N.", metavar="D")
+    ] = "cpu",
     exact: Annotated[
         bool, typer.Option("--exact/--fast", help="The same tokens in any batch, or all requests at once.")
     ] = True,
@@ -58,6 +62,12 @@ def runner(
         if not (model / "config.json").is_file():
             raise typer.BadParameter(f"there is no config.json in {model}", param_hint="--model")
         need("the torch engine", "torch", "transformers", extra="engine-torch")
+    try:
+        device = parsers.device(device)
+    except ValueError as why:
+        raise typer.BadParameter(f"{device!r} {why}", param_hint="--device") from None
+    if exact and device != "cpu":
+        raise typer.BadParameter("the torch engine is exact on CPUs alone: add --fast", param_hint="--device")
     settings = settings_of(directory)
     name = replica or settings.runner_id
     address = find_nats(nats, settings)
@@ -73,6 +83,7 @@ def runner(
         "TENSORHUB_RUNNER_SPOT": "on" if spot else "off",
         "TENSORHUB_RUNNER_INSTALL": "mapped" if mapped else "staged",
         "TENSORHUB_RUNNER_SLOTS": str(slots),
+        "TENSORHUB_RUNNER_DEVICE": device,
         "TENSORHUB_RUNNER_EXACT": "on" if exact else "off",
     }
     if agent is not None:

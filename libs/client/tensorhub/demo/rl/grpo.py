@@ -22,14 +22,17 @@ def grpo_loss(model: nn.Module, responses: Iterable[Response]) -> torch.Tensor:
     for each in responses:
         if each.finish_reason in {"stop", "length"}:
             groups[each.group].append(each)
-    loss, count = torch.zeros(()), 0
+    device = next(model.parameters()).device
+    loss, count = torch.zeros((), device=device), 0
     for group in groups.values():
-        rewards = torch.tensor([reward(int(each.prompt_ids[0]), each.token_ids.tolist()) for each in group])
+        rewards = torch.tensor(
+            [reward(int(each.prompt_ids[0]), each.token_ids.tolist()) for each in group], device=device
+        )
         advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + DEVIATION_MIN)
-        prompt = torch.tensor(group[0].prompt_ids.tolist()).expand(len(group), -1)
-        tokens = pad_sequence([torch.tensor(each.token_ids.tolist()) for each in group], batch_first=True)
-        drawn = pad_sequence([torch.tensor(each.logprobs.tolist()) for each in group], batch_first=True)
-        is_token = pad_sequence([torch.ones(len(each.token_ids)) for each in group], batch_first=True)
+        prompt = torch.tensor(group[0].prompt_ids.tolist(), device=device).expand(len(group), -1)
+        tokens = _padded([torch.tensor(each.token_ids.tolist()) for each in group], device)
+        drawn = _padded([torch.tensor(each.logprobs.tolist()) for each in group], device)
+        is_token = _padded([torch.ones(len(each.token_ids)) for each in group], device)
         logits = model(input_ids=torch.cat([prompt, tokens], 1)).logits[:, prompt.shape[1] - 1 : -1]
         logprobs = logits.log_softmax(-1).gather(2, tokens[:, :, None])[:, :, 0]
         # Against the weights that drew each token, which are older ones, and not the same for a whole response.
@@ -38,3 +41,7 @@ def grpo_loss(model: nn.Module, responses: Iterable[Response]) -> torch.Tensor:
         loss = loss - (gain * is_token).sum()
         count += sum(len(each.token_ids) for each in group)
     return loss / max(1, count)
+
+
+def _padded(rows: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return pad_sequence(rows, batch_first=True).to(device)

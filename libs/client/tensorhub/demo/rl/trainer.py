@@ -49,13 +49,13 @@ class Progress:
 class Trainer:
     """Model, optimizer and progress, as the checkpoint has them."""
 
-    def __init__(self, checkpoint: Path, seed: int, steps: int, *, went_back: bool) -> None:
+    def __init__(self, checkpoint: Path, seed: int, steps: int, device: str, *, went_back: bool) -> None:
         self.checkpoint, self.seed, self.steps = checkpoint, seed, steps
-        self.model = build(seed)
+        self.model = build(seed).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
         self.progress = Progress(epoch=int(time.time()))
         if checkpoint.exists():
-            saved = torch.load(checkpoint)
+            saved = torch.load(checkpoint, map_location=device)
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
             epoch = self.progress.epoch if went_back else saved["progress"]["epoch"]
@@ -143,9 +143,10 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="what it computes on, as cuda")
     parser.add_argument("--went-back", action="store_true", help="this checkpoint is older than the last one")
     options = parser.parse_args()
-    trainer = Trainer(options.checkpoint, options.seed, options.steps, went_back=options.went_back)
+    trainer = Trainer(options.checkpoint, options.seed, options.steps, options.device, went_back=options.went_back)
     with tensorhub.connect() as hub:
         trainer.train(hub)
 

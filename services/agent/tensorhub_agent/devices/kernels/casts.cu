@@ -1,7 +1,7 @@
 // Boxes of numbers that become numbers of another format, with the bits that the host's casts have (`casting`).
 //
-// A unit is eight elements where a box is aligned to as many at both ends, and one where it is not. float32 and float64
-// are computed; what is narrower, and float32 on its way to fp8, is looked up in the host's own tables.
+// A unit is eight elements where a box is aligned to as many at both ends, and one where it is not. What comes from
+// float64, float32 and bfloat16 is computed; what comes from the rest is looked up in the host's own tables.
 //
 // The same source compiles as C++ for a CPU, which is how it is tested without a GPU.
 
@@ -63,14 +63,31 @@ struct F32ToF32 {
     static __device__ __forceinline__ u32 of(u32 bits, const void*) { return bits; }
 };
 
-// By its upper 16 bits, the last of which is set where any of the lower ones is (`odd_to_fp8`).
+// The formats of eight bits, as `Fp8Format` has them: what is too large becomes `OVERFLOW`.
+template <int MANTISSA, int BIAS, u32 OVERFLOW_CODE, u32 NAN_CODE, bool SIGNED_ZERO>
 struct F32ToF8 {
     typedef u32 From;
     typedef u8 To;
-    static __device__ __forceinline__ u8 of(u32 bits, const void* table) {
-        return ((const u8*)table)[bits >> 16 | ((bits & 0xffff) != 0)];
+    static __device__ __forceinline__ u8 of(u32 bits, const void*) {
+        const u32 cut = 23 - MANTISSA, normal = 128 - BIAS;
+        u32 magnitude = bits & 0x7fffffffu, exponent = magnitude >> 23, code;
+        if (is_nan(bits)) code = NAN_CODE;
+        else if (exponent >= normal) {
+            code = (magnitude - ((normal - 1) << 23) + (1u << (cut - 1)) - 1 + (magnitude >> cut & 1)) >> cut;
+            code = code < OVERFLOW_CODE ? code : OVERFLOW_CODE;
+        } else {
+            u32 shift = cut + normal - exponent, mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+            // With one more bit to go a half is never reached.
+            code = shift > 24 ? 0 : (mantissa + (1u << (shift - 1)) - 1 + (mantissa >> shift & 1)) >> shift;
+        }
+        u32 sign = bits >> 24 & 0x80;
+        return (u8)(SIGNED_ZERO || code ? code | sign : 0);
     }
 };
+typedef F32ToF8<3, 7, 0x7e, 0x7f, true> F32ToF8E4M3fn;
+typedef F32ToF8<2, 15, 0x7c, 0x7f, true> F32ToF8E5M2;
+typedef F32ToF8<3, 8, 0x80, 0x80, false> F32ToF8E4M3fnuz;
+typedef F32ToF8<2, 16, 0x80, 0x80, false> F32ToF8E5M2fnuz;
 
 // Rounded twice on its way to what is narrower than float32, as on the host.
 template <typename Narrow>
@@ -88,10 +105,11 @@ struct F64By {
     }
 };
 
-struct Bf16ToF32 {
+template <typename Narrow>
+struct Bf16By {
     typedef u16 From;
-    typedef u32 To;
-    static __device__ __forceinline__ u32 of(u16 bits, const void*) { return (u32)bits << 16; }
+    typedef typename Narrow::To To;
+    static __device__ __forceinline__ To of(u16 bits, const void* table) { return Narrow::of((u32)bits << 16, table); }
 };
 
 template <typename Narrow, typename Wide>
@@ -139,15 +157,27 @@ __device__ __forceinline__ void cast_boxes(const Box* boxes, const Form* forms, 
         cast_boxes<__VA_ARGS__>(boxes, forms, count, table);                                            \
     }
 
+#define KERNELS_TO_FLOAT8(from, By)                                  \
+    KERNEL(from##_to_float8_e4m3fn, By(F32ToF8E4M3fn))               \
+    KERNEL(from##_to_float8_e5m2, By(F32ToF8E5M2))                   \
+    KERNEL(from##_to_float8_e4m3fnuz, By(F32ToF8E4M3fnuz))           \
+    KERNEL(from##_to_float8_e5m2fnuz, By(F32ToF8E5M2fnuz))
+#define BY_ITSELF(Narrow) Narrow
+#define BY_F64(Narrow) F64By<Narrow>
+#define BY_BF16(Narrow) Bf16By<Narrow>
+
 KERNEL(float32_to_bfloat16, F32ToBf16)
 KERNEL(float32_to_float16, F32ToF16)
 KERNEL(float32_to_float64, F32ToF64)
-KERNEL(float32_to_float8, F32ToF8)
+KERNELS_TO_FLOAT8(float32, BY_ITSELF)
 KERNEL(float64_to_bfloat16, F64By<F32ToBf16>)
 KERNEL(float64_to_float16, F64By<F32ToF16>)
 KERNEL(float64_to_float32, F64By<F32ToF32>)
-KERNEL(float64_to_float8, F64By<F32ToF8>)
-KERNEL(bfloat16_to_float32, Bf16ToF32)
+KERNELS_TO_FLOAT8(float64, BY_F64)
+KERNEL(bfloat16_to_float16, Bf16By<F32ToF16>)
+KERNEL(bfloat16_to_float32, Bf16By<F32ToF32>)
+KERNEL(bfloat16_to_float64, Bf16By<F32ToF64>)
+KERNELS_TO_FLOAT8(bfloat16, BY_BF16)
 KERNEL(lookup_2_to_1, Lookup<u16, u8>)
 KERNEL(lookup_2_to_2, Lookup<u16, u16>)
 KERNEL(lookup_2_to_4, Lookup<u16, u32>)

@@ -1,48 +1,31 @@
 """Which kernel of `casts.cu` makes a cast, and the table that it looks codes up in."""
 
-import re
 import threading
 from typing import Final
 
-import numpy as np
-
+from tensorhub_agent.casting.floats import Bits
 from tensorhub_agent.casting.kernels import table_of
-from tensorhub_agent.casting.tables import odd_to_fp8
 from tensorhub_agent.devices.pinned_buffer import PinnedBuffer
 from tensorhub_common.devices.cuda import CudaDevice, CudaStream
 from tensorhub_common.devices.device import DeviceMemory
 from tensorhub_common.layout.casts import CASTABLE, dtypes_of
 
-_COMPUTED: Final = {
-    ("float32", "bfloat16"),
-    ("float32", "float16"),
-    ("float32", "float64"),
-    ("float64", "bfloat16"),
-    ("float64", "float16"),
-    ("float64", "float32"),
-    ("bfloat16", "float32"),
-}
-
-LOOKED_UP_BYTES_MAX: Final = 2
-"""Codes of so many bytes are looked up in a table that has all of them."""
+COMPUTED_FROM: Final = ("float64", "float32", "bfloat16")
+"""What comes from the other dtypes is looked up."""
 
 
 def kernel_name(cast: str) -> str:
     """Return the kernel's name for a value cast, as "float32_to_bfloat16" for "float32>bfloat16"."""
     from_dtype, to_dtype = dtypes_of(cast)
-    if (from_dtype, to_dtype) in _COMPUTED:
+    if from_dtype in COMPUTED_FROM:
         return f"{from_dtype}_to_{to_dtype}"
-    if CASTABLE[from_dtype] <= LOOKED_UP_BYTES_MAX:
-        return f"lookup_{CASTABLE[from_dtype]}_to_{CASTABLE[to_dtype]}"
-    return f"{from_dtype}_to_{re.sub('_.*', '', to_dtype)}"
+    return f"lookup_{CASTABLE[from_dtype]}_to_{CASTABLE[to_dtype]}"
 
 
-def table(cast: str) -> "np.ndarray[tuple[int], np.dtype[np.unsignedinteger]] | None":
+def table(cast: str) -> Bits | None:
     """Return the table of a cast; None where it is computed."""
     from_dtype, to_dtype = dtypes_of(cast)
-    if (from_dtype, to_dtype) in _COMPUTED:
-        return None
-    return table_of(from_dtype, to_dtype) if CASTABLE[from_dtype] <= LOOKED_UP_BYTES_MAX else odd_to_fp8(to_dtype)
+    return None if from_dtype in COMPUTED_FROM else table_of(from_dtype, to_dtype)
 
 
 class CastTables:

@@ -63,9 +63,26 @@ typedef ulonglong2 u64x2;
 #define EXCHANGE(value, apart) __shfl_xor_sync(0xffffffffu, value, apart)
 #define SYNC_WARP() __syncwarp()
 #define SYNC_GROUP() __syncthreads()
-// What this thread stored before is seen by the group before what it stores after.
-#define FENCE() __threadfence_block()
-#define PAUSE() __nanosleep(20)
+
+// A barrier in shared memory. A phase of it is over once each thread of a warp has arrived; who waits for that sees what
+// those had stored before.
+typedef u64 Barrier;
+__device__ __forceinline__ u32 place_in_shared(Barrier* barrier) { return (u32)__cvta_generic_to_shared(barrier); }
+__device__ __forceinline__ void prepare(Barrier* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(place_in_shared(barrier)) : "memory");
+}
+__device__ __forceinline__ void arrive(Barrier* barrier) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(place_in_shared(barrier))
+                 : "memory");
+}
+// Wait for the end of a phase, which is the one under way or the one before.
+__device__ __forceinline__ void wait(Barrier* barrier, u32 phase) {
+    asm volatile(
+        "{ .reg .pred over; again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1; @!over bra again; }" ::"r"(
+            place_in_shared(barrier)),
+        "r"(phase & 1)
+        : "memory");
+}
 #endif
 
 struct __align__(16) Words {
@@ -103,9 +120,9 @@ __device__ __forceinline__ u64 product(u64 value, u64 key) {
 #define WARP 32
 // A warp takes so many blocks at a turn: each of its loads is 512 bytes one after another, which are half a block.
 #define BLOCKS_PER_TURN 8
-#define SUM_WARPS 8
+#define SUM_WARPS 12
 // The sums of so many turns have room in shared memory, until they are scrambled.
-#define SLOTS 32
+#define SLOTS 48
 // The loads of this many blocks, two a thread, are under way at a time.
 #define BLOCKS_PER_STEP 4
 
@@ -246,10 +263,9 @@ __device__ __forceinline__ void store_big_endian(u8* at, u64 word) {
 // Sums of turns on their way from the warps that compute them to the one that scrambles.
 struct Ring {
     u64 sums[SLOTS][BLOCKS_PER_TURN * LANES];
-    // The number behind that of the turn whose sums a slot has.
-    volatile u32 filled[SLOTS];
-    // How many turns are scrambled.
-    volatile u32 taken;
+    // Phase n of a slot's barriers is over once its sums are there, or taken, for the turn that has it n-th.
+    Barrier filled[SLOTS];
+    Barrier taken[SLOTS];
     u64 ends[LANES];
 };
 
@@ -260,11 +276,10 @@ __device__ __forceinline__ void sum_turns(const u8* from, u8* to, u64 blocks, Ri
     for (u32 turn = warp; turn < turns; turn += SUM_WARPS) {
         u64 first = (u64)turn * BLOCKS_PER_TURN, at = first * BLOCK_BYTES;
         u32 count = blocks - first < BLOCKS_PER_TURN ? (u32)(blocks - first) : BLOCKS_PER_TURN;
-        while (turn >= ring.taken + SLOTS) PAUSE();
-        sum_warp<COPIES, ALIGNED>(from + at, to + at, ring.sums[turn % SLOTS], count, lane);
-        FENCE();
-        SYNC_WARP();
-        if (lane == 0) ring.filled[turn % SLOTS] = turn + 1;
+        u32 slot = turn % SLOTS, phase = turn / SLOTS;
+        if (phase) wait(&ring.taken[slot], phase - 1);
+        sum_warp<COPIES, ALIGNED>(from + at, to + at, ring.sums[slot], count, lane);
+        arrive(&ring.filled[slot]);
     }
 }
 
@@ -293,7 +308,6 @@ __device__ __forceinline__ void scramble_turns(const u8* from, u8* to, u64 nbyte
     u32 lane = thread % LANES, behind = (u32)(nbytes - begin), stripes = (behind - 1) / STRIPE_BYTES;
     if (COPIES) {
         copy_tail<ALIGNED>(from + begin, to + begin, behind, thread);
-        FENCE();
         SYNC_WARP();
     }
     // The stripes behind the last block, which the four eights of threads share.
@@ -307,13 +321,11 @@ __device__ __forceinline__ void scramble_turns(const u8* from, u8* to, u64 nbyte
     u32 turns = (u32)((blocks + BLOCKS_PER_TURN - 1) / BLOCKS_PER_TURN);
     for (u32 turn = 0; turn < turns; turn++) {
         u32 slot = turn % SLOTS;
-        while (ring.filled[slot] != turn + 1) PAUSE();
-        FENCE();
+        wait(&ring.filled[slot], turn / SLOTS);
         u64 sums[BLOCKS_PER_TURN];
 #pragma unroll
         for (int block = 0; block < BLOCKS_PER_TURN; block++) sums[block] = ring.sums[slot][block * LANES + lane];
-        SYNC_WARP();
-        if (thread == 0) ring.taken = turn + 1;
+        arrive(&ring.taken[slot]);
         u64 first = (u64)turn * BLOCKS_PER_TURN;
         acc += sums[0];
         if (blocks - first >= BLOCKS_PER_TURN) {
@@ -348,8 +360,10 @@ __device__ __forceinline__ void digest_group(const Piece* pieces, u8* digests) {
     Piece piece = pieces[blockIdx.x];
     u8 *to = (u8*)piece.to, *digest = digests + (u64)blockIdx.x * 16;
     const u8* from = (const u8*)(COPIES ? piece.from : piece.to);
-    if (threadIdx.x < SLOTS) ring.filled[threadIdx.x] = 0;
-    if (threadIdx.x == SLOTS) ring.taken = 0;
+    if (threadIdx.x < SLOTS) {
+        prepare(&ring.filled[threadIdx.x]);
+        prepare(&ring.taken[threadIdx.x]);
+    }
     SYNC_GROUP();
     if ((((u64)from | (u64)to) & 15) == 0) digest_piece<COPIES, true>(from, to, piece.nbytes, ring, digest);
     else digest_piece<COPIES, false>(from, to, piece.nbytes, ring, digest);

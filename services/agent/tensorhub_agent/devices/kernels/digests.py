@@ -24,8 +24,8 @@ PIECES_MAX: Final = 2048
 LAUNCHES: Final = 3
 """How many are under way: the GPU goes from one to the next while this thread collects the digests of a third."""
 
-THREADS: Final = 9 * 32
-"""Those of a group, as in the source: eight warps that sum and one that scrambles."""
+THREADS: Final = 13 * 32
+"""Those of a group, as in the source: twelve warps that sum and one that scrambles."""
 
 _PIECE: Final = np.dtype([("to", "<u8"), ("from", "<u8"), ("nbytes", "<u8")])
 _TABLE_BYTES: Final = PIECES_MAX * _PIECE.itemsize
