@@ -38,7 +38,7 @@ def main() -> None:
         ceilings=_told(ceilings.measure(device)),
         kernels=_told(kernels.measure(device, (1, 128, 1024))),
         boxes=_told(kernels.boxes(device)),
-        processes=_told(processes.measure(device)),
+        processes=_told([processes.measure(device, gib << 30) for gib in (2, 8, 16)]),
         crossing=_told(crossing.measure(device)),
         host_copy=_told(host_copy.measure(device)),
         torch=_told(torch_ways.measure()),

@@ -12,10 +12,11 @@ from tensorhub_agent.devices.kernels.digests import PIECES_MAX, Digester
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_common.devices.cuda import CudaDevice
 from tensorhub_common.layout.casts import CASTABLE, dtypes_of
-from tensorhub_common.programs.regions import StridedForm
+from tensorhub_common.programs.regions import Blocks, StridedForm
 
 PIECE: Final = 4 << 20
 SHORT_ROW_BYTES: Final = 8
+COLUMNS: Final = 8192
 CASTS: Final = ("float32>bfloat16", "bfloat16>float32", "float32>float8_e4m3fn", "bfloat16>float8_e4m3fn")
 
 
@@ -96,6 +97,19 @@ def boxes(device: CudaDevice, nbytes: int = 1 << 30) -> list[BoxRow]:
         box = DeviceBox(b.address, a.address, StridedForm((count,), (other,), (one,), one, other, cast))
         took_s, moved = wall_s(functools.partial(engine.copy_boxes, [box])), count * (one + other) / 2
         found.append(BoxRow(cast, moved / took_s, copy_s * moved / nbytes / took_s))
+    rows = nbytes // 2 // COLUMNS
+    amax = np.ones((rows // 128, COLUMNS // 128), np.float32).tobytes()
+    for what, given, blocks in (
+        ("with their blocks' largest magnitudes found first", b"", Blocks((rows, COLUMNS), (0, 0))),
+        ("by largest magnitudes that came", amax, None),
+    ):
+        strides = (COLUMNS, 1), (2 * COLUMNS, 2)
+        form = StridedForm((rows, COLUMNS), *strides, 2, 1, "bfloat16>fp8-block-128:values", blocks)
+        box = DeviceBox(b.address, a.address, form, given)
+        took_s, moved = wall_s(functools.partial(engine.copy_boxes, [box])), rows * COLUMNS * 1.5
+        found.append(
+            BoxRow(f"bfloat16 to fp8 by blocks of 128, {what}", moved / took_s, copy_s * moved / nbytes / took_s)
+        )
     a.close()
     b.close()
     return found

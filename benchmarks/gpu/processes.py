@@ -58,7 +58,7 @@ def _own(path: str, nbytes: int) -> None:
     memory.close()
 
 
-def measure(device: CudaDevice, nbytes: int = 8 << 30) -> ProcessRates:
+def measure(device: CudaDevice, nbytes: int) -> ProcessRates:
     """Measure with an owner of its own."""
     with tempfile.TemporaryDirectory(prefix="tensorhub-gpu-") as folder, socket.socket(socket.AF_UNIX) as listening:
         path = str(Path(folder) / "owner")
@@ -105,6 +105,8 @@ async def _measured(device: CudaDevice, descriptor: int, nbytes: int) -> Process
             assert found == again == found[:16] * len(at)
     finally:
         pool.close()
+        for memory in (theirs, mine, other):
+            memory.close()
     return ProcessRates(
         nbytes,
         nbytes / own_s,

@@ -19,7 +19,7 @@ class Figures(NamedTuple):
     ceilings: Ceilings
     kernels: list[Row]
     boxes: list[BoxRow]
-    processes: ProcessRates
+    processes: list[ProcessRates]
     crossing: CrossingRates
     host_copy: HostCopyRates
     torch: TorchRates
@@ -50,12 +50,9 @@ def of(found: Figures, seconds: float) -> str:
         "|---|---|---|",
         *(f"| {each.what} | {each.bps / 1e9:.0f} | {each.share:.2f} |" for each in found.boxes),
         "",
-        f"| {found.processes.nbytes >> 30} GiB of another process on this GPU | GB/s | of the driver's copy |",
+        "| memory of another process on this GPU | GB/s | of the driver's copy |",
         "|---|---|---|",
-        _row("the driver's copy within this process", found.processes.copy_bps, found.processes.copy_bps),
-        _row("the driver's copy of the other's memory", found.processes.foreign_copy_bps, found.processes.copy_bps),
-        _row("copied and digested by the agent's pool", found.processes.pool_bps, found.processes.copy_bps),
-        _row("digested where it is", found.processes.digest_bps, found.processes.copy_bps),
+        *(line for each in found.processes for line in _of_processes(each)),
         "",
         "| copied and digested by the agent's pool | GB/s | of a pinned copy |",
         "|---|---|---|",
@@ -91,6 +88,16 @@ def of(found: Figures, seconds: float) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _of_processes(found: ProcessRates) -> list[str]:
+    size = f"{found.nbytes >> 30} GiB"
+    return [
+        _row(f"{size}, the driver's copy of this process's own", found.copy_bps, found.copy_bps),
+        _row(f"{size}, the driver's copy of the other's", found.foreign_copy_bps, found.copy_bps),
+        _row(f"{size}, copied and digested by the agent's pool", found.pool_bps, found.copy_bps),
+        _row(f"{size}, digested where it is", found.digest_bps, found.copy_bps),
+    ]
 
 
 def _row(what: str, bps: float, limit_bps: float) -> str:

@@ -31,4 +31,5 @@ def test_all_kinds_of_numbers_get_the_hosts_bits(device: CudaDevice, from_dtype:
         assert engine.takes(box)
         engine.copy_boxes([box])
         found = np.frombuffer(bytes_of(destination), bits_of(to_dtype))
-        assert (found[:length] == expected[:length]).all()
+        wrong = np.flatnonzero(found[:length] != expected[:length])
+        assert not len(wrong), [(hex(given[at]), hex(found[at]), hex(expected[at])) for at in wrong[:8]]

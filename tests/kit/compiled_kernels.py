@@ -64,6 +64,9 @@ static unsigned long long exchanged(unsigned long long value, int apart) {
     return handed[side][mine ^ apart];
 }
 #define EXCHANGE(value, apart) exchanged(value, apart)
+#define MULTIPLIED(a, b) ((a) * (b))
+#define DIVIDED(a, b) ((a) / (b))
+#define RAISE(at, value) (*(at) = *(at) < (value) ? (value) : *(at))
 #define SYNC_WARP() meet(warps[threadIdx.x / 32], 32)
 #define SYNC_GROUP() meet(group, blockDim.x)
 

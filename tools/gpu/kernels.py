@@ -5,10 +5,11 @@ import sys
 import numpy as np
 import xxhash
 
+from tensorhub_agent.casting.conversion import converter_of
 from tensorhub_agent.devices.boxes import DeviceBox
 from tensorhub_agent.devices.cuda_engine import CudaEngine
 from tensorhub_common.devices.cuda import CudaDevice, cuda_device
-from tensorhub_common.programs.regions import StridedForm
+from tensorhub_common.programs.regions import Blocks, StridedForm
 
 LENGTHS = (1, 240, 241, 1023, 1024, 1025, 8191, 8192, 8193, 65_536, 100_001, 1 << 20)
 
@@ -17,7 +18,7 @@ def main() -> None:
     """Run them; exit with 1 where a byte or a digest is not the host's."""
     device = cuda_device(0)
     engine = CudaEngine(device)
-    wrong = [*_pieces(device, engine, 0), *_pieces(device, engine, 3), *_boxes(device, engine)]
+    wrong = [*_pieces(device, engine, 0), *_pieces(device, engine, 3), *_boxes(device, engine), *_casts(device, engine)]
     if wrong:
         sys.exit("not as the host has it: " + ", ".join(wrong))
     print("every digest and byte is the host's")
@@ -58,6 +59,33 @@ def _boxes(device: CudaDevice, engine: CudaEngine) -> list[str]:
         expected = np.frombuffer(data, np.uint8).reshape(rows, apart)[:, :row].tobytes()
         if landing != expected:
             wrong.append(f"boxes of {rows} rows of {row} bytes")
+    return wrong
+
+
+def _casts(device: CudaDevice, engine: CudaEngine) -> list[str]:
+    """A cast that is computed, one that is looked up, and fp8 by blocks."""
+    wrong, shape = [], (200, 300)
+    for cast, size, to_size in (
+        ("float32>bfloat16", 4, 2),
+        ("float16>float8_e5m2", 2, 1),
+        ("bfloat16>fp8-block-128:values", 2, 1),
+        ("bfloat16>fp8-block-128:scales", 2, 4),
+    ):
+        data = np.random.default_rng(size).integers(0, 1 << 8 * size, shape, np.uint32).astype(f"u{size}")
+        to_shape, blocks = (
+            (2, 3) if cast.endswith("scales") else shape,
+            Blocks(shape, (0, 0)) if "block" in cast else None,
+        )
+        expected = np.zeros(to_shape, f"u{to_size}")
+        form = StridedForm(to_shape, expected.strides, data.strides, size, to_size, cast, blocks)
+        converter_of(form)(expected, data)
+        source, destination = device.allocate(data.nbytes), device.allocate(expected.nbytes)
+        _copy(device, source.address, data.ctypes.data, data.nbytes)
+        engine.copy_boxes([DeviceBox(destination.address, source.address, form)])
+        found = np.zeros_like(expected)
+        _copy(device, found.ctypes.data, destination.address, found.nbytes)
+        if (found != expected).any():
+            wrong.append(cast)
     return wrong
 
 

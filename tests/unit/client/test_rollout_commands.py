@@ -98,7 +98,18 @@ def model(tmp_path: Path) -> Path:
 def test_a_runner_becomes_its_process_with_its_settings(
     run: Run, became: list[tuple[tuple[str, ...], dict[str, str]]], model: Path
 ) -> None:
-    options = ["--hub-model", "critic", "--replica", "runner-7", "--spot", "--slots", "8", "--fast", "--device", "cuda:1"]
+    options = [
+        "--hub-model",
+        "critic",
+        "--replica",
+        "runner-7",
+        "--spot",
+        "--slots",
+        "8",
+        "--fast",
+        "--device",
+        "cuda:1",
+    ]
     ended = run("runner", "--engine", "my.engine:load", "--model", model, *options, "--job", "run-7", "--mapped")
     assert ended.code == 0, ended.err
     ((arguments, environment),) = became

@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float32]
 
 _LARGEST: Final = np.float32(FP8_LARGEST)
 _ONE: Final = np.float32(1)
+_NAN: Final = np.float32(np.nan)
 _MANTISSA: Final = 0x7FFFFF
 _MANTISSA_BITS: Final = 23
 
@@ -77,20 +78,28 @@ def fill_values(source: Bits, from_dtype: str, amax: Floats, scheme: Fp8Scheme, 
     to_fp8 = kernel("float32", FP8_DTYPE)
     with np.errstate(all="ignore"):
         factors = _factors(amax, scheme)
+        how = _Factors(factors, ~((factors > 0) & (factors < np.inf) & (amax < np.inf)))
         for tile in _all_tiles(source.shape, scheme):
-            _tile_values(tile, source, from_dtype, factors, scheme, values, to_fp8)
+            _tile_values(tile, source, from_dtype, how, scheme, values, to_fp8)
 
 
 def _tile_values(
-    tile: "_Tile", source: Bits, from_dtype: str, factors: Floats, scheme: Fp8Scheme, values: Bits, to_fp8: Kernel
+    tile: "_Tile",
+    source: Bits,
+    from_dtype: str,
+    how: "_Factors",
+    scheme: Fp8Scheme,
+    values: Bits,
+    to_fp8: Kernel,
 ) -> None:
     scaled = room(SCRATCH.products, tile.shape)
-    factor = factors[tile.blocks][..., np.newaxis]
+    factor = how.factors[tile.blocks][..., np.newaxis]
     operation = np.divide if scheme.order is ScaleOrder.DIVIDE else np.multiply
     operation(_as_floats(tile.of(source), from_dtype), factor, out=scaled)
-    if scheme.saturate and not np.all((factor > 0) & (factor < np.inf)):
-        # The conversion cuts off as well; only what such a factor makes of 0 and of infinity has to be seen to.
-        np.copyto(scaled, _LARGEST, where=np.isnan(scaled))
+    if np.any(how.are_odd[tile.blocks]):
+        # The conversion cuts off as well. Which sign another NaN has depends on the loop that an element falls to: it
+        # gets none.
+        np.copyto(scaled, _LARGEST if scheme.saturate else _NAN, where=np.isnan(scaled))
     to_fp8(scaled.view(np.uint32), tile.of(values))
 
 
@@ -111,6 +120,15 @@ def _factors(amax: Floats, scheme: Fp8Scheme) -> Floats:
         return np.where((amax == 0) | (amax == np.inf), _ONE, _ONE / amax * _LARGEST)
     scales = _scales(amax, scheme)
     return scales if scheme.order is ScaleOrder.DIVIDE else _ONE / scales
+
+
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """What each block's values are multiplied with, or divided by."""
+
+    factors: Floats
+    are_odd: npt.NDArray[np.bool_]
+    """Some of the block's values may be NaN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class DeviceBoxBatch(PoolBatch):
         return np.asarray([max(each.form.nbytes, each.form.origin_nbytes) for each in self._parts], np.int64)
 
     def _cut(self, to: int, origin: int, form: StridedForm, largest: bytes) -> list[_Part]:
-        if not self._goes_in_steps and self._engine.takes(self._box(to, origin, form)):
-            return [_Part(to, origin, form, b"", is_direct=True)]
+        if not self._goes_in_steps and self._engine.takes(self._box(to, origin, form, largest)):
+            return [_Part(to, origin, form, largest, is_direct=True)]
         found, begin = [], 0
         for part in cut_form(normalized(form), STEP_BYTES_MAX):
             end = begin + amax_bytes(part.form) if largest else begin
@@ -92,13 +92,14 @@ class DeviceBoxBatch(PoolBatch):
         for part in self._parts[first:last]:
             if not part.is_direct:
                 self._in_steps(part, destination, source)
-        if direct := [self._box(part.to, part.origin, part.form) for part in self._parts[first:last] if part.is_direct]:
-            self._engine.copy_boxes(direct)
+        direct = [part for part in self._parts[first:last] if part.is_direct]
+        if direct:
+            self._engine.copy_boxes([self._box(part.to, part.origin, part.form, part.amax) for part in direct])
 
-    def _box(self, to: int, origin: int, form: StridedForm) -> DeviceBox:
+    def _box(self, to: int, origin: int, form: StridedForm, amax: bytes) -> DeviceBox:
         assert self._regions is not None
         destination, source = self._regions
-        return DeviceBox(address_of(destination) + to, address_of(source) + origin, form)
+        return DeviceBox(address_of(destination) + to, address_of(source) + origin, form, amax)
 
     def _in_steps(self, part: _Part, destination: MemoryRegion, source: MemoryRegion) -> None:
         """Pack, cross and lay out, as far as each is wanted; convert where the device can, and else on the host."""
@@ -107,7 +108,8 @@ class DeviceBoxBatch(PoolBatch):
             packed = _packed_here(form)
             if not self._engine.takes(DeviceBox(0, source.address + part.origin, packed)):
                 packed = _packed_here(_unconverted(form))
-            view, at = self._fetched(packed, source.address + part.origin), 0
+            amax = part.amax if packed.cast else b""
+            view, at = self._fetched(DeviceBox(0, source.address + part.origin, packed, amax)), 0
             form = _packed_there(_converted(form) if packed.cast else form)
         if not isinstance(destination, DeviceRegion):
             self._on_host(form, part.amax, host(destination), part.to, host(view), at)
@@ -117,21 +119,24 @@ class DeviceBoxBatch(PoolBatch):
             laid_out, before = _packed_there(_converted(form)), _packed_here(form)
         landing = memoryview(bytearray(before.nbytes))
         self._on_host(before, part.amax if before.cast else b"", landing, 0, host(view), at)
-        self._lay_out(laid_out, destination.address + part.to, landing)
+        amax = part.amax if laid_out.cast else b""
+        self._lay_out(DeviceBox(destination.address + part.to, 0, laid_out, amax), landing)
 
-    def _fetched(self, form: StridedForm, origin: int) -> memoryview:
+    def _fetched(self, box: DeviceBox) -> memoryview:
         """Return a box of the GPU's memory, packed, in the host's."""
-        landing = memoryview(bytearray(form.nbytes))
-        with _scratch(self._device, form.nbytes) as room:
-            self._engine.copy_boxes([DeviceBox(room.address, origin, form)])
-            self._engine.copy([address_of(landing)], [room.address], [form.nbytes])
+        nbytes = box.form.nbytes
+        landing = memoryview(bytearray(nbytes))
+        with _scratch(self._device, nbytes) as room:
+            self._engine.copy_boxes([box._replace(to=room.address)])
+            self._engine.copy([address_of(landing)], [room.address], [nbytes])
         return landing
 
-    def _lay_out(self, form: StridedForm, to: int, packed: memoryview) -> None:
+    def _lay_out(self, box: DeviceBox, packed: memoryview) -> None:
         """Bring a packed box of the host's memory to where it belongs in the GPU's."""
-        with _scratch(self._device, form.origin_nbytes) as room:
-            self._engine.copy([room.address], [address_of(packed)], [form.origin_nbytes])
-            self._engine.copy_boxes([DeviceBox(to, room.address, form)])
+        nbytes = box.form.origin_nbytes
+        with _scratch(self._device, nbytes) as room:
+            self._engine.copy([room.address], [address_of(packed)], [nbytes])
+            self._engine.copy_boxes([box._replace(origin=room.address)])
 
 
 def _packed_here(form: StridedForm) -> StridedForm:

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.casting.conversion import Convert, by_amax, check_cast, converter_of
 from tensorhub_agent.compute.batch import TASK_BYTES_MAX, HostBatch, address_of, memmove
-from tensorhub_agent.compute.conversion import Convert, by_amax, check_cast, converter_of
 from tensorhub_agent.compute.device_boxes import DeviceBoxBatch
 from tensorhub_agent.compute.device_copy import device_of
 from tensorhub_agent.compute.pool import CopyPool

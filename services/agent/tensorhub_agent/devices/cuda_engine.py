@@ -13,11 +13,12 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.devices.boxes import DeviceBox, is_derived, is_possible
 from tensorhub_agent.devices.columns import Columns, join_adjacent
-from tensorhub_agent.devices.kernels.boxes import BoxCopier, is_castable
+from tensorhub_agent.devices.kernels.boxes import BoxCopier
 from tensorhub_agent.devices.kernels.casts import CastTables
 from tensorhub_agent.devices.kernels.digests import LONG_BYTES_MIN, Digester
+from tensorhub_agent.devices.kernels.fp8 import Fp8Computer
 from tensorhub_agent.devices.kernels.library import KernelLibrary
 from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.devices.cuda import CudaDevice, CudaEvent, CudaMemory
@@ -45,6 +46,7 @@ class _Own:
         self.stream, self._crossing = device.stream(), device.stream()
         self.digester = Digester(device, library, self.stream)
         self.boxes = BoxCopier(device, library, casts, self.stream)
+        self.fp8 = Fp8Computer(device, library, self.stream)
         self._stagings: list[_Staging] = []
 
     def from_host(self, to: Columns, origin: Columns, nbytes: Columns) -> bytes:
@@ -116,11 +118,14 @@ class CudaEngine:
 
     def copy_boxes(self, boxes: Sequence[DeviceBox]) -> None:
         """See `DeviceEngine.copy_boxes`."""
-        self._own().boxes.copy(boxes)
+        own = self._own()
+        if derived := [box for box in boxes if is_derived(box)]:
+            own.fp8.compute(derived)
+        own.boxes.copy([box for box in boxes if not is_derived(box)])
 
     def takes(self, box: DeviceBox) -> bool:
         """See `DeviceEngine.takes`."""
-        return not box.form.cast or is_castable(box)
+        return is_possible(box)
 
     def _long(self, to: Columns, origin: Columns | None, nbytes: Columns) -> bytes:
         own = self._own()

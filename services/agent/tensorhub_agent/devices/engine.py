@@ -33,7 +33,7 @@ class DeviceEngine(Protocol):
         """Copy strided boxes that it `takes` within the device's memory; return when all are there."""
 
     def takes(self, box: DeviceBox) -> bool:
-        """Whether the device copies a box as it is: it converts nothing, or its numbers are cast one by one."""
+        """Whether the device copies a box as it is. What it does not take is to be converted on the host."""
 
 
 _engines: Final[dict[Device, DeviceEngine]] = {}

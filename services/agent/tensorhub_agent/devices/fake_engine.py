@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from tensorhub_agent.casting.values import cast, view_bits
-from tensorhub_agent.devices.boxes import DeviceBox
+from tensorhub_agent.casting.conversion import by_amax, converter_of
+from tensorhub_agent.devices.boxes import DeviceBox, is_possible
 from tensorhub_agent.devices.columns import Columns
 from tensorhub_common.devices.fake import FakeDevice, FakeStream, Span
-from tensorhub_common.layout.casts import dtypes_of
 
 Elements = np.ndarray[Any, np.dtype[np.void]]
+Numbers = np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]
 
 
 class FakeEngine:
@@ -57,7 +57,7 @@ class FakeEngine:
 
     def takes(self, box: DeviceBox) -> bool:
         """See `DeviceEngine.takes`."""
-        return not box.form.cast or (">" in box.form.cast and box.form.blocks is None)
+        return is_possible(box)
 
     def _stream(self) -> FakeStream:
         if not hasattr(self._own, "stream"):
@@ -78,9 +78,9 @@ def _copy_box(box: DeviceBox) -> None:
     to = memoryview((ctypes.c_ubyte * form.span_bytes).from_address(box.to))
     origin = memoryview((ctypes.c_ubyte * form.origin_span_bytes).from_address(box.origin))
     if form.cast:
-        from_dtype, to_dtype = dtypes_of(form.cast)
-        there = view_bits(origin, from_dtype, form.shape, 0, form.origin_strides)
-        cast(there, from_dtype, view_bits(to, to_dtype, form.shape, 0, form.to_strides), to_dtype)
+        convert = by_amax(form, box.amax) if box.amax else converter_of(form)
+        source: Numbers = np.ndarray(form.origin_shape, f"u{form.itemsize}", origin, 0, form.origin_strides)
+        convert(np.ndarray(form.shape, f"u{form.to_itemsize}", to, 0, form.to_strides), source)
         return
     dtype = np.dtype((np.void, form.itemsize))
     elements: Elements = np.ndarray(form.shape, dtype, origin, 0, form.origin_strides)

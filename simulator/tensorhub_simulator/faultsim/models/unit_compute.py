@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tensorhub_agent.compute.conversion import by_amax, converter_of
+from tensorhub_agent.casting.conversion import by_amax, converter_of
 from tensorhub_agent.primitives.amax import AmaxTable
 from tensorhub_agent.primitives.forms import packed_strides
 from tensorhub_common.programs.numbered_program import NumberedProgram

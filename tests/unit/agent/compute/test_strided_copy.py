@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.unit.agent.boxes import answer, dense, forms, regions, rows, source_of, widen
 
-from tensorhub_agent.compute import conversion, strided_copy
+from tensorhub_agent.casting import conversion
+from tensorhub_agent.casting.conversion import CastUnknown
+from tensorhub_agent.compute import strided_copy
 from tensorhub_agent.compute.batch import memmove
-from tensorhub_agent.compute.conversion import CastUnknown
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, StridedBatch, copy_boxes

@@ -13,8 +13,8 @@ from tests.kit.float_bits import numbers
 
 from tensorhub_agent.casting.floats import bits_of
 from tensorhub_agent.casting.values import cast
-from tensorhub_agent.devices.boxes import DeviceBox
-from tensorhub_agent.devices.kernels.boxes import TABLES_BYTES, BoxTables, is_castable, normal_parts
+from tensorhub_agent.devices.boxes import DeviceBox, is_possible
+from tensorhub_agent.devices.kernels.boxes import TABLES_BYTES, BoxTables, normal_parts
 from tensorhub_agent.devices.kernels.casts import kernel_name, table
 from tensorhub_common.layout.casts import CASTABLE, cast_name
 from tensorhub_common.programs.regions import StridedForm
@@ -47,7 +47,7 @@ def converted(cast_: str, form: StridedForm, source: "np.ndarray[Any, Any]", to:
     room, looked_up = np.zeros(TABLES_BYTES, np.uint8), table(cast_)
     tables = BoxTables(memoryview(room))  # type: ignore[arg-type]  # an array of bytes has such a view
     box = DeviceBox(to.ctypes.data, source.ctypes.data, form)
-    assert is_castable(box)
+    assert is_possible(box)
     for part in normal_parts(box):
         assert tables.add(part)
     address = None if looked_up is None else ctypes.c_void_p(looked_up.ctypes.data)
@@ -93,8 +93,8 @@ def test_boxes_within_matrices_are_cast_and_nothing_else_is_touched(columns: int
 
 def test_what_the_kernels_do_not_take_is_told_before() -> None:
     form = StridedForm((4,), (2,), (4,), 4, 2, "float32>bfloat16")
-    assert is_castable(DeviceBox(2, 4, form))
-    assert not is_castable(DeviceBox(1, 4, form))
-    assert not is_castable(DeviceBox(2, 2, form))
-    assert not is_castable(DeviceBox(2, 4, StridedForm((4,), (2,), (6,), 4, 2, "float32>bfloat16")))
-    assert not is_castable(DeviceBox(4, 4, StridedForm((4,), (1,), (4,), 4, 1, "fp8-block-128:values")))
+    assert is_possible(DeviceBox(2, 4, form))
+    assert not is_possible(DeviceBox(1, 4, form))
+    assert not is_possible(DeviceBox(2, 2, form))
+    assert not is_possible(DeviceBox(2, 4, StridedForm((4,), (2,), (6,), 4, 2, "float32>bfloat16")))
+    assert not is_possible(DeviceBox(4, 4, StridedForm((4,), (1,), (4,), 4, 1, "fp8-block-128:values")))

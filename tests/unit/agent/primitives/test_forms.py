@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.agent.boxes import forms, places, rows
 
-from tensorhub_agent.compute.conversion import CastUnknown, converter
+from tensorhub_agent.casting.conversion import CastUnknown, converter
 from tensorhub_agent.primitives.block_forms import PART_AMAX_BYTES_MAX, amax_bytes, block_parts
 from tensorhub_agent.primitives.forms import (
     InvalidForm,

@@ -14,8 +14,8 @@ from tests.kit.waiting import until
 from tests.unit.agent.boxes import Gate, answer, check_gathering, rows, widen
 from tests.unit.agent.transports.hubs import MIB, Hub, Kind, cut, running_hub
 
-from tensorhub_agent.compute import conversion
-from tensorhub_agent.compute.conversion import CastUnknown
+from tensorhub_agent.casting import conversion
+from tensorhub_agent.casting.conversion import CastUnknown
 from tensorhub_agent.primitives.forms import InvalidForm
 from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
 from tensorhub_agent.transports.base import TransportLost

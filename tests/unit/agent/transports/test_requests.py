@@ -15,7 +15,7 @@ from tests.unit.agent.boxes import dense, forms, source_of
 from tests.unit.agent.transports.hubs import MIB, Hub
 from tests.unit.agent.transports.test_plans import messages_for
 
-from tensorhub_agent.compute.conversion import CastUnknown
+from tensorhub_agent.casting.conversion import CastUnknown
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes

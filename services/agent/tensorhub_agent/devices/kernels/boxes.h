@@ -3,10 +3,7 @@
 // A box is worked on in units, which are some elements of a row. Blocks of threads are given to boxes by how many units
 // they have, so that one large box and many small ones keep the GPU equally busy.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "types.h"
 
 #define DIMS_MAX 16
 #define UNITS_PER_THREAD 4

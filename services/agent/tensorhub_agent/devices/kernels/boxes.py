@@ -126,15 +126,6 @@ def normal_parts(box: DeviceBox) -> Iterator[DeviceBox]:
         yield DeviceBox(box.to + part.to, box.origin + part.origin, normalized(part.form))
 
 
-def is_castable(box: DeviceBox) -> bool:
-    """Whether kernels take a box that converts: a value cast of elements that are aligned at both ends."""
-    form = box.form
-    if ">" not in form.cast or form.blocks is not None:
-        return False
-    ends = ((form.to_itemsize, (box.to, *form.to_strides)), (form.itemsize, (box.origin, *form.origin_strides)))
-    return all(at % itemsize == 0 for itemsize, places in ends for at in places)
-
-
 def _rows(form: StridedForm) -> tuple[int, int]:
     """Return how many dimensions of rows a normal form has, and how long a row is: bytes, or elements to be cast."""
     if form.cast:

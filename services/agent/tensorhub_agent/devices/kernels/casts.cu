@@ -6,19 +6,10 @@
 // The same source compiles as C++ for a CPU, which is how it is tested without a GPU.
 
 #include "boxes.h"
-
-// The test of this source on a CPU brings its own.
-#ifdef __CUDACC_RTC__
-#define FLOAT_OF(bits) __uint_as_float(bits)
-#define DOUBLE_OF(bits) __longlong_as_double((long long)(bits))
-#define FLOAT_BITS(value) __float_as_uint(value)
-#define DOUBLE_BITS(value) ((u64)__double_as_longlong(value))
-#endif
+#include "numbers.h"
 
 #define ELEMENTS_PER_UNIT 8
 #define ALIGNMENT_MAX 16
-
-__device__ __forceinline__ bool is_nan(u32 bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
 
 // A cast has the types of its elements, and `of` for one. Tables are given to all of them.
 struct F32ToBf16 {
@@ -63,28 +54,19 @@ struct F32ToF32 {
     static __device__ __forceinline__ u32 of(u32 bits, const void*) { return bits; }
 };
 
-// The formats of eight bits, as `Fp8Format` has them: what is too large becomes `OVERFLOW`.
 template <int MANTISSA, int BIAS, u32 OVERFLOW_CODE, u32 NAN_CODE, bool SIGNED_ZERO>
 struct F32ToF8 {
     typedef u32 From;
     typedef u8 To;
     static __device__ __forceinline__ u8 of(u32 bits, const void*) {
-        const u32 cut = 23 - MANTISSA, normal = 128 - BIAS;
-        u32 magnitude = bits & 0x7fffffffu, exponent = magnitude >> 23, code;
-        if (is_nan(bits)) code = NAN_CODE;
-        else if (exponent >= normal) {
-            code = (magnitude - ((normal - 1) << 23) + (1u << (cut - 1)) - 1 + (magnitude >> cut & 1)) >> cut;
-            code = code < OVERFLOW_CODE ? code : OVERFLOW_CODE;
-        } else {
-            u32 shift = cut + normal - exponent, mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-            // With one more bit to go a half is never reached.
-            code = shift > 24 ? 0 : (mantissa + (1u << (shift - 1)) - 1 + (mantissa >> shift & 1)) >> shift;
-        }
-        u32 sign = bits >> 24 & 0x80;
-        return (u8)(SIGNED_ZERO || code ? code | sign : 0);
+        return to_float8<MANTISSA, BIAS, OVERFLOW_CODE, NAN_CODE, SIGNED_ZERO>(bits);
     }
 };
-typedef F32ToF8<3, 7, 0x7e, 0x7f, true> F32ToF8E4M3fn;
+struct F32ToF8E4M3fn {
+    typedef u32 From;
+    typedef u8 To;
+    static __device__ __forceinline__ u8 of(u32 bits, const void*) { return to_e4m3fn(bits); }
+};
 typedef F32ToF8<2, 15, 0x7c, 0x7f, true> F32ToF8E5M2;
 typedef F32ToF8<3, 8, 0x80, 0x80, false> F32ToF8E4M3fnuz;
 typedef F32ToF8<2, 16, 0x80, 0x80, false> F32ToF8E5M2fnuz;

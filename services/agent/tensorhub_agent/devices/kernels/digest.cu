@@ -10,9 +10,7 @@
 //
 // The same source compiles as C++ for a CPU, which is how it is tested without a GPU.
 
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "types.h"
 
 #define BLOCK_BYTES 1024
 #define STRIPE_BYTES 64

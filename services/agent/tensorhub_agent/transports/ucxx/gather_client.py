@@ -17,8 +17,8 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from tensorhub_agent.casting.conversion import check_cast
 from tensorhub_agent.compute.batch import PoolBatch
-from tensorhub_agent.compute.conversion import check_cast
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes

@@ -13,7 +13,7 @@ Invariants:
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tensorhub_agent.compute.conversion import check_cast
+from tensorhub_agent.casting.conversion import check_cast
 from tensorhub_agent.compute.pool import CopyPool
 from tensorhub_agent.compute.spans import Spans
 from tensorhub_agent.compute.strided_copy import copy_boxes

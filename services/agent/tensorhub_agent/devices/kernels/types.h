@@ -1,0 +1,8 @@
+// Unsigned integers by their bits.
+
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
